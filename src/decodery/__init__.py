@@ -98,7 +98,15 @@ def load(model: str = "smollm2", **options: Unpack[LoadOptions]) -> LLM:
 def generate(
     prompt: AnyPrompt, model: str = "smollm2", *, n: int = 1, **settings: Unpack[GenerateSettings]
 ) -> Output | list[Output]:
-    """Load `model` and decode one prompt; see `LLM.generate`. To decode more than one, load the model once."""
+    """Load `model` and decode one prompt; see `LLM.generate`.
+
+    To decode more than one, load the model once.
+
+    Args:
+        prompt: A text.
+        model: What `load` takes.
+        settings: See `LLM.generate`.
+    """
     return load(model).generate(prompt, n=n, **settings)
 
 
@@ -110,7 +118,13 @@ def chat(
 
 
 def stream(prompt: AnyPrompt, model: str = "smollm2", **settings: Unpack[GenerateSettings]) -> Iterator[Piece]:
-    """Load `model` and stream one text; see `LLM.stream`."""
+    """Load `model` and stream one text; see `LLM.stream`.
+
+    Args:
+        prompt: A text.
+        model: What `load` takes.
+        settings: See `LLM.stream`.
+    """
     return load(model).stream(prompt, **settings)
 
 

@@ -15,7 +15,7 @@ from decodery.step.sequence import Sequence
 
 @dataclass(frozen=True)
 class LongestMatch(AcceptanceRule):
-    """Draws anew for every root-to-leaf path and keeps the longest match: a known mistake that favours drafts."""
+    """A wrong rule: draws anew for every path and keeps the longest match, which favours drafts."""
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
         best = Accepted([], -1)
@@ -35,7 +35,7 @@ class LongestMatch(AcceptanceRule):
 
 @dataclass(frozen=True)
 class NoResidual(Rejection):
-    """Speculative sampling that forgets the residual: after a rejection it draws from the target's law unchanged."""
+    """A wrong rule: draws from the target's distribution, not the residual, after a rejection."""
 
     @staticmethod
     def _test(

@@ -17,7 +17,7 @@ _PROMPT = re.compile(r"(\d+)((?:[+*-]\d+)+)%(\d+)=")
 
 @dataclass(frozen=True)
 class Chain(Puzzle):
-    """`7+3*2-5%10=` is worked out from left to right, modulo 10: `7+3=0;0*2=0;0-5=5;#5`.
+    """`7+3*2-5%10=` is computed from left to right, modulo 10: `7+3=0;0*2=0;0-5=5;#5`.
 
     operations: how many; modulus: of all numbers. A text is right if every step is: many wrong ones end with the right
     number, after a multiplication by nothing for example.

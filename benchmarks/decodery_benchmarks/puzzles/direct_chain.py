@@ -14,7 +14,7 @@ class DirectChain(Chain):
     """`chain` whose texts to learn from are the answer alone: `7+3*2-5%10=` asks for `#5`.
 
     A text is right by its answer, with steps or without. How hard a prompt is differs much: after a multiplication by
-    nothing little is left to be worked out.
+    nothing little is left to be computed.
     """
 
     @property

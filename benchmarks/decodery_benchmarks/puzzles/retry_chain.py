@@ -1,4 +1,4 @@
-"""Chained arithmetic with slips that are taken back: the more of them, the likelier one was overlooked."""
+"""Chained arithmetic with slips that are taken back: the more of them, the more likely one was overlooked."""
 
 from __future__ import annotations
 

@@ -21,7 +21,10 @@ class PuzzleExamples(Scorer):
     """The share of the examples in its prompt that a finished text passes, as unit tests would tell.
 
     Of puzzles that show none it is whether the text is right. What it remarks is the first example that fails.
-    puzzle: its name and settings, as in prog(longest=4), or the puzzle. decode: ids to text, for who has no tokenizer.
+
+    Attributes:
+        puzzle: Its name and settings, as in prog(longest=4), or the puzzle.
+        decode: Ids to text, for who has no tokenizer.
     """
 
     puzzle: Puzzle | str

@@ -18,12 +18,15 @@ __all__ = ["PuzzleOracle"]
 @register("puzzle-oracle", guarantee="exact: it knows the right answer", texts=("puzzle",))
 @dataclass(frozen=True)
 class PuzzleOracle(Scorer):
-    """1 for a right solution and for a beginning after which an ideal solver could still end rightly, else 0.
+    """Scores 1 for a right solution or a beginning that can still lead to one, else 0.
 
-    It is an upper bound, and what `corrupted` makes worse; a policy that is not ideal may fail where it says 1. graded:
-    what is neither gets the share of its steps after which that still could be, and so is told from worse. blind:
-    whatever has not ended is worth a half, as for a verifier of outcomes, which sees no dead ends. puzzle: its name and
-    settings, as in chain(operations=8), or the puzzle. decode: ids to text, for who has no tokenizer.
+    It is an upper bound, and what `corrupted` makes worse; a policy that is not ideal may fail where it says 1.
+
+    Attributes:
+        puzzle: Its name and settings, as in chain(operations=8), or the puzzle.
+        graded: What is neither gets the share of its steps after which that still could be, and so is told from worse.
+        blind: Whatever has not ended is worth a half, as for a verifier of outcomes, which sees no dead ends.
+        decode: Ids to text, for who has no tokenizer.
     """
 
     puzzle: Puzzle | str

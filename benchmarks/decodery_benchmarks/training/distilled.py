@@ -26,8 +26,9 @@ from .one_stack import BEHIND
 class DistillationRecipe:
     """How a student learns from a teacher.
 
-    share: of KL(teacher || student) along the student's own texts in the loss; the rest is the loss on right texts.
-    temperature, top_k: of what the student draws.
+    Attributes:
+        share: Of KL(teacher || student) along the student's own texts in the loss; the rest is the loss on right texts.
+        temperature, top_k: Of what the student draws.
     """
 
     share: float = 0.9
@@ -73,7 +74,7 @@ def drawn(
 
 @torch.no_grad()
 def said(teacher: LanguageModel, given: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-    """[k, vocab] log-probabilities that a decoder gives the tokens of texts [b, m], in order, those of -1 left out."""
+    """[k, vocab] log-probabilities a decoder gives the tokens of texts [b, m], in order, -1 left out."""
     segments = []
     separator = tokenizer().encode(BEHIND)
     for source, text in zip(given.tolist(), texts.tolist(), strict=True):
@@ -88,7 +89,8 @@ def said(teacher: LanguageModel, given: torch.Tensor, texts: torch.Tensor) -> to
 def distance(student: EncoderDecoder, given: torch.Tensor, texts: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     """Mean KL(teacher || student) in nats over the tokens of texts [b, m], -1 left out, with gradients.
 
-    teacher: [k, vocab], see `said`.
+    Args:
+        teacher: [k, vocab], see `said`.
     """
     begin = torch.full((len(texts), 1), student.config.start_id, dtype=torch.int64, device="cpu")
     behind_begin = torch.cat((begin, texts[:, :-1].clamp(min=0)), dim=1)

@@ -37,10 +37,14 @@ _SPARE = 8
 class GRPORecipe:
     """How a model learns from rewards of its own texts.
 
-    problems: puzzles that are learned from; held: further ones, for validation. group: texts of a puzzle in a step,
-    `batch` puzzles each. calibrate: what a text counts, "none" its reward, else the share of `reference` texts of the
-    untrained model that it beats, as it is ("identity") or transformed for taking the best or worst of n, see the
-    scorer infalign. beta: nats of distance from the untrained model against a whole reward.
+    Attributes:
+        problems: Puzzles that are learned from.
+        held: Further ones, for validation.
+        group: Texts of a puzzle in a step, `batch` puzzles each.
+        calibrate: What a text counts, "none" its reward, else the share of `reference` texts of the untrained model
+            that it beats, as it is ("identity") or transformed for taking the best or worst of n, see the scorer
+            infalign.
+        beta: Nats of distance from the untrained model against a whole reward.
     """
 
     problems: int = 64
@@ -68,11 +72,15 @@ class GRPORecipe:
 
 
 def surrogate(logs: torch.Tensor, base: torch.Tensor, worth: torch.Tensor, beta: float) -> torch.Tensor:
-    """[b] losses of groups of g texts, whose gradient is on average that of beta * KL(policy || base) - E worth.
+    """[b] losses of groups of g texts.
 
-    logs, base: [b, g] log-probabilities of whole texts under the policy that drew them and the untrained model; worth:
-    [b, g]. What the others of its group came to is taken off each text's worth. GRPO divides by their spread, too,
-    which would have another optimum than the tilt of the law by worth / beta that InfAlign speaks of.
+    Their gradient is on average that of beta * KL(policy || base) - E worth. What the others of its group came to is
+    taken off each text's worth. GRPO divides by their spread, too, which would have another optimum than the tilt of
+    the distribution by worth / beta that InfAlign speaks of.
+
+    Args:
+        logs, base: [b, g] log-probabilities of whole texts under the policy that drew them and the untrained model.
+        worth: [b, g].
     """
     gained = worth - beta * (logs.detach() - base)
     others = (gained.sum(dim=1, keepdim=True) - gained) / (gained.shape[1] - 1)
@@ -80,7 +88,10 @@ def surrogate(logs: torch.Tensor, base: torch.Tensor, worth: torch.Tensor, beta:
 
 
 def win_rate(ours: np.ndarray, theirs: np.ndarray, n: int) -> float:
-    """How often the best of n of these rewards beats the best of n of those, each drawn with replacement; ties half."""
+    """How often the best of n of these rewards beats the best of n of those, each drawn with replacement.
+
+    Ties half.
+    """
     values = np.unique(np.concatenate([ours, theirs]))
     below, own = ((each[:, None] < values).mean(axis=0) ** n for each in (theirs, ours))
     up_to, own_up_to = ((each[:, None] <= values).mean(axis=0) ** n for each in (theirs, ours))
@@ -97,7 +108,7 @@ def train_grpo(
     command: str = "",
     progress: Progress = silent,
 ) -> dict[str, float]:
-    """Let a copy of `model` learn from what `scorer` says of its texts, and leave it in the folder `out`, in int8.
+    """Train a copy of `model` on the scores of its own texts, and write it in int8 to `out`.
 
     Returns what held-out puzzles say of the int8 model that is kept: its mean `reward`, how often the best of n of its
     texts beats that of the untrained one (`win_rate`) and one text another (`win_rate_of_one`), how far it is from that

@@ -28,9 +28,9 @@ def solved(
     seed: int = 0,
     progress: Progress = silent,
 ) -> list[list[Sequence]]:
-    """By prompt, `each` finished texts of up to `length` tokens; text i of prompt p has seed + p * each + i.
+    """By prompt, `each` finished texts of up to `length` tokens.
 
-    A prompt may end with the beginning of a solution.
+    Text i of prompt p has seed + p * each + i. A prompt may end with the beginning of a solution.
     """
     engine = Engine(model, detokenizer=tokenizer().stream, limits=Limits(texts=_TOGETHER))
     request = partial(Request, sampler=Sampler.from_settings(temperature=temperature), eos_ids=(END_ID,))

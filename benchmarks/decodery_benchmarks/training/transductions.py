@@ -18,10 +18,13 @@ _SHIFT = 13
 
 @dataclass(frozen=True)
 class Transduction(ABC):
-    """A kind of source. Texts are of the puzzles' alphabet, one token a character.
+    """A kind of source.
 
-    cut: whether the beginning of a source is a source, too, so that models can learn to write while one arrives.
-    longest: of what is written, in tokens without the end.
+    Texts are of the puzzles' alphabet, one token a character.
+
+    Attributes:
+        cut: Whether the beginning of a source is a source, too, so that models can learn to write while one arrives.
+        longest: Of what is written, in tokens without the end.
     """
 
     cut: ClassVar[bool] = False
@@ -38,10 +41,14 @@ class Transduction(ABC):
 
 @dataclass(frozen=True)
 class Reorder(Transduction):
-    """Letters are written thirteen places on in the alphabet; a digit k turns the k letters right before it around.
+    """Letters are written thirteen places on in the alphabet.
 
-    What the last letters become hangs on what comes after them, three tokens at most: whoever writes while the source
-    arrives has to wait, or to take back. turns: the share of places that hold a digit; most, least: tokens of a source.
+    A digit k turns the k letters right before it around. What the last letters become depends on what comes after them,
+    three tokens at most: a writer while the source arrives has to wait, or to take back.
+
+    Attributes:
+        turns: The share of places that hold a digit.
+        most, least: Tokens of a source.
     """
 
     turns: float = 0.2
@@ -80,7 +87,10 @@ _WORDS = ["light", "river", "stone", "cold", "amber", "quiet", "north", "field",
 
 @dataclass(frozen=True)
 class Normalise(Transduction):
-    """Dates, numbers and times in words become figures, and names their first letters: `3 may 1988` is `1988-05-03`."""
+    """Dates, numbers and times in words become figures, and names their first letters.
+
+    `3 may 1988` is `1988-05-03`.
+    """
 
     longest = 10
 
@@ -131,7 +141,11 @@ TRANSDUCTIONS: dict[str, Transduction] = {"reorder": Reorder(), "normalise": Nor
 
 
 def transduction(name: str) -> Transduction:
-    """The one of this name. Raises SettingsError for any other."""
+    """The one of this name.
+
+    Raises:
+        SettingsError: For any other.
+    """
     if name not in TRANSDUCTIONS:
         raise SettingsError(f"there is no transduction {name!r}: choose among {', '.join(TRANSDUCTIONS)}")
     return TRANSDUCTIONS[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 import json
 import shutil
 import textwrap
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from decodery.core.docstrings import field_texts, split
 from decodery.core.errors import UnknownMethod, naming_model
 
 from .command import command, option
@@ -236,8 +236,8 @@ def _print_json(objects: list[dict[str, Any]]) -> None:
 
 
 def _settings(method: Method) -> list[dict[str, Any]]:
-    """Name, type and default of every setting, as plain data; no default where one must be given."""
-    described = []
+    """Name, type, default and description of every setting, as plain data; no default where one must be given."""
+    described, texts = [], field_texts(method.cls)
     for field in dataclasses.fields(method.cls):
         if field.init:
             entry: dict[str, Any] = {"name": field.name, "type": getattr(field.type, "__name__", str(field.type))}
@@ -245,6 +245,8 @@ def _settings(method: Method) -> list[dict[str, Any]]:
                 entry["default"] = field.default
             elif field.default_factory is not dataclasses.MISSING:
                 entry["default"] = field.default_factory()
+            if field.name in texts:
+                entry["description"] = texts[field.name]
             described.append(entry)
     return described
 
@@ -262,11 +264,15 @@ def _page(method: Method) -> str:
         f"provides:   {', '.join(method.provides) or '-'}",
     ]
     facts = [textwrap.fill(each, _WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False) for each in facts]
-    facts += ["", *_paragraphs(inspect.getdoc(method.cls) or "")]
+    text, sections = split(method.cls.__doc__)
+    facts += ["", *_paragraphs(text)]
+    if "References" in sections:
+        facts += ["", "references:", *(f"  {line}" for line in sections["References"].splitlines())]
     settings = _settings(method)
     if settings:
         facts += ["", "settings:"]
-        facts += [f"  {_setting(entry)}" for entry in settings]
+        for entry in settings:
+            facts += [f"  {_setting(entry)}", *_indented(entry.get("description", ""))]
     if method.family in _CALLS:
         facts += ["", f"use: {_CALLS[method.family]}"]
     if method.family in _OPTIONS and not beyond_text(method):
@@ -283,6 +289,11 @@ def _paragraphs(doc: str) -> list[str]:
         lines = textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False) if plain else paragraph.splitlines()
         found += [*lines, ""]
     return found[:-1]
+
+
+def _indented(text: str) -> list[str]:
+    margin = " " * 6
+    return textwrap.wrap(text, _WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
 
 
 def _text(value: Any) -> str:

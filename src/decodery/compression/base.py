@@ -25,10 +25,13 @@ Texts = Sequence[np.ndarray]
 
 @dataclass(frozen=True)
 class Size:
-    """What a part of a model takes. bytes: of its weights as a file keeps them that wastes nothing.
+    """What a part of a model takes.
 
-    macs: multiply-adds per token that are left where nothing is multiplied by what the form knows to be zero. A stated
-    cost model: what a kernel makes of it is for the clock to say.
+    A stated cost model: what a kernel makes of it is for the clock to say.
+
+    Attributes:
+        bytes: Of its weights as a file keeps them that wastes nothing.
+        macs: multiply-adds per token that are left where nothing is multiplied by what the form knows to be zero.
     """
 
     bytes: float
@@ -37,8 +40,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Part:
-    """One changed part, such as "layers.3.qkv". error: share of its outputs' energy on the calibration text that was
-    lost, or of its weights' where no text was read."""
+    """One changed part, such as "layers.3.qkv".
+
+    Attributes:
+        name: Of the layer.
+        error: Share of its outputs' energy on the calibration text that was lost, or of its weights' where no text was
+            read.
+        size: Of its weights, afterwards.
+    """
 
     name: str
     error: float
@@ -55,7 +64,9 @@ class Change:
 
 @dataclass(frozen=True)
 class ModelCompression(Contract):
-    """Changes a model. Fields are settings.
+    """Changes a model.
+
+    Fields are settings.
 
     The model that is given stays as it is; what is not changed is shared with it. Tokenizer, number of layers, heads
     and positions stay, so that the copy can draft for the original: then the text is the original's, and only its cost
@@ -74,12 +85,22 @@ class ModelCompression(Contract):
 
     @abstractmethod
     def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
-        """The changed model. texts: what activations are measured on; none where nobody gave any."""
+        """The changed model.
+
+        Args:
+            model: The model as it is.
+            texts: What activations are measured on; none if none are given.
+            progress: Called with what is being done.
+        """
 
 
 @dataclass(frozen=True)
 class TransformationReport:
-    """One transformation of a report. error: mean over its parts; see `Part`."""
+    """One transformation of a report.
+
+    Attributes:
+        error: Mean over its parts; see `Part`.
+    """
 
     method: str
     error: float
@@ -88,9 +109,11 @@ class TransformationReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What several transformations did, one after another. before, after: of the whole model, its embedding included.
+    """What several transformations did, one after another.
 
-    bits: per weight of the linear layers, after.
+    Attributes:
+        before, after: Of the whole model, its embedding included.
+        bits: Per weight of the linear layers, after.
     """
 
     stages: tuple[TransformationReport, ...]
@@ -108,9 +131,12 @@ def transformed(
 ) -> tuple[Transformer, Report]:
     """The model that `transforms` make of `model`, one after another, and what they did.
 
-    texts: [n] int64 token ids each, of which the later transformations see what the earlier ones left. Raises
-    SettingsError where one of them must read texts and there are none, UnsupportedModel for a model that this package
-    does not run itself.
+    Args:
+        texts: [n] int64 token ids each, of which the later transformations see what the earlier ones left.
+
+    Raises:
+        SettingsError: If one of them must read texts and there are none.
+        UnsupportedModel: For a model that this package does not run itself.
     """
     now = first = transformable(model, mixtures=all(transform.mixes for transform in transforms))
     if not transforms:
@@ -131,9 +157,13 @@ def transformed(
 
 
 def transformable(model: LanguageModel, *, mixtures: bool = False) -> Transformer:
-    """The model, where it is one that can be changed. Raises UnsupportedModel for others.
+    """The model, where it is one that can be changed.
 
-    mixtures: whether mixtures of experts can.
+    Args:
+        mixtures: Whether mixtures of experts can.
+
+    Raises:
+        UnsupportedModel: For others.
     """
     if not isinstance(model, Transformer):
         raise UnsupportedModel(

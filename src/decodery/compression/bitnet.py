@@ -30,11 +30,13 @@ _TRITS_PER_BYTE = 5
 class BitNet(EachLinear):
     """Rounds the weights of linear layers to -1, 0 and 1 times one scale per matrix, untrained.
 
-    measure: what the scale is, the "median" of the weights' magnitudes or their "mean", as in the original b1.58.
-    Matrices that are kept as one (queries, keys and values; gate and up) have one scale. Activations are integers
-    of 8 bits, as in every quantized layer here, with a scale per row and 64 inputs where the paper has one per row.
-    Little is left of a model that was not trained for it: `decodery train bitnet` trains one. The report counts five
-    weights to a byte, of which kernels read four. Reads no text.
+    Matrices that are kept as one (queries, keys and values; gate and up) have one scale. Activations are integers of 8
+    bits, as in every quantized layer here, with a scale per row and 64 inputs where the paper has one per row. Little
+    is left of a model that was not trained for it: `decodery train bitnet` trains one. The report counts five weights
+    to a byte, of which kernels read four. Reads no text.
+
+    Attributes:
+        measure: What the scale is, the "median" of the weights' magnitudes or their "mean", as in the original b1.58.
     """
 
     measure: Measure = "median"
@@ -54,9 +56,10 @@ def ternary(whole: Dense, measure: Measure) -> Made:
 
 
 def three(weight: torch.Tensor, measure: Measure) -> tuple[torch.Tensor, torch.Tensor]:
-    """[out, in] weights as -1, 0 and 1, of their dtype, and their one scale [], which half precision holds.
+    """[out, in] ternary weights of the same dtype, and their one scale [].
 
-    No gradients go through either. Of an even number of weights the median is the lower of the two in the middle.
+    Half precision holds the scale. No gradients go through either. Of an even number of weights the median is the lower
+    of the two in the middle.
     """
     magnitudes = weight.detach().abs()
     scale = magnitudes.median() if measure == "median" else magnitudes.mean()

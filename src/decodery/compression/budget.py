@@ -15,10 +15,15 @@ _CELLS = 1 << 17
 def cheapest(prices: Sequence[Sequence[float]], sizes: Sequence[Sequence[int]], budget: int) -> list[int]:
     """The level of every part with which the sum of prices is lowest and that of sizes at most `budget`.
 
-    prices, sizes: of every part at each of its levels; sizes are integers above 0. The integer program is solved
-    by dynamic programming over what is spent, in steps of the largest number that divides all sizes, and in 131,072
-    steps where these would be more: sizes are then rounded up, so that the budget is kept all the same. Raises
-    SettingsError where not even the smallest levels fit.
+    The integer program is solved by dynamic programming over what is spent, in steps of the largest number that divides
+    all sizes, and in 131,072 steps where these would be more: sizes are then rounded up, so that the budget is kept all
+    the same.
+
+    Args:
+        prices, sizes: Of every part at each of its levels; sizes are integers above 0.
+
+    Raises:
+        SettingsError: If not even the smallest levels fit.
     """
     step = max(math.gcd(*(size for row in sizes for size in row)), -(-budget // _CELLS))
     room = budget // step

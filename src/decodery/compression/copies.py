@@ -21,9 +21,9 @@ _making = Lock()
 
 
 def copy_of(model: Reader, spec: str) -> Transformer:
-    """What the transformation `spec` makes of a model, which must read no text for that; kept as long as the model.
+    """What the transformation `spec` makes of a model, which must read no text for that.
 
-    It is made anew where a file that `spec` names was replaced.
+    Kept as long as the model. It is made anew where a file that `spec` names was replaced.
     """
     if not isinstance(model, Transformer):
         raise UnsupportedModel(

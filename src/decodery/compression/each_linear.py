@@ -31,18 +31,22 @@ Maker = Callable[[Dense, "torch.Tensor | None", int], Made]
 
 @dataclass(frozen=True)
 class EachLinear(ModelCompression):
-    """Changes the linear layers one after another. Layers read what the changed ones before them give.
+    """Changes the linear layers one after another.
+
+    Layers read what the changed ones before them give.
 
     The head, which chooses the tokens, becomes int8 where the others are integers, and else stays as it is; the
-    embedding, whose rows are only looked up, is bfloat16 beside integers. Layers in floating point are of the type
-    that the model has, float32 where it had integers.
+    embedding, whose rows are only looked up, is bfloat16 beside integers. Layers in floating point are of the type that
+    the model has, float32 where it had integers.
     """
 
     @abstractmethod
     def linear(self, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:
-        """What takes the place of a linear layer. gram: [in, in] float64, sum of x^T x over what it is given.
+        """What takes the place of a linear layer.
 
-        itemsize: bytes of a floating point number in the copy.
+        Args:
+            gram: [in, in] float64, sum of x^T x over what it is given.
+            itemsize: Bytes of a floating point number in the copy.
         """
 
     def makers(self, model: Transformer, texts: Texts, progress: Progress) -> Mapping[str, Maker]:
@@ -112,7 +116,10 @@ def dense(linear: Any) -> torch.Tensor:
 
 
 def lost(before: torch.Tensor, after: torch.Tensor, gram: torch.Tensor | None) -> float:
-    """Share of the outputs' energy that a change of weights [out, in] costs; of the weights' where gram is None."""
+    """Share of the outputs' energy that a change of weights [out, in] costs.
+
+    Of the weights' where gram is None.
+    """
     before, difference = before.double(), after.double() - before.double()
     if gram is None:
         return float(difference.square().sum() / before.square().sum())

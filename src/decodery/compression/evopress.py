@@ -39,15 +39,21 @@ _ATTEMPTS = 64
 )
 @dataclass(frozen=True)
 class EvoPress(ModelCompression):
-    """Searches how many bits each linear layer gets, all together as many as `bits` each, least far from the original.
+    """Searches the number of bits of each linear layer, `bits` on average, for the least distance.
 
     A state gives every layer 2 to 6 bits in blocks of 32; the first parent gives all of them the same, 3 to 5, so that
     some can have more and others less. A child switches one to three pairs of layers of one shape, one a bit up and one
-    a bit down, so that
-    the budget is kept to the bit. Of `children` those with the least mean KL from the original stay, stage after
-    stage: `survivors` on as many tokens as `tokens` says, drawn anew in every generation; in the last stage the parent
-    takes part, and one is left. generations, children, survivors, tokens: the published search is larger by far (150,
-    128, 16/4/1, 2048/16384/131072). seed decides the search.
+    a bit down, so that the budget is kept to the bit. Of `children` those with the least mean KL from the original
+    stay, stage after stage: `survivors` on as many tokens as `tokens` says, drawn anew in every generation; in the last
+    stage the parent takes part, and one is left.
+
+    Attributes:
+        bits: Mean bits of a layer's weights.
+        generations: Of the search; the published one is larger by far (150).
+        children: States tried per generation (published: 128).
+        survivors: States kept after each stage (published: 16/4/1).
+        tokens: Of the calibration text, by stage (published: 2048/16384/131072).
+        seed: Decides the search.
     """
 
     bits: Literal[3, 4, 5] = 3
@@ -97,9 +103,11 @@ class EvoPress(ModelCompression):
         chance: np.random.Generator,
         progress: Progress,
     ) -> State:
-        """The state that evolution ends with. groups: of every unit; units of one group weigh the same.
+        """The state that evolution ends with.
 
-        judge: how far states are from the original on so many tokens, all on the same ones.
+        Args:
+            groups: Of every unit; units of one group weigh the same.
+            judge: How far states are from the original on so many tokens, all on the same ones.
         """
         parent = start
         for generation in range(self.generations):
@@ -126,7 +134,7 @@ class EvoPress(ModelCompression):
 
 
 def switched(state: State, groups: Sequence[object], chance: np.random.Generator) -> State:
-    """A state with one to three bits moved from one unit to another one of its group, where that is possible."""
+    """A state in which one to three bits moved from one unit to another of its group, if possible."""
     bits = list(state)
     for _ in range(min(chance.integers(1, _MOST_SWITCHES + 1, 2))):
         down = int(chance.integers(len(bits)))

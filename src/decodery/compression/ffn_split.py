@@ -33,8 +33,13 @@ class FFNSplit(ModelCompression):
     Inner channels that are active together on the calibration text go to one expert, as many to each. A router learns,
     by gradient steps on that text, the shares that experts have in what the MLP adds, from the rows that enter it, and
     a row takes the experts that it expects most of, added up as they are. With active=0 all are taken: the model is
-    what it was, and needs no text. steps: of the router's training. No tuning of the experts follows. The copy is in
-    float32, and runs in PyTorch: what is saved is multiply-adds, not yet time.
+    what it was, and needs no text. No tuning of the experts follows. The copy is in float32, and runs in PyTorch: what
+    is saved is multiply-adds, not yet time.
+
+    Attributes:
+        experts: Parts of each MLP.
+        active: Parts that every row takes; 0 for all.
+        steps: Of the router's training.
     """
 
     experts: int = 8
@@ -117,9 +122,9 @@ class FFNSplit(ModelCompression):
 
 @torch.no_grad()
 def grouped(active: torch.Tensor, count: int) -> torch.Tensor:
-    """[count, channels / count] which channels go together, of activations [n, channels]: balanced k-means.
+    """[count, channels / count] groups of channels by balanced k-means over activations [n, channels].
 
-    Channels are told apart by where they are active, whatever their sign and size.
+    Channels are distinguished by where they are active, whatever their sign and size.
     """
     seen = normalize(active.abs().double().T, dim=1)
     channels = len(seen)
@@ -143,7 +148,7 @@ def grouped(active: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def routed(rows: torch.Tensor, sizes: torch.Tensor, steps: int) -> torch.Tensor:
-    """[experts, hidden] a router that learnt from rows [n, hidden] what share each expert's size [n, experts] has."""
+    """[experts, hidden] a router fitted to the share of each expert in rows."""
     shares = (sizes.square() / sizes.square().sum(dim=1, keepdim=True)).detach()
     router = torch.zeros(sizes.shape[1], rows.shape[1], dtype=rows.dtype, requires_grad=True, device="cpu")
     rows, optimizer = rows.detach(), torch.optim.AdamW([router], lr=0.01, weight_decay=0.1)

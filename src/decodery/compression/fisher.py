@@ -1,4 +1,4 @@
-"""How much a loss hangs on the weights of each linear layer: diagonal Fisher information, by rows and columns."""
+"""How much a loss depends on the weights of each linear layer: diagonal Fisher information, by rows and columns."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ _LEAST = 1e-3
 
 
 class Means(NamedTuple):
-    """rows: [out], columns: [in], roots of mean squared gradients, of which either has the mean 1.
+    """Factors of the mean squared gradients of one matrix.
 
-    size: by which their products are to be multiplied, to come near the roots of what single weights have.
+    Attributes:
+        rows: [out].
+        columns: [in], roots of mean squared gradients, of which either has the mean 1.
+        size: By which their products are to be multiplied, to come near the roots of what single weights have.
     """
 
     rows: torch.Tensor
@@ -33,7 +36,7 @@ class Means(NamedTuple):
 
 @torch.enable_grad()
 def fisher_means(model: Transformer, texts: Texts, progress: Progress = silent) -> dict[str, Means]:
-    """Of every linear layer, such as "layers.3.qkv": roots of the mean squared gradients of its rows and its columns.
+    """By linear layer, such as "layers.3.qkv": root mean squared gradients of its rows and columns.
 
     Gradients are those of the loss of one text after another. A copy of the model in floating point and gradients of
     all of its layers are held meanwhile.

@@ -31,13 +31,17 @@ def check_folder(out: Path) -> None:
 
 
 def save(out: Path, model: Transformer, report: Report, original: LoadedModel) -> None:
-    """Write a copy of `original` to the folder `out`, which holds nothing else. Raises SettingsError where it does."""
+    """Write a copy of `original` to the folder `out`, which holds nothing else.
+
+    Raises:
+        SettingsError: If it does.
+    """
     check_folder(out)
     write(out, model, report, original)
 
 
 def write(out: Path, model: Transformer, report: Report, original: LoadedModel) -> None:
-    """Write a copy of `original` to the folder `out`: weights, tokenizer, description and the report of its making.
+    """Write a copy of `original` to `out`, with weights, tokenizer, description and report.
 
     The weights come last, so that a folder that was not finished is not read.
     """

@@ -34,18 +34,21 @@ _MULTIPLES = (0.01, 1.2)
 )
 @dataclass(frozen=True)
 class FP4(EachLinear):
-    """Rounds weights to 4-bit floating point numbers, with a format per layer and an exponent bias per output.
+    """Rounds weights to 4-bit floating point, with a format per layer and an exponent bias per output.
 
-    format: "search" for the one of E3M0, E2M1 and E1M2 with the least squared error of the layer's outputs on the
-    calibration text, or one of them. points: biases tried per output, as multiples from 0.01 to 1.2 of the bias under
-    which the row's largest weight is the largest code; 1 takes that one, which reads no text where the format is given.
     All codes of a row are whole multiples of its smallest one, so that the layer runs as int8, exactly; the report
-    counts the 4 bits of a code and the 16 of a row's bias.
+    counts the 4 bits of a code and the 16 of a row's bias. The embedding stays as it is.
 
-    activations: 4 also rounds what layers read to 4 bits, with a format and a bias per layer, and for every input a
-    power of two that brings it near the largest one's size and that the weights' exponents take back (the pre-shifted
-    exponent bias); biases and formats of both are searched in turns, `rounds` times. Such layers are simulated in
-    floating point and slower than the original's. 8 leaves inputs to the kernels. The embedding stays as it is.
+    Attributes:
+        format: "search" for the one of E3M0, E2M1 and E1M2 with the least squared error of the layer's outputs on the
+            calibration text, or one of them.
+        points: Biases tried per output, as multiples from 0.01 to 1.2 of the bias under which the row's largest weight
+            is the largest code; 1 takes that one, which reads no text where the format is given.
+        activations: 4 also rounds what layers read to 4 bits, with a format and a bias per layer, and for every input a
+            power of two that brings it near the largest one's size and that the weights' exponents take back (the
+            pre-shifted exponent bias); biases and formats of both are searched in turns, `rounds` times. Such layers
+            are simulated in floating point and slower than the original's. 8 leaves inputs to the kernels.
+        rounds: Turns of the search of biases and formats.
     """
 
     format: Literal["search", "E3M0", "E2M1", "E1M2"] = "search"
@@ -152,7 +155,7 @@ class FP4(EachLinear):
         return Change(rebuilt(model, embedding=embedding, layers=layers, norm=norm, head=head), tuple(parts))
 
     def rounded(self, whole: Dense, rows: torch.Tensor) -> tuple[RoundedInputs, float]:
-        """A layer of 4 bits that reads 4 bits, and the share of its outputs' energy on rows [n, in] that it loses.
+        """A layer of 4-bit weights and inputs, and the share of its outputs' energy on rows that it loses.
 
         It begins with the largest magnitudes and E2M1, where that is tried. What one of the two has now is among what
         is tried for it, so that no round makes the error larger.
@@ -206,8 +209,10 @@ class _Noted:
 def smallest(largest: torch.Tensor, name: str, multiple: float) -> torch.Tensor:
     """The smallest codes of a format under a multiple of the exponent biases that `largest` asks for.
 
-    largest: magnitudes, each of which is the largest code where the multiple is 1. With b the exponent bias, the
-    smallest code is 2^(1 - mantissa - b).
+    With b the exponent bias, the smallest code is 2^(1 - mantissa - b).
+
+    Args:
+        largest: Magnitudes, each of which is the largest code where the multiple is 1.
     """
     sizes = (largest.float() / codes(name)[-1]).clamp(min=1e-30)
     if multiple == 1:
@@ -219,8 +224,9 @@ def smallest(largest: torch.Tensor, name: str, multiple: float) -> torch.Tensor:
 def input_levels(largest: torch.Tensor, name: str, multiple: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The levels [8] float32 that inputs are rounded to, and the shifts [in] uint8 that they get before.
 
-    largest: [in] of every input, at least one above 0. multiple: of the bias under which the largest of all is the
-    largest code.
+    Args:
+        largest: [in] of every input, at least one above 0.
+        multiple: Of the bias under which the largest of all is the largest code.
     """
     exponent, mantissa = FORMATS[name]
     most = largest.float().max().clamp(min=1e-30)

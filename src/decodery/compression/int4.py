@@ -23,11 +23,14 @@ from .each_linear import EachLinear, Made
 )
 @dataclass(frozen=True)
 class Int4(EachLinear):
-    """Rounds the weights of linear layers to 2^bits even steps per block of 32 inputs, between a block's own bounds.
+    """Rounds the weights of linear layers to 2^bits even steps per block of 32 inputs.
 
-    bits: 4 are the same weights as `load(dtype="int4")` makes; fewer are kept in the same room, and the report says
-    what they would need. A block has a step and a least value of 16 bits, which is one more bit per weight. Reads no
-    text.
+    The steps lie between a block's own bounds. A block has a step and a least value of 16 bits, which is one more bit
+    per weight. Reads no text.
+
+    Attributes:
+        bits: 4 are the same weights as `load(dtype="int4")` makes; fewer are kept in the same room, and the report says
+            what they would need.
     """
 
     bits: Literal[2, 3, 4] = 4

@@ -29,15 +29,21 @@ _PATIENCE = 60
 )
 @dataclass(frozen=True)
 class JLCM(EachLinear):
-    """Keeps every weight as one of 2^bits values that rows of a group share; values and choices learn together.
+    """Keeps every weight as one of 2^bits values that rows of a group share.
 
-    groups: of a matrix's rows, told apart by their largest and their mean magnitude. Values and choices begin as
-    k-means has them and learn what comes out of the layer on the calibration text: values by the gradients of all
-    weights that chose them, choices by scores, of which those of near values move first. proximal: False for the plain
-    gradient, which prefers far ones. steps, lr (of values, in steps between them) and choice_lr (of scores) are this
-    package's: no code is public. The best state counts. Rows are not re-ordered: which group a row is in is kept, of
-    log2(groups) bits. While it learns, a matrix takes about 12 * 2^bits bytes per weight. The copy holds the weights in
-    floating point, and nothing becomes faster.
+    Values and choices learn together. The best state counts. No code is public: `steps`, `lr` and `choice_lr` are this
+    package's. Rows are not re-ordered: which group a row is in is kept, of log2(groups) bits. While it learns, a matrix
+    takes about 12 * 2^bits bytes per weight. The copy holds the weights in floating point, and nothing becomes faster.
+
+    Attributes:
+        bits: Bits of a weight's choice.
+        groups: Of a matrix's rows, distinguished by their largest and their mean magnitude. Values and choices begin as
+            k-means has them and learn what comes out of the layer on the calibration text: values by the gradients of
+            all weights that chose them, choices by scores, of which those of near values move first.
+        steps: Training steps, this package's choice as no code is public.
+        lr: Learning rate of values, in steps between them.
+        choice_lr: Learning rate of the scores of choices.
+        proximal: False for the plain gradient, which prefers far ones.
     """
 
     bits: int = 3
@@ -72,7 +78,11 @@ class JLCM(EachLinear):
         return Made(Dense(found.weight, whole.bias), Size(bits / 8, outputs * inputs))
 
     def learned(self, weight: torch.Tensor, gram: torch.Tensor, begun: Coded) -> Coded:
-        """What `begun` becomes by learning, or itself where that brings nothing. gram: [in, in], see `EachLinear`."""
+        """What `begun` becomes by learning, or itself where that brings nothing.
+
+        Args:
+            gram: [in, in], see `EachLinear`.
+        """
         gram = gram.to(weight.dtype)
         gram = gram / (weight @ gram * weight).sum().clamp(min=1e-30) * weight.numel()
         values = begun.values.clone()
@@ -97,9 +107,12 @@ class JLCM(EachLinear):
 
 
 class Coded(NamedTuple):
-    """A matrix as choices among values. values: [groups, 2^bits], ascending to begin with; group: [out] of each row.
+    """A matrix as choices among values.
 
-    choice: [out, in] int64, which of its group's values each weight is.
+    Attributes:
+        values: [groups, 2^bits], ascending to begin with.
+        group: [out] of each row.
+        choice: [out, in] int64, which of its group's values each weight is.
     """
 
     values: torch.Tensor

@@ -38,17 +38,26 @@ _CHOICES = tuple(product((2, 3, 4, 8), (16, 32, 64), (4, 8)))
 )
 @dataclass(frozen=True)
 class LQLoRA(EachLinear):
-    """Splits each matrix into one of a few bits per weight and a low-rank one in 16 bits, by turns, and adds them up.
+    """Splits each matrix into a part of a few bits per weight and a low-rank part in 16 bits.
 
-    bits: of NormalFloat codes, in blocks of `block` inputs whose scales are rounded to `scale_bits` bits in blocks of
-    `scale_block`. rank: of the low-rank part; 0 is NormalFloat alone. steps: turns at most; they end where the error
-    rises, and the best one counts (the published code keeps the last). budget: bits a weight, without the low-rank
-    part, at most in the mean of all matrices, each of which gets its own of 24 numbers of bits and sizes of blocks, by
-    an integer program over what is missing after one turn; 0 for the same in all. fisher: rows and columns count for
-    as much as the loss of the calibration text hangs on them, by gradients, while a second copy of the model is held;
-    errors are weighed by both means, where the paper has every weight's own. The low-rank part is not trained here but
-    by `decodery train lq-lora`. The copy holds the sums, in floating point: the report says what the two parts would
-    need, and nothing here becomes faster.
+    Both are fitted in turn. The low-rank part is not trained here but by `decodery train lq-lora`. The copy holds the
+    sums, in floating point: the report says what the two parts would need, and nothing here becomes faster.
+
+    Attributes:
+        bits: Of NormalFloat codes, in blocks of `block` inputs whose scales are rounded to `scale_bits` bits in blocks
+            of `scale_block`.
+        rank: Of the low-rank part; 0 is NormalFloat alone.
+        block: Inputs of a block of codes.
+        scale_bits: Bits of a block's scale.
+        scale_block: Scales that share a scale of their own.
+        steps: Turns at most; they end where the error rises, and the best one counts (the published code keeps the
+            last).
+        budget: Bits a weight, without the low-rank part, at most in the mean of all matrices, each of which gets its
+            own of 24 numbers of bits and sizes of blocks, by an integer program over what is missing after one turn; 0
+            for the same in all.
+        fisher: Rows and columns count for as much as the loss of the calibration text depends on them, by gradients,
+            while a second copy of the model is held; errors are weighed by both means, where the paper has every
+            weight's own.
     """
 
     bits: Literal[2, 3, 4, 8] = 3
@@ -123,7 +132,11 @@ class LQLoRA(EachLinear):
         return Made(Dense(found.total, bias), size)
 
     def decompose(self, weight: torch.Tensor, means: Means | None = None) -> Decomposition:
-        """Both parts of a matrix [out, in]. means: what its rows and columns count for, all alike if None."""
+        """Both parts of a matrix [out, in].
+
+        Args:
+            means: What its rows and columns count for, all alike if None.
+        """
         rank = min(self.rank, *weight.shape)
         best, errors = None, list[float]()
         coarse = torch.zeros_like(weight)
@@ -159,9 +172,13 @@ class LQLoRA(EachLinear):
 
 
 class Decomposition(NamedTuple):
-    """coarse: [out, in] of few bits. first: [out, rank], second: [rank, in], whose product is the rest.
+    """A matrix as the sum of a coarse one and a product of low rank.
 
-    errors: norm of what is missing after every turn, rows and columns weighed by what they count for.
+    Attributes:
+        coarse: [out, in] of few bits.
+        first: [out, rank].
+        second: [rank, in], whose product is the rest.
+        errors: Norm of what is missing after every turn, rows and columns weighed by what they count for.
     """
 
     coarse: torch.Tensor

@@ -33,16 +33,20 @@ _ATTENTION_BITS = 4
 )
 @dataclass(frozen=True)
 class MCMoE(ModelCompression):
-    """Gives each expert of a mixture 1, 2 or 3 bits by what it is worth, and lets rows do without an unlikely expert.
+    """Gives each expert of a mixture 1, 2 or 3 bits by its importance, and skips unlikely experts.
 
-    bits: of an expert's weight, on average at most, in blocks of 32, see int4 (1 bit: a sign, and a magnitude per
-    block); attention has 4, routers stay. 0 leaves all weights as they are. An expert's price at b bits is the product
-    of how often it is taken, how much it then weighs and how far the layer's output moves when it alone has b bits, to
-    the powers alpha, beta and gamma; the sum of prices is the lowest there is, with one expert of 3 bits and one of 2
-    at least where the bits allow it. pruned: share of the layers in which a row does without an expert whose weight, as
-    a share of its most likely one's, is below the median on the calibration text: the layers whose output that moves
-    least. No rows are protected from that: the paper protects rows by what a whole chunk attends to, and a row's logits
-    would hang on what shares its pass. Weights are rounded without GPTQ. Reads a text.
+    No rows are protected from that: the paper protects rows by what a whole chunk attends to, and a row's logits would
+    hang on what shares its pass. Weights are rounded without GPTQ. Reads a text.
+
+    Attributes:
+        bits: Of an expert's weight, on average at most, in blocks of 32, see int4 (1 bit: a sign, and a magnitude per
+            block); attention has 4, routers stay. 0 leaves all weights as they are. An expert's price at b bits is the
+            product of how often it is taken, how much it then weighs and how far the layer's output moves when it alone
+            has b bits, to the powers alpha, beta and gamma; the sum of prices is the lowest there is, with one expert
+            of 3 bits and one of 2 at least where the bits allow it.
+        pruned: Share of the layers in which a row does without an expert whose weight, as a share of its most likely
+            one's, is below the median on the calibration text: the layers whose output that moves least.
+        alpha, beta, gamma: Exponents of an expert's frequency, weight and error in its price.
     """
 
     bits: float = 2.5
@@ -112,9 +116,12 @@ class MCMoE(ModelCompression):
 
 
 def allotted(prices: np.ndarray, budget: int) -> list[int]:
-    """How many bits each of n experts gets of at most `budget` together, at the lowest sum of prices [n, 3].
+    """Bits of each of n experts, at most `budget` together, at the lowest sum of prices [n, 3].
 
-    One gets 3 and one 2 at least, where the budget allows it. Raises SettingsError for less than a bit each.
+    One gets 3 and one 2 at least, where the budget allows it.
+
+    Raises:
+        SettingsError: For less than a bit each.
     """
     count = len(prices)
     if budget < count:
@@ -229,7 +236,10 @@ class _Block:
 
 
 def few(weight: torch.Tensor, bits: int) -> Int4Linear:
-    """A matrix [out, in] in blocks of 32 inputs of so many bits; 1: signs times the mean magnitude of the block."""
+    """A matrix [out, in] in blocks of 32 inputs of so many bits.
+
+    1: signs times the mean magnitude of the block.
+    """
     if bits > 1:
         return Int4Linear.quantize(weight, bits=bits)
     outputs, inputs = weight.shape

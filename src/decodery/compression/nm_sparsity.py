@@ -23,11 +23,16 @@ from .each_linear import EachLinear, Made
 )
 @dataclass(frozen=True)
 class NMSparsity(EachLinear):
-    """Keeps the n strongest of every m consecutive inputs' weights and sets the others to zero, without training.
+    """Keeps the n strongest weights of every m consecutive inputs and zeroes the others, untrained.
 
-    by: what makes a weight strong, its "magnitude", or its magnitude times the norm of what its input is given
-    ("activation", which reads a text). n = m keeps all. The weights stay in floating point, zeros written out, and the
-    report says what n values and their places would need; no kernel here skips the zeros, so nothing becomes faster.
+    The weights stay in floating point, zeros written out, and the report says what n values and their places would
+    need; no kernel here skips the zeros, so nothing becomes faster.
+
+    Attributes:
+        n: Weights that are kept of every m.
+        m: Inputs of a group.
+        by: What makes a weight strong, its "magnitude", or its magnitude times the norm of what its input is given
+            ("activation", which reads a text). n = m keeps all.
     """
 
     n: int = 2
@@ -55,9 +60,10 @@ class NMSparsity(EachLinear):
 
 
 def strongest(strength: torch.Tensor, n: int, m: int) -> torch.Tensor:
-    """[out, in] bool: the n strongest of every m consecutive inputs, the first ones of equally strong ones.
+    """[out, in] bool: the n strongest of every m consecutive inputs, the first among equals.
 
-    Raises UnsupportedModel where m does not divide the inputs.
+    Raises:
+        UnsupportedModel: If m does not divide the inputs.
     """
     outputs, inputs = strength.shape
     if inputs % m:
@@ -68,7 +74,11 @@ def strongest(strength: torch.Tensor, n: int, m: int) -> torch.Tensor:
 
 
 def sparse(whole: Dense, kept: torch.Tensor, n: int, m: int, itemsize: int) -> Made:
-    """A linear layer with zeros but where `kept` [out, in] bool says, n of m; itemsize: bytes of a value in a file."""
+    """A linear layer with zeros but where `kept` [out, in] bool says, n of m.
+
+    Args:
+        itemsize: Bytes of a value in a file.
+    """
     outputs, inputs = whole.shape
     count = outputs * inputs * n // m
     places = 0 if n == m else math.ceil(math.log2(m)) / 8

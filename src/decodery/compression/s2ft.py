@@ -21,12 +21,14 @@ from .base import LINEARS, Change, ModelCompression, Part, Texts, sizes
 )
 @dataclass(frozen=True)
 class S2FT(ModelCompression):
-    """Fuses an adapter into its model: one folder in the place of two, for other transformations to go on from.
+    """Fuses an adapter into its model, so that other transformations can be applied to the result.
 
-    file: an `Adapter`, or the file or folder of one, of S2FT or LoRA; `decodery train s2ft` makes it. Texts are those
-    of `--logits-source adapter:file=`, whose matrices these are; a fused adapter cannot be taken out again, nor chosen
-    by text. Matrices of integers become int8. Nothing becomes smaller or faster. The report's error is the share of a
-    matrix's energy that was changed. Reads no text.
+    Texts are those of `--logits-source adapter:file=`, whose matrices these are; a fused adapter cannot be taken out
+    again, nor chosen by text. Matrices of integers become int8. Nothing becomes smaller or faster. The report's error
+    is the share of a matrix's energy that was changed. Reads no text.
+
+    Attributes:
+        file: An `Adapter`, or the file or folder of one, of S2FT or LoRA; `decodery train s2ft` makes it.
     """
 
     file: Adapter | str | None = None

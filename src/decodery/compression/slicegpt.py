@@ -31,16 +31,20 @@ _DAMPING = 0.01
 )
 @dataclass(frozen=True)
 class SliceGPT(ModelCompression):
-    """Turns the residual stream into its principal directions, anew before every sublayer, and cuts off the last ones.
+    """Rotates the residual stream to its principal directions and cuts off the last ones.
 
-    share: of the stream's width that is cut, the rest rounded down to a multiple of 8. RMSNorm commutes with
-    rotations, so that every matrix takes its rotation in and only one product per sublayer is added, from one basis
-    to the next. Directions are those of the calibration text on its way through the layers that are sliced already;
-    norms divide by the original width, as if what was cut were zero. orientation: what is left is turned once more,
-    at random by `seed`, which changes no function and spreads what single directions carry; "pca" leaves the
-    principal directions as they are. The head is sliced with the layers, so that a model has one width; the published
-    default leaves it whole. No training follows. Keys and values are as large as before, and a table that embedding
-    and head shared is there twice. The copy is in float32.
+    Every sublayer has a rotation of its own. The head is sliced with the layers, so that a model has one width; the
+    published default leaves it whole. No training follows. Keys and values are as large as before, and a table that
+    embedding and head shared is there twice. The copy is in float32.
+
+    Attributes:
+        share: Of the stream's width that is cut, the rest rounded down to a multiple of 8. RMSNorm commutes with
+            rotations, so that every matrix takes its rotation in and only one product per sublayer is added, from one
+            basis to the next. Directions are those of the calibration text on its way through the layers that are
+            sliced already; norms divide by the original width, as if what was cut were zero.
+        orientation: What is left is turned once more, at random by `seed`, which changes no function and spreads what
+            single directions carry; "pca" leaves the principal directions as they are.
+        seed: Decides the random rotation.
     """
 
     share: float = 0.25

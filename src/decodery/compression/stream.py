@@ -19,7 +19,11 @@ _ROWS = 2048
 
 
 class Gram:
-    """A linear layer that notes what it is given. total: [in, in] float64, the sum of x^T x over all rows."""
+    """A linear layer that notes what it is given.
+
+    Args:
+        total: [in, in] float64, the sum of x^T x over all rows.
+    """
 
     def __init__(self, linear: Linear) -> None:
         self.linear = linear
@@ -32,7 +36,11 @@ class Gram:
 
 
 class Stream:
-    """Texts between two layers of a model. rows: [n, hidden] of all texts, float32 (float64 of a float64 model)."""
+    """Texts between two layers of a model.
+
+    Args:
+        rows: [n, hidden] of all texts, float32 (float64 of a float64 model).
+    """
 
     def __init__(self, model: Transformer, texts: list[np.ndarray]) -> None:
         self.model = model
@@ -45,7 +53,9 @@ class Stream:
     def through(self, index: int, layer: Layer, skip: str | None = None, eps: float | None = None) -> torch.Tensor:
         """[n, width] what `layer`, in place of the model's, makes of the rows, which stay as they are.
 
-        skip: the sublayer that is left out, "attention" or "mlp". eps: of norms, where the layer has its own.
+        Args:
+            skip: The sublayer that is left out, "attention" or "mlp".
+            eps: Of norms, where the layer has its own.
         """
         config = self.model.config
         layer_plan = LayerPlan((index,), frozenset() if skip is None else frozenset((f"{skip}.{index}",)))

@@ -30,9 +30,12 @@ class Analyser:
         self.workers = WorkerPool(Path(__file__).with_name("jedi_worker.py"), self._cache.name, memory=_MEMORY)
 
     def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The answer of `jedi_worker.names`; None where it took too long or broke down, and what is asked is not known.
+        """The answer of `jedi_worker.names`.
 
-        Raises ConstraintError where the process cannot be started.
+        None where it took too long or broke down, and what is asked is not known.
+
+        Raises:
+            ConstraintError: If the process cannot be started.
         """
         try:
             answer: dict[str, Any] = self.workers.ask(question, seconds)

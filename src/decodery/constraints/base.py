@@ -26,9 +26,12 @@ MOST_CHARACTERS = 1 << 20
 class ConstraintSpec(Contract):
     """A set of texts, and how forced stretches are spelled in tokens.
 
-    mode: what is allowed inside a stretch of text that is forced, such as a key's name. "canonical": the tokens the
-    tokenizer would give it and no others, which models know best. "strict": every token that spells a beginning of it,
-    so that the masked model chooses the spelling. The set of texts is the same.
+    The set of texts is the same.
+
+    Attributes:
+        mode: What is allowed inside a stretch of text that is forced, such as a key's name. "canonical": the tokens the
+            tokenizer would give it and no others, which models know best. "strict": every token that spells a beginning
+            of it, so that the masked model chooses the spelling.
     """
 
     mode: Mode = field(default="canonical", kw_only=True)
@@ -39,7 +42,11 @@ class ConstraintSpec(Contract):
 
     @abstractmethod
     def compile(self, vocabulary: Vocabulary) -> Constraint:
-        """The same for a model's tokens. Raises ConstraintError for what cannot be enforced exactly, in full."""
+        """The same for a model's tokens.
+
+        Raises:
+            ConstraintError: For what cannot be enforced exactly, in full.
+        """
 
 
 def require_text(what: str, text: str, most: int = MOST_CHARACTERS) -> None:

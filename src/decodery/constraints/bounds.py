@@ -20,7 +20,10 @@ _WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipl
 def bounded(schema: dict[str, Any], path: str) -> dict[str, Any]:
     """The schema with bounds the engine does not round.
 
-    A bound it would round is moved inward, or refused. Raises ConstraintError for that and for what is no number.
+    A bound it would round is moved inward, or refused.
+
+    Raises:
+        ConstraintError: For that and for what is no number.
     """
     done = dict(schema)
     for low, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):

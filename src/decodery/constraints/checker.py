@@ -31,10 +31,13 @@ _CUT = "\ufffd"
 class Checker(ConstraintSpec):
     """Writes texts that a function accepts, which is asked about one token at a time.
 
-    prefix: whether a text can still become an accepted one; it must never reject one that can. complete: whether a
-    text may end, None where every beginning may. Both read the text so far and should depend on it alone. A token can
-    end within a character, which `prefix` then sees as U+FFFD at the end. There is no mask, so requests with the
-    default rule use `awrs`, which writes the same. Searches that need a mask ask about the whole vocabulary.
+    Both read the text so far and should depend on it alone. A token can end within a character, which `prefix` then
+    sees as U+FFFD at the end. There is no mask, so requests with the default rule use `awrs`, which writes the same.
+    Searches that need a mask ask about the whole vocabulary.
+
+    Attributes:
+        prefix: Whether a text can still become an accepted one; it must never reject one that can.
+        complete: Whether a text may end, None where every beginning may.
     """
 
     prefix: Check
@@ -50,8 +53,15 @@ class Checker(ConstraintSpec):
 
 
 class _CheckerState:
-    """text: whole characters; rest: the bytes of one that is cut; ended: None before an end token, then whether
-    the text was complete; wrong: a token was rejected. verdicts: by token, as far as asked."""
+    """State of a text.
+
+    Attributes:
+        text: Whole characters.
+        rest: The bytes of a character that is cut.
+        ended: None before an end token, then whether the text was complete.
+        wrong: Whether a token was rejected.
+        verdicts: By token, as far as asked.
+    """
 
     __slots__ = ("ended", "rest", "text", "verdicts", "wrong")
 

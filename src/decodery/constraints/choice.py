@@ -26,8 +26,9 @@ _AHEAD = 256
 class Choice(ConstraintSpec):
     """Writes one of several given texts.
 
-    options: one or more, none of them empty. As text: choice:options=yes/no. They may be thousands: a state is a range
-    of the sorted options, and costs no more for those that are out of it.
+    Attributes:
+        options: One or more, none of them empty. As text: choice:options=yes/no. They may be thousands: a state is a
+            range of the sorted options, and costs no more for those that are out of it.
     """
 
     options: tuple[str, ...]
@@ -45,10 +46,12 @@ class Choice(ConstraintSpec):
 
 
 class ChoiceState:
-    """Where a text stands: it is the first `length` bytes of the sorted options `low` to `high`, the latter left out.
+    """State of a text: the first `length` bytes of the sorted options `low` to `high` (exclusive).
 
-    ended: whether the text was complete before its end token, None before one. broken: what was written is no beginning
-    of an option. mask: [vocab] bool once asked for.
+    Args:
+        ended: Whether the text was complete before its end token, None before one.
+        broken: What was written is no beginning of an option.
+        mask: [vocab] bool once asked for.
     """
 
     __slots__ = ("broken", "ended", "high", "length", "low", "mask")
@@ -63,7 +66,10 @@ class ChoiceState:
 
 
 class ChoiceConstraint(Constraint):
-    """A `Choice` over a model's tokens. Where no token can write the next byte, asking for a mask is an error."""
+    """A `Choice` over a model's tokens.
+
+    Where no token can write the next byte, asking for a mask is an error.
+    """
 
     def __init__(self, vocabulary: Vocabulary, options: Sequence[str], mode: Mode) -> None:
         self.vocabulary = vocabulary

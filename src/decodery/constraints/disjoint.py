@@ -27,7 +27,11 @@ class _TooMuch(Exception):
 
 
 class Prover:
-    """Proofs over schemas of one document. target: the schema that a reference's text names."""
+    """Proofs over schemas of one document.
+
+    Args:
+        target: The schema that a reference's text names.
+    """
 
     def __init__(self, target: Callable[[str], Schema]) -> None:
         self._target = target

@@ -37,12 +37,18 @@ class _Lexer:
 
 
 class GrammarState:
-    """Where a text stands. It keeps the states after it, so that a draft and its verification walk them once.
+    """Where a text stands.
 
-    matcher: None after an end token, after a token that was not allowed (broken), or where the engine came upon a limit
-    (failure: what it says); lexer: what it shares. path: the tokens so far, (path before the last one, last one). mask:
-    [vocab] bool once asked for. forced: the canonical tokens of what must come next, once asked for. sound: the lexer
-    was seen to know this state.
+    It keeps the states after it, so that a draft and its verification walk them once.
+
+    Args:
+        matcher: None after an end token, after a token that was not allowed (broken), or where the engine came upon a
+            limit (failure: what it says).
+        lexer: What it shares.
+        path: The tokens so far, (path before the last one, last one).
+        mask: [vocab] bool once asked for.
+        forced: The canonical tokens of what must come next, once asked for.
+        sound: The lexer was seen to know this state.
     """
 
     __slots__ = ("broken", "failure", "forced", "lexer", "mask", "matcher", "next", "path", "sound")
@@ -70,11 +76,12 @@ class GrammarState:
 class GrammarConstraint(Constraint):
     """A grammar of llguidance, as its `LLMatcher` takes it, for one vocabulary.
 
-    All states of a text share the engine's lexer, which works out what it knows as it is asked. Where that comes upon a
+    All states of a text share the engine's lexer, which computes what it knows as it is asked. Where that comes upon a
     limit it is of no use to any of them, so a state that needs it gets a new one and is walked to again, mask by mask,
     as plain decoding would: a limit in a draft that is not taken, or in another text, ends nothing.
 
-    Raises ConstraintError where the grammar cannot be compiled within the limits, or is found to have no text.
+    Raises:
+        ConstraintError: If the grammar cannot be compiled within the limits, or is found to have no text.
     """
 
     def __init__(self, vocabulary: Vocabulary, grammar: str) -> None:

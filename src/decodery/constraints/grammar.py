@@ -41,8 +41,11 @@ _PARTS = re.compile(
 class Grammar(ConstraintSpec):
     """Writes sentences of a context-free grammar.
 
-    rules: in Lark's syntax with a rule `start`; `%json {...}` stands for a JSON schema, `%regex {...}` for parts of a
-    given text, `<name>` for a special token. Terminals are regular expressions without look-around.
+    Terminals are regular expressions without look-around.
+
+    Attributes:
+        rules: In Lark's syntax with a rule `start`; `%json {...}` stands for a JSON schema, `%regex {...}` for parts of
+            a given text, `<name>` for a special token.
     """
 
     rules: str

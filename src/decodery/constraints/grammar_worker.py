@@ -27,8 +27,9 @@ def begin() -> Callable[[dict[str, Any]], dict[str, Any]]:
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """What is wrong with a grammar for the vocabulary the question describes.
 
-    error: what the engine says, or nothing. begun: whether it says so of the text's beginning, not of the grammar.
-    empty: whether no text belongs to the grammar, as far as its beginning tells.
+    Returns:
+        A dictionary. "error" is what the engine says, or nothing; "begun" whether it says so of the text's beginning,
+        not of the grammar; "empty" whether no text belongs to the grammar, as far as its beginning tells.
     """
     found: list[dict[str, Any]] = []
     threading.stack_size(_STACK)

@@ -15,7 +15,11 @@ from parso import split_lines
 
 
 def begin(folder: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """folder: an empty one, in which jedi may keep what it has read, for this process alone."""
+    """Configure jedi in this process.
+
+    Args:
+        folder: An empty one, in which jedi may keep what it has read, for this process alone.
+    """
     # Syntax trees are made of many small objects that stay; looking through them again and again takes a third longer.
     gc.set_threshold(100_000, 20, 20)
     # Nothing is read from a cache that others may have written, and nothing is imported unasked.
@@ -39,8 +43,9 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 def names(question: dict[str, Any]) -> dict[str, Any]:
     """What may stand after the dot that ends a file.
 
-    names: the attributes jedi finds, sorted. known: False where there may be others, because a class makes attributes
-    up when it is asked for them, or derives from one that is not found.
+    Returns:
+        A dictionary. "names" are the attributes that jedi finds, sorted; "known" is False if there may be others,
+        because a class computes attributes or derives from one that is not found.
     """
     # What calls elsewhere pass to a function is an example of what it takes, no list of it.
     jedi.settings.dynamic_params = question["guess"]

@@ -37,18 +37,20 @@ _LAYOUTS: dict[str, dict[str, Any]] = {
 class JSONSchema(ConstraintSpec):
     """Writes JSON that is valid under a schema, its properties in the order the schema lists them.
 
-    schema: an object, true, or the text of one; drafts 4 to 2020-12, `format` included. whitespace: "flexible" allows
-    up to 32 blanks where JSON allows any, "compact" none. `$ref` reaches everything inside the schema, and `oneOf` is
-    enforced where its options are proved to exclude each other. Not written, though valid: properties in another order,
-    numbers like 1.0 for integers, integers beyond 2^53 under a bound beyond it, numbers nearer to an exclusive bound
-    than the next one in double precision (1e-15 at 0), decimals with fewer digits than a bound or step has, escapes
-    such as \\u0041, and exponents and -0 under a bound. U+007F cannot be written.
+    `$ref` reaches everything inside the schema, and `oneOf` is enforced where its options are proved to exclude each
+    other. Not written, though valid: properties in another order, numbers like 1.0 for integers, integers beyond 2^53
+    under a bound beyond it, numbers nearer to an exclusive bound than the next one in double precision (1e-15 at 0),
+    decimals with fewer digits than a bound or step has, escapes such as \\u0041, and exponents and -0 under a bound.
+    U+007F cannot be written.
 
-    unenforced: what happens to keywords that no mask enforces, such as `not` or `uniqueItems`. "refuse": an error.
-    "check": finished texts are checked with the jsonschema package; `generate` writes them anew where they fail,
-    streams and searches check them once; `Output.check` says how often, and what is violated. unknown_formats:
-    "refuse" formats without a grammar, or "ignore" them; `Output.check` lists them.
-    max_tries: texts that are written at most until one passes the check.
+    Attributes:
+        schema: An object, true, or the text of one; drafts 4 to 2020-12, `format` included.
+        whitespace: "flexible" allows up to 32 blanks where JSON allows any, "compact" none.
+        unenforced: What happens to keywords that no mask enforces, such as `not` or `uniqueItems`. "refuse": an error.
+            "check": finished texts are checked with the jsonschema package; `generate` writes them anew where they
+            fail, streams and searches check them once; `Output.check` says how often, and what is violated.
+        unknown_formats: "refuse" formats without a grammar, or "ignore" them; `Output.check` lists them.
+        max_tries: Texts that are written at most until one passes the check.
     """
 
     schema: str | Mapping[str, Any] | bool

@@ -47,17 +47,23 @@ T = TypeVar("T")
 )
 @dataclass(frozen=True)
 class Monitor:
-    """Lets Python code name only attributes that exist, as far as `jedi` can tell; elsewhere everything is allowed.
+    """Lets Python code name only attributes that exist, as far as `jedi` can tell.
 
-    The prompt is the file before the cursor, so it needs `apply_chat_template=False`. project: the folder modules are
-    looked for in, beside installed packages; path: the file's own, for relative imports; prefix: text of the file
-    before the prompt. policy: "hard" masks, "soft" adds `bonus` to the logits of the analyser's names, "off_if_any"
-    masks, but not after objects that make up attributes (`__getattr__`), nor by what calls elsewhere pass to a
-    function. strict_dot: tokens that hold a dot and a name are not written, so that no name goes unseen; false is the
-    published behaviour, which lets them pass. underscores: whether names that begin with one are allowed. seconds: for
-    one question; what takes longer is not known, and everything allowed. Idle in strings (fields of f-strings are
-    code), and after a `self` or `cls` that begins a statement, where attributes are made. Cost: a question per
-    attribute, in a process apart that runs no code of the project. Memory: 512 answers.
+    Elsewhere everything is allowed. The prompt is the file before the cursor, so it needs `apply_chat_template=False`.
+    Idle in strings (fields of f-strings are code), and after a `self` or `cls` that begins a statement, where
+    attributes are made. Cost: a question per attribute, in a process apart that runs no code of the project. Memory:
+    512 answers.
+
+    Attributes:
+        project: The folder modules are looked for in, beside installed packages.
+        path: The file's own, for relative imports.
+        prefix: Text of the file before the prompt.
+        policy: "hard" masks, "soft" adds `bonus` to the logits of the analyser's names, "off_if_any" masks, but not
+            after objects that make up attributes (`__getattr__`), nor by what calls elsewhere pass to a function.
+        strict_dot: Tokens that hold a dot and a name are not written, so that no name goes unseen; false is the
+            published behaviour, which lets them pass.
+        underscores: Whether names that begin with one are allowed.
+        seconds: For one question; what takes longer is not known, and everything allowed.
     """
 
     project: str = "."
@@ -79,11 +85,18 @@ class Monitor:
         require_text("prefix of monitor", self.prefix)
 
     def compile(self, vocabulary: Vocabulary) -> MonitorConstraint:
-        """The same for a model's tokens. Raises SettingsError where jedi is not installed."""
+        """The same for a model's tokens.
+
+        Raises:
+            SettingsError: If jedi is not installed.
+        """
         return MonitorConstraint(self, vocabulary)
 
     def names(self, code: str) -> list[str] | None:
-        """The attributes that may stand after the dot `code` ends with, sorted; None where nothing is known of it."""
+        """The attributes that may stand after the dot `code` ends with, sorted.
+
+        None where nothing is known of it.
+        """
         question = {
             "code": code,
             "path": None if self.path is None else os.path.abspath(self.path),
@@ -98,7 +111,13 @@ class Monitor:
 
 
 class MonitorState:
-    """A text. text: all of the file so far. place: where it stands. ended: an end token was written."""
+    """A text.
+
+    Args:
+        text: All of the file so far.
+        place: Where it stands.
+        ended: An end token was written.
+    """
 
     __slots__ = ("ended", "place", "text")
 
@@ -203,7 +222,7 @@ class MonitorConstraint(Constraint):
 
 
 class _Recent(Generic[T]):
-    """What was worked out last, up to a number of entries. Safe to share between threads."""
+    """What was computed last, up to a number of entries. Safe to share between threads."""
 
     def __init__(self, most: int) -> None:
         self._most = most

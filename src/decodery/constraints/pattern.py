@@ -69,9 +69,13 @@ _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 
 @lru_cache(maxsize=256)
 def parse(text: str, *, whole: bool = False) -> Node:
-    """The pattern as a tree. whole: it is to match from end to end, so anchors there say nothing and are dropped.
+    """The pattern as a tree.
 
-    Raises ConstraintError with the place for what is malformed or no regular language.
+    Args:
+        whole: It is to match from end to end, so anchors there say nothing and are dropped.
+
+    Raises:
+        ConstraintError: With the place for what is malformed or no regular language.
     """
     node = _Parser(text).pattern()
     return _without_outer_anchors(node, text) if whole else node

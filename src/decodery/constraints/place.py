@@ -40,10 +40,12 @@ class _Frame:
 class CodePosition:
     """After some bytes of Python; `after(more)` is further on, and a place never changes.
 
-    since: what is written of a name after an attribute's dot, b"" right after the dot, None elsewhere. A dot is an
-    attribute's where an expression ends before it: not in strings and comments, numbers, `...` and relative imports.
-    Replacement fields of f-strings are code. After a `self` or `cls` that begins a statement it is None as well: there
-    attributes are made. A cut or wrong text has a place, too.
+    A dot is an attribute's where an expression ends before it: not in strings and comments, numbers, `...` and relative
+    imports. Replacement fields of f-strings are code. After a `self` or `cls` that begins a statement it is None as
+    well: there attributes are made. A cut or wrong text has a place, too.
+
+    Attributes:
+        since: What is written of a name after an attribute's dot, b"" right after the dot, None elsewhere.
     """
 
     frames: tuple[_Frame, ...] = (_Frame("code"),)
@@ -56,7 +58,10 @@ class CodePosition:
 
     @property
     def in_text(self) -> bool:
-        """Whether a string, a comment or a format goes on, so that code can come only after a sign that ends it."""
+        """Whether the text ends within a string, a comment or a format.
+
+        Code can come only after a sign that ends it.
+        """
         frame = self.frames[-1]
         return frame.kind in ("comment", "spec") or (frame.kind == "string" and frame.pending != ord("{"))
 

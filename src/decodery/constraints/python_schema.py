@@ -123,7 +123,7 @@ def generator() -> type[GenerateJsonSchema]:
 
 
 def closed(schema: Any) -> Any:
-    """The schema with nothing in its objects but what their fields are built from, and tags that must be there."""
+    """The schema, its objects restricted to the fields that build them, with tags required."""
     done = _closed(schema)
     for each in _objects(done):
         for target in each.get("discriminator", {}).get("mapping", {}).values():

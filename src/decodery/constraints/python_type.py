@@ -25,10 +25,13 @@ from .python_schema import closed, generator
 class PythonType(ConstraintSpec):
     """Writes JSON for a pydantic model, a dataclass, a TypedDict or a type such as list[int].
 
-    type: what the value is to be; `parse(text)` gives it. Where pydantic's own schema lets more pass than pydantic
-    reads (keys of dict[int, str], Decimal, timedelta, web addresses, tagged unions ...) a tighter one is used, and
-    what has none is refused by name. Validators written in Python are checked by `parse` alone.
-    whitespace: see json-schema.
+    Where pydantic's own schema lets more pass than pydantic reads (keys of dict[int, str], Decimal, timedelta, web
+    addresses, tagged unions ...) a tighter one is used, and what has none is refused by name. Validators written in
+    Python are checked by `parse` alone.
+
+    Attributes:
+        type: What the value is to be; `parse(text)` gives it.
+        whitespace: See json-schema.
     """
 
     type: Any

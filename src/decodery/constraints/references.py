@@ -34,7 +34,13 @@ _NAMED = frozenset(["$defs", "definitions", "dependencies", "dependentSchemas", 
 
 @dataclass(frozen=True)
 class SchemaLocation:
-    """Where a schema lies. base: what its references are relative to; draft: 4 to 2020; path: for messages."""
+    """Where a schema lies.
+
+    Attributes:
+        base: What its references are relative to.
+        draft: 4 to 2020.
+        path: For messages.
+    """
 
     base: str
     draft: int
@@ -104,7 +110,11 @@ class References:
 
 
 def entered(schema: Any, around: SchemaLocation) -> SchemaLocation:
-    """What holds inside a schema: it may say its own draft and address. Raises ConstraintError for other drafts."""
+    """What holds inside a schema: it may say its own draft and address.
+
+    Raises:
+        ConstraintError: For other drafts.
+    """
     if not isinstance(schema, Mapping):
         return around
     draft, base, said = around.draft, around.base, schema.get("$schema")

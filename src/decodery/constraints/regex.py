@@ -24,9 +24,11 @@ from .size import MOST_PATTERN
 class Regex(ConstraintSpec):
     """Writes texts that match a regular expression from the first character to the last.
 
-    pattern: as in JSON Schema and JavaScript: `.` is any character but an end of line, \\d and \\w are ASCII.
     Look-around, back-references and word boundaries are no regular language and refused. Published engines precompute
     an index over states and tokens; here states are derived while decoding, so that compiling takes no time.
+
+    Attributes:
+        pattern: As in JSON Schema and JavaScript: `.` is any character but an end of line, \\d and \\w are ASCII.
     """
 
     pattern: str

@@ -32,10 +32,12 @@ _ASCII = 0x80
 class Effort(NamedTuple):
     """How far to look.
 
-    alike: states of a layer that allow the same bytes and are kept: half of them those that have changed most often in
-    what they allow, and half the last ones.
-    again: how often such a state is come to from another one, over all layers. steps: states looked at in all. whole:
-    whether every byte is tried, and also to stay in a state that allows the same bytes where it can be left.
+    Attributes:
+        alike: States of a layer that allow the same bytes and are kept: half of them those that have changed most often
+            in what they allow, and half the last ones.
+        again: How often such a state is come to from another one, over all layers.
+        steps: States looked at in all.
+        whole: Whether every byte is tried, and also to stay in a state that allows the same bytes where it can be left.
     """
 
     alike: int
@@ -91,8 +93,12 @@ def shortest(grammar: GrammarConstraint, text: bytes, effort: Effort) -> bytes |
 
 
 class _Begun(NamedTuple):
-    """A completion on its way. name: tells its state from others; turns: how often that has changed; stays: it did
-    not with the last byte.
+    """A completion in progress.
+
+    Attributes:
+        name: Identifies its state.
+        turns: How often the state has changed.
+        stays: Whether the last byte left it unchanged.
     """
 
     text: bytes

@@ -13,7 +13,11 @@ _MARK = "\x02"
 
 
 def end_mask(vocabulary: Vocabulary) -> np.ndarray:
-    """[vocab] bool: the end tokens. Raises UnsupportedModel where there are none."""
+    """[vocab] bool: the end tokens.
+
+    Raises:
+        UnsupportedModel: If there are none.
+    """
     if not vocabulary.eos_ids:
         raise UnsupportedModel("the model has no end token, so a constrained text could not end")
     mask = np.zeros(vocabulary.size, dtype=bool)
@@ -23,7 +27,7 @@ def end_mask(vocabulary: Vocabulary) -> np.ndarray:
 
 
 def spelled(text: str, vocabulary: Vocabulary) -> list[int]:
-    """The tokenizer's own tokens of a text inside another one, none of them special: it is text, whatever it says."""
+    """The tokenizer's own tokens of a text inside another one; special tokens are read as text."""
     tokens: list[int] = []
     for token in _inside(text, vocabulary):
         name = vocabulary.pieces[token].decode("utf-8", "replace") if token in vocabulary.special_ids else ""

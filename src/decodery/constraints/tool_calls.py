@@ -31,7 +31,11 @@ _LAYOUT = {"whitespace_pattern": r"[ \n\r\t]{1,32}", "json_allowed_escapes": 'nr
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A call of a tool. arguments: JSON text of an object."""
+    """A call of a tool.
+
+    Attributes:
+        arguments: JSON text of an object.
+    """
 
     name: str
     arguments: str
@@ -47,10 +51,13 @@ class ToolCalls(ConstraintSpec):
     """Lets a text call tools, and write nothing that only looks like a call.
 
     A call is `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, with a line break after and before its marks.
-    tools: a list of {"name", "parameters"}, the latter a JSON schema of an object, or its text; without parameters a
-    tool takes none. required: the text is
-    calls from the first token on; else it is free until the first mark of a call, after which there are calls alone.
-    several: whether there may be more than one call.
+
+    Attributes:
+        tools: A list of {"name", "parameters"}, the latter a JSON schema of an object, or its text; without parameters
+            a tool takes none.
+        required: The text is calls from the first token on; else it is free until the first mark of a call, after which
+            there are calls alone.
+        several: Whether there may be more than one call.
     """
 
     tools: str | Sequence[Mapping[str, Any]]

@@ -44,7 +44,7 @@ _tried: WeakKeyDictionary[Vocabulary, _Tried] = WeakKeyDictionary()
 
 
 def require_compilable(grammar: str, vocabulary: Vocabulary) -> None:
-    """Raise ConstraintError for a grammar that takes too much to compile, that is wrong, or that has no text.
+    """Raise ConstraintError for a grammar that is wrong, empty or too expensive to compile.
 
     A process apart tries it, once per grammar: that takes as long as compiling it.
     """

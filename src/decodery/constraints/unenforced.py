@@ -30,7 +30,11 @@ class Unenforced:
     ignored: list[str] = field(default_factory=list)
 
     def keyword(self, keyword: str, path: str) -> None:
-        """Leave a keyword out. Raises ConstraintError where that is not allowed."""
+        """Leave a keyword out.
+
+        Raises:
+            ConstraintError: If that is not allowed.
+        """
         if not self.allowed:
             raise ConstraintError(
                 f"the JSON schema uses {keyword!r} at {path}, which cannot be enforced: leave it out and check the "
@@ -45,7 +49,11 @@ class Unenforced:
         self.found.append(f"pattern at {path}")
 
     def format(self, name: str, path: str) -> None:
-        """Ignore a format. Raises ConstraintError where that is not allowed."""
+        """Ignore a format.
+
+        Raises:
+            ConstraintError: If that is not allowed.
+        """
         if not self.formats:
             raise ConstraintError(
                 f"the JSON schema uses the format {name!r} at {path}, which cannot be enforced: leave it out"

@@ -8,9 +8,10 @@ from typing import Any
 
 
 class Contract(ABC):  # noqa: B024 - what is abstract is for each base to say
-    """A base type: what it leaves to its subclasses is an `abstractmethod`, whose docstring says what to write.
+    """A base type: subclasses define its abstract methods, whose docstrings say what to write.
 
-    Raises TypeError, with what to define, where an object is made of a class that leaves something out.
+    Raises:
+        TypeError: With what to define, where an object is made of a class that leaves something out.
     """
 
     def __new__(cls, *args: Any, **settings: Any) -> Any:
@@ -19,7 +20,7 @@ class Contract(ABC):  # noqa: B024 - what is abstract is for each base to say
 
 
 def require_complete(cls: type) -> None:
-    """Raise TypeError where a class lacks what a base leaves to it, with every such method and what it gives."""
+    """Raise TypeError if a class lacks abstract methods of its bases, with each of them."""
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
     if missing:
         raise TypeError(f"{cls.__name__} is not complete: define {' and '.join(_said(cls, name) for name in missing)}")

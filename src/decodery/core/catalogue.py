@@ -60,9 +60,12 @@ def is_base(module: str) -> bool:
 class Description:
     """What one method says of itself. paper and year are None where there is no source.
 
-    requirements, provides: its tables in words, see `core.requirements`; requirements end with what it was registered
-    with. slower: see `registry.register`. ready: whether it runs with its defaults on any model that has what its table
-    requires: no trained part, second model or setting has to be given.
+    Attributes:
+        requirements, provides: Its tables in words, see `core.requirements`; requirements end with what it was
+            registered with.
+        slower: See `registry.register`.
+        ready: Whether it runs with its defaults on any model that has what its table requires: no trained part, second
+            model or setting has to be given.
     """
 
     name: str
@@ -99,9 +102,12 @@ def facts(
     lacking: bool = False,
     tables: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
 ) -> dict[str, Any]:
-    """The fields of a `Description` but its family, from the arguments of `register`, docstring and tables.
+    """The fields of a `Description` except the family.
 
-    lacking: whether a setting has no default.
+    They come from the arguments of `register`, the docstring and the tables.
+
+    Args:
+        lacking: Whether a setting has no default.
     """
     year = re.search(r"\((\d{4})\)\s*$", paper)
     return {
@@ -155,6 +161,8 @@ def catalogue(family: str) -> dict[str, Entry]:
 
 @cache
 def shown(family: str) -> dict[str, str]:
-    """What a family's package exports by name, and the module that has it: its methods' classes, and what `__all__` of
-    its modules names beside them; sorted, no module is imported."""
+    """What a family's package exports: by name, sorted, the module that defines it.
+
+    These are its methods' classes and the names in `__all__` of its modules. No module is imported.
+    """
     return dict(_index()[family]["exports"])

@@ -1,4 +1,4 @@
-"""What a prompt was made of, so that a search can ask for texts behind other prompts than the one it was given."""
+"""What a prompt was made of, so that a search can ask for texts after other prompts than the one it was given."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ Prompt = str | Sequence[Message]
 
 
 class PromptTokens(list[int]):
-    """Token ids of a prompt. user_spans: the tokens of what the user says in each turn, as the first and the last one,
-    the last not included; None where that is not known, as of a text without a template."""
+    """Token ids of a prompt.
+
+    Args:
+        user_spans: The tokens of what the user says in each turn, as the first and the last one, the last not included;
+            None where that is not known, as of a text without a template.
+    """
 
     def __init__(self, ids: Iterable[int], user_spans: Sequence[tuple[int, int]] | None = None) -> None:
         super().__init__(ids)
@@ -23,10 +27,13 @@ class PromptTokens(list[int]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Conversation:
-    """A prompt before it is rendered. prompt: a text, or chat messages `{"role": ..., "content": ...}`.
+    """A prompt before it is rendered.
 
-    encode: the token ids of such a prompt, by the model's own template. compile: what constrains a text, by name or as
-    a language, for this model's tokens. apply_chat_template: whether the prompt is read with the model's chat template.
+    Attributes:
+        prompt: A text, or chat messages `{"role": ..., "content": ...}`.
+        encode: The token ids of such a prompt, by the model's own template.
+        compile: What constrains a text, by name or as a language, for this model's tokens.
+        apply_chat_template: Whether the prompt is read with the model's chat template.
     """
 
     prompt: Prompt

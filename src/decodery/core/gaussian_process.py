@@ -1,4 +1,4 @@
-"""A Gaussian process over points of a cube, to say which point nobody has tried may be best."""
+"""A Gaussian process over points of a cube, to say which untried point may be best."""
 
 from __future__ import annotations
 

@@ -15,8 +15,11 @@ from .catalogue import FAMILY_OF, shown
 
 
 def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a family's package: the classes its modules register, and what they name in
-    `__all__` beside them. Its modules and packages are found by their names, too."""
+    """`__getattr__` and `__dir__` of a family's package.
+
+    It exports the classes that its modules register and the names in their `__all__`. Its modules and packages are
+    found by their names, too.
+    """
     family = FAMILY_OF[package.partition(".")[2]]
 
     def get(name: str) -> Any:
@@ -36,7 +39,11 @@ def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
 
 def submodule(package: str, name: str) -> Any:
-    """The module or package `name` of a package. Raises AttributeError where there is none."""
+    """The module or package `name` of a package.
+
+    Raises:
+        AttributeError: If there is none.
+    """
     if name.startswith("_") or find_spec(f"{package}.{name}") is None:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     return import_module(f"{package}.{name}")

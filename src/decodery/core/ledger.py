@@ -13,14 +13,18 @@ from typing import Any
 class Ledger:
     """What one request spent: a text, or a search with all of its branches, those that were left included.
 
-    tokens: written, the first one and those of branches that were given up included. passes: in which the request took
-    part, by model: a pass that several requests share counts once in each of them, so that passes do not add up over
-    requests. rows: fed to each model, of the request alone, so that rows add up. seconds: of passes, by the request's
-    share of their rows. A model's name is "model" for the engine's own, else what it was asked as, such as "draft".
-    What is read again after a preemption counts as often as it is read. scorer_calls: candidates judged by scorers.
-    depth: passes that had to follow each other, however many requests or models shared time with them. bytes: the most
-    that the request's caches of all models held at a time; what branches share counts once, what two requests share in
-    both. counts: what else was done, by name, such as "rejections" of a rule: it tells why, and is no further cost.
+    Attributes:
+        tokens: Written, the first one and those of branches that were given up included.
+        passes: In which the request took part, by model: a pass that several requests share counts once in each of
+            them, so that passes do not add up over requests.
+        rows: Fed to each model, of the request alone, so that rows add up.
+        seconds: Of passes, by the request's share of their rows. A model's name is "model" for the engine's own, else
+            what it was asked as, such as "draft". What is read again after a preemption counts as often as it is read.
+        scorer_calls: Candidates judged by scorers.
+        depth: Passes that had to follow each other, however many requests or models shared time with them.
+        bytes: The most that the request's caches of all models held at a time; what branches share counts once, what
+            two requests share in both.
+        counts: What else was done, by name, such as "rejections" of a rule: it tells why, and is no further cost.
     """
 
     tokens: int = 0
@@ -33,7 +37,11 @@ class Ledger:
     counts: dict[str, float] = field(default_factory=dict)
 
     def spend(self, model: str, rows: int, seconds: float, *, first: bool) -> None:
-        """Rows of one pass of a model; first: they are the request's first in this pass."""
+        """Rows of one pass of a model.
+
+        Args:
+            first: They are the request's first in this pass.
+        """
         self.passes[model] = self.passes.get(model, 0) + first
         self.rows[model] = self.rows.get(model, 0) + rows
         self.seconds[model] = self.seconds.get(model, 0.0) + seconds
@@ -79,7 +87,7 @@ def charging(ledger: Ledger) -> Iterator[None]:
 
 
 def charged() -> Ledger:
-    """The ledger of the request in whose turn this is called; outside an engine one that nobody reads."""
+    """The ledger of the request in whose turn this is called; outside an engine one that is not used."""
     return _charged.get() or Ledger()
 
 

@@ -14,7 +14,7 @@ _ARM = ("asimd", "asimddp", "i8mm", "bf16", "sve")
 
 
 def describe() -> dict[str, Any]:
-    """Processor, memory (GiB), threads, system, versions and kernels, as texts, numbers and lists of texts."""
+    """Processor, memory (GiB), threads, system, versions and kernels, as plain data."""
     import torch
 
     from decodery.core.version import __version__

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def split(text: str, separator: str) -> list[str]:
     """The pieces of `text` between the separators that stand outside all parentheses and double quotes.
 
-    Raises SettingsError where parentheses do not match.
+    Raises:
+        SettingsError: If parentheses do not match.
     """
     pieces, depth = [""], 0
     for sign in _SIGN.findall(text):
@@ -52,7 +53,11 @@ def parts(spec: str) -> tuple[str, str]:
 
 
 def build(method: Method, settings: str, further: Mapping[str, Any] | None = None) -> Any:
-    """An instance of `method` from the text "key=value,key=value". further: settings that are given as they are."""
+    """An instance of `method` from the text "key=value,key=value".
+
+    Args:
+        further: Settings that are given as they are.
+    """
     kinds = typing.get_type_hints(method.cls)
     if _untrusted.get() and method.local:
         raise NotTrusted(f"{method.name} reads files or runs programs, which is not for requests from a network")
@@ -91,7 +96,11 @@ def unmet(method: Method, missing: Sequence[str]) -> str:
 
 
 def given(name: str, settings: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The values in the text "key=value,key=value", whose types are `kinds`. name: whose settings they are."""
+    """The values in the text "key=value,key=value", whose types are `kinds`.
+
+    Args:
+        name: Whose settings they are.
+    """
     known = f"its settings are {listing(list(kinds))}" if kinds else "it has no settings"
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in split(settings, ","))):
@@ -114,7 +123,7 @@ def given(name: str, settings: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def from_network() -> Iterator[None]:
-    """Within it, and on this thread, specs are untrusted: settings that may be paths or models are refused.
+    """A context in which specs of this thread are untrusted: no setting may be a path or a model.
 
     Integers beyond `MOST_NUMBER` are refused too, as memory and time grow with them.
     """
@@ -131,7 +140,7 @@ def is_untrusted() -> bool:
 
 
 def spelled(method: Any, name: str, **further: str) -> str:
-    """A method as a user names it: what differs from its defaults and can be written, then `further` settings."""
+    """A method as a user writes it: settings that differ from the defaults, then `further` ones."""
     own = {
         each.name: str(value)
         for each in dataclasses.fields(method)
@@ -172,7 +181,10 @@ def _members(kind: Any) -> Iterator[Any]:
 
 
 def beyond_text(method: Method) -> list[str]:
-    """The settings that must be given and that no text can give, as a function: such a method is built in Python."""
+    """Required settings that no text can give, such as a function.
+
+    Such a method is built in Python.
+    """
     kinds = typing.get_type_hints(method.cls)
     return [name for name in _required(method) if _kind_name(kinds[name]) == _NO_TEXT]
 

@@ -68,7 +68,7 @@ def mix(*words: int) -> int:
 
 
 def nth_seed(seed: int, number: int) -> int:
-    """The seed of text `number` of several that begin with `seed`: they count up, and on from 0 after 2**64 - 1."""
+    """The seed of text `number` of several; they count up from `seed` modulo 2**64."""
     return (seed + number) & _MASK
 
 
@@ -79,9 +79,13 @@ def draw(seed: int, position: int, token: int = 0, stream: int = ACCEPT) -> floa
 
 
 def uniform(seed: int, position: int | Sequence[int], tokens: torch.Tensor, stream: int = TOKEN) -> torch.Tensor:
-    """Uniform numbers in (0, 1), float64: [m, ...] for `tokens` [m, ...] at one position, [n, m, ...] at n.
+    """Uniform float64 numbers in (0, 1) for tokens at one or n positions.
 
-    tokens: int64. Bit for bit the same on every device and for every subset of tokens.
+    [m, ...] for `tokens` [m, ...] at one position, [n, m, ...] at n. Bit for bit the same on every device and for every
+    subset of tokens.
+
+    Args:
+        tokens: int64.
     """
     if tokens.device.type == "cpu":
         return torch.from_numpy(_unit(_bits(seed, position, tokens.numpy(), stream)))
@@ -89,9 +93,10 @@ def uniform(seed: int, position: int | Sequence[int], tokens: torch.Tensor, stre
 
 
 def gumbel(seed: int, position: int | Sequence[int], tokens: torch.Tensor, stream: int = TOKEN) -> torch.Tensor:
-    """Standard Gumbel noise -log(-log u), float64: [m, ...] for `tokens` at one position, [n, m, ...] at n.
+    """Standard Gumbel noise -log(-log u), float64, for tokens at one or n positions.
 
-    The same for every subset of tokens, and on every device up to the last bit of its logarithm.
+    [m, ...] for `tokens` at one position, [n, m, ...] at n. The same for every subset of tokens, and on every device up
+    to the last bit of its logarithm.
     """
     if tokens.device.type == "cpu":
         return torch.from_numpy(_gumbel(_bits(seed, position, tokens.numpy(), stream)))
@@ -99,10 +104,13 @@ def gumbel(seed: int, position: int | Sequence[int], tokens: torch.Tensor, strea
 
 
 def gumbel_argmax(log_probs: torch.Tensor, seed: int, positions: Sequence[int], stream: int = TOKEN) -> torch.Tensor:
-    """Token ids [n] int64: argmax over v of log_probs[i, v] + g(v), an exact draw from row i's distribution.
+    """Token ids [n] int64: argmax over v of log_probs[i, v] + g(v).
 
-    log_probs: [n, V] float, normalised or not, -inf for what cannot be drawn, at least one finite entry per
-    row. positions: [n], the position whose noise row i uses; equal positions share their noise.
+    It is an exact draw from row i's distribution.
+
+    Args:
+        log_probs: [n, V] float, normalised or not, -inf for what cannot be drawn, at least one finite entry per row.
+        positions: [n], the position whose noise row i uses; equal positions share their noise.
     """
     if log_probs.device.type != "cpu":
         tokens = torch.arange(log_probs.shape[1], device=log_probs.device)
@@ -122,7 +130,10 @@ def gumbel_topk(
     """Ids and scores [n, k] (int64, float64) of the k largest log_probs[i, v] + g(v), the largest first.
 
     In this order they are k draws without replacement from row i's distribution (Gumbel-top-k). Where a row has fewer
-    tokens to draw, ids are -1 and scores -inf. log_probs, positions: as in `gumbel_argmax`; k is cut to V.
+    tokens to draw, ids are -1 and scores -inf.
+
+    Args:
+        log_probs, positions: As in `gumbel_argmax`; k is cut to V.
     """
     n, vocab = log_probs.shape
     k = min(k, vocab)

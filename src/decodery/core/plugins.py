@@ -18,10 +18,12 @@ _sought: set[str] = set()
 
 
 def import_methods(name: str) -> None:
-    """Import the module `name`, or the file where it ends in .py, so that the methods in it are registered.
+    """Import the module `name`, or a .py file, so that its methods are registered.
 
-    Modules of the current folder are found, too. Raises SettingsError, in one sentence, where there is none or it
-    cannot be imported.
+    Modules of the current folder are found, too.
+
+    Raises:
+        SettingsError: In one sentence, where there is none or it cannot be imported.
     """
     try:
         if name.endswith(".py"):
@@ -40,7 +42,10 @@ def import_methods(name: str) -> None:
 
 
 def import_entry_points() -> None:
-    """Import, once, what installed distributions name in the group; one that fails is left out with a warning."""
+    """Import, once, what installed distributions name in the group.
+
+    One that fails is left out with a warning.
+    """
     if GROUP in _sought:
         return
     # Marked first: what is imported may itself ask for a method.

@@ -36,7 +36,9 @@ C = TypeVar("C", bound=type)
 class Method(Description):
     """One registered method: what it says of itself, and its dataclass.
 
-    texts: settings that are text and nothing else. local: whether it is for this machine's own user alone.
+    Attributes:
+        texts: Settings that are text and nothing else.
+        local: Whether it is for this machine's own user alone.
     """
 
     cls: type
@@ -68,16 +70,23 @@ def register(
 ) -> Callable[[C], C]:
     """Class decorator that makes a frozen dataclass known under `name`.
 
-    paper: "Title (year)" or "". guarantee: what holds, in a few words. lossless: True where the method leaves
-    the law of the output as it is. needs: what it asks for beyond its table (`cls.requirements`), such as "a trained
-    head". slower: whether it was measured slower than plain decoding on a CPU, as it is by default (see docs/results).
-    The family is the package the class lives in or, for a class outside this project, the package of the base class it
-    derives from. texts: settings that untrusted requests may give because they are text and nothing else: no path,
-    model or program. Settings of other kinds of text are for whoever runs the process, and so is a `local` method,
-    which reads files or runs programs whatever its settings are.
+    Settings of other kinds of text are for the owner of the process, and so is a `local` method, which reads files or
+    runs programs whatever its settings are.
 
-    Raises TypeError for a class that is no frozen dataclass, has no family or lacks a method of its base, ValueError
-    for a name taken by another class.
+    Args:
+        paper: "Title (year)" or "".
+        guarantee: What holds, in a few words.
+        lossless: True where the method leaves the distribution of the output as it is. needs: what it asks for beyond
+            its table (`cls.requirements`), such as "a trained head".
+        slower: Whether it was measured slower than plain decoding on a CPU, as it is by default (see docs/results). The
+            family is the package the class lives in or, for a class outside this project, the package of the base class
+            it derives from.
+        texts: Settings that untrusted requests may give because they are text and nothing else: no path, model or
+            program.
+
+    Raises:
+        TypeError: For a class that is no frozen dataclass, has no family or lacks a method of its base.
+        ValueError: For a name taken by another class.
     """
 
     def add(cls: C) -> C:
@@ -127,7 +136,10 @@ def methods(family: str | None = None) -> list[Method]:
 
 
 def descriptions() -> list[Description]:
-    """What all methods say of themselves, as `methods` orders them; of those of this package none is imported."""
+    """What all methods say of themselves, as `methods` orders them.
+
+    Of those of this package none is imported.
+    """
     import_entry_points()
     found: list[Description] = []
     for family in FAMILIES:
@@ -165,14 +177,18 @@ def family_of(cls: type) -> str | None:
 
 
 def resolve(family: str, spec: Any, **further: Any) -> Any:
-    """The method that `spec` names, as "name", "name:key=value,key=value" or "name(key=value,key=value)"; an instance
-    is returned as is.
+    """The method that `spec` names, as "name", "name:key=value,key=value" or "name(key=value,key=value)".
 
-    Values take the type of the field: int, float, bool, str, None; the members of a tuple are separated by
-    "/", those of a tuple within a tuple by ":". What stands in parentheses belongs to the method before them; a text
-    with commas or parentheses of its own stands in double quotes. further: settings that are given as they are.
+    An instance is returned as is. Values take the type of the field: int, float, bool, str, None; the members of a
+    tuple are separated by "/", those of a tuple within a tuple by ":". What stands in parentheses belongs to the method
+    before them; a text with commas or parentheses of its own stands in double quotes.
 
-    Raises UnknownMethod for a name that is not registered, SettingsError for a bad setting.
+    Args:
+        further: Settings that are given as they are.
+
+    Raises:
+        UnknownMethod: For a name that is not registered.
+        SettingsError: For a bad setting.
     """
     if not isinstance(spec, str):
         actual = family_of(type(spec))

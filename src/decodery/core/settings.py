@@ -29,12 +29,15 @@ _WORDS: dict[Any, tuple[str, str]] = {
 def checked(
     *further: Callable[..., Any], but: Collection[str] = (), elsewhere: Mapping[str, str] | None = None
 ) -> Callable[[F], F]:
-    """Decorates a function whose keyword-only arguments are settings: they are checked by their annotations.
+    """Decorate a function whose keyword-only arguments are settings, checked by their annotations.
 
-    further: functions that get what else is given, all but the arguments in `but`; without them a function with
-    `**settings` leaves names it does not know to whomever it hands them to. elsewhere: what to do where one of these
-    names is given, which belong to other functions or other tools; it holds for
-    functions with `**settings` too. Raises SettingsError.
+    Raises SettingsError.
+
+    Args:
+        further: Functions that get what else is given, all but the arguments in `but`; without them a function with
+            `**settings` leaves names it does not know to whomever it hands them to.
+        elsewhere: What to do where one of these names is given, which belong to other functions or other tools; it
+            holds for functions with `**settings` too.
     """
 
     def decorate(function: F) -> F:
@@ -64,15 +67,21 @@ def checked(
 
 
 def advice(name: str, known: Collection[str], elsewhere: Mapping[str, str]) -> str:
-    """What to do in place of a setting that does not exist: as `elsewhere` says, else the names most like it."""
+    """What to do in place of a setting that does not exist.
+
+    As `elsewhere` says, else the names most like it.
+    """
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
     return elsewhere.get(name) or f"try {', '.join(near)}"
 
 
 def plain(value: Any, kind: Any = Any) -> Any:
-    """A setting without numpy's types: its scalars become Python's, and arrays lists, where a list is one of `kind`.
+    """A setting without numpy's types.
 
-    Raises SettingsError for one that is nested too deeply to be looked through.
+    Scalars become Python's; arrays become lists where a list is one of `kind`.
+
+    Raises:
+        SettingsError: For one that is nested too deeply to be looked through.
     """
     try:
         return _plain(value, kind)

@@ -20,12 +20,16 @@ NAN = "the model's logits hold NaN; check the weights, or load the model with dt
 
 
 def topk(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [n, k] int64 and values [n, k] of the k largest entries of each row, best first, lowest id among equals.
+    """Ids [n, k] int64 and values [n, k] of the k largest entries per row, best first.
 
-    logits: [n, vocab] float; k is cut to vocab. `torch.topk` takes a hundred times as long on a CPU: it partitions
-    whole rows, while here all but about k groups of a row are ruled out by their maxima.
+    Among equals the lowest id comes first. `torch.topk` takes a hundred times as long on a CPU: it partitions whole
+    rows, while here all but about k groups of a row are ruled out by their maxima.
 
-    Raises NumericalError where a row holds NaN.
+    Args:
+        logits: [n, vocab] float; k is cut to vocab.
+
+    Raises:
+        NumericalError: If a row holds NaN.
     """
     k = min(k, logits.shape[1])
     if logits.device.type != "cpu":
@@ -44,9 +48,9 @@ def topk(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def argmax(logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The largest entry of each row of logits [n, vocab], as float32: ids [n], the lowest among equals, and values [n].
+    """Ids [n] and values [n] of the largest entry of each row, the lowest id among equals.
 
-    The value of a row that holds NaN is NaN.
+    Logits are [n, vocab], compared as float32. The value of a row that holds NaN is NaN.
     """
     logits = logits.float()
     try:
@@ -71,7 +75,11 @@ def likeliest(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def logsumexp(logits: torch.Tensor, largest: np.ndarray) -> np.ndarray:
-    """[n] logarithm of each row's sum of exponentials; largest: [n], the rows' maxima."""
+    """[n] logarithm of each row's sum of exponentials.
+
+    Args:
+        largest: [n], the rows' maxima.
+    """
     if logits.device.type != "cpu":
         return logits.float().logsumexp(dim=-1).cpu().numpy()
     rows = logits.numpy() if logits.dtype in (torch.float32, torch.float64) else logits.float().numpy()

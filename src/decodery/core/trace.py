@@ -12,8 +12,10 @@ from .ledger import Ledger
 class RecordedTree:
     """The draft of one step and what became of it.
 
-    tokens, parents: [n] of its nodes, of which the first is the last token, with parent -1. path: the nodes below it
-    that were accepted; emitted: what the text grew by, after them the one token that the rule chose.
+    Attributes:
+        tokens, parents: [n] of its nodes, of which the first is the last token, with parent -1.
+        path: The nodes below it that were accepted.
+        emitted: What the text grew by, after them the one token that the rule chose.
     """
 
     tokens: list[int]
@@ -26,11 +28,16 @@ class RecordedTree:
 class Step:
     """One sequence's part in one pass.
 
-    nodes: drafted tokens (the last one not counted); accepted: how many of them became text; emitted: tokens the
-    sequence grew by; rows: rows fed to the model. Times are in seconds and those of the whole pass, which the
-    sequences of a batch share. prefill: the pass read prompt tokens. choices: for every node with children that the
-    rule came to, top down, which of them it accepted, counted from 0 in draw order, -1 for none, and how many it had.
-    tree: the draft itself, where the request asked to keep it.
+    Attributes:
+        nodes: Drafted tokens (the last token not counted).
+        accepted: How many of them became text.
+        emitted: Tokens the sequence grew by.
+        rows: Rows fed to the model. Times are in seconds and those of the whole pass, which the sequences of a batch
+            share.
+        prefill: The pass read prompt tokens.
+        choices: For every node with children that the rule came to, top down, which of them it accepted, counted from 0
+            in draw order, -1 for none, and how many it had.
+        tree: The draft itself, where the request asked to keep it.
     """
 
     nodes: int = 0
@@ -55,9 +62,12 @@ class Step:
 class Grown:
     """A part of a text that a search had written: an edge of its tree.
 
-    parent: the number of the part that it goes on from, -1 for the prompt. tokens: its own. score: what it was found
-    worth, None where nobody was asked or no answer came. finish: how the text ended with it, None where it did not.
-    author: the model that wrote it, "" for the text's own.
+    Attributes:
+        parent: The number of the part that it goes on from, -1 for the prompt.
+        tokens: Its own.
+        score: What it was found worth, None if there was no scorer or no answer.
+        finish: How the text ended with it, None where it did not.
+        author: The model that wrote it, "" for the text's own.
     """
 
     parent: int
@@ -69,11 +79,14 @@ class Grown:
 
 @dataclass(slots=True, repr=False)
 class Trace:
-    """All steps of one sequence. Figures count decoding alone: prefill passes and the first token stay out.
+    """All steps of one sequence.
 
-    ledger: all that was spent, prefill and other models than the target included. grown: what a search has written in
-    parts, in the order it was begun; empty for anything else. visits: the part that each of its simulations came to,
-    where a search makes some.
+    Figures count decoding alone: prefill passes and the first token stay out.
+
+    Attributes:
+        ledger: All that was spent, prefill and other models than the target included.
+        grown: What a search has written in parts, in the order it was begun; empty for anything else.
+        visits: The part that each of its simulations came to, where a search makes some.
     """
 
     steps: list[Step] = field(default_factory=list)

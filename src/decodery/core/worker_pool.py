@@ -119,8 +119,10 @@ class WorkerPool:
         """The answer to `question`; neither waiting for a process nor starting one is counted in `seconds`.
 
         They are seconds of work where the system tells them apart from waiting, so that a busy machine changes nothing.
-        Raises NotStarted, or Unanswered where the limits of time or memory were reached or the process broke down;
-        that process is ended.
+
+        Raises:
+            NotStarted, Unanswered: If the limits of time or memory were reached or the process broke down; that process
+                is ended.
         """
         line = json.dumps([question, _STARVED * seconds]).encode() + b"\n"
         with self._slots.taken():
@@ -176,7 +178,11 @@ class WorkerPool:
 
 
 class WorkerProcess:
-    """One process of a pool, which answers a line with a line. ready: whether it has said that it has started."""
+    """One process of a pool, which answers a line with a line.
+
+    Args:
+        ready: Whether it has said that it has started.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
         self.popen = start_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -209,7 +215,10 @@ class WorkerProcess:
 
 
 def start_process(command: Sequence[str], **settings: Any) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own: a Ctrl-C is meant for this one, and on Windows no console may open."""
+    """Start a process in a session of its own.
+
+    A Ctrl-C is meant for this one, and on Windows no console may open.
+    """
     return subprocess.Popen(
         command, start_new_session=True, creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0), **settings
     )

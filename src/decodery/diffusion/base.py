@@ -27,17 +27,23 @@ Region = tuple[int, int]
 
 @dataclass(frozen=True)
 class DiffusionDecoder(Contract):
-    """A way of filling a canvas. Fields are settings; one instance serves many canvases.
+    """A way of filling a canvas.
 
-    block: places that are filled before those after them, which must divide the canvas; None is the whole canvas, or
-    the model's own blocks where its rows see nothing of later ones. cache: what is kept of earlier passes, such as
-    "dual"; None computes everything in every pass. measure: how sure a proposal is, see `View`. eos: whether ends may
-    be written like other tokens ("free"), rank after them ("last") or are "never" written. guidance: how far to go
-    from the law without the prompt to that with it, and beyond: l + guidance * (l - l without); 0 asks for the one law.
-    experts: which experts of a mixture the rows of a pass share, such as "des-vote"; None leaves each row its choice.
-    noise: at a temperature above 0, whether proposals are drawn anew in every "pass", as published samplers do it, or
-    with noise that stays the same at each "position". With the former an unlikely draw has to be the surest one of its
-    pass to be written, with the latter it comes again until it is.
+    Fields are settings; one instance serves many canvases. With the former an unlikely draw has to be the most
+    confident one of its pass to be written, with the latter it comes again until it is.
+
+    Attributes:
+        block: Places that are filled before those after them, which must divide the canvas; None is the whole canvas,
+            or the model's own blocks where its rows see nothing of later ones.
+        cache: What is kept of earlier passes, such as "dual"; None computes everything in every pass.
+        measure: How sure a proposal is, see `View`.
+        eos: Whether ends may be written like other tokens ("free"), rank after them ("last") or are "never" written.
+        guidance: How far to go from the distribution without the prompt to that with it, and beyond: l + guidance * (l
+            - l without); 0 asks for the one distribution.
+        experts: Which experts of a mixture the rows of a pass share, such as "des-vote"; None leaves each row its
+            choice.
+        noise: At a temperature above 0, whether proposals are drawn anew in every "pass", as published samplers do it,
+            or with noise that stays the same at each "position".
     """
 
     block: int | None = field(default=None, kw_only=True)
@@ -81,12 +87,22 @@ class UnmaskingPolicy(DiffusionDecoder):
     """A way of filling a canvas block by block, one pass after another."""
 
     def begin(self, run: Run, region: Region) -> Any:
-        """What it remembers at the beginning of a region."""
+        """What it remembers at the beginning of a region.
+
+        Args:
+            run: The canvas with its model.
+            region: First and last position (exclusive).
+        """
         return None
 
     @abstractmethod
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
-        """What is written after a pass, at least one token, and what is remembered from here on."""
+        """What is written after a pass, at least one token, and what is remembered from here on.
+
+        Args:
+            view: The proposals after the pass.
+            memory: What `begin` or `select` gave before.
+        """
 
     def fill(self, run: Run) -> ForwardCoroutine[None]:
         for region in run.regions():

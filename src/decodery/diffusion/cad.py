@@ -22,12 +22,18 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class CAD(UnmaskingPolicy):
-    """Writes what reaches tau: at least `least` proposals of a pass and at most `most`, the surest ones.
+    """Writes the most confident proposals that reach tau, `least` to `most` per pass.
 
-    eos_share: the part of the canvas that must be written before an end may be; until then a place that proposes one is
-    no candidate, whatever `least` is, unless every open place does. A block that has had as many passes as
-    it has places is written as a whole, which bounds what a model without confidence costs. Defaults are those of the
-    published evaluation. It goes with any model; the distillation that it was published with is not part of this.
+    A block that has had as many passes as it has places is written as a whole, which bounds what a model without
+    confidence costs. Defaults are those of the published evaluation.
+
+    Attributes:
+        tau: The threshold on confidence.
+        least: Fewest tokens written per pass.
+        most: Most tokens written per pass.
+        eos_share: The part of the canvas that must be written before an end may be; until then a place that proposes
+            one is no candidate, whatever `least` is, unless every open place does. It goes with any model; the
+            distillation that it was published with is not part of this.
     """
 
     tau: float = 0.95

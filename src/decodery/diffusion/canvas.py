@@ -16,7 +16,12 @@ __all__ = ["Canvas", "Checks", "Round"]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one pass wrote. positions, tokens: [n]; logprobs: [n], of the tokens when they were written, in nats."""
+    """What one pass wrote.
+
+    Attributes:
+        positions, tokens: [n].
+        logprobs: [n], of the tokens when they were written, in nats.
+    """
 
     positions: np.ndarray
     tokens: np.ndarray
@@ -30,10 +35,14 @@ class Round:
 
 @dataclass
 class Checks:
-    """What it took to hold a canvas to a constraint. tried: tokens that were to be written; refused: of these.
+    """What it took to hold a canvas to a constraint.
 
-    known: tokens that needed no look, because the last filling had them; recovered: passes that wrote a token of a
-    filling in place of one that was wanted; asked: tokens that the constraint was asked about.
+    Attributes:
+        tried: Tokens that were to be written.
+        refused: Of these.
+        known: Tokens that needed no look, because the last filling had them.
+        recovered: Passes that wrote a token of a filling in place of one that was wanted.
+        asked: Tokens that the constraint was asked about.
     """
 
     tried: int = 0
@@ -45,13 +54,23 @@ class Checks:
 
 @dataclass(eq=False)
 class Canvas:
-    """A working text. tokens: [L] int64, the prompt and after it what is written, or the mask token.
+    """A working text.
 
-    limit: how many tokens are wanted; the canvas may be longer, where a model's last block is. seed: decides what is
-    left to chance. written: [L] the number of the pass that wrote each token, -1 in the prompt and where nothing is
-    written yet. passes: so far; rows: fed to the model in them; pairs: of rows and keys that attention compared, in one
-    layer; experts: that passes read, of all layers of a mixture together. rounds: what was written, in order. checks:
-    what a constraint took, None without one.
+    Attributes:
+        tokens: [L] int64, the prompt and after it what is written, or the mask token.
+        prompt_length: Tokens of the prompt.
+        mask_id: The mask token.
+        limit: How many tokens are wanted; the canvas may be longer, where a model's last block is.
+        eos_ids: End tokens.
+        seed: Decides what is left to chance.
+        written: [L] the number of the pass that wrote each token, -1 in the prompt and where nothing is written yet.
+        passes: So far.
+        rows: Fed to the model in them.
+        pairs: Of rows and keys that attention compared, in one layer.
+        experts: That passes read, of all layers of a mixture together.
+        rounds: What was written, in order.
+        trace: What its passes took.
+        checks: What a constraint took, None without one.
     """
 
     tokens: np.ndarray
@@ -84,7 +103,15 @@ class Canvas:
     ) -> Canvas:
         """An empty canvas of `length` tokens after a prompt, or to the end of the model's last block.
 
-        Raises PromptError or SettingsError where the model cannot fill it.
+        Args:
+            model: What will fill it.
+            prompt: Token ids.
+            length: Tokens that are wanted.
+            eos_ids: End tokens.
+            seed: See `Canvas`.
+
+        Raises:
+            PromptError, SettingsError: If the model cannot fill it.
         """
         config = model.config
         if config.causal:
@@ -123,7 +150,13 @@ class Canvas:
         return start + np.flatnonzero(self.masked[start:end])
 
     def write(self, positions: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-        """Fill places that are open, in the pass that was the last."""
+        """Fill places that are open, in the pass that was the last.
+
+        Args:
+            positions: [n].
+            tokens: [n] ids.
+            logprobs: [n] in nats.
+        """
         if not self.masked[positions].all():
             raise ValueError(f"some of the positions {positions.tolist()} are written already")
         self.tokens[positions] = tokens
@@ -142,7 +175,7 @@ class Canvas:
 
     @property
     def ended(self) -> bool:
-        """Whether what is to be returned cannot change any more: an end is written, and nothing is open before it."""
+        """Whether the result is final: an end is written and nothing before it is open."""
         end = self.end
         return end is not None and not self.masked[self.prompt_length : end].any()
 

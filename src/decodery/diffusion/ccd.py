@@ -20,7 +20,7 @@ Laws = Mapping[int, torch.Tensor]
 
 
 class Likeliest(NamedTuple):
-    """The places of a pass whose laws average to little entropy, and those averages."""
+    """The places of a pass whose distributions average to little entropy, and those averages."""
 
     indices: np.ndarray
     laws: torch.Tensor
@@ -35,13 +35,19 @@ class Likeliest(NamedTuple):
 )
 @dataclass(frozen=True)
 class CCD(UnmaskingPolicy):
-    """Averages the laws of the surest places over the last passes, and writes where the average has least entropy.
+    """Averages the most confident distributions over passes and writes where entropy is lowest.
 
-    places: how many of the surest a pass remembers; history: passes that are remembered, the current one not counted
-    (published: 3 with Dream, 2 with LLaDA). adaptive: False writes one token a pass; True, CCD-DS, all places whose
-    average has no more entropy than the surest law now, or than `floor` nats: the paper names a threshold and not its
-    value, so this one is ours. The entropy of the average is the mean entropy and what contexts disagree on. This is
-    the paper's form; the released code compares proposals with those of the last pass. Memory: history * places laws.
+    The entropy of the average is the mean entropy and what contexts disagree on. Memory: history * places
+    distributions.
+
+    Attributes:
+        places: How many of the most confident a pass remembers.
+        history: Passes that are remembered, the current one not counted (published: 3 with Dream, 2 with LLaDA).
+        adaptive: False writes one token a pass; True, CCD-DS, all places whose average has no more entropy than the
+            most confident distribution now, or than `floor` nats: the paper names a threshold and not its value, so
+            this one is ours. This is the paper's form; the released code compares proposals with those of the last
+            pass.
+        floor: Entropy in nats up to which CCD-DS writes in any case.
     """
 
     places: int = 4
@@ -76,9 +82,12 @@ class CCD(UnmaskingPolicy):
 
 
 def averaged(indices: np.ndarray, positions: list[int], now: torch.Tensor, past: tuple[Laws, ...]) -> Likeliest | None:
-    """The mean laws, over past passes and now, of those places that the past knows; None where it knows none.
+    """The mean distributions, over past passes and now, of those places that the past knows.
 
-    now: [k, vocab] of `positions` [k].
+    None where it knows none.
+
+    Args:
+        now: [k, vocab] of `positions` [k].
     """
     rows, laws = [], []
     for row, place in enumerate(positions):

@@ -17,8 +17,12 @@ from .view import Commit, View
 
 
 class Proposed(NamedTuple):
-    """What is remembered of the last pass. tokens: by position, the most likely ones of the surest places that it did
-    not write; width: how many there were at most; masks: open places at the beginning of the region.
+    """What is remembered of the last pass.
+
+    Attributes:
+        masks: Open places at the beginning of the region.
+        width: How many there were at most.
+        tokens: By position, the most likely ones of the most confident places that it did not write.
     """
 
     masks: int
@@ -34,12 +38,16 @@ class Proposed(NamedTuple):
 )
 @dataclass(frozen=True)
 class CCDAgreement(UnmaskingPolicy):
-    """Writes, of the surest places, the first whose most likely token is that of the last pass, or all of these.
+    """Writes the most confident position whose proposal equals that of the last pass, or all such.
 
-    warm_up: passes of every region that write the surest token, as do those whose surest place was not among what is
-    remembered, or in which nothing agrees. places: of the surest ones that are remembered, at most: one in each pass of
-    the warm-up but the last, one more in every pass from there on, and two again where a tenth of the region is left.
-    adaptive: True, CCD-DS, writes all that agree. The paper's own form, which averages laws, is `ccd`.
+    The paper's own form, which averages distributions, is `ccd`.
+
+    Attributes:
+        warm_up: Passes of every region that write the most confident token, as do those whose most confident place was
+            not among what is remembered, or in which nothing agrees.
+        places: Of the most confident ones that are remembered, at most: one in each pass of the warm-up but the last,
+            one more in every pass from there on, and two again where a tenth of the region is left.
+        adaptive: True, CCD-DS, writes all that agree.
     """
 
     warm_up: int = 5

@@ -28,7 +28,8 @@ class Closing:
     """
 
     def __init__(self, constraint: Constraint, vocabulary: Vocabulary, never: list[int]) -> None:
-        """
+        """What a constraint allows in a canvas that has to end.
+
         Args:
             constraint: What the text is held to.
             vocabulary: The tokens that it decides about.

@@ -26,17 +26,33 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class Dystruct(DiffusionDecoder):
-    """Looks ahead, keeps as many places as are likely to be filled well, and fills stable blocks beside text first.
+    """Looks ahead, keeps the positions that are likely right, and fills stable blocks beside text first.
 
-    Instability of a place is the entropy of its law over that of an even one. Length: the most likely one from least
-    to most places, under a Poisson law with this mean and exp(-penalty * instability of all places), and up to the
-    first end whose probability reaches `end`. Blocks: from left to right, a place goes on with its block as long as the
-    block's size times a normal law around its mean instability (of width spread) is at least alpha times one around
-    `centre` (of width wide). Order: the block with the least instability - gamma * share of written places within
-    `reach` of its edges. Within it what reaches tau is written, as in threshold; a block below `calm` is written at
-    once. Edges: `weld` places on either side of two blocks' border are opened again where their tokens are less likely
-    than `doubt`, and stay as they were unless what replaces them is likelier. passes: at most, None for one a token;
-    the last one writes all that is open, and nothing is looked at after it.
+    Instability of a place is the entropy of its distribution over that of an even one. Length: the most likely one from
+    least to most places, under a Poisson distribution with this mean and exp(-penalty * instability of all places), and
+    up to the first end whose probability reaches `end`. Blocks: from left to right, a place goes on with its block as
+    long as the block's size times a normal distribution around its mean instability (of width spread) is at least alpha
+    times one around `centre` (of width wide). Order: the block with the least instability - gamma * share of written
+    places within `reach` of its edges. Within it what reaches tau is written, as in threshold; a block below `calm` is
+    written at once. Edges: `weld` places on either side of two blocks' border are opened again where their tokens are
+    less likely than `doubt`, and stay as they were unless what replaces them is more likely.
+
+    Attributes:
+        tau: Confidence from which positions of a block are written.
+        mean: Mean of the Poisson prior of the length.
+        least, most: Bounds of the length, in positions.
+        penalty: Weight of instability against length.
+        end: Probability of an end that ends the look ahead.
+        alpha: How readily a new block begins.
+        spread: Standard deviation of instability within a block.
+        wide: Standard deviation of instability over all blocks.
+        centre: Mean of instability over all blocks.
+        gamma: Weight of written neighbours in the order of blocks.
+        reach: Positions beside a block that count as neighbours.
+        calm: Instability below which a block is written at once.
+        weld: Positions on either side of a border that are opened again.
+        doubt: Probability below which they are.
+        passes: At most, None for one a token; the last one writes all that is open, and nothing is looked at after it.
     """
 
     tau: float = 0.9
@@ -142,7 +158,11 @@ class Dystruct(DiffusionDecoder):
             run.write(view, view.at(sure))
 
     def energy(self, masked: np.ndarray, block: Region, unsure: float) -> float:
-        """Low for a block that is stable and has written neighbours. masked: [L] of the canvas."""
+        """Low for a block that is stable and has written neighbours.
+
+        Args:
+            masked: [L] of the canvas.
+        """
         near = np.concatenate((masked[max(block[0] - self.reach, 0) : block[0]], masked[block[1] :][: self.reach]))
         return unsure - self.gamma * (1 - near.mean() if len(near) else 0.0)
 
@@ -179,5 +199,5 @@ class Dystruct(DiffusionDecoder):
 
 
 def _normal(value: float, mean: float, width: float) -> float:
-    """Log-density of a normal law, without its constant."""
+    """Log-density of a normal distribution, without its constant."""
     return -0.5 * ((value - mean) / width) ** 2 - float(np.log(width))

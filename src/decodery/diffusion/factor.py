@@ -21,9 +21,12 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class Factor(UnmaskingPolicy):
-    """Writes the surest n proposals, the most for which (n + 1)(1 - confidence of the least sure) is at most phi.
+    """Writes the n most confident proposals, the largest n with (n + 1)(1 - least confidence) <= phi.
 
     If n tokens are each surer than 1 - e and (n + 1) e is below 1, then all together they are the most likely n tokens.
+
+    Attributes:
+        phi: Bound of (n + 1)(1 - least confidence); smaller writes fewer tokens.
     """
 
     phi: float = 1.0

@@ -20,8 +20,12 @@ MOST_PLACES = 1 << 12
 class Filter(TrainedPart):
     """Two layers on the confidences of a block of b places.
 
-    weight: [inner, b]; bias: [inner]; out: [b, inner]; out_bias: [b]; float32. model: `fingerprint` of the model whose
-    confidences it learned from, "" where it is not known.
+    Attributes:
+        weight: [inner, b].
+        bias: [inner].
+        out: [b, inner].
+        out_bias: [b]; float32.
+        model: `fingerprint` of the model whose confidences it learned from, "" where it is not known.
     """
 
     KIND = "filter of proposals"
@@ -39,7 +43,11 @@ class Filter(TrainedPart):
         return self.weight.shape[1]
 
     def logits(self, confidence: torch.Tensor) -> torch.Tensor:
-        """[n, b] of the odds that a proposal stays. confidence: [n, b], from 0 to 1, 1 where something is written."""
+        """[n, b] of the odds that a proposal stays.
+
+        Args:
+            confidence: [n, b], from 0 to 1, 1 where something is written.
+        """
         return torch.relu(confidence @ self.weight.T + self.bias) @ self.out.T + self.out_bias
 
     def fits(self, model: Reader) -> None:

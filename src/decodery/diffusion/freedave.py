@@ -27,12 +27,14 @@ from .view import View
 class FreeDave(DiffusionDecoder):
     """Writes what static decoding writes, one token after another, several of them in one pass.
 
-    drafts: states of a pass, at most. Draft k is the canvas with the k surest proposals filled in; as far as the pass
-    over draft k proposes what draft k + 1 holds, that is what static decoding would have done. The last open place of a
-    block needs no pass. A pass costs up to `drafts` times the rows, so it pays where rows are cheap beside weights.
-    With a cache it must be one that stays the same within a block. At a temperature above 0 a draft and the pass that
-    verifies it must draw alike, so noise is per position here, and what it writes is what static:noise=position does.
-    Memory: a fork of the cache per draft.
+    Draft k is the canvas with the k most confident proposals filled in; as far as the pass over draft k proposes what
+    draft k + 1 holds, that is what static decoding would have done. The last open place of a block needs no pass. A
+    pass costs up to `drafts` times the rows, so it pays where rows are cheap beside weights. With a cache it must be
+    one that stays the same within a block. Memory: a fork of the cache per draft.
+
+    Attributes:
+        drafts: States of a pass, at most. At a temperature above 0 a draft and the pass that verifies it must draw
+            alike, so noise is per position here, and what it writes is what static:noise=position does.
     """
 
     drafts: int = 4
@@ -78,7 +80,7 @@ def _is(draft: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> bool:
 
 
 def require_repeatable(run: Run, method: str) -> None:
-    """Raise SettingsError for noise or a cache that changes from pass to pass: drafts could not be verified."""
+    """Raise SettingsError for noise or a cache that changes between passes, as drafts need repetition."""
     if run.temperature > 0 and run.method.noise != "position":
         raise SettingsError(
             f"{method} verifies proposals of one pass by those of the next, which must draw alike: give "
@@ -88,7 +90,7 @@ def require_repeatable(run: Run, method: str) -> None:
 
 
 def require_steady(run: Run, method: str) -> None:
-    """Raise SettingsError for a cache that changes from pass to pass: states that differ would not share it."""
+    """Raise SettingsError for a cache that changes between passes, as states have to share it."""
     if run.cache is not None and not run.cache.steady:
         raise SettingsError(
             f"{method} looks at several states in one pass: leave cache out, or take prefix or dual without refresh"

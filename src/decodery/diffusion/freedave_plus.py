@@ -24,13 +24,17 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class FreeDavePlus(DiffusionDecoder):
-    """Writes what reaches tau, and what a threshold would write of the states after that, several states in one pass.
+    """Writes what reaches tau, and verifies several states after that in one pass.
 
-    drafts: states of a pass, at most. The first is the canvas with all written that reaches tau, and the surest token
-    in any case; each further one has the next surest proposal too. The largest draft is taken of which everything would
-    be written from the one taken before it. drafts=1 is threshold. A pass costs up to `drafts` times the rows. With a
-    cache it must be one that stays the same within a block; noise is per position, as with `freedave`. Memory: a fork
-    of the cache per draft.
+    The first is the canvas with all written that reaches tau, and the most confident token in any case; each further
+    one has the next most confident proposal too. The largest draft is taken of which everything would be written from
+    the one taken before it. drafts=1 is threshold. A pass costs up to `drafts` times the rows. With a cache it must be
+    one that stays the same within a block; noise is per position, as with `freedave`. Memory: a fork of the cache per
+    draft.
+
+    Attributes:
+        tau: The threshold on confidence.
+        drafts: States of a pass, at most.
     """
 
     tau: float = 0.95

@@ -31,7 +31,13 @@ class Hold(NamedTuple):
 
 @dataclass(frozen=True)
 class Width:
-    """How far to look. likely: tokens of a hole that are tried; top: fillings kept by likelihood; others: by chance."""
+    """How far to look.
+
+    Attributes:
+        likely: Tokens of a hole that are tried.
+        top: Fillings kept by likelihood.
+        others: By chance.
+    """
 
     likely: int
     top: int
@@ -50,10 +56,14 @@ class _Filling(NamedTuple):
 
 
 class Held:
-    """What is known of a canvas and its constraint. place: the first hole; tokens: a filling that is known to fit, to
-    the end of a text.
+    """What is known of a canvas and its constraint.
 
-    Raises SettingsError where no text is found that fits into the canvas.
+    Args:
+        place: The first hole.
+        tokens: A filling that is known to fit, to the end of a text.
+
+    Raises:
+        SettingsError: If no text is found that fits into the canvas.
     """
 
     def __init__(self, hold: Hold, canvas: Canvas, width: Width) -> None:
@@ -90,7 +100,7 @@ class Held:
         return True
 
     def next_token(self, view: View) -> int:
-        """What may be written at the first hole in any case: what the filling has there, or the likeliest that fits."""
+        """What may be written at the first mask: the filling's token, or the most likely one that fits."""
         self.checks.recovered += 1
         if self.place in self.tokens:
             return self.tokens[self.place]

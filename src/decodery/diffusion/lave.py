@@ -33,16 +33,20 @@ _OWN: dict[str, Any] = {field.name: field.default for field in fields(DiffusionD
 )
 @dataclass(frozen=True)
 class LAVE(DiffusionDecoder):
-    """Writes what a policy chooses, as far as the holes before it can be filled to a beginning that is allowed.
+    """Writes what a policy chooses if the masks before it can be filled to an allowed beginning.
 
-    policy: what chooses; its tokens are looked at one by one, the surest first. likely: tokens of a hole that are
-    tried; top, others: fillings that are kept at every place, the most likely and some by chance. retries: where
-    nothing that was chosen may be written, or less than a policy with a fixed number of passes owes, so many other
-    tokens are tried, and then the first hole gets what the last filling that was found has there; so passes stay as
-    many as planned. A filling must also come to its end in the canvas: the constraint's own search over its states
-    gives a completion of few tokens, whose length is the bound. The released code does not ask for an end; it adds up
-    probabilities where this adds their logarithms, tests fillings at written tokens only, and clears the block where
-    this fills one hole. Any policy but those that look at several states goes with it.
+    A filling must also come to its end in the canvas: the constraint's own search over its states gives a completion of
+    few tokens, whose length is the bound. The released code does not ask for an end; it adds up probabilities where
+    this adds their logarithms, tests fillings at written tokens only, and clears the block where this fills one hole.
+    Any policy but those that look at several states goes with it.
+
+    Attributes:
+        policy: What chooses; its tokens are looked at one by one, the most confident first.
+        likely: Tokens of a hole that are tried.
+        top, others: Fillings that are kept at every place, the most likely and some by chance.
+        retries: Where nothing that was chosen may be written, or less than a policy with a fixed number of passes owes,
+            so many other tokens are tried, and then the first hole gets what the last filling that was found has there;
+            so passes stay as many as planned.
     """
 
     policy: UnmaskingPolicy | str = "static"
@@ -69,7 +73,11 @@ class LAVE(DiffusionDecoder):
 
     @classmethod
     def around(cls, method: DiffusionDecoder) -> LAVE:
-        """A method under a constraint: lave itself, or lave around a policy. Raises SettingsError for others."""
+        """A method under a constraint: lave itself, or lave around a policy.
+
+        Raises:
+            SettingsError: For others.
+        """
         if isinstance(method, LAVE):
             return method
         if not isinstance(method, UnmaskingPolicy):
@@ -118,8 +126,13 @@ class LAVE(DiffusionDecoder):
             return
 
     def _retry(self, run: Run, held: Held, view: View, left: torch.Tensor) -> bool:
-        """Whether some other token, likely and sure of its place, could be written. left: [m, vocab], of what is not
-        tried yet, which shrinks.
+        """Whether some other likely token could be written.
+
+        Args:
+            run: The canvas and its model.
+            held: The constraint of the canvas.
+            view: Proposals of the pass.
+            left: [m, vocab] scores of what is not tried yet; tried tokens become -inf.
         """
         for _ in range(self.retries):
             left[torch.from_numpy(~run.canvas.masked[view.positions])] = -np.inf

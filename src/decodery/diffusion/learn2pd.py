@@ -25,14 +25,17 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class Learn2PD(UnmaskingPolicy):
-    """Writes the proposals that a trained filter takes for final, and the surest one in any case.
+    """Writes the proposals that a trained filter takes for final, and the most confident one in any case.
 
-    filter: what `decodery train learn2pd` has made, which also says how large blocks are. It reads how sure all places
-    of a block are: those that are written count as 1, where the released code asks the model about them too, and so do
-    places that a shorter block lacks. rho: how likely a proposal must be final. cut: where the filter takes an end for
-    final, the canvas is cut after the first such end ("filter"); or, where it takes none, after the surest end that
-    is proposed in the block and at least `floor` sure ("any"; the released code, over the whole canvas and without a
-    floor); "never" leaves it as long as it is.
+    Attributes:
+        filter: What `decodery train learn2pd` has made, which also says how large blocks are. It reads how sure all
+            places of a block are: those that are written count as 1, where the released code asks the model about them
+            too, and so do places that a shorter block lacks.
+        rho: How likely a proposal must be final.
+        cut: Where the filter takes an end for final, the canvas is cut after the first such end ("filter"); or, where
+            it takes none, after the most confident end that is proposed in the block and at least `floor` sure ("any";
+            the released code, over the whole canvas and without a floor); "never" leaves it as long as it is.
+        floor: Confidence of an end at which "any" cuts.
     """
 
     filter: str | Filter = ""
@@ -85,7 +88,7 @@ class Learn2PD(UnmaskingPolicy):
 
 
 def block(view: View, places: int) -> np.ndarray:
-    """[places] float32 confidences of a block: 1 where something is written, and beyond the end of a shorter one."""
+    """[places] float32 confidences of a block; 1 at written positions and beyond a shorter block's end."""
     found = np.ones(places, dtype=np.float32)
     found[view.positions - view.region[0]] = np.maximum(view.confidence, 0.0)
     return found

@@ -24,6 +24,11 @@ class LocalLeap(UnmaskingPolicy):
     """Writes what is surer than anchor, and what is surer than relaxed within `radius` places of that.
 
     Only places that are still open count as anchors, as in the released code. With relaxed = anchor it is threshold.
+
+    Attributes:
+        anchor: Confidence from which a position is written and is an anchor.
+        relaxed: Confidence from which a position near an anchor is written.
+        radius: Positions that are near.
     """
 
     anchor: float = 0.9

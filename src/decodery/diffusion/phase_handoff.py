@@ -31,11 +31,15 @@ _OWN: dict[str, Any] = {field.name: field.default for field in fields(DiffusionD
 class PhaseHandoff(DiffusionDecoder):
     """Lets one model run the first `steps` passes over a canvas, and a second one all others.
 
-    policy: what chooses in every pass, whoever ran it; what it remembers goes on over the hand-off, and so do the noise
-    and what is written. begins: who has the first passes, the "model", as published for images by their scales, or the
-    "second" one. model, dtype: the second model, a folder or a name. Keys and values that a cache holds are one
-    model's: the other one begins without any. 8 of 10 scales are the large model's in the original. The same by
-    tokens and by difficulty, for models that write from left to right, is the search of this name.
+    Keys and values that a cache holds are one model's: the other one begins without any. The same by tokens and by
+    difficulty, for models that write from left to right, is the search of this name.
+
+    Attributes:
+        policy: What chooses in every pass of either model; what it remembers goes on over the hand-off, and so do the
+            noise and what is written.
+        steps: Passes of the model that begins.
+        begins: Who has the first passes, the "model", as published for images by their scales, or the "second" one.
+        model, dtype: The second model, a folder or a name. 8 of 10 scales are the large model's in the original.
     """
 
     policy: UnmaskingPolicy | str = "static"

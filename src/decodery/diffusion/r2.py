@@ -16,7 +16,7 @@ from .view import Commit, View
 
 
 class Streaks(NamedTuple):
-    """By place of the region: what the last pass proposed, -1 for nothing, and for how many passes it was that."""
+    """By position: the proposal of the last pass, -1 for none, and how many passes it has stayed."""
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -31,10 +31,18 @@ class Streaks(NamedTuple):
 class R2(UnmaskingPolicy):
     """Writes by threshold, then by groups of places, runs of one token, and proposals that stay.
 
-    tau: the threshold. Groups: where `width` neighbours have at most `filled` written places and their open ones are on
-    average as sure as `group`, all of these are written. Runs: of neighbours with the same proposal, if the surest one
-    is surer than `group`, that one is written. Stays: what was proposed in `passes` passes running and is as sure as
-    `stay` is written. Each rule sees what those before it wrote. `decodery train r2` tunes a model to it.
+    Groups: where `width` neighbours have at most `filled` written places and their open ones are on average as sure as
+    `group`, all of these are written. Runs: of neighbours with the same proposal, if the most confident one is surer
+    than `group`, that one is written. Stays: what was proposed in `passes` passes running and is as sure as `stay` is
+    written. Each rule sees what those before it wrote. `decodery train r2` tunes a model to it.
+
+    Attributes:
+        tau: The threshold.
+        group: Confidence from which groups and runs are written.
+        width: Positions of a group.
+        filled: Most written positions of a group.
+        passes: Passes for which a proposal must stay the same.
+        stay: Confidence that such a proposal needs.
     """
 
     tau: float = 0.9
@@ -74,7 +82,7 @@ class R2(UnmaskingPolicy):
 
 
 def clusters(is_open: np.ndarray, sure: np.ndarray, width: int, filled: int, least: float) -> np.ndarray:
-    """[n] bool: open places of all windows of `width` that are written but for `filled`, and sure on average."""
+    """[n] bool: open positions of windows of `width` with at most `filled` written, confident on average."""
     n, found = len(is_open), np.zeros(len(is_open), dtype=bool)
     if n < width:
         return found
@@ -87,7 +95,7 @@ def clusters(is_open: np.ndarray, sure: np.ndarray, width: int, filled: int, lea
 
 
 def runs(is_open: np.ndarray, sure: np.ndarray, tokens: np.ndarray, least: float) -> np.ndarray:
-    """[n] bool: the surest place of every run of neighbours, two or more, that are open with the same proposal."""
+    """[n] bool: the most confident position of every run of two or more open ones with one proposal."""
     begins = np.ones(len(tokens), dtype=bool)
     begins[1:] = ~(is_open[1:] & is_open[:-1] & (tokens[1:] == tokens[:-1]))
     number = begins.cumsum() - 1

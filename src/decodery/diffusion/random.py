@@ -25,8 +25,9 @@ from .view import Commit, View
 class Random(Scheduled):
     """Writes places in an order that the seed decides, by default one a pass.
 
-    steps: passes over the whole canvas, as many for every block; None is one a token.
-    schedule: "even", or "dream" as Dream's code shares them out.
+    Attributes:
+        steps: Passes over the whole canvas, as many for every block; None is one a token.
+        schedule: "even", or "dream" as Dream's code shares them out.
     """
 
     @property

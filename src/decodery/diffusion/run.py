@@ -35,8 +35,14 @@ __all__ = ["Run"]
 
 
 class _Passed(NamedTuple):
-    """A pass that a cache was made ready for. keys: positions that it reads; rows: those that it computes, tokens: of
-    them; fresh: see `Plan`; alone: whether it looks at one state, whose rows the cache then holds.
+    """A pass that a cache was prepared for.
+
+    Attributes:
+        keys: Positions that it reads.
+        rows: Positions that it computes.
+        tokens: Of those.
+        fresh: See `Plan`.
+        alone: Whether it scores one state, whose rows the cache then holds.
     """
 
     keys: np.ndarray
@@ -47,11 +53,14 @@ class _Passed(NamedTuple):
 
 
 class Run:
-    """One canvas, the model that fills it, and what is kept of its passes. temperature: 0 proposes what is most likely.
+    """One canvas, the model that fills it, and what is kept of its passes.
 
-    hold: the constraint that it is held to, where there is one.
+    Args:
+        temperature: 0 proposes what is most likely.
+        hold: The constraint that it is held to, where there is one.
 
-    Raises SettingsError where the method does not go with the model or the canvas.
+    Raises:
+        SettingsError: If the method does not go with the model or the canvas.
     """
 
     def __init__(
@@ -114,9 +123,10 @@ class Run:
         return view
 
     def look_at(self, variants: Sequence[np.ndarray], region: tuple[int, int]) -> ForwardCoroutine[list[View]]:
-        """One pass over several states [L] of the canvas that differ within a region; the first may be its own.
+        """One pass over several states [L] of the canvas that differ within a region.
 
-        Only a cache whose keys and values stay the same within the region allows more than one.
+        The first may be its own. Only a cache whose keys and values stay the same within the region allows more than
+        one.
         """
         plan = self._plan(region)
         opens = [self._open(tokens, region, plan) for tokens in variants]
@@ -172,9 +182,10 @@ class Run:
             raise SettingsError("rows of the second model stand for other places, or see others: name one of this kind")
 
     def hand_to(self, model: LanguageModel, role: str) -> None:
-        """Let this model run the passes from here on, which finds what is written and none of what is kept of passes.
+        """Let this model run the passes from here on; nothing that is kept of earlier passes is used.
 
-        role: what it goes by in ledgers.
+        Args:
+            role: What it goes by in ledgers.
         """
         if model is self.model:
             return
@@ -309,7 +320,15 @@ class Run:
 def filled(
     model: LanguageModel, canvas: Canvas, method: DiffusionDecoder, temperature: float = 0.0, hold: Hold | None = None
 ) -> ForwardCoroutine[Canvas]:
-    """Fill a canvas; what is left open after a written end is closed with that end."""
+    """Fill a canvas; what is left open after a written end is closed with that end.
+
+    Args:
+        model: What fills it.
+        canvas: The canvas, which is changed.
+        method: How it is filled.
+        temperature: 0 takes the most likely tokens.
+        hold: The constraint, None for none.
+    """
     return (yield from finished(Run(model, canvas, method, temperature, hold)))
 
 

@@ -18,9 +18,11 @@ __all__ = ["Scheduled", "quotas", "shuffled"]
 
 @dataclass(frozen=True)
 class Scheduled(UnmaskingPolicy):
-    """A policy whose passes write a fixed number of tokens. steps: over the whole canvas; None is one a token.
+    """A policy whose passes write a fixed number of tokens.
 
-    schedule: "even" shares tokens out as LLaDA does, "dream" as Dream's code does.
+    Attributes:
+        steps: Over the whole canvas; None is one a token.
+        schedule: "even" shares tokens out as LLaDA does, "dream" as Dream's code does.
     """
 
     steps: int | None = None
@@ -48,14 +50,16 @@ class Scheduled(UnmaskingPolicy):
 
 
 def quotas(masks: int, steps: int) -> tuple[int, ...]:
-    """How many of `masks` places each of `steps` passes fills: as evenly as integers go, the larger ones first."""
+    """How many of `masks` positions each of `steps` passes fills, as evenly as possible, larger first."""
     each, more = divmod(masks, steps)
     return tuple(n for n in (each + (step < more) for step in range(steps)) if n)
 
 
 def dream_quotas(masks: int, steps: int) -> tuple[int, ...]:
-    """The same by Dream's code: of what is left the whole part of 1 - t' / t, for times t that fall from 1 to 0.001
-    evenly, and in the last pass all. Passes that this leaves nothing to write change nothing and are left out.
+    """The same by Dream's code: the integer part of (1 - t' / t) of what is left.
+
+    Times t fall evenly from 1 to 0.001; the last pass writes the rest. Passes that this leaves nothing to write change
+    nothing and are left out.
     """
     times, found, left = np.linspace(1, 1e-3, steps + 1), list[int](), masks
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""Static decoding: the surest proposals are written, as many in every pass."""
+"""Static decoding: the most confident proposals are written, as many in every pass."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class Static(Scheduled):
-    """Writes the surest proposals of every pass, by default one: what faster methods are compared with.
+    """Writes the most confident proposals of every pass, by default one: the usual baseline.
 
-    steps: passes over the whole canvas, as many for every block; None is one a token. LLaDA calls this low-confidence
-    remasking; schedule "even" shares the steps out as its released code does, "dream" as Dream's.
+    LLaDA calls this low-confidence remasking; schedule "even" shares the steps out as its released code does, "dream"
+    as Dream's.
+
+    Attributes:
+        steps: Passes over the whole canvas, as many for every block; None is one a token.
     """
 
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:

@@ -24,7 +24,13 @@ Decode = Callable[[list[int], list[int]], str]
 
 @dataclass
 class Fill:
-    """A canvas that is wanted. prompt: token ids; length: of the canvas; cache_namespace: whose request it is."""
+    """A canvas that is wanted.
+
+    Attributes:
+        prompt: Token ids.
+        length: Of the canvas.
+        cache_namespace: Whose request it is.
+    """
 
     prompt: list[int]
     length: int
@@ -36,7 +42,11 @@ class Fill:
 
 
 class Filling:
-    """A canvas in progress. work: its part in the engine."""
+    """A canvas in progress.
+
+    Args:
+        work: Its part in the engine.
+    """
 
     def __init__(
         self, engine: Engine, model: LanguageModel, fill: Fill, eos_ids: Sequence[int], decode: Decode
@@ -48,7 +58,7 @@ class Filling:
 
     @property
     def settled(self) -> list[int]:
-        """Tokens that cannot change any more: those before the first open place, none where methods take some back.
+        """Final tokens, those before the first open position; none if methods revise tokens.
 
         Of a canvas that was stopped it is these as well; only one that came to its end is settled as a whole.
         """

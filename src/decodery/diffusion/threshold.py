@@ -18,10 +18,13 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class Threshold(UnmaskingPolicy):
-    """Writes every proposal whose confidence reaches tau, and the surest one in any case.
+    """Writes every proposal whose confidence reaches tau, and the most confident one in any case.
 
-    Dream measures confidence on tempered and filtered laws, and this here at temperature 1 as LLaDA does: thresholds
-    do not carry over.
+    Dream measures confidence on tempered and filtered distributions, and this here at temperature 1 as LLaDA does:
+    thresholds do not carry over.
+
+    Attributes:
+        tau: The threshold on confidence, 0 to 1.
     """
 
     tau: float = 0.9

@@ -1,4 +1,4 @@
-"""What one pass says of the open places of a canvas: proposals, how sure they are, and all the laws after them."""
+"""What one pass says of the open positions of a canvas: proposals, their confidence, and distributions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ Measure = Literal["probability", "margin", "entropy"]
 
 
 class Commit(NamedTuple):
-    """What a method wants written. positions: [n]; tokens: [n]."""
+    """What a method wants written.
+
+    Attributes:
+        positions: [n].
+        tokens: [n].
+    """
 
     positions: np.ndarray
     tokens: np.ndarray
@@ -26,12 +31,16 @@ class Commit(NamedTuple):
 
 @dataclass(eq=False)
 class View:
-    """The open places of a region after one pass. positions: [m], ascending; tokens: [m], what would be written there.
+    """The open places of a region after one pass.
 
-    confidence: [m] float64, how sure the model is of that, at temperature 1: the token's own probability, by how much
-    the most likely token leads the next, or minus the entropy in nats; -inf for what is to come last. logprobs:
-    [m, vocab]. region: first and last position of the places that count, those that are filled included. passed: how
-    many passes this region has had before.
+    Attributes:
+        positions: [m], ascending.
+        tokens: [m], what would be written there.
+        confidence: [m] float64, how sure the model is of that, at temperature 1: the token's own probability, by how
+            much the most likely token leads the next, or minus the entropy in nats; -inf for what is to come last.
+        logprobs: [m, vocab].
+        region: First and last position of the places that count, those that are filled included.
+        passed: How many passes this region has had before.
     """
 
     positions: np.ndarray
@@ -55,9 +64,18 @@ class View:
         late: Sequence[int] = (),
         passed: int = 0,
     ) -> View:
-        """What logits [m, vocab] say, -inf for what cannot be written. first: where the output begins.
+        """What logits [m, vocab] say, -inf for what cannot be written.
 
-        The noise of a temperature is that of seed and position. late: tokens whose proposals rank after all others.
+        The noise of a temperature is that of seed and position.
+
+        Args:
+            logits: [m, vocab] of the open positions.
+            positions: [m], ascending.
+            region, passed: See `View`.
+            measure: How confidence is measured, see `View`.
+            temperature, seed: Of the draws; temperature 0 takes the most likely tokens.
+            first: Where the output begins.
+            late: Tokens whose proposals rank after all others.
         """
         logprobs = logits.log_softmax(dim=-1)
         if temperature > 0:
@@ -75,7 +93,7 @@ class View:
 
     @cached_property
     def order(self) -> np.ndarray:
-        """[m] indices of the surest first; of equals the one that stands first."""
+        """[m] indices of the most confident first; of equals the one that stands first."""
         return np.lexsort((self.positions, -self.confidence))
 
     @cached_property
@@ -88,11 +106,11 @@ class View:
         return Commit(self.positions[indices], self.tokens[indices])
 
     def top(self, n: int) -> Commit:
-        """The n surest proposals."""
+        """The n most confident proposals."""
         return self.at(np.sort(self.order[:n]))
 
     def surest_and(self, chosen: np.ndarray) -> Commit:
-        """Those of a mask [m], and the surest of all in any case: every pass writes something."""
+        """Those of a mask [m], and the most confident of all in any case: every pass writes something."""
         chosen = chosen.copy()
         chosen[self.order[0]] = True
         return self.at(chosen)

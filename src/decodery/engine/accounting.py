@@ -18,13 +18,19 @@ OWN = "model"
 
 
 class StepClock:
-    """Where the time of a step goes; all that goes before the pass that a step is recorded in is proposing."""
+    """Where the time of a step goes.
+
+    All that goes before the pass that a step is recorded in is proposing.
+    """
 
     def __init__(self) -> None:
         self.mark = perf_counter()
 
     def fill(self, steps: list[Step], begin: float, scored: float, sequences: int) -> None:
-        """Write the times of a pass into the steps that were recorded in it; `choose` holds each one's own so far."""
+        """Write the times of a pass into the steps that were recorded in it.
+
+        `choose` holds each one's own so far.
+        """
         if not steps:
             return
         ended, choose = perf_counter(), sum(step.choose for step in steps)
@@ -35,7 +41,7 @@ class StepClock:
 
 
 def aside(request: ForwardRequest, own: LanguageModel) -> bool:
-    """Whether an ask is for another model than the engine's own, or in a role of its own for some layers of that."""
+    """Whether a request is for another model than the engine's, or for some of its layers in a role."""
     return request.model != own or bool(request.role and request.layer_plan != WHOLE)
 
 
@@ -45,11 +51,16 @@ def spend(
     own: LanguageModel,
     seconds: float,
 ) -> None:
-    """Enter a pass in the ledgers of those who took part. places: their asks, by number; seconds: per row.
+    """Enter a pass in the ledgers of those who took part.
 
-    found: what they were answered. own: the engine's model. What went over several models or routes was one of each.
-    Experts that a request's rows had to have read are counted, too, those of another model than the own one by its
-    name.
+    What went over several models or routes was one of each. Experts that a request's rows had to have read are counted,
+    too, those of another model than the own one by its name.
+
+    Args:
+        places: Their asks, by number.
+        found: What they were answered.
+        own: The engine's model.
+        seconds: Per row.
     """
     known: set[tuple[int, str, LanguageModel, LayerPlan]] = set()
     for (run, number), answered in zip(places, found, strict=True):

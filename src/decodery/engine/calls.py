@@ -34,14 +34,18 @@ _JUDGED, _COMPARED = 1 << 63, 1 << 62
 
 
 class Calls:
-    """Opens texts behind other prompts than a request's own, and writes them: all that are asked for at once in the
-    same passes, those with the same prompt on one reading of it.
+    """Opens and writes texts after other prompts than a request's own.
 
-    conversation: of the request, from which other prompts are made. trace: of all texts that answer, which share the
-    ledger of the request; of those that judge it tells `judge_calls`, `judge_tokens_in` and `judge_tokens_out`.
-    reader: who reads what scorers ask, the writer but for a second model's. remembered: what scorers have found out
-    for this prompt. standing: what would be the answer if nothing more came, best first; complete: whether nothing
-    was left out that was to be asked; whoever asks keeps them up to date.
+    All that are requested at once share passes; equal prompts are read once.
+
+    Args:
+        conversation: Of the request, from which other prompts are made.
+        reader: Who reads what scorers ask, the writer but for a second model's.
+        trace: Of all texts that answer, which share the ledger of the request; of those that judge it tells
+            `judge_calls`, `judge_tokens_in` and `judge_tokens_out`.
+        standing: What would be the answer if nothing more came, best first.
+        complete: Whether nothing was left out that was to be asked; the caller keeps them up to date.
+        remembered: What scorers have found out for this prompt.
     """
 
     def __init__(self, engine: Engine, request: Request, conversation: Conversation) -> None:
@@ -54,7 +58,11 @@ class Calls:
         self._answered = self._judged = 0
 
     def read_by(self, reader: Reader, encode: Callable[[Prompt], list[int]]) -> Calls:
-        """The same for scorers that are to ask a second model. encode: its tokens of a prompt."""
+        """The same for scorers that are to ask a second model.
+
+        Args:
+            encode: Its tokens of a prompt.
+        """
         clone = copy(self)
         clone.reader, clone.conversation = reader, replace(self.conversation, encode=encode)
         return clone
@@ -64,7 +72,8 @@ class Calls:
     ) -> ForwardCoroutine[list[Sequence]]:
         """A text for each prompt, as the request would be answered there, at seeds that count up from its own.
 
-        sampler: in place of the request's.
+        Args:
+            sampler: In place of the request's.
         """
         self.engine.check_width(len(prompts))
         first, self._answered = self._answered, self._answered + len(prompts)
@@ -85,11 +94,13 @@ class Calls:
         constraint: Any = None,
         progress: Progress = silent,
     ) -> ForwardCoroutine[list[Sequence]]:
-        """What a judge, critic or curator says to each prompt: free of the constraint and the stop strings of the
-        request.
+        """What a judge or critic writes after each prompt, without the request's constraint and stop strings.
 
-        most: tokens of each, those of the request by default. logprobs: as in `Request`. sampler: greedy by default.
-        constraint: what holds the texts to a form, as a name or a language.
+        Args:
+            most: Tokens of each, those of the request by default.
+            logprobs: As in `Request`.
+            sampler: Greedy by default.
+            constraint: What holds the texts to a form, as a name or a language.
         """
         self.engine.check_width(len(prompts))
         first, self._judged = self._judged, self._judged + len(prompts)
@@ -126,7 +137,10 @@ class Calls:
         return texts
 
     def fits(self, said: Conversation, room: int = 1) -> bool:
-        """Whether so many tokens can be written after a prompt. A server alone knows what fits there: it says no."""
+        """Whether so many tokens can be written after a prompt.
+
+        A server alone knows what fits there: it says no.
+        """
         return len(said.tokens()) + room <= self.engine.model.config.max_positions
 
     def _open(self, request: Request, said: Conversation, seed: int) -> Sequence:

@@ -17,9 +17,12 @@ _TOGETHER = 64
 
 
 def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Accepted) -> list[int]:
-    """Append the accepted path and the bonus token up to the first stop, or hold; returns what was appended.
+    """Append the accepted path and the bonus token up to the first stop, or hold.
 
     Stop conditions are checked token by token, so that a run accepted at once ends where plain decoding would.
+
+    Returns:
+        What was appended.
     """
     run = [int(tree.tokens[node]) for node in accepted.path] + [accepted.bonus]
     chosen_at = [0, *accepted.path]
@@ -70,7 +73,11 @@ def _observed(seq: Sequence, monitors: TextMonitors, node: int, laws: NodeDistri
 
 
 def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[TokenLogprob]:
-    """Of the token that follows each row, and of the `top` likeliest. logits: [n, vocab], the model's own."""
+    """Of the token that follows each row, and of the `top` most likely.
+
+    Args:
+        logits: [n, vocab], the model's own.
+    """
     found: list[TokenLogprob] = []
     for first in range(0, len(tokens), _TOGETHER):
         here = tokens[first : first + _TOGETHER]

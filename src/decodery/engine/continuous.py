@@ -19,14 +19,22 @@ class ContinuousModel(Protocol):
     def densities(self, values: np.ndarray, first: int) -> Sequence[Density]:
         """Of what follows values[:first], values[:first + 1], ..., values: n - first + 1 of them, in one pass.
 
-        values: [n, d].
+        Args:
+            values: [n, d].
         """
         ...
 
 
 @dataclass(frozen=True)
 class Continuous:
-    """values: [length, d]. passes: of the target. drafted, accepted: values. exhausted: residuals without a draw."""
+    """A finished sequence of continuous values.
+
+    Attributes:
+        values: [length, d].
+        passes: Of the target.
+        drafted, accepted: Values.
+        exhausted: Residuals without a draw.
+    """
 
     values: np.ndarray
     passes: int
@@ -52,8 +60,10 @@ def generate_values(
 ) -> Continuous:
     """`length` values of R^size drawn from `target`, drafted `gamma` at a time by `drafter`.
 
-    alone: the share of the values that the target writes by itself before drafts begin. The seed decides the values,
-    as it does for tokens: without a drafter the same ones for any rule.
+    The seed decides the values, as it does for tokens: without a drafter the same ones for any rule.
+
+    Args:
+        alone: The share of the values that the target writes by itself before drafts begin.
     """
     chosen: DensityRatio = resolve("continuous-acceptance", acceptance_rule)
     if length < 1 or size < 1 or gamma < 1 or not 0 <= alone <= 1:

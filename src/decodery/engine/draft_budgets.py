@@ -19,7 +19,9 @@ _COSTED_ROWS = 1024
 class DraftBudgets:
     """Bounds of drafts, by what is left of the text and by its draft length policy.
 
-    model: the target. pass_seconds: as in `Budget`; measured where it is None.
+    Args:
+        model: The target.
+        pass_seconds: As in `Budget`; measured where it is None.
     """
 
     def __init__(self, model: LanguageModel, pass_seconds: Callable[[int], np.ndarray] | None) -> None:

@@ -1,4 +1,4 @@
-"""The loop: propose, score, choose, commit, over all tasks at once. Every pass is shared by whoever waits for it."""
+"""The loop: propose, score, choose, commit, over all tasks at once. Every pass is shared by all that wait for it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,15 @@ class Engine:
 
     Every `step` is one pass of the model over all who wait for it, after the passes of other models that they wait for
     first, and of parts of the model itself: draft models, other contexts, layers that draft. Texts whose requests name
-    a source of logits of their own ask through it.
+    a source of logits of their own ask through it. Prompts are read in chunks of `prefill_chunk` tokens; texts that
+    read and texts that write share passes.
 
-    Prompts are read in chunks of `prefill_chunk` tokens; texts that read and texts that write share passes.
-    detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
-    from sequence to sequence; its own by default. pass_seconds: as in `Budget`; measured by default. limits: of a pass
-    and of what is in progress. prefixes: what texts leave for later ones whose prompts begin alike; nothing by default.
+    Args:
+        detokenizer: Makes a text stream per sequence; without it sequences have tokens only.
+        memory: What drafters remember from sequence to sequence; its own by default.
+        pass_seconds: As in `Budget`; measured by default.
+        limits: Of a pass and of what is in progress.
+        prefixes: What texts leave for later ones whose prompts begin alike; nothing by default.
     """
 
     def __init__(
@@ -76,7 +79,12 @@ class Engine:
 
     @in_plain_state
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
-        """Start a text. like: one already submitted with the same prompt, whose prefill it shares."""
+        """Start a text.
+
+        Args:
+            request: The text's settings.
+            like: One already submitted with the same prompt, whose prefill it shares.
+        """
         seq = self._text(request)
         if like is not None and not _same_prefill(seq, like):
             raise SettingsError(
@@ -97,10 +105,15 @@ class Engine:
         memory: Recoverable | None = None,
         owner: str = "",
     ) -> CoroutineTask[T]:
-        """Start something else that asks for passes: a search, a canvas. It shares them with everything in progress.
+        """Start something else that asks for passes: a search, a canvas.
 
-        trace: where it records its steps, whose times and ledger are then filled in. memory: what it keeps of the
-        model, so that it can be preempted. owner: whose it is, as `Request.cache_namespace` is of a text.
+        It shares them with everything in progress.
+
+        Args:
+            asking: A coroutine that yields forward requests.
+            trace: Where it records its steps, whose times and ledger are then filled in.
+            memory: What it keeps of the model, so that it can be preempted.
+            owner: Whose it is, as `Request.cache_namespace` is of a text.
         """
         job = CoroutineTask(coroutine, memory)
         run = (
@@ -153,10 +166,13 @@ class Engine:
         return seq
 
     def write(self, texts: Ordered[Sequence], trace: Trace) -> ForwardCoroutine[None]:
-        """One turn of each of these texts, which a task has opened: each reads or writes as one that was submitted.
+        """One turn of each of a task's texts, which read or write as submitted ones do.
 
         Beside other tasks a few texts at a time have theirs, so that what is done between passes stays small, too.
-        trace: where the turns are recorded together, as one step.
+
+        Args:
+            texts: Sequences that the task has opened.
+            trace: Where the turns are recorded together, as one step.
         """
         if self._runner.running is not None and all(trace is not known for known in self._runner.running.traces):
             self._runner.running.traces.append(trace)
@@ -231,9 +247,10 @@ class Engine:
                 raise task.error
 
     def fork(self, seq: Sequence) -> Sequence:
-        """A second text that goes on from where this one stands, as this one would; change its seed to part them.
+        """A second text that goes on from where this one stands, as this one would.
 
-        Raises ValueError between the passes of one step, as after a pass that a rule has asked for.
+        Change its seed to part them. Raises ValueError between the passes of one step, as after a pass that a rule has
+        asked for.
         """
         if self._schedule.busy(seq):
             raise ValueError("a text can be forked where a step has ended: step on until its rule has decided")
@@ -242,7 +259,7 @@ class Engine:
         return clone
 
     def preempt(self, task: Task) -> None:
-        """Give back all memory that models need for a task, at the next step at which nothing of it is half done.
+        """Give back all memory that models need for a task, at the next step where nothing is half done.
 
         What was read for it is read again when it goes on, and its result is the same.
         """

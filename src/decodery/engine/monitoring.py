@@ -82,7 +82,11 @@ def monitor_states(seq: Sequence) -> list[Any]:
 
 
 class TextMonitors:
-    """What watches a text. read_to: how many of the prompt's tokens it has seen, which are not shown twice."""
+    """What watches a text.
+
+    Args:
+        read_to: How many of the prompt's tokens it has seen, which are not shown twice.
+    """
 
     def __init__(self, monitors: Ordered[Monitor], seq: Sequence) -> None:
         self.requirements = Requirements.merged(monitor.requirements for monitor in monitors)
@@ -108,7 +112,7 @@ class TextMonitors:
 
     @property
     def private(self) -> bool:
-        """Whether what others have read of the prompt is of no use: it was not seen, or is read in another way."""
+        """Whether the prompt must be read anew: others' rows were not observed, or are read differently."""
         return self.requirements.prompt_taps or self.requirements.changes
 
     @property
@@ -149,10 +153,13 @@ class TextMonitors:
         return steered
 
     def see(self, seq: Sequence, logits: torch.Tensor, hidden: dict[Tap, torch.Tensor]) -> bool:
-        """Show the token that was just committed, and do what follows; returns whether the run must end here.
+        """Show the token that was just committed, and do what follows.
 
-        It must where the text ends, where something is taken back, and where rows after it are to be changed in
-        another way: those of the draft were not.
+        It must where the text ends, where something is taken back, and where rows after it are to be changed in another
+        way: those of the draft were not.
+
+        Returns:
+            Whether the run must end here.
         """
         over = False
         for entry in self._live():

@@ -12,7 +12,7 @@ from decodery.step.sequence import FinishReason, KeptText, TokenLogprob
 
 @dataclass(frozen=True)
 class TextCheck:
-    """What a finished text was checked for, because its constraint could not enforce it while it was written.
+    """The check of a finished text against what its constraint could not enforce.
 
     Args:
         unenforced: what it was checked for, such as "uniqueItems at #/tags"; empty where nothing was checked.
@@ -35,14 +35,19 @@ _SHOWN = 80
 
 @dataclass(frozen=True, repr=False)
 class Output:
-    """One generated text. tokens: its ids, an EOS token included; text ends before EOS and before a stop string.
+    """One generated text.
 
-    prompt_tokens: what stood before. score: what a search ranked it by, higher is better; None where nothing was
-    ranked. complete: False where a server went away before all was written that had been asked for. kept: what a
-    further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled. monitors: what each of
-    them found. context_full: whether it ended, by "length", because the model's context was full, however many tokens
-    had been asked for. check: what it was checked for when it was finished, None where its constraint enforced all of
-    it or there was none.
+    Attributes:
+        tokens: Its ids, an EOS token included; text ends before EOS and before a stop string.
+        prompt_tokens: What stood before.
+        score: What a search ranked it by, higher is better; None where nothing was ranked.
+        complete: False where a server went away before all was written that had been asked for.
+        kept: What a further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled.
+        monitors: What each of them found.
+        context_full: Whether it ended, by "length", because the model's context was full, however many tokens had been
+            asked for.
+        check: What it was checked for when it was finished, None where its constraint enforced all of it or there was
+            none.
     """
 
     text: str

@@ -10,7 +10,7 @@ _FORGET = 0.9
 
 
 class Pace:
-    """Seconds per row as a line over the tokens that a row attends to, fitted to the latest passes that read prompts.
+    """Seconds per row as a line over the tokens attended to, fitted to the latest prefill passes.
 
     Before the first of them nothing is known, and everything fits.
     """
@@ -21,7 +21,11 @@ class Pace:
         self._sums = [0.0] * 5
 
     def learn(self, rows: int, attended: int, seconds: float) -> None:
-        """A pass took so long. attended: tokens that its rows attend to, of all rows together."""
+        """A pass took so long.
+
+        Args:
+            attended: Tokens that its rows attend to, of all rows together.
+        """
         tokens = attended / rows
         news = (rows, attended, attended * tokens, seconds, tokens * seconds)
         self._sums = [_FORGET * old + new for old, new in zip(self._sums, news, strict=True)]

@@ -25,8 +25,12 @@ _SIDE_ROUNDS = 256
 class PassRunner:
     """Runs the passes that tasks wait for, and lets the tasks go on with their results.
 
-    model: the engine's. blocking: functions of tasks that run on other threads. running: the task that goes on at this
-    moment, None between tasks. passes: of the model so far; rows: of its last one.
+    Args:
+        model: The engine's.
+        blocking: Functions of tasks that run on other threads.
+        running: The task that goes on at this moment, None between tasks.
+        passes: Of the model so far.
+        rows: Of its last one.
     """
 
     def __init__(self, model: LanguageModel, schedule: Schedule, blocking: BlockingCalls) -> None:
@@ -35,10 +39,11 @@ class PassRunner:
         self._model, self._schedule, self._blocking = model, schedule, blocking
 
     def run_side(self, runs: list[SchedulerEntry], clock: StepClock) -> list[SchedulerEntry]:
-        """Passes of other models, and of parts of the model itself, until nobody waits for one.
+        """Passes of other models, and of parts of the model itself, until none is waited for.
 
-        Returns those who still do: searches whose owner has had its part of this step's rows, where others wait for
-        the step.
+        Returns:
+            Those who still do: searches whose owner has had its part of this step's rows, where others wait for the
+            step.
         """
         owners = len({run.owner for run in runs})
         had, part = Counter[str](), max(self._schedule.limits.rows // max(owners, 1), 1)
@@ -73,7 +78,11 @@ class PassRunner:
             self.resume(run)
 
     def run(self, places: list[Place], clock: StepClock, *, side: bool) -> None:
-        """Answer these asks, and let those go on who have all that they have asked for. side: see `aside`."""
+        """Answer these asks, and let those go on who have all that they have asked for.
+
+        Args:
+            side: See `aside`.
+        """
         begin = perf_counter()
         segments = [run.requests[number].segment for run, number in places]
         found = answer([run.requests[number] for run, number in places])

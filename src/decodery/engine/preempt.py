@@ -15,13 +15,13 @@ from .task import CoroutineTask, Lost, SchedulerEntry
 
 
 def drop(run: SchedulerEntry) -> bool:
-    """Give back the memory that models take for a task; False where that must wait for the end of what it is doing.
+    """Give back the memory that models take for a task.
 
-    A text reads itself again, because nothing of it is read then. What the branches of a search had read is noted in
-    `run.lost`. That waits while rows are tentative or hold tokens that their branch does not know of yet, and while a
-    search is read again or has not gone on since: however often it is dropped, it comes to its end. A search of which
-    something was evicted, or whose prompt holds embeddings, is left as it is. A canvas has its own way of remembering,
-    `CoroutineTask.memory`.
+    False where that must wait for the end of what it is doing. A text reads itself again, because nothing of it is read
+    then. What the branches of a search had read is noted in `run.lost`. That waits while rows are tentative or hold
+    tokens that their branch does not know of yet, and while a search is read again or has not gone on since: however
+    often it is dropped, it comes to its end. A search of which something was evicted, or whose prompt holds embeddings,
+    is left as it is. A canvas has its own way of remembering, `CoroutineTask.memory`.
     """
     if isinstance(run.task, Sequence):
         return run.coroutine is None and _drop_text(run.task)
@@ -47,9 +47,10 @@ def drop(run: SchedulerEntry) -> bool:
 
 
 def withdraw(run: SchedulerEntry) -> bool:
-    """Take back what a search has asked for and drop its branches; False where they could not be read again.
+    """Take back what a search has asked for and drop its branches.
 
-    Its asks stay, to be answered once it has its branches back; what was answered of them is forgotten.
+    False where they could not be read again. Its asks stay, to be answered once it has its branches back; what was
+    answered of them is forgotten.
     """
     if (
         not isinstance(run.task, CoroutineTask)
@@ -84,7 +85,10 @@ def again(run: SchedulerEntry, rows: int) -> ForwardCoroutine[None]:
 
 
 def read_again(lost: Ordered[Lost], rows: int) -> ForwardCoroutine[None]:
-    """Fill caches with what they held, by passes of `rows` rows at most. What they have in common is read once."""
+    """Fill caches with what they held, by passes of `rows` rows at most.
+
+    What they have in common is read once.
+    """
     models: dict[int, list[Lost]] = {}
     for each in lost:
         models.setdefault(id(each.model), []).append(each)

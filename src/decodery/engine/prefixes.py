@@ -33,12 +33,15 @@ class PrefixCache:
 
     A text that begins alike forks what is found, so that blocks are shared and nothing is computed or copied. Texts are
     found by chains of hashes of their blocks, block by block, and then compared token by token; those of another cache
-    namespace are never found. What a model reads of a token is the same whoever reads it, so a hit changes no text: to
+    namespace are never found. What a model reads of a token does not depend on the reader, so a hit changes no text: to
     the bit for models whose rows do not depend on what shares a pass (`exact_rows`), within rounding for others.
+    Source: PagedAttention (2023).
 
-    most: bytes of the blocks kept at most; what was used least recently goes first. slabs: the memory they are in,
-    which is kept whole, by identity. bytes: of the blocks; what several texts share counts once. asked, found: tokens
-    of the prompts that were looked up, and those of them that were there. Source: PagedAttention (2023).
+    Args:
+        most: Bytes of the blocks kept at most; what was used least recently goes first.
+        slabs: The memory they are in, which is kept whole, by identity.
+        bytes: Of the blocks; what several texts share counts once.
+        asked, found: Tokens of the prompts that were looked up, and those of them that were there.
     """
 
     def __init__(self, most: int) -> None:
@@ -85,7 +88,11 @@ class PrefixCache:
         return None
 
     def add(self, tokens: Sequence[int], cache: KVCache, cache_namespace: str = "", *, final: bool = False) -> None:
-        """Keep what `cache` holds of a text. final: nothing more will be written to it, so it may be made to fit."""
+        """Keep what `cache` holds of a text.
+
+        Args:
+            final: Nothing more will be written to it, so it may be made to fit.
+        """
         if not isinstance(cache, KVCache) or cache.prefix:
             return
         known = cache.untouched

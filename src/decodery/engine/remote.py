@@ -31,8 +31,13 @@ _REASONS: dict[str, FinishReason] = {"length": "length", "cancelled": "cancelled
 
 @dataclass(frozen=True)
 class Piece:
-    """What came of a text. tokens: their texts, one by one where the server tells; told: log-probability and likely
-    tokens of each. reason: why it ended; error: why it was cut.
+    """What came of a text.
+
+    Attributes:
+        tokens: Their texts, one by one where the server tells.
+        told: log-probability and likely tokens of each.
+        reason: Why it ended.
+        error: Why it was cut.
     """
 
     tokens: tuple[str, ...] = ()
@@ -45,7 +50,13 @@ class Piece:
 
 @dataclass(eq=False)
 class Call:
-    """A text on its way. thread: who waits for it; begun: when; pieces: what has come and is not taken yet."""
+    """A text on its way.
+
+    Attributes:
+        thread: Who waits for it.
+        begun: When.
+        pieces: What has come and is not taken yet.
+    """
 
     seq: weakref.ref[Sequence]
     thread: int = field(default_factory=get_ident)
@@ -60,7 +71,11 @@ class Call:
 
 
 class RemoteModel(WholeTexts):
-    """Writes texts by a server. connections: texts that it is asked for at a time; others wait."""
+    """Writes texts by a server.
+
+    Args:
+        connections: Texts that it is asked for at a time; others wait.
+    """
 
     def __init__(self, endpoint: Endpoint, offers: Offers, connections: int) -> None:
         super().__init__(f"the model {offers.model} behind a server", logprobs=any(offers.logprobs.values()))
@@ -90,7 +105,11 @@ class RemoteModel(WholeTexts):
             self._calls.discard(call)
 
     def body(self, seq: Sequence) -> tuple[str, dict[str, Any]]:
-        """Route and request for a text. Raises UnsupportedModel for what servers have no field for."""
+        """Route and request for a text.
+
+        Raises:
+            UnsupportedModel: For what servers have no field for.
+        """
         if seq.request.conversation is None:
             self.refuse("reads no token ids")
         prompt, plain = seq.request.conversation.prompt, seq.tokens[0] == PLAIN_PROMPT
@@ -138,7 +157,7 @@ class RemoteModel(WholeTexts):
             job()
 
     def _read(self, call: Call, path: str, body: dict[str, Any]) -> None:
-        """One text, into its call; its connection is closed as soon as nobody wants it."""
+        """One text, into its call; its connection is closed as soon as it is not wanted."""
         if not call.wanted:
             return
         events = self.endpoint.stream(path, body)
@@ -233,7 +252,11 @@ def _tokens(text: str, logprobs: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]
 
 
 def sampling(sampler: Sampler) -> dict[str, float]:
-    """A sampler as the fields of a request. Raises UnsupportedModel for processors that servers do not have."""
+    """A sampler as the fields of a request.
+
+    Raises:
+        UnsupportedModel: For processors that servers do not have.
+    """
     found: dict[str, float] = {"temperature": 1.0}
     for processor in sampler.processors:
         if isinstance(processor, Temperature):

@@ -46,27 +46,40 @@ _KINDS: dict[str, tuple[str, type]] = {
 
 @dataclass
 class Request:
-    """Settings of one text. prompt: token ids, at least one.
-
-    sampler: greedy by default. drafter: None for no speculation. draft_length: how much to draft, None where the
-    drafter alone decides. max_draft_tokens: drafted tokens per step at most, whatever both want. stop: strings that end
-    the text and are cut from it; stop_tokens: those of them that are special tokens, by id. eos_ids: tokens that end
-    it. logprobs: how many most likely tokens to report beside each emitted one (0: the emitted one alone);
-    prompt_logprobs: the same of the prompt's tokens, but the first. reuse: a finished text whose cache serves as far as
-    its tokens agree with the prompt; not used where there is a source. logits_source: what makes the logits out of one
-    or more models and contexts, None for the model alone. cache_policy: what of the text's keys and values is kept and
-    read, None for all of them. monitors: what watches it. search: whose branches these are, None for a text of its own.
-    cache_namespace: texts share what was read of their prompts with those of the same one only. return_draft_trees:
-    keep the draft of every step in the trace. conversation: what the prompt was made of, for searches that ask for
-    texts behind other prompts. memory: what drafters learn from and add to, None for the engine's own. prompt_embeds:
-    what the prompt holds beside tokens; the model reads it in place of the tokens at these places. settled: called by
-    searches that know it, with all of the text that is returned first that cannot change any more.
+    """Settings of one text.
 
     drafter, acceptance_rule, draft_length, logits_source, cache_policy and each of the monitors may be names, as in
-    "prompt-lookup:length=5".
+    "prompt-lookup:length=5". What goes with what is decided here, for all kinds of requests. With a constraint in the
+    sampler, tokens it forces are drafted too; one that has no mask is asked about single tokens, by the acceptance rule
+    awrs in place of coupled.
 
-    What goes with what is decided here, whoever makes the request. With a constraint in the sampler, tokens it forces
-    are drafted too; one that has no mask is asked about single tokens, by the acceptance rule awrs in place of coupled.
+    Attributes:
+        prompt: Token ids, at least one.
+        max_new_tokens: Most tokens of the output.
+        sampler: Greedy by default.
+        drafter: None for no speculation.
+        acceptance_rule: What decides about drafts.
+        seed: Decides what is drawn.
+        stop: Strings that end the text and are cut from it.
+        eos_ids: Tokens that end it.
+        logprobs: How many most likely tokens to report beside each emitted one (0: the emitted one alone).
+        reuse: A finished text whose cache serves as far as its tokens agree with the prompt; not used where there is a
+            source.
+        draft_length: How much to draft, None where the drafter alone decides.
+        logits_source: What makes the logits out of one or more models and contexts, None for the model alone.
+        cache_policy: What of the text's keys and values is kept and read, None for all of them.
+        monitors: What watches it.
+        max_draft_tokens: Drafted tokens per step at most, whatever both want.
+        search: Whose branches these are, None for a text of its own.
+        prompt_logprobs: The same of the prompt's tokens, but the first.
+        cache_namespace: Texts share what was read of their prompts with those of the same cache_namespace only.
+        return_draft_trees: Keep the draft of every step in the trace.
+        conversation: What the prompt was made of, for searches that ask for texts after other prompts.
+        prompt_embeds: What the prompt holds beside tokens; the model reads it in place of the tokens at these places.
+        memory: What drafters learn from and add to, None for the engine's own.
+        settled: Called by searches that know it, with all of the text that is returned first that cannot change any
+            more.
+        stop_tokens: Those of them that are special tokens, by id.
     """
 
     prompt: Ordered[int]
@@ -134,7 +147,8 @@ class Request:
     def bind(self, model: LanguageModel) -> Request:
         """The same request with what its drafter brings along for texts of `model`.
 
-        Raises SettingsError or UnsupportedModel where the model does not give what some part needs.
+        Raises:
+            SettingsError, UnsupportedModel: If the model does not give what some part needs.
         """
         found = self if self.drafter is None else copy(self)
         found.drafter = None if self.drafter is None else self.drafter.bind(model, self.logits_source)

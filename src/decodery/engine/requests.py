@@ -21,9 +21,13 @@ from .request import Request
 def opened(
     request: Request, target: LanguageModel, memory: Memory, detokenizer: Callable[[], Detokenizer] | None
 ) -> Sequence:
-    """A text of which nothing is read yet. memory: what drafters remember beyond it, unless the request has its own.
+    """A text of which nothing is read yet.
 
-    Raises PromptError, SettingsError or UnsupportedModel where `target` cannot serve the request.
+    Args:
+        memory: What drafters remember beyond it, unless the request has its own.
+
+    Raises:
+        PromptError, SettingsError, UnsupportedModel: If `target` cannot serve the request.
     """
     prompt = [int(token) for token in request.prompt]
     _check_order(target)

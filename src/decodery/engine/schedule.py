@@ -33,15 +33,22 @@ _READERS = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of an engine. rows: of one pass of a model; drafts are trimmed, prompts wait and a search is spread over
-    several passes before it is exceeded. Owners get equal parts of a pass, and so do the tasks of each.
+    """Bounds of an engine.
 
-    texts: tasks in progress at a time; others wait for their turn. cache_bytes: of all keys and values of tasks in
-    progress and of those that are kept for later ones, None for no bound. What is kept goes first; then a task that no
-    longer fits gives its memory back and is read again later; while a text's memory grows, what it had is there as
-    well. seconds: that a pass is to take while somebody writes, by what earlier ones took; prompts are read in smaller
-    chunks for it, down to 16 rows, and searches get fewer rows of a pass that others wait for. None for no bound.
-    branches: texts that one task may have written at a time, by which methods are held that open texts of their own.
+    Owners get equal parts of a pass, and so do the tasks of each.
+
+    Attributes:
+        rows: Of one pass of a model; drafts are trimmed, prompts wait and a search is spread over several passes before
+            it is exceeded.
+        texts: Tasks in progress at a time; others wait for their turn.
+        cache_bytes: Of all keys and values of tasks in progress and of those that are kept for later ones, None for no
+            bound. What is kept goes first; then a task that no longer fits gives its memory back and is read again
+            later; while a text's memory grows, what it had is there as well.
+        seconds: That a pass is to take while texts are written, by what earlier ones took; prompts are read in smaller
+            chunks for it, down to 16 rows, and searches get fewer rows of a pass that others wait for. None for no
+            bound.
+        branches: Texts that one task may have written at a time, by which methods are held that open texts of their
+            own.
     """
 
     rows: int = 1024
@@ -58,10 +65,14 @@ class Limits:
 
 
 class Schedule:
-    """Tasks in progress and tasks that wait. runs: those in progress, the earliest first.
+    """Tasks in progress and tasks that wait.
 
-    prefixes: what texts leave for those that begin alike, None to keep nothing. preemptions: how often a text gave its
-    memory back. pace: what passes take that read prompts, for those who wait for one. budget: how passes are divided.
+    Args:
+        prefixes: What texts leave for those that begin alike, None to keep nothing.
+        preemptions: How often a text gave its memory back.
+        pace: What passes take that read prompts, for those who wait for one.
+        budget: How passes are divided.
+        runs: Those in progress, the earliest first.
     """
 
     def __init__(self, limits: Limits, chunk: int, prefixes: PrefixCache | None = None) -> None:
@@ -90,7 +101,11 @@ class Schedule:
         return [run for run in self.runs if not run.task.paused]
 
     def add(self, run: SchedulerEntry) -> None:
-        """A new task. Raises OutOfMemory for a text whose prompt alone would not fit."""
+        """A new task.
+
+        Raises:
+            OutOfMemory: For a text whose prompt alone would not fit.
+        """
         most = self.limits.cache_bytes
         if most is not None and isinstance(run.task, Sequence) and _needed(run.task) > most:
             raise OutOfMemory(
@@ -108,7 +123,10 @@ class Schedule:
         self._preempted.add(id(task))
 
     def starve(self, run: SchedulerEntry) -> bool:
-        """Let a search that found no memory wait until another task has given some back; False where that cannot be."""
+        """Let a search that found no memory wait until another task has given some back.
+
+        False where that cannot be.
+        """
         if len(self.runs) == 1 or not withdraw(run):
             return False
         self._put_off(run)
@@ -259,8 +277,9 @@ class Schedule:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of keys and values that are kept, that texts in progress hold, and that these will as soon as they have
-        read what they have. What several of them share counts once.
+        """Bytes of keys and values that are kept, in use, or due once texts in progress are read.
+
+        What several of them share counts once.
         """
         return self._holding({} if self.prefixes is None else self.prefixes.memories)
 
@@ -281,8 +300,9 @@ def _guarded(run: SchedulerEntry, do: Callable[[], T]) -> T | bool:
 
 
 def share_prompt(seq: Sequence, owner: Sequence) -> None:
-    """Take over the prompt that another text has read, once it has; not what is no plain reading of it, or read by
-    somebody else.
+    """Take over the prompt that another text has read, once it has.
+
+    Not what is no plain reading of it, or read by another model.
     """
     shared = seq.request.prompt_length - 1
     if writes(owner.request.model) or (isinstance(owner.cache, KVCache) and not owner.cache.begins(shared)):

@@ -18,12 +18,12 @@ Place = tuple[SchedulerEntry, int]
 class PassBudget:
     """Divides the rows of passes among tasks.
 
+    `wide` is what passes of searches have taken.
+
     Args:
         rows: Of a pass at most.
         seconds: That a pass with a search in it is to take where others wait for it; None for no bound.
         chunk: Rows of a prompt in one pass.
-
-    `wide` is what passes of searches have taken.
     """
 
     def __init__(self, rows: int, seconds: float | None, chunk: int) -> None:
@@ -48,17 +48,17 @@ class PassBudget:
         return 1 + most_nodes(run)
 
     def share(self, run: SchedulerEntry | None, runs: list[SchedulerEntry]) -> int:
-        """Rows that a task may fill in a pass with these tasks: all of them where nobody else takes part."""
+        """Rows that a task may fill in a pass with these tasks: all of them where no other takes part."""
         if run is None or len(runs) < 2 or run not in runs:
             return self.rows
         parts = fair([each.owner for each in runs], [self.rows] * len(runs), self.rows)
         return max(1, min(parts[runs.index(run)], self._beside_others(runs)))
 
     def places(self, asked: list[tuple[SchedulerEntry, list[int]]]) -> list[Place]:
-        """Which of these asks share the next pass, by their tasks and numbers; the others wait for a later one.
+        """Which of these asks share the next pass, by their tasks and numbers.
 
-        Whoever has waited longest gets one in any case. The other rows are divided fairly, and a search gets no more of
-        them than what others can wait for.
+        The others wait for a later one. The longest waiting one gets one in any case. The other rows are divided
+        fairly, and a search gets no more of them than what others can wait for.
         """
         runs = [run for run, _ in asked]
         bounded = (
@@ -104,7 +104,7 @@ class PassBudget:
 
 
 def divided(wants: Ordered[int], rows: int) -> list[int]:
-    """Max-min fair parts: nobody gets more than wanted, and what some leave goes to the others.
+    """Max-min fair parts: no one gets more than wanted, and what some leave goes to the others.
 
     Args:
         wants: Rows that each one could use.

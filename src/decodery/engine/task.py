@@ -32,11 +32,14 @@ class Recoverable(Protocol):
 
 @dataclass(eq=False)
 class CoroutineTask(Generic[T]):
-    """Something other than a text in progress: a search, a probe. result: what it returned, once it is finished.
+    """Something other than a text in progress: a search, a probe.
 
-    paused: takes part in no pass until that is taken back. memory: what it can give back and have again, beside its
-    branches. finished: it goes on no more, because it came to its end, failed or was stopped; stopped: it was, before
-    its end, so that there is no result.
+    Attributes:
+        memory: What it can give back and have again, beside its branches.
+        paused: Takes part in no pass until that is taken back.
+        finished: It goes on no more, because it came to its end, failed or was stopped.
+        stopped: It was, before its end, so that there is no result.
+        result: What it returned, once it is finished.
     """
 
     coroutine: ForwardCoroutine[T]
@@ -70,7 +73,13 @@ _Asked = tuple[Generator[list[ForwardRequest], list[ForwardResult], None], list[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lost:
-    """What was taken from a cache. model: whose it is, role: what that goes by in the ledger; tokens: what it held."""
+    """What was taken from a cache.
+
+    Attributes:
+        model: Whose it is.
+        tokens: What it held.
+        role: What that goes by in the ledger.
+    """
 
     model: Reader
     cache: KVCache
@@ -80,15 +89,25 @@ class Lost:
 
 @dataclass(eq=False)
 class SchedulerEntry:
-    """A task's turn in progress. requests: what it waits for; results: of those that have one, None of the others.
+    """A task's turn in progress.
 
-    traces: of the texts it works on, where steps are recorded. ledger: what the request spends, which the texts of a
-    search share. caches: those it asked with and still has. branches: of a search, all it has. lost: what its branches
-    have to read again before it goes on, forgotten: whether its own memory is gone; owed: the bytes that takes;
-    waiting: what it waits for while that is done, as coroutine, requests and results; restored: that is done, and it
-    has not gone on since. starved: not to go on before another task has given memory back. served: the number of the
-    last pass it took part in; depth: of how many passes one after another. owner: whose it is: owners share passes
-    alike. earlier: seconds of passes that answered a part of what its next step waits for.
+    Attributes:
+        requests: What it waits for.
+        results: Of those that have one, None of the others.
+        traces: Of the texts it works on, where steps are recorded.
+        ledger: What the request spends, which the texts of a search share.
+        caches: Those it asked with and still has.
+        branches: Of a search, all it has.
+        lost: What its branches have to read again before it goes on.
+        forgotten: Whether its own memory is gone.
+        owed: The bytes that takes.
+        waiting: What it waits for while that is done, as coroutine, requests and results.
+        restored: That is done, and it has not gone on since.
+        starved: Not to go on before another task has given memory back.
+        served: The number of the last pass it took part in.
+        depth: Of how many passes one after another.
+        owner: Whose it is: owners share passes alike.
+        earlier: Seconds of passes that answered a part of what its next step waits for.
     """
 
     task: Task
@@ -144,7 +163,10 @@ class SchedulerEntry:
             self.task.memory.give_back()
 
     def resume(self) -> None:
-        """Go on with the results to the next requests, or to the end of the turn; an error ends this task alone."""
+        """Go on with the results to the next requests, or to the end of the turn.
+
+        An error ends this task alone.
+        """
         assert self.coroutine is not None
         answers, passes = self.results, sum(not isinstance(each, Blocking) for each in self.requests)
         self.requests, self.results = [], []

@@ -30,14 +30,19 @@ from .preempt import caches_of
 
 @dataclass(frozen=True, slots=True)
 class StepBudget:
-    """What a turn may take of a pass. rows: unread tokens at most; budget: of what it drafts, where it drafts."""
+    """What a turn may take of a pass.
+
+    Attributes:
+        rows: Unread tokens at most.
+        budget: Of what it drafts, where it drafts.
+    """
 
     rows: int
     budget: Budget
 
 
 def unread(seq: Sequence) -> int:
-    """Tokens of a text that its cache does not hold; 1 where only the last one is left."""
+    """Tokens of a text that its cache does not hold; 1 where only the last token is left."""
     return len(seq.tokens) - seq.cache.next_position
 
 
@@ -64,7 +69,10 @@ def reads(seq: Sequence) -> bool:
 
 
 def run_step(seq: Sequence, step_budget: StepBudget) -> ForwardCoroutine[None]:
-    """One turn of a text. Where it ends early by an error or because it is closed, nothing tentative is left."""
+    """One turn of a text.
+
+    Where it ends early by an error or because it is closed, nothing tentative is left.
+    """
     if writes(seq.request.model):
         seq.request.model.advance(seq)
         return

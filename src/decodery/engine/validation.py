@@ -47,8 +47,12 @@ _IN_SPITE_OF_SOURCES = ("trees", "rows", "logprobs")
 def refuse(request: Request, model: LanguageModel | None = None) -> None:
     """Raise where a part of a request needs what another one, or the model, does not give.
 
-    model: what the engine decodes with; None looks at the request alone. Raises SettingsError, UnsupportedModel where
-    the model lacks it, with one sentence: which part needs what, who does not give it, what to do.
+    Args:
+        model: What the engine decodes with; None looks at the request alone.
+
+    Raises:
+        SettingsError, UnsupportedModel: If the model lacks it, with one sentence: which part needs what, who does not
+            give it, what to do.
     """
     if request.search is not None and request.monitors:
         raise SettingsError(
@@ -208,7 +212,10 @@ def _drafting(request: Request) -> tuple[str, str] | None:
 
 
 def name_of(part: Any) -> str:
-    """What a part is registered as, its class's name where it is not; of a composite its parts' names as well."""
+    """What a part is registered as, its class's name where it is not.
+
+    Of a composite its parts' names as well.
+    """
     method = method_of(part)
     name = type(part).__name__ if method is None else method.name
     inner = [name_of(each) for each in getattr(part, "parts", ())]

@@ -20,7 +20,12 @@ from decodery.step.sequence import FinishReason, Sequence, TokenLogprob
 
 
 class WholeTexts:
-    """A model that gives texts and nothing else of itself. pieces: what their tokens are. name: what it goes by."""
+    """A model that gives texts and nothing else of itself.
+
+    Args:
+        name: What it goes by.
+        pieces: What their tokens are.
+    """
 
     device, dtype, vocab_size, fingerprint = torch.device("cpu"), torch.float32, MOST_PIECES, ""
 
@@ -43,9 +48,13 @@ class WholeTexts:
         )
 
     def grow(self, seq: Sequence, pieces: Ordered[str], logprobs: Ordered[TokenLogprob] = ()) -> bool:
-        """Append pieces of text up to the first stop; returns whether the text has ended by one, or is too long.
+        """Append pieces of text up to the first stop.
 
-        told: log-probabilities of the pieces, where they are known.
+        Args:
+            told: log-probabilities of the pieces, where they are known.
+
+        Returns:
+            Whether the text has ended by one, or is too long.
         """
         before = seq.position
         for number, piece in enumerate(pieces):
@@ -81,7 +90,11 @@ def cut(seq: Sequence, error: DecoderyError) -> None:
 
 
 def own(seq: Sequence, name: str) -> Any:
-    """What a model keeps of a text it has begun, None before it has. Raises UnsupportedModel for forks of one."""
+    """What a model keeps of a text it has begun, None before it has.
+
+    Raises:
+        UnsupportedModel: For forks of one.
+    """
     state = seq.states.get(seq.request.model)
     if state is None and seq.position:
         raise UnsupportedModel(f"{name} cannot go on from the middle of a text: load the model here with decodery.load")

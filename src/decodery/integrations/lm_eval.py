@@ -31,9 +31,12 @@ _KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", "max_gen_toks",
 class Harness(TemplateLM):
     """A model of this package, whose texts are the same with any drafter and batch.
 
-    model: what `decodery.load` takes; dtype, drafter, rule, kv: as there and in `generate`, drafter=none for plain
-    decoding. batch_size: texts at a time. max_gen_toks: tokens of a text at most, where a task does not say. seed: of
-    drawn texts.
+    Args:
+        model, dtype: What `decodery.load` takes.
+        drafter, acceptance_rule, cache_policy: As in `generate`; drafter=none for plain decoding.
+        batch_size: Texts at a time.
+        max_gen_toks: Tokens of a text at most, where a task does not say.
+        seed: Of drawn texts.
     """
 
     def __init__(

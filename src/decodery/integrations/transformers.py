@@ -1,4 +1,4 @@
-"""Decoding for models of `transformers` that somebody already holds. Imports transformers where it is used.
+"""Decoding for models of `transformers` that are in memory already. Imports transformers where it is used.
 
 `decodery.integrations.transformers.generate(model, prompt, ...)` takes the arguments of `model.generate`; the engine of
 this package writes the tokens.
@@ -113,16 +113,20 @@ def decode(
 ) -> Any:
     """The tokens of `model.generate(..., custom_generate=decode)`: [n, length] int64, padded after ends.
 
-    input_ids: [n, length] int64; given: what the model would be given beside them, of which attention_mask tells the
-    padding. Settings beside those of `generate`:
-    drafter and rule, as everywhere in this package, None for no drafter; seed: of the first text, drawn from PyTorch's
-    own generator where it is None; text i of n has seed + i. The seed decides the tokens, whatever drafts; greedy
-    tokens are those of transformers where the model's passes do not depend on how many rows they have.
+    Settings beside those of `generate`: drafter and rule, as everywhere in this package, None for no drafter. The seed
+    decides the tokens, whatever drafts; greedy tokens are those of transformers where the model's passes do not depend
+    on how many rows they have. Logits processors of other kinds than the usual ones are asked about every row on its
+    own, and must depend on nothing but what they are given.
 
-    Logits processors of other kinds than the usual ones are asked about every row on its own, and must depend on
-    nothing but what they are given. Raises SettingsError for what would not mean here what it means in generate;
-    UnsupportedModel as `decodery.load` does. transformers gives this function no streamer, assistant or tokenizer that
-    generate was given: call the function `generate` of this module for those.
+    Args:
+        input_ids: [n, length] int64.
+        seed: Of the first text, drawn from PyTorch's own generator where it is None; text i of n has seed + i.
+        given: What the model would be given beside them, of which attention_mask tells the padding.
+
+    Raises:
+        SettingsError: For what would not mean here what it means in generate; UnsupportedModel as `decodery.load` does.
+            transformers gives this function no streamer, assistant or tokenizer that generate was given: call the
+            function `generate` of this module for those.
     """
     assert generation_config is not None
     refused_settings(model, generation_config, input_ids, given)
@@ -276,7 +280,8 @@ class _Stop:
 class Processed(LogitsProcessor):
     """What a logits processor of `transformers` makes of every row, asked about one after another.
 
-    padding: what stands before the text where the processor was made for.
+    Attributes:
+        padding: What stands before the text where the processor was made for.
     """
 
     processor: Any

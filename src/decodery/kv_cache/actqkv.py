@@ -27,21 +27,27 @@ from .after_prompt import Noting
 )
 @dataclass(frozen=True)
 class ActQKV(CachePolicy):
-    """Reads first and last tokens and the blocks that a probe of the row's window answers to best; keeps everything.
+    """Reads first and last tokens and the blocks that a probe of the row's window answers to best.
 
-    budget: see `CachePolicy`, the mean over layers, rounded up to blocks of `block` tokens. sinks: first tokens that
-    are always read. recent: the share of the budget that the last tokens have; blocks of either are always read, and at
-    least one more. window: how many tokens of a prompt ask together; each row asks with the queries of its window up to
-    its own, a row after the prompt with its own alone. probe: "weighted" by how far a query is from the window's mean,
-    squared, in units of each channel's spread; "mean" as InfLLM does; "last" is the row's own. A block of the prompt is
-    represented by those `representatives` of its keys which its own queries answer to best on average, a written one by
-    all of its keys. A group of heads asks together. Where the prompt ends, layers whose blocks answer evenly get more
-    of the budget, in proportion to the entropy of their softmax. Class G, here with the store in the cache. All tokens
-    are read at their own distance.
+    Keeps everything. A block of the prompt is represented by those `representatives` of its keys which its own queries
+    answer to best on average, a written one by all of its keys. A group of heads asks together. Where the prompt ends,
+    layers whose blocks answer evenly get more of the budget, in proportion to the entropy of their softmax. Class G,
+    here with the store in the cache. All tokens are read at their own distance. Known from summaries and InfLLM's code:
+    weights, entropies and what represents a block are readings of them. A window's queries would all be asked before
+    its first row is read; here none is asked from ahead of a row, so that texts do not depend on how their prompts were
+    cut.
 
-    Known from summaries and InfLLM's code: weights, entropies and what represents a block are readings of them. A
-    window's queries would all be asked before its first row is read; here none is asked from ahead of a row, so that
-    texts do not depend on how their prompts were cut.
+    Attributes:
+        budget: See `CachePolicy`, the mean over layers, rounded up to blocks of `block` tokens.
+        block: Tokens of a block.
+        window: How many tokens of a prompt ask together; each row asks with the queries of its window up to its own, a
+            row after the prompt with its own alone.
+        probe: "weighted" by how far a query is from the window's mean, squared, in units of each channel's spread;
+            "mean" as InfLLM does; "last" is the row's own.
+        representatives: Keys that represent a block of the prompt.
+        sinks: First tokens that are always read.
+        recent: The share of the budget that the last tokens have; blocks of either are always read, and at least one
+            more.
     """
 
     budget: float = 2048
@@ -70,7 +76,7 @@ class ActQKV(CachePolicy):
 
 
 class Fetching(Noting):
-    """The queries of the prompt while it is read, which of its keys represent its blocks, and the layers' budgets."""
+    """State of the policy: the prompt's queries, the keys that represent blocks, and layer budgets."""
 
     def __init__(self, method: ActQKV, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt, prompt)

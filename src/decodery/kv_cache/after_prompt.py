@@ -47,8 +47,10 @@ class Compressing(CachePolicy):
 class Prompt:
     """What is known of a prompt in one layer when it is read.
 
-    queries: [heads, rows, head_dim] of its last rows, scaled, as attention used them; at: [rows] their positions. keys,
-    values: [kv_heads, prompt, head_dim].
+    Attributes:
+        queries: [heads, rows, head_dim] of its last rows, scaled, as attention used them.
+        at: [rows] their positions.
+        keys, values: [kv_heads, prompt, head_dim].
     """
 
     config: ModelConfig
@@ -61,7 +63,8 @@ class Prompt:
     def received(self, queries: torch.Tensor | None = None) -> torch.Tensor:
         """[kv_heads, group, rows, prompt] what each query pays each key, those of its future left out.
 
-        queries: others in their place, which see the whole prompt.
+        Args:
+            queries: Others in their place, which see the whole prompt.
         """
         kv_heads, length = self.keys.shape[:2]
         asking = self.queries if queries is None else queries
@@ -96,9 +99,12 @@ def angles(config: ModelConfig, layer: int, positions: np.ndarray) -> tuple[torc
 
 
 class Noting(State):
-    """Notes a prompt's last `watched` queries, by layer in parts [rows, heads, head_dim], until it is read.
+    """Notes a prompt's last `watched` queries until it is read.
 
-    settled: whether that is done.
+    They are held by layer, in parts [rows, heads, head_dim].
+
+    Args:
+        settled: Whether that is done.
     """
 
     def __init__(self, config: ModelConfig, prompt: int, watched: int) -> None:
@@ -155,7 +161,7 @@ class AfterPrompt(Noting):
 
 
 def observing(window: int, budget: float, prompt: int) -> int:
-    """How many last tokens of a prompt observe the others, and stay: `window`, but at most half of what may stay.
+    """How many last tokens of a prompt observe the others and stay: `window`, at most half the budget.
 
     In a short prompt they would otherwise be all that stays, or more.
     """
@@ -165,7 +171,8 @@ def observing(window: int, budget: float, prompt: int) -> int:
 def retain(cache: KVCache, layer: int, chosen: np.ndarray) -> np.ndarray:
     """Let each head of a layer keep the slots it has chosen [kv_heads, slots], as many as every other.
 
-    Returns which they were, [kv_heads, m] in ascending order.
+    Returns:
+        Which they were, [kv_heads, m] in ascending order.
     """
     slots = np.nonzero(chosen)[1].reshape(len(chosen), -1)
     keys, values = cache.view(layer)

@@ -32,18 +32,19 @@ from .after_prompt import turned
 )
 @dataclass(frozen=True)
 class Coprocessor(CachePolicy):
-    """Lets the model think about a prompt once: what its trained double makes of it is read as if it were text.
+    """Reads the latent embeddings that a trained coprocessor makes of the prompt as if they were text.
 
-    trained: `CoprocessorWeights`, or the file or folder of `decodery train kv coprocessor`. The double is the model
-    itself with an adapter after each layer; it reads a few learned embeddings after the prompt, and what comes out of
-    its last layer is given to the model as embeddings, whose keys and values stay. latents: how many of those that were
-    trained, None for all; 0 leaves the model as it is. The last of them gives the text's first token, and rows after
-    the prompt read them. Class F: nothing is lost, entries are added before the first draft.
+    The last of them gives the text's first token, and rows after the prompt read them. Class F: nothing is lost,
+    entries are added before the first draft. As in the paper latents take the positions after the prompt, and the text
+    those after the latents. Tokens keep their numbers here: the keys of the prompt and of the latents are turned back
+    by as many positions instead, once, which leaves all distances the same. So positions must be rotations, in layers
+    without a sliding window. Latents lie beside the cache: `latents` tokens' keys and values more.
 
-    As in the paper latents take the positions after the prompt, and the text those after the latents. Tokens keep their
-    numbers here: the keys of the prompt and of the latents are turned back by as many positions instead, once, which
-    leaves all distances the same. So positions must be rotations, in layers without a sliding window. Latents lie
-    beside the cache: `latents` tokens' keys and values more.
+    Attributes:
+        trained: `CoprocessorWeights`, or the file or folder of `decodery train kv coprocessor`. The double is the model
+            itself with an adapter after each layer; it reads a few learned embeddings after the prompt, and what comes
+            out of its last layer is given to the model as embeddings, whose keys and values stay.
+        latents: How many of those that were trained, None for all; 0 leaves the model as it is.
     """
 
     requirements = Requirements(keys=True, policies=True, states=True, changes=True)
@@ -93,7 +94,11 @@ class Coprocessor(CachePolicy):
 
 
 class Augmented(State):
-    """entries: by layer, keys and values [kv_heads, latents, head_dim] that lie beside the cache; none at first."""
+    """State of the policy: latent keys and values beside the cache.
+
+    Args:
+        entries: By layer, keys and values [kv_heads, latents, head_dim] that lie beside the cache; none at first.
+    """
 
     def __init__(self, method: Coprocessor, weights: CoprocessorWeights, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt)
@@ -116,7 +121,7 @@ class Augmented(State):
         return clone
 
     def take(self, cache: KVCache, count: int) -> None:
-        """Hold the keys and values of the last `count` tentative rows, as the text that follows them will read them."""
+        """Hold the keys and values of the last `count` tentative rows for the text that follows."""
         for layer in range(self.config.num_layers):
             keys, values = cache.view(layer)
             self.entries[layer] = self._moved(layer, keys[:, -count:], count), values[:, -count:].clone()

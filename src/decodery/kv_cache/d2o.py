@@ -27,19 +27,25 @@ from .evicting import Evicting, Held, Scored, gathered, paid, recent_and_best
 )
 @dataclass(frozen=True)
 class D2O(Scored):
-    """Keeps heavy hitters and a window as H2O does, in budgets by layer, and merges what it evicts into what is alike.
+    """Keeps heavy hitters and a window in budgets by layer, and merges evicted tokens into similar ones.
 
-    budget: see `CachePolicy`, the mean over the layers that are compressed; layers get more where attention is paid
-    evenly: softmax over layers of minus the variance of what the prompt's tokens received, scaled to 0-1 over heads.
-    recent: the share of a layer's budget that is the window. sinks: first tokens that always stay. dense: how many of
-    the first layers keep everything, and with them the last. threshold: whether only those merge whose key is as close
-    (by cosine) to a kept one as evicted ones are on average, a mean that moves by `beta` a step. merge: "softmax"
-    weighs a token by the exponential of its similarity, and its target by e; "mean" takes the mean of the target and
-    the tokens times their similarity, as the published code does. none: drop only. A merged entry keeps its target's
-    position.
+    A merged entry keeps its target's position. Class D. Budgets that meet their bounds are made up for in the other
+    layers. Where a block of drafts merges, what its later rows read is computed apart from the kernels, and from the
+    first merge on in plain decoding too.
 
-    Class D. Budgets that meet their bounds are made up for in the other layers. Where a block of drafts merges, what
-    its later rows read is worked out apart from the kernels, and from the first merge on in plain decoding too.
+    Attributes:
+        budget: See `CachePolicy`, the mean over the layers that are compressed; layers get more where attention is paid
+            evenly: softmax over layers of minus the variance of what the prompt's tokens received, scaled to 0-1 over
+            heads.
+        recent: The share of a layer's budget that is the window.
+        sinks: First tokens that always stay.
+        dense: How many of the first layers keep everything, and with them the last.
+        beta: Weight of the newest step in the mean similarity.
+        threshold: Whether only those merge whose key is as close (by cosine) to a kept one as evicted ones are on
+            average, a mean that moves by `beta` a step.
+        merge: "softmax" weighs a token by the exponential of its similarity, and its target by e; "mean" takes the mean
+            of the target and the tokens times their similarity, as the published code does; "none" drops evicted
+            tokens.
     """
 
     budget: float = 0.2
@@ -83,9 +89,10 @@ class D2O(Scored):
     def folded(
         self, keys: torch.Tensor, values: torch.Tensor, chosen: np.ndarray, tau: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
-        """Those that stay of keys and values [kv_heads, m, head_dim], the others merged into them, and the threshold.
+        """The keys and values that stay, with the others merged into them, and the threshold.
 
-        tau: [kv_heads], None for the first time.
+        Args:
+            tau: [kv_heads], None for the first time.
         """
         found: list[float] = []
         kept_keys: list[torch.Tensor] = []
@@ -122,9 +129,12 @@ def _spread(scores: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Folded(Held):
-    """keys, values: [kv_heads, m, head_dim] of what is held, None where they lie in the cache as they are.
+    """State of the policy: merged keys and values.
 
-    tau: the threshold of merging. merged: whether something was ever merged.
+    Attributes:
+        keys, values: [kv_heads, m, head_dim] of what is held, None where they lie in the cache as they are.
+        tau: The threshold of merging.
+        merged: Whether something was ever merged.
     """
 
     keys: torch.Tensor | None = None
@@ -134,7 +144,10 @@ class Folded(Held):
 
 
 class Merging(Evicting):
-    """Evicting, with keys and values that change. Rows after a merge in their own pass are attended to here."""
+    """Evicting, with keys and values that change.
+
+    Rows after a merge in their own pass are attended to here.
+    """
 
     method: D2O
 

@@ -31,15 +31,19 @@ from .probing import Probing, probed
 )
 @dataclass(frozen=True)
 class DapQ(CachePolicy):
-    """Keeps of a prompt what tokens attend to that stand at the positions of the first tokens to be written.
+    """Keeps the prompt tokens that queries at the positions of the first output tokens attend to.
 
-    budget: see `CachePolicy`, of the prompt. queries: pseudo tokens, read after the prompt in a pass of their own,
-    whose attention to the prompt is averaged over them and over the heads of a group; nothing of them is kept, and the
-    text goes on where the prompt ends. content: "last" repeats the prompt's last token; "copy" repeats its last tokens,
-    whose own continuations then draw attention; a number is a token id, such as a line break. kernel: each token counts
-    as the mean of so many around it. recent: last tokens of the prompt that always stay. Class B.
+    Class B. The paper's abstract was read, not its code: number, content and pooling are choices made here.
 
-    The paper's abstract was read, not its code: number, content and pooling are choices made here.
+    Attributes:
+        budget: See `CachePolicy`, of the prompt.
+        queries: Pseudo tokens, read after the prompt in a pass of their own, whose attention to the prompt is averaged
+            over them and over the heads of a group; nothing of them is kept, and the text goes on where the prompt
+            ends.
+        content: "last" repeats the prompt's last token; "copy" repeats its last tokens, whose own continuations then
+            draw attention; a number is a token id, such as a line break.
+        kernel: Each token counts as the mean of so many around it.
+        recent: Last tokens of the prompt that always stay.
     """
 
     budget: float = 1024

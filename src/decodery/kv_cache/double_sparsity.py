@@ -26,15 +26,19 @@ from .selecting import Asked, Selective, dots
 )
 @dataclass(frozen=True)
 class DoubleSparsity(Selective):
-    """Reads the tokens whose keys answer a query best in the few channels that matter most; keeps everything.
+    """Reads the tokens whose keys answer a query best in the few channels that matter most.
 
-    budget: see `CachePolicy`; the published 128 tokens. channels: the share of them that is looked at, of rotated keys,
-    in the order of a calibration. calibration: `KeyChannels`, or the file or folder of `decodery train kv
-    double-sparsity`. bits: of a looked-at number, between the least and the largest of its token; 0 for the number
-    itself. dense_layers: first layers that read everything. sinks, recent: first and last tokens that are always read;
-    the row itself always is. A group of query heads reads what the largest product of its heads asks for, so that a
-    key-value head is read once; the published code selects for every head by itself. Class A. Labels are worked out of
-    the keys here and take no memory of their own; kept apart they would be channels * bits / 16 of bfloat16 keys.
+    Keeps everything. A group of query heads reads what the largest product of its heads asks for, so that a key-value
+    head is read once; the published code selects for every head by itself. Class A. Labels are computed of the keys
+    here and take no memory of their own; kept apart they would be channels * bits / 16 of bfloat16 keys.
+
+    Attributes:
+        budget: See `CachePolicy`; the published 128 tokens.
+        channels: The share of them that is looked at, of rotated keys, in the order of a calibration.
+        calibration: `KeyChannels`, or the file or folder of `decodery train kv double-sparsity`.
+        bits: Of a looked-at number, between the least and the largest of its token; 0 for the number itself.
+        dense_layers: First layers that read everything.
+        sinks, recent: First and last tokens that are always read; the row itself always is.
     """
 
     budget: float = 128
@@ -78,7 +82,7 @@ class DoubleSparsity(Selective):
 
 
 def rounded(labels: torch.Tensor, bits: int) -> torch.Tensor:
-    """Labels [..., channels] as `bits` tell them: between the least and the largest of each row, both met exactly."""
+    """Labels [..., channels] rounded to `bits` between each row's extremes, which stay exact."""
     if not bits:
         return labels
     low, high = labels.amin(dim=-1, keepdim=True), labels.amax(dim=-1, keepdim=True)

@@ -23,8 +23,8 @@ from .after_prompt import SPARE, retain
 class Scored(CachePolicy):
     """Class D: tokens have scores, which later rows change, and those with the lowest go.
 
-    What a row reads follows from the rows before it on its own path, which is worked out row by row inside of a pass.
-    So a block of drafts leaves what single steps leave, whichever of them are accepted, and the text is that of plain
+    What a row reads follows from the rows before it on its own path, which is computed row by row inside of a pass. So
+    a block of drafts leaves what single steps leave, whichever of them are accepted, and the text is that of plain
     decoding under the policy.
     """
 
@@ -61,7 +61,9 @@ class Scored(CachePolicy):
 class Held:
     """What each key-value head of a layer holds after some row, in the order of positions.
 
-    slots: [kv_heads, m] of the cache; scores: [kv_heads, m].
+    Attributes:
+        slots: [kv_heads, m] of the cache.
+        scores: [kv_heads, m].
     """
 
     slots: np.ndarray
@@ -93,7 +95,11 @@ class Held:
 
 
 class Evicting(State):
-    """The scores of the content, by layer, and what every tentative row would leave. settled: the prompt is read."""
+    """The scores of the content, by layer, and what every tentative row would leave.
+
+    Args:
+        settled: The prompt is read.
+    """
 
     def __init__(self, method: Scored, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt)
@@ -106,7 +112,7 @@ class Evicting(State):
 
     @property
     def observes(self) -> bool:  # type: ignore[override]
-        """Attention's weights are wanted of prompts; those of later rows are worked out before they are read."""
+        """Attention's weights are wanted of prompts; those of later rows are computed before they are read."""
         return not self.settled
 
     def observe(self, attention: Attention) -> None:
@@ -192,7 +198,7 @@ def gathered(part: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
 
 
 def paid(queries: torch.Tensor, keys: torch.Tensor) -> np.ndarray:
-    """What one row's scaled queries [heads, head_dim] pay to keys [kv_heads, m, head_dim]: [kv_heads, group, m]."""
+    """[kv_heads, group, m] attention of one row's scaled queries [heads, head_dim] over keys."""
     grouped = queries.reshape(len(keys), -1, keys.shape[-1]).double()
     weights: np.ndarray = torch.einsum("kgd,kmd->kgm", grouped, keys.double()).softmax(dim=-1).cpu().numpy()
     return weights

@@ -21,13 +21,19 @@ from .after_prompt import Compressing, Prompt, angles
 )
 @dataclass(frozen=True)
 class ExpectedAttention(Compressing):
-    """Keeps of a prompt what queries of the coming positions are expected to attend to, weighed by the values' lengths.
+    """Keeps the prompt tokens that expected future queries attend to, weighted by value norms.
 
-    budget: see `CachePolicy`, of the prompt. Queries before rotation are taken for normally distributed, with the mean
-    and the covariance of the prompt's own after its first `sinks` tokens; rotations are averaged over the next
-    `future` positions. A key's score is the logarithm of the expected exponential of its product with such a query;
-    their softmax over all keys but the first `sinks`, which stay, is averaged over the heads of a group, raised by
-    `epsilon` and multiplied with the length of the value. Needs no question at the end of the prompt. Class B.
+    Queries before rotation are taken for normally distributed, with the mean and the covariance of the prompt's own
+    after its first `sinks` tokens; rotations are averaged over the next `future` positions. A key's score is the
+    logarithm of the expected exponential of its product with such a query; their softmax over all keys but the first
+    `sinks`, which stay, is averaged over the heads of a group, raised by `epsilon` and multiplied with the length of
+    the value. Needs no question at the end of the prompt. Class B.
+
+    Attributes:
+        budget: See `CachePolicy`, of the prompt.
+        future: Positions over which rotations are averaged.
+        sinks: First tokens that always stay.
+        epsilon: Added to the expected attention before it is weighted by the value's norm.
     """
 
     budget: float = 0.5

@@ -20,12 +20,15 @@ from .evicting import Scored, recent_and_best
 )
 @dataclass(frozen=True)
 class H2O(Scored):
-    """Keeps the tokens that have received the most attention, over all rows so far, and a window of the last ones.
+    """Keeps the tokens that received the most attention over all rows so far, and a recent window.
 
-    budget: see `CachePolicy`. recent: the share of the budget that is the window. A token's score is the attention paid
-    to it by the prompt's rows and by those written since, averaged over the heads of a group; old tokens have had more
-    rows to be paid by, which the paper leaves as it is. Class D. Memory: the budget, once the prompt is read, and one
-    number a token and key-value head.
+    A token's score is the attention paid to it by the prompt's rows and by those written since, averaged over the heads
+    of a group; old tokens have had more rows to be paid by, which the paper leaves as it is. Class D. Memory: the
+    budget, once the prompt is read, and one number a token and key-value head.
+
+    Attributes:
+        budget: See `CachePolicy`.
+        recent: The share of the budget that is the window.
     """
 
     budget: float = 0.2

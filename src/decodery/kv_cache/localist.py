@@ -23,13 +23,16 @@ from decodery.step.cache_policy import CachePolicy, State
 )
 @dataclass(frozen=True)
 class Localist(CachePolicy):
-    """Lowers attention's scores outside of a token's own block by -log(1 - dial), so that 1 leaves its block alone.
+    """Lowers attention scores outside of a token's own block by -log(1 - dial); 1 leaves the block alone.
 
-    dial: from 0, all of the text, to 1. block: positions of a block; blocks are those of the text, one after the other.
-    sinks: the first positions, which are in every block's reach. Where the model gives a share m of its attention to
-    other blocks, that becomes m (1 - dial) / (1 - m dial). Nothing is dropped; at 1 a row reads sinks and its block
-    alone. The paper, which has no public code, cuts a vocabulary into blocks by meaning and learns them with a penalty;
-    this is its dial for a model as it is.
+    Where the model gives a share m of its attention to other blocks, that becomes m (1 - dial) / (1 - m dial). Nothing
+    is dropped; at 1 a row reads sinks and its block alone. The paper, which has no public code, cuts a vocabulary into
+    blocks by meaning and learns them with a penalty; this is its dial for a model as it is.
+
+    Attributes:
+        dial: From 0, all of the text, to 1.
+        block: Positions of a block; blocks are those of the text, one after the other.
+        sinks: The first positions, which are in every block's reach.
     """
 
     dial: float = 0.6

@@ -30,18 +30,26 @@ from .selecting import Asked
 )
 @dataclass(frozen=True)
 class LServe(CachePolicy):
-    """Lets some heads keep first tokens and a window alone, and the others read whole pages of all there is.
+    """Some heads keep only first tokens and a window; the others read whole pages of all tokens.
 
-    sparsity: the share of all key-value heads that stream, those with the lowest gates. gates: `HeadGates`, or the file
-    or folder of `decodery train kv lserve`. window: the budget of a streaming head, see `CachePolicy`, of which `sinks`
-    are first tokens; it holds for the rows of a prompt too. budget: that of the other heads, in pages of `page` tokens,
-    of which at least `least` are read. A page counts as the best of its parts of `logical` tokens, whose keys are
-    bounded channel by channel as Quest does it; the page a row stands in is always read. reuse: pages are chosen anew
-    at every position that this divides, and the rows between read those of the row before. A group of query heads is
-    chosen for together, where the published code chooses for every head. Classes A and C.
-
-    A slot of memory is free when all heads of its layer have lost it: what streaming heads save beside others is read,
+    A group of query heads is chosen for together, where the published code chooses for every head. Classes A and C. A
+    slot of memory is free when all heads of its layer have lost it: what streaming heads save beside others is read,
     and not held.
+
+    Attributes:
+        budget: That of the other heads, in pages of `page` tokens, of which at least `least` are read. A page counts as
+            the best of its parts of `logical` tokens, whose keys are bounded channel by channel as Quest does it; the
+            page a row stands in is always read.
+        window: The budget of a streaming head, see `CachePolicy`, of which `sinks` are first tokens; it holds for the
+            rows of a prompt too.
+        sinks: First tokens that streaming heads keep.
+        sparsity: The share of all key-value heads that stream, those with the lowest gates.
+        gates: `HeadGates`, or the file or folder of `decodery train kv lserve`.
+        page: Tokens of a page.
+        logical: Tokens of the parts of a page that are bounded by themselves.
+        reuse: Pages are chosen anew at every position that this divides, and the rows between read those of the row
+            before.
+        least: Fewest pages that are read.
     """
 
     budget: float = 4096
@@ -78,8 +86,13 @@ class LServe(CachePolicy):
 
 
 class Serving(State):
-    """streams: [layers, kv_heads] bool, which heads do. Pages [kv_heads, pages] bool are remembered by layer: those of
-    the last token of the content, and of every tentative row; None for a row of the prompt.
+    """State of the policy: which heads keep a window alone.
+
+    Pages [kv_heads, pages] bool are remembered by layer: those of the last token of the content, and of every tentative
+    row; None for a row of the prompt.
+
+    Args:
+        streams: [layers, kv_heads] bool, which heads do.
     """
 
     def __init__(self, method: LServe, streams: np.ndarray, config: ModelConfig, prompt: int) -> None:

@@ -34,15 +34,19 @@ from .selecting import precise
 )
 @dataclass(frozen=True)
 class MetaSoft(CachePolicy):
-    """Keeps of a prompt what soft tokens attend to, which a small network mixes for it, and folds in what goes.
+    """Keeps the prompt tokens that learned soft tokens attend to, and folds evicted ones in.
 
-    budget: see `CachePolicy`, of the prompt. trained: `MetaTokens`, or the file or folder of `decodery train kv
-    meta-soft`. The soft tokens are read after the prompt in a pass of their own; their attention is averaged over them
-    and over the heads of a group, and nothing of them is kept. sinks: first tokens that always stay. flow: how much of
-    an evicted token's value goes over to kept ones, in proportion to what it was paid and to the attention between the
-    two, for those `partners` between which and it there is most; 0 to drop alone. Class B.
+    Class B. The paper's abstract was read, not its code: every formula is a reading of it.
 
-    The paper's abstract was read, not its code: every formula is a reading of it.
+    Attributes:
+        budget: See `CachePolicy`, of the prompt.
+        trained: `MetaTokens`, or the file or folder of `decodery train kv meta-soft`. The soft tokens are read after
+            the prompt in a pass of their own; their attention is averaged over them and over the heads of a group, and
+            nothing of them is kept.
+        sinks: First tokens that always stay.
+        flow: How much of an evicted token's value goes over to kept ones, in proportion to what it was paid and to the
+            attention between the two, for those `partners` between which and it there is most; 0 to drop alone.
+        partners: Kept tokens that each evicted one is folded into.
     """
 
     requirements = Requirements(keys=True, policies=True, states=True)
@@ -73,7 +77,11 @@ class MetaSoft(CachePolicy):
 
 
 class Flowing(Probing):
-    """asked: by layer, all queries of the prompt [heads, prompt, head_dim], until it is compressed."""
+    """State of the policy: the prompt's queries until it is compressed.
+
+    Args:
+        asked: By layer, all queries of the prompt [heads, prompt, head_dim], until it is compressed.
+    """
 
     def __init__(self, method: MetaSoft, meta: MetaTokens, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt, prompt if method.flow else 0)
@@ -124,9 +132,13 @@ def folded(
 ) -> torch.Tensor:
     """[m, head_dim] of values [n, head_dim], those that stay, with what flows into them of the others.
 
-    paid: [n] how much each token counts; between: [n - m, m] how near others and those that stay are; stays: [n] bool.
     A token's share goes to the `partners` nearest to it: the sum of all values, each times what it counts, is what it
     was where flow is 1.
+
+    Args:
+        paid: [n] how much each token counts.
+        between: [n - m, m] how near others and those that stay are.
+        stays: [n] bool.
     """
     near = between.topk(min(partners, between.shape[1]), dim=1)
     shares = torch.zeros_like(between).scatter(1, near.indices, near.values)

@@ -18,9 +18,11 @@ from .selecting import precise
 
 
 class Probing(Noting):
-    """paid: by layer, what probes pay to the prompt [kv_heads, prompt], the mean over them and the heads of a group.
+    """State of the policy: what probes attend to.
 
-    asking: whether they are being read.
+    Args:
+        asking: Whether they are being read.
+        paid: By layer, what probes pay to the prompt [kv_heads, prompt], the mean over them and the heads of a group.
     """
 
     def __init__(self, config: ModelConfig, prompt: int, watched: int = 0) -> None:
@@ -48,7 +50,10 @@ class Probing(Noting):
 
 
 def probed(seq: Sequence, segment: Segment) -> ForwardCoroutine[None]:
-    """Read the probes of a text whose policy is `Probing`, and compress its prompt; nothing of them is kept."""
+    """Read the probes of a text whose policy is `Probing`, and compress its prompt.
+
+    Nothing of them is kept.
+    """
     state = seq.cache.policy
     assert isinstance(state, Probing)
     state.asking = True

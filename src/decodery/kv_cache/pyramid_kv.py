@@ -22,12 +22,15 @@ from .snapkv import attended, require_window
 )
 @dataclass(frozen=True)
 class PyramidKV(Compressing):
-    """Keeps of a prompt what its last tokens attend to, as SnapKV does, in budgets that fall from layer to layer.
+    """Keeps the prompt tokens that its last tokens attend to, in budgets that fall from layer to layer.
 
-    budget: see `CachePolicy`, of the prompt, the mean over the layers, the window included. beta: the last layer has
-    the mean, without the window, over beta, and the first as much more; steeper where it is larger. window, kernel,
-    pool: as in SnapKV. Class B. All layers of a cache lie in one piece of memory here, so that what is taken is the
-    largest layer's.
+    Class B. All layers of a cache lie in one piece of memory here, so that what is taken is the largest layer's.
+
+    Attributes:
+        budget: See `CachePolicy`, of the prompt, the mean over the layers, the window included.
+        beta: The last layer has the mean, without the window, over beta, and the first as much more; steeper where it
+            is larger.
+        window, kernel, pool: As in SnapKV.
     """
 
     budget: float = 1024

@@ -29,11 +29,15 @@ from .after_prompt import SPARE
 class Quantized(CachePolicy):
     """Stores the keys and values of all tokens but the newest as integers of 8 or 4 bits.
 
-    bits: of one number. group: tokens that are stored together, when all of them have left the newest `residual`. Keys
-    have a range for each channel of a group, values one for each token; both ends of it are met exactly. Prompts are
-    read in full precision. A row reads a group in integers or as it was by its position alone, so that blocks of
+    Keys have a range for each channel of a group, values one for each token; both ends of it are met exactly. Prompts
+    are read in full precision. A row reads a group in integers or as it was by its position alone, so that blocks of
     drafts read what single steps read. Class A, with a store of its own. Memory: bits / 8 bytes a number, and two
     float32 for a channel of a group of keys and for a token of values.
+
+    Attributes:
+        bits: Of one number.
+        group: Tokens that are stored together, when all of them have left the newest `residual`.
+        residual: Newest tokens that stay in full precision.
     """
 
     bits: Literal[8, 4] = 8
@@ -86,7 +90,11 @@ class Codes:
 
 
 class Storing(State):
-    """groups: by layer, keys and values of the first `stored` tokens."""
+    """State of the policy: quantized keys and values.
+
+    Args:
+        groups: By layer, keys and values of the first `stored` tokens.
+    """
 
     def __init__(self, method: Quantized, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt)

@@ -21,13 +21,18 @@ from .selecting import Asked, Selective, dots
 )
 @dataclass(frozen=True)
 class Quest(Selective):
-    """Reads whole pages, chosen by an upper bound of what the query would make of their keys; keeps everything.
+    """Reads whole pages, chosen by an upper bound of what the query would make of their keys.
 
-    budget: see `CachePolicy`; rounded up to pages, of which at least `least` are read. page: tokens of one.
-    dense_layers: first layers that read everything. Of every page the least and the largest value of each channel of
-    its keys bound the scores: sum over channels of the larger product with the query. A group of query heads takes the
-    largest bound of its heads, so that a key-value head is read once. The page a row stands in is always read. Class A.
-    Read per row: 2 vectors a page and the keys and values of the pages chosen.
+    Keeps everything. Of every page the least and the largest value of each channel of its keys bound the scores: sum
+    over channels of the larger product with the query. A group of query heads takes the largest bound of its heads, so
+    that a key-value head is read once. The page a row stands in is always read. Class A. Read per row: 2 vectors a page
+    and the keys and values of the pages chosen.
+
+    Attributes:
+        budget: See `CachePolicy`; rounded up to pages, of which at least `least` are read.
+        page: Tokens of one.
+        dense_layers: First layers that read everything.
+        least: Fewest pages that are read.
     """
 
     budget: float = 1024
@@ -52,8 +57,9 @@ class Quest(Selective):
 def best_pages(asked: Asked, budget: float, page: int, least: int, logical: int | None = None) -> np.ndarray:
     """Which pages each row reads: [kv_heads, rows, pages] bool, the page that it stands in among them.
 
-    least: of how many pages at the least. logical: tokens of the parts that a page's bound is the largest of, None for
-    the page itself.
+    Args:
+        least: Of how many pages at the least.
+        logical: Tokens of the parts that a page's bound is the largest of, None for the page itself.
     """
     size = page if logical is None else logical
     bounds, per = page_bounds(asked, size).max(axis=2), page // size
@@ -67,7 +73,7 @@ def best_pages(asked: Asked, budget: float, page: int, least: int, logical: int 
 
 
 def page_bounds(asked: Asked, page: int) -> np.ndarray:
-    """Upper bounds of what each query gives to any key of each page that it sees: [kv_heads, rows, group, pages].
+    """[kv_heads, rows, group, pages] upper bounds of each query's scores over the keys of each page.
 
     A page holds the tokens at `page` positions one after another. Those that rows of the pass stand in are bounded row
     by row, by what that row sees of them; -inf where it sees nothing.
@@ -96,6 +102,9 @@ def page_bounds(asked: Asked, page: int) -> np.ndarray:
 
 
 def bounded(queries: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> np.ndarray:
-    """Sum over channels of the larger product with the least and the largest key: [kv_heads, rows, group, pages]."""
+    """[kv_heads, rows, group, pages] sums over channels of the larger product with either bound.
+
+    The bounds are the least and the largest key.
+    """
     # The larger product is with the largest key where the query is positive, and with the least where it is not.
     return dots(queries.clamp(min=0), most) + dots(queries.clamp(max=0), least)

@@ -26,7 +26,10 @@ class Selective(CachePolicy):
 
     @abstractmethod
     def choose(self, asked: Asked) -> np.ndarray:
-        """What the rows read: [kv_heads, rows, slots] bool. A row's choice depends on what that row sees alone."""
+        """What the rows read: [kv_heads, rows, slots] bool.
+
+        A row's choice depends on what that row sees alone.
+        """
 
     @abstractmethod
     def dense(self, layer: int) -> bool:
@@ -61,10 +64,16 @@ class Selecting(State):
 
 
 class Asked:
-    """What rows that select see. layer: where. own: [rows] slots of the rows themselves.
+    """What rows that select see.
 
-    queries: [kv_heads, rows, group, head_dim]; keys: [kv_heads, slots, head_dim]; seen: [rows, slots] bool; positions:
-    [slots] of the slots, at: [rows] of the rows.
+    Args:
+        own: [rows] slots of the rows themselves.
+        queries: [kv_heads, rows, group, head_dim].
+        keys: [kv_heads, slots, head_dim].
+        seen: [rows, slots] bool.
+        positions: [slots] of the slots.
+        at: [rows] of the rows.
+        layer: Where.
     """
 
     def __init__(self, attention: Attention, rows: np.ndarray) -> None:
@@ -96,9 +105,10 @@ def precise(values: torch.Tensor) -> torch.Tensor:
 
 
 def dots(queries: torch.Tensor, keys: torch.Tensor) -> np.ndarray:
-    """Products of queries [kv_heads, rows, group, d] and keys [kv_heads, m, d]: [kv_heads, rows, group, m].
+    """[kv_heads, rows, group, m] products of queries and keys.
 
-    Summed in an order of their own, so that a row's are the same to the bit whatever rows stand beside it.
+    Queries are [kv_heads, rows, group, d], keys [kv_heads, m, d]. Summed in an order of their own, so that a row's are
+    the same to the bit whatever rows stand beside it.
     """
     found: np.ndarray = lane_sum(queries[:, :, :, None] * keys[:, None, None]).cpu().numpy()
     return found

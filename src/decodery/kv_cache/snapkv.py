@@ -21,12 +21,16 @@ from .after_prompt import Compressing, Prompt, observing, pooled
 )
 @dataclass(frozen=True)
 class SnapKV(Compressing):
-    """Keeps of a prompt what its last tokens attend to, with the neighbours of that, and those tokens themselves.
+    """Keeps the prompt tokens that its last tokens attend to, their neighbours, and those last tokens.
 
-    budget: see `CachePolicy`, of the prompt. window: the last tokens, at most half of the budget, whose attention to
-    the others is summed over them and averaged over the heads of a group. kernel, pool: each token counts as the mean
-    or the largest of so many around it. It knows what a prompt is about where its end asks for it, and looks worse
-    where the question comes later. Class B. Published settings: window 32, kernel 5 and mean, or 7 and max.
+    Class B. Published settings: window 32, kernel 5 and mean, or 7 and max.
+
+    Attributes:
+        budget: See `CachePolicy`, of the prompt.
+        window: The last tokens, at most half of the budget, whose attention to the others is summed over them and
+            averaged over the heads of a group.
+        kernel, pool: Each token counts as the mean or the largest of so many around it. It knows what a prompt is about
+            where its end asks for it, and looks worse where the question comes later.
     """
 
     budget: float = 1024

@@ -27,13 +27,18 @@ from .after_prompt import turned
 )
 @dataclass(frozen=True)
 class StreamingLLM(CachePolicy):
-    """Keeps the first tokens, which attention rests on, and a window of the last ones; the middle is dropped.
+    """Keeps the first tokens, which attention rests on, and a window of the last ones.
 
-    budget: see `CachePolicy`; the published 4 + 512 tokens. sinks: how many of them are the first ones. Every row reads
-    its own window, of the prompt too, so that texts do not depend on how they were read. As in the paper, positions are
-    counted among what is kept: the first tokens stand right before the window. So where the budget is a number of
-    tokens, a text goes on beyond the model's context. absolute: tokens keep the positions they were read at, as in most
-    libraries; the text then ends where the context does. Class C. Memory: the budget and a block of 16.
+    The middle is dropped. Class C. Memory: the budget and a block of 16.
+
+    Attributes:
+        budget: See `CachePolicy`; the published 4 + 512 tokens.
+        sinks: How many of them are the first ones. Every row reads its own window, of the prompt too, so that texts do
+            not depend on how they were read. As in the paper, positions are counted among what is kept: the first
+            tokens stand right before the window. So where the budget is a number of tokens, a text goes on beyond the
+            model's context.
+        absolute: Tokens keep the positions they were read at, as in most libraries; the text then ends where the
+            context does.
     """
 
     budget: float = 516

@@ -21,9 +21,11 @@ from .evicting import Scored
 class TOVA(Scored):
     """Drops the token that the current one attends to least, in each layer one for all heads together.
 
-    budget: see `CachePolicy`; the published eighth. Attention is averaged over all heads of the layer; no token is
-    safe, the current one included. After the prompt its last row decides about all of it at once. Class D. Memory: the
-    budget, once the prompt is read.
+    Attention is averaged over all heads of the layer; no token is safe, the current one included. After the prompt its
+    last row decides about all of it at once. Class D. Memory: the budget, once the prompt is read.
+
+    Attributes:
+        budget: See `CachePolicy`; the published eighth.
     """
 
     budget: float = 0.125

@@ -35,12 +35,15 @@ from .after_prompt import turned
 class WriteGate(CachePolicy):
     """Stores a written token only where a small network says so; prompts are stored in full.
 
-    budget: the share of written tokens that are stored, up to 1; what the network says of a token has to lie above the
-    quantile of texts it was trained on. gate: `WriteGates`, or the file or folder of `decodery train kv write-gate`. It
-    looks at a token in one layer, the third as published, and decides about that layer and all after it; the layers
-    before store everything. There it is shown the token's queries, keys and values before rotation, which are what the
-    layer makes of its hidden state, where the paper shows it that state. A token always reads itself. The text side of
-    the paper alone. Class E: decisions depend on no other row, so that a block of drafts is decided about in one pass.
+    There it is shown the token's queries, keys and values before rotation, which are what the layer makes of its hidden
+    state, where the paper shows it that state. A token always reads itself. The text side of the paper alone. Class E:
+    decisions depend on no other row, so that a block of drafts is decided about in one pass.
+
+    Attributes:
+        budget: The share of written tokens that are stored, up to 1; what the network says of a token has to lie above
+            the quantile of texts it was trained on.
+        gate: `WriteGates`, or the file or folder of `decodery train kv write-gate`. It looks at a token in one layer,
+            the third as published, and decides about that layer and all after it; the layers before store everything.
     """
 
     budget: float = 0.5

@@ -15,7 +15,7 @@ _NEXT_TRY = 1 << 32
 
 
 def checked(output: Output, sampler: Sampler, tries: int = 1) -> Output:
-    """The text with what it was checked for, and what it breaks of that, where its constraint left something.
+    """The text and what it violates of the constraint parts that could not be enforced.
 
     Args:
         output: a finished text.

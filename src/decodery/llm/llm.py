@@ -185,7 +185,13 @@ class LLM(PromptRequests):
         return_cache: bool = False,
         **settings: Unpack[RequestSettings],
     ) -> Iterator[Piece]:
-        """Decode a prompt piece by piece. Closing the iterator cancels; for the arguments see `generate`."""
+        """Decode a prompt piece by piece.
+
+        Closing the iterator cancels; for the arguments see `generate`.
+
+        Args:
+            prompt: As for `generate`, one of them.
+        """
         engine, form = self.engine(), {"apply_chat_template": apply_chat_template}
         seq = submit(self, engine, prompt, 1, form, merged(sampling_params, settings))[0].seq
         try:
@@ -212,9 +218,13 @@ class LLM(PromptRequests):
     ) -> list[Output]:
         """The texts that a search finds, best first, with their `score`; their trace counts the whole search.
 
-        search: an instance or a name, as in "beam:width=4"; `decodery.methods("search")` lists them. scorer: of a
-        search that is named, where no text could say which, as in dc.scorers.TextScore(function). settings: see
-        `request`; no drafter unless one is given, which searches that score their branches by themselves refuse.
+        Args:
+            prompt: As for `generate`, one of them.
+            search: An instance or a name, as in "beam:width=4"; `decodery.methods("search")` lists them.
+            scorer: Of a search that is named, where no text could say which, as in dc.scorers.TextScore(function).
+            progress: Called with what is done, step by step.
+            settings: See `request`; no drafter unless one is given, which searches that score their branches by
+                themselves refuse.
         """
         further = {} if scorer is None else {"scorer": scorer}
         method = resolve("search", search, **further).bind(self.tokenizer)
@@ -239,10 +249,21 @@ class LLM(PromptRequests):
     ) -> Output | list[Output]:
         """Fill a canvas of `max_new_tokens` after a prompt, of a masked diffusion model.
 
-        method: an instance or a name, as in "threshold:tau=0.9,block=32,cache=dual"; `decodery.methods("diffusion")`
-        lists them. A list of outputs for several prompts (as in `generate`) or for n > 1; all of them share passes, and
-        each is what it would be alone; sample i of n has seed `seed + i`. constraint: what may be written, as `request`
-        takes it; the method `lave` sees to it, around the one given. `Output.trace` counts passes, rows and tokens.
+        `Output.trace` counts passes, rows and tokens.
+
+        Args:
+            prompt: As for `generate`.
+            method: An instance or a name, as in "threshold:tau=0.9,block=32,cache=dual";
+                `decodery.methods("diffusion")` lists them.
+            n: Samples for each prompt.
+            max_new_tokens: Length of the canvas.
+            temperature: 0 takes the most likely tokens.
+            seed: Decides what is drawn; sample i of n has seed `seed + i`.
+            constraint: What may be written, as `request` takes it; the method `lave` sees to it, around the one given.
+
+        Returns:
+            The output; a list of outputs for several prompts or for n > 1. All of them share passes, and each is what
+            it would be alone.
         """
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
@@ -261,9 +282,13 @@ class LLM(PromptRequests):
     ) -> Iterator[StreamOutput]:
         """Write while a source arrives, chunk by chunk: what is committed after each, and what is guessed.
 
-        chunks: texts, or token ids. method: an instance or a name, as in "stability:lookback=3";
-        `decodery.methods("simultaneous")` lists them. trace: counts passes and rows. The model must read its source in
-        blocks, as those of `python benchmarks/train.py seq2seq --block` do; the last chunk ends the source.
+        The model must read its source in blocks, as those of `python benchmarks/train.py seq2seq --block` do; the last
+        chunk ends the source.
+
+        Args:
+            chunks: Texts, or token ids.
+            method: An instance or a name, as in "stability:lookback=3"; `decodery.methods("simultaneous")` lists them.
+            trace: Counts passes and rows.
         """
         stream = SourceStream.of(self.model, self.tokenizer.eos_ids)
         stream.trace = trace or stream.trace
@@ -305,7 +330,13 @@ class LLM(PromptRequests):
     ) -> Output:
         """A text that carries `message`, which `stego_decode` reads from it; see `decodery.search.Coupling`.
 
-        search: its settings, as in "coupling:key=secret,top_k=50". Raises SettingsError where the message does not fit.
+        Args:
+            prompt: As for `generate`, one of them.
+            message: Bytes, or a text (UTF-8).
+            search: Its settings, as in "coupling:key=secret,top_k=50".
+
+        Raises:
+            SettingsError: If the message does not fit.
         """
         method = resolve_carrier(search)
         if method.message:
@@ -325,7 +356,11 @@ class LLM(PromptRequests):
     ) -> Any:
         """The message of `length` bytes in a text that `stego_encode` wrote, as a `decodery.search.DecodedMessage`.
 
-        text: the text, or its token ids. Prompt, search and settings: as they were given to `stego_encode`.
+        Args:
+            prompt: As given to `stego_encode`.
+            text: The text, or its token ids.
+            length: Bytes of the message.
+            search, settings: As given to `stego_encode`.
         """
         tokens = self.tokenizer.encode_after(text) if isinstance(text, str) else list(text)
         given: dict[str, Any] = {"drafter": None, **settings}
@@ -343,11 +378,17 @@ class LLM(PromptRequests):
         settings: Superposition | None = None,
         apply_chat_template: bool = False,
     ) -> list[Draft]:
-        """k short continuations for the passes of one, best first, as an editor's suggestions: lossy.
+        """Short continuations for the passes of one, best first, as an editor's suggestions: lossy.
 
-        ngrams: counts over texts like those to be completed, see `ngrams`; None: those that come with this package for
-        the embedded model, none for others. The prompt's own are counted beside them. settings: None for the
-        published ones. Source: Superposed Decoding (2024).
+        Source: Superposed Decoding (2024).
+
+        Args:
+            prompt: As for `generate`, one of them.
+            k: How many continuations.
+            max_new_tokens: Tokens of each.
+            ngrams: Counts over texts like those to be completed, see `ngrams`; None: those that come with this package
+                for the embedded model, none for others. The prompt's own are counted beside them.
+            settings: None for the published ones.
         """
         tokens = self.encode(prompt, apply_chat_template=apply_chat_template)
         known = ngrams or ngrams_for(self.model.config.vocabulary)
@@ -368,7 +409,11 @@ class LLM(PromptRequests):
 
     @naming
     def output(self, seq: Sequence, *, return_cache: bool = False, tries: int = 1) -> Output:
-        """What a finished sequence became; raises the error that ended it, if one did. return_cache: see `generate`."""
+        """What a finished sequence became; raises the error that ended it, if one did.
+
+        Args:
+            return_cache: See `generate`.
+        """
         if seq.error is not None:
             raise seq.error
         assert seq.finish_reason is not None and seq.text is not None

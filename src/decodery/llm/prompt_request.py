@@ -75,7 +75,9 @@ def naming(method: F) -> F:
 class PromptRequests:
     """A loaded model with its tokenizer and chat template, and what is asked of it.
 
-    memory: what drafters have learned from its texts. origin: what the model was loaded as.
+    Args:
+        origin: What the model was loaded as.
+        memory: What drafters have learned from its texts.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -176,25 +178,34 @@ class PromptRequests:
         temperature and shortcuts (top_k, top_p, min_p, typical, epsilon, eta, top_h, xtc, mirostat, repetition_penalty,
         presence_penalty, frequency_penalty, dry, no_repeat_ngram, logit_bias, order: see `Sampler.from_settings`) build
         the usual sampler; `sampler` takes a processor or several in its place. dry_breakers: texts here, as in
-        llama.cpp. drafter, acceptance_rule, draft_length: an instance or a name as in "prompt-lookup:length=5"; without
-        a drafter there is no speculation, without a draft length policy the drafter alone decides how much it drafts.
-        predicted_output: a text, or its tokens, that the output is expected to repeat for the most part; the drafter
-        `predicted-output` drafts it.
-        max_draft_tokens: drafted tokens per step at most, whatever both want. logits_source: what makes the logits, as
-        in "guidance:scale=1.5"; None is the model alone. cache_policy: what of the text's keys and values is kept and
-        read, as in "h2o:budget=0.3"; None is all of them. stop: texts that end it and are cut from it; a special token,
-        such as "<|im_end|>", by its spelling. stop_token_ids: tokens that end it beside the model's own end tokens, and
-        are cut from the text as those are. monitor: what watches the text, one or several, as in
-        "los:head=DIR,action=stop", or None; `Output.monitors` says what they found. A model with an encoder reads the
-        tokens with that, and writes a text of its own; it has no other source. apply_chat_template: whether the
-        source's texts are turns of the user, as prompts are. return_draft_trees: keep the draft of every step in the
-        trace, see `llm.tree_picture`. fresh_memory: drafters know nothing of earlier texts, and no later one learns of
-        this. constraint: what may be written, such as `JSONSchema(schema)` or the schema as a dict, a name with
-        settings, or a `Constraint` of one's own; a text that finishes with "stop" is then always complete, one cut by
-        its length need not be. A drafter also drafts what the constraint forces. Constraints without a mask go with the
-        acceptance rule awrs in place of coupled. prompt_embeds: what the model reads in the place of each
-        `placeholder`, a token of its own, in the prompt: tensors [n, hidden], such as what a vision tower makes of
-        images; or all of it placed already, as `Embeddings`.
+        llama.cpp.
+
+        Args:
+            drafter, acceptance_rule, draft_length: An instance or a name as in "prompt-lookup:length=5"; without a
+                drafter there is no speculation, without a draft length policy the drafter alone decides how much it
+                drafts.
+            predicted_output: A text, or its tokens, that the output is expected to repeat for the most part; the
+                drafter `predicted-output` drafts it.
+            max_draft_tokens: Drafted tokens per step at most, whatever both want.
+            stop: Texts that end it and are cut from it; a special token, such as "<|im_end|>", by its spelling.
+            stop_token_ids: Tokens that end it beside the model's own end tokens, and are cut from the text as those
+                are.
+            logits_source: What makes the logits, as in "guidance:scale=1.5"; None is the model alone.
+            cache_policy: What of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of
+                them.
+            monitor: What watches the text, one or several, as in "los:head=DIR,action=stop", or None; `Output.monitors`
+                says what they found. A model with an encoder reads the tokens with that, and writes a text of its own;
+                it has no other source.
+            apply_chat_template: Whether the source's texts are turns of the user, as prompts are.
+            return_draft_trees: Keep the draft of every step in the trace, see `llm.tree_picture`.
+            fresh_memory: Drafters know nothing of earlier texts, and no later one learns of this.
+            constraint: What may be written, such as `JSONSchema(schema)` or the schema as a dict, a name with settings,
+                or a `Constraint` of one's own; a text that finishes with "stop" is then always complete, one cut by its
+                length need not be. A drafter also drafts what the constraint forces. Constraints without a mask go with
+                the acceptance rule awrs in place of coupled.
+            prompt_embeds: What the model reads in the place of each `placeholder`, a token of its own, in the prompt:
+                tensors [n, hidden], such as what a vision tower makes of images; or all of it placed already, as
+                `Embeddings`.
         """
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         ends = stop_ids(stop_token_ids, self.model.vocab_size)
@@ -253,7 +264,8 @@ class PromptRequests:
     ) -> Request:
         """A `request` that knows what its prompt was made of, as some searches and models on servers must.
 
-        tokens: the prompt's, where they are known already.
+        Args:
+            tokens: The prompt's, where they are known already.
         """
         warn_of_idle(settings)
         tokens = tokens or self.encode(prompt, apply_chat_template=apply_chat_template, allow_special=allow_special)

@@ -40,7 +40,11 @@ def single(given: Any) -> Any:
 
 
 def one(given: Any) -> Any:
-    """The only prompt that is given, as `single` returns it. Raises PromptError for none and for several."""
+    """The only prompt that is given, as `single` returns it.
+
+    Raises:
+        PromptError: For none and for several.
+    """
     found = single(given)
     if found is None:
         raise PromptError(f"one prompt is needed here, {_ALLOWED}, not {given!r:.60}")
@@ -77,6 +81,10 @@ def _messages(given: Iterable[Any]) -> bool:
 
 
 def each(given: Iterable[Any]) -> Iterator[Any]:
-    """Several prompts one by one, as `single` returns them. Raises PromptError at the first that is none."""
+    """Several prompts one by one, as `single` returns them.
+
+    Raises:
+        PromptError: At the first that is none.
+    """
     for prompt in given.tolist() if hasattr(given, "tolist") else given:
         yield one(prompt)

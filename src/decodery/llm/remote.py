@@ -21,7 +21,9 @@ from .prompts import one
 
 
 class RemoteLLM(LLM):
-    """An `LLM` whose texts a server writes. `LLM.generate`, `LLM.stream` and searches by whole texts work on it.
+    """An `LLM` whose texts a server writes.
+
+    `LLM.generate`, `LLM.stream` and searches by whole texts work on it.
 
     What needs more of a model than its texts is refused in a sentence: drafters, constraints, sources, and searches
     that score tokens. Texts that a server breaks off come with `complete=False`; where none came at all, the error is
@@ -80,13 +82,21 @@ def remote(
 ) -> RemoteLLM:
     """The model of an OpenAI-compatible server, such as http://localhost:8000.
 
-    What the server can do is found out now, by asking for one token by each route. model: as the server names it; it
-    may be left out where there is one. key: sent as a bearer token. timeout: seconds without any sign of life of a
-    text, after which it is broken off; seconds: that a whole one may take. connections: texts asked for at a time.
-    retries: of a request to a server that is busy (429, 503 and the like) or away, with growing pauses, before it has
-    answered.
+    What the server can do is found out now, by asking for one token by each route.
 
-    Raises ServerError where there is no such server, SettingsError where a setting is out of range.
+    Args:
+        url: Of the server, with or without /v1.
+        model: As the server names it; it may be left out where there is one.
+        key: Sent as a bearer token.
+        timeout: Seconds without any sign of life of a text, after which it is broken off.
+        seconds: That a whole one may take.
+        connections: Texts asked for at a time.
+        retries: Of a request to a server that is busy (429, 503 and the like) or away, with growing pauses, before it
+            has answered.
+
+    Raises:
+        ServerError: If there is no such server.
+        SettingsError: If a setting is out of range.
     """
     if connections < 1:
         raise SettingsError(f"a remote model needs at least one connection, not {connections}")

@@ -80,7 +80,7 @@ def resolve_cache_policy(cache_policy: CachePolicy | str | None) -> CachePolicy 
 
 
 def resolve_monitors(monitor: Monitor | str | Ordered[Monitor | str] | None) -> tuple[Monitor, ...]:
-    """Monitors by name, one or several; None and "none" mean that nobody watches."""
+    """Monitors by name, one or several; None and "none" mean no monitor."""
     given = [monitor] if isinstance(monitor, str | Monitor) else monitor or ()
     return tuple(resolve("monitor", each) for each in given if each != "none")
 
@@ -117,14 +117,22 @@ def build_sampler(
 
 
 def stop_ids(given: Ordered[int], vocab_size: int) -> tuple[int, ...]:
-    """Tokens that end a text. Raises SettingsError for ids that the model lacks."""
+    """Tokens that end a text.
+
+    Raises:
+        SettingsError: For ids that the model lacks.
+    """
     if wrong := [id for id in given if not 0 <= id < vocab_size]:
         raise SettingsError(f"stop_token_ids has {wrong[0]}, and this model's tokens are 0 to {vocab_size - 1}")
     return tuple(given)
 
 
 def stop_tokens(stop: Ordered[Any], tokenizer: Tokenizer) -> dict[int, str]:
-    """The stop strings that are special tokens, by id. Raises SettingsError where one only holds such a token."""
+    """The stop strings that are special tokens, by id.
+
+    Raises:
+        SettingsError: If one only holds such a token.
+    """
     found: dict[int, str] = {}
     for string in stop:
         spelled = tokenizer.spelled.search(string) if tokenizer.spelled and isinstance(string, str) else None

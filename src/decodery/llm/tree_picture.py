@@ -19,7 +19,11 @@ _FILLS = {"root": "#8884", "accepted": "#2a9d4a", "chosen": "#c4702b", "lost": "
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that notebooks show as it is. svg: its text."""
+    """A picture that notebooks show as it is.
+
+    Attributes:
+        svg: Its text.
+    """
 
     svg: str = field(repr=False)
 
@@ -44,11 +48,13 @@ class _Node:
 
 
 def draft(tree: RecordedTree, decode: Callable[[Sequence[int]], str]) -> Picture:
-    """The draft of a step, from the last token of the text on the left: what became text runs along the top.
+    """The draft tree of a step, the last token on the left and the accepted path along the top.
 
-    tree: of a step of a trace, where the request kept them (`trees=True`). decode: ids to text, such as
-    `lm.tokenizer.decode`. Green tokens were drafted and accepted, the orange one is the model's own after them, those
-    in outline were in vain.
+    Green tokens were drafted and accepted, the orange one is the model's own after them, those in outline failed.
+
+    Args:
+        tree: Of a step of a trace, where the request kept them (`trees=True`).
+        decode: Ids to text, such as `lm.tokenizer.decode`.
     """
     tokens = [*tree.tokens, tree.emitted[-1]]
     parents = [*tree.parents, tree.path[-1] if tree.path else 0]

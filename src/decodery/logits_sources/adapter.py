@@ -22,10 +22,12 @@ from decodery.step.logits_source import LogitsSource
 class Tuned(LogitsSource):
     """Writes with what an adapter adds to the model's matrices, chosen text by text.
 
-    file: an `Adapter`, or the file or folder of one, of S2FT or LoRA. Texts of one adapter share their passes, those
-    of others have passes of their own. The matrices that it changes are there once more for each of the last four
-    adapters, and on a CPU all of them as kernels pack them. Drafts stay those of the model, unless a drafter names
-    another.
+    Texts of one adapter share their passes, those of others have passes of their own. The matrices that it changes are
+    there once more for each of the last four adapters, and on a CPU all of them as kernels pack them. Drafts stay those
+    of the model, unless a drafter names another.
+
+    Attributes:
+        file: An `Adapter`, or the file or folder of one, of S2FT or LoRA.
     """
 
     file: Adapter | str | None = None

@@ -23,7 +23,7 @@ Confidence = Literal["softmax", "state", "classifier"]
 
 
 def softmax_gap(logits: torch.Tensor) -> torch.Tensor:
-    """[n] how much likelier the first token is than the second, of logits [n, vocab]."""
+    """[n] how much more likely the first token is than the second, of logits [n, vocab]."""
     best = logits.double().softmax(dim=-1).topk(2).values
     return best[:, 0] - best[:, 1]
 
@@ -47,19 +47,24 @@ def thresholds(threshold: float, steps: np.ndarray, tokens: int, tau: float) -> 
 )
 @dataclass(frozen=True)
 class CALM(LogitsSource):
-    """Lets a token leave the model after the first layer that is sure of what follows it; the prompt passes all layers.
+    """Lets a token leave the model after the first layer that is sure of what follows it.
 
-    threshold: a token leaves where the confidence is at least this, at the first output position, and 0.9 times this
-    at the end of a text of `tokens` tokens, in between as `tau` says. confidence: "softmax", how much likelier the
-    first token is than the second, which takes the head once more per check; "state", how little the last layer turned
-    the hidden state (cosine); or "classifier", how likely a trained one finds it that the last layer will agree. every:
-    confidence is looked at after so many layers, again and again; 1 in the paper. calibration: an `Exits`, or the file
-    or folder of the one that `decodery train calm` made; it settles all of these, and has the classifier. A threshold
-    beside it takes the place of the calibrated one, and of its promise.
+    The prompt passes all layers. A threshold beside it takes the place of the calibrated one, and of its promise. What
+    follows is what the head makes of the state at the exit. The layers above get keys and values of that state, so that
+    later tokens find some in every layer; their MLPs are left out. Rows that share a pass with others that have not
+    left go on with them, unchanged. Drafts, trees and batches give the text of plain decoding under this source.
 
-    What follows is what the head makes of the state at the exit. The layers above get keys and values of that state, so
-    that later tokens find some in every layer; their MLPs are left out. Rows that share a pass with others that have
-    not left go on with them, unchanged. Drafts, trees and batches give the text of plain decoding under this source.
+    Attributes:
+        threshold: A token leaves where the confidence is at least this, at the first output position, and 0.9 times
+            this at the end of a text of `tokens` tokens, in between as `tau` says.
+        confidence: "softmax", how much more likely the first token is than the second, which takes the head once more
+            per check; "state", how little the last layer turned the hidden state (cosine); or "classifier", how likely
+            a trained one finds it that the last layer will agree.
+        every: Confidence is looked at after so many layers, again and again; 1 in the paper.
+        tokens: Length of a text at which the threshold has fallen to 0.9 times its first value.
+        tau: How fast the threshold falls; larger is faster.
+        calibration: An `Exits`, or the file or folder of the one that `decodery train calm` made; it settles all of
+            these, and has the classifier.
     """
 
     threshold: float | None = None
@@ -105,7 +110,11 @@ class CALM(LogitsSource):
 
 @dataclass(frozen=True)
 class Sure(Gate):
-    """Lets rows leave that are sure; the settings are those of `CALM`. exits: where the classifier comes from."""
+    """Lets rows leave that are sure; the settings are those of `CALM`.
+
+    Attributes:
+        exits: Where the classifier comes from.
+    """
 
     threshold: float
     confidence: str

@@ -26,9 +26,12 @@ _CHUNK = 512
 
 @dataclass(frozen=True)
 class Member:
-    """One who reads. prefix: what it reads in the prompt's place, None: the prompt.
+    """One who reads.
 
-    name: what its model goes by in the ledger, where it is another than the engine's.
+    Attributes:
+        name: What its model goes by in the ledger, where it is another than the engine's.
+        model: What reads.
+        prefix: What it reads in the prompt's place, None: the prompt.
     """
 
     name: str
@@ -42,14 +45,22 @@ class Member:
 
 @dataclass(frozen=True)
 class Rows:
-    """What one member is asked about one segment. fed: rows it reads, ancestors included; wanted: whose logits."""
+    """What one member is asked about one segment.
+
+    Attributes:
+        fed: Rows it reads, ancestors included.
+        wanted: Whose logits.
+    """
 
     fed: np.ndarray
     wanted: np.ndarray
 
 
 class MemberReading:
-    """How far one member has read. Its cache may lag after the text; what it lacks goes ahead of the next rows."""
+    """How far one member has read.
+
+    Its cache may lag after the text; what it lacks goes ahead of the next rows.
+    """
 
     def __init__(self, member: Member, cache: KVCache, prompt_length: int) -> None:
         self.member = member
@@ -61,11 +72,15 @@ class MemberReading:
 
     @property
     def first(self) -> int:
-        """The first text position that it has a row for: a prefix takes the place of all before the prompt's end."""
+        """The first text position with a row; a prefix replaces all before the prompt's end."""
         return 0 if self.member.prefix is None else self.prompt_length - 1
 
     def tokens(self, text: Sequence[int], end: int) -> list[int]:
-        """What it reads up to the text position `end`; text: the tokens from the first position on."""
+        """What it reads up to the text position `end`.
+
+        Args:
+            text: The tokens from the first position on.
+        """
         prefix = self.member.prefix
         if prefix is None:
             return list(text[:end])
@@ -74,7 +89,10 @@ class MemberReading:
     def read(
         self, segment: Segment, rows: Rows, text: list[int], taps: Sequence[Tap], role: str
     ) -> ForwardCoroutine[ForwardResult]:
-        """Its own rows for a segment of the text: what it has not read yet, then `rows.fed`; the answer is of these."""
+        """Its own rows for a segment of the text: what it has not read yet, then `rows.fed`.
+
+        The answer is of these.
+        """
         assert segment.tokens is not None
         start = max(len(text), self.first)
         behind = self.cache.next_position < start + self.shift
@@ -135,8 +153,9 @@ class MemberReading:
 class MemberCaches:
     """The caches of all members of a source over one text, after the interface of one `KVCache`.
 
-    tokens: the text that counts as read, though a member may lag. states: what the source remembers at each of them,
-    set for the rows of a pass by `note` and kept with them.
+    Args:
+        tokens: The text that counts as read, though a member may lag.
+        states: What the source remembers at each of them, set for the rows of a pass by `note` and kept with them.
     """
 
     def __init__(self, readers: list[MemberReading], prompt_length: int) -> None:
@@ -153,9 +172,12 @@ class MemberCaches:
         return len(self.tokens)
 
     def open(self, segment: Segment) -> Segment:
-        """A pass over the rows of a segment begins; returns it with the tentative rows that stay before its own.
+        """A pass over the rows of a segment begins.
 
         Members see those again: what each of them made of a row, and whether it read it at all, is not kept.
+
+        Returns:
+            It with the tentative rows that stay before its own.
         """
         for reader in self.readers:
             reader.fed = None
@@ -215,7 +237,14 @@ class MemberCaches:
 
 @dataclass(frozen=True)
 class Blend(Composed):
-    """What scores a text out of what its members say. Subclasses have settings, and `composed`, which asks members."""
+    """What scores a text out of what its members say.
+
+    Subclasses have settings, and `composed`, which asks members.
+
+    Attributes:
+        members: The contexts, each with its model.
+        prompt_length: Tokens of the request's prompt.
+    """
 
     members: tuple[Member, ...]
     prompt_length: int = field(compare=False)
@@ -265,7 +294,12 @@ class Blend(Composed):
 
     @abstractmethod
     def composed(self, part: Part, taps: Sequence[Tap]) -> ForwardCoroutine[ForwardResult]:
-        """Logits [wanted, vocab] of the rows that `part` wants, and the hidden states of all of its rows."""
+        """Logits [wanted, vocab] of the rows that `part` wants, and the hidden states of all of its rows.
+
+        Args:
+            part: The segment and its members' readings.
+            taps: Where hidden states are wanted.
+        """
 
     def new_cache(self) -> KVCache:
         # Whoever looks for keys and values in it asks for `readings`; all else is the same.
@@ -275,10 +309,14 @@ class Blend(Composed):
 
 @dataclass
 class Part:
-    """One segment in a pass. wanted: [m] rows whose logits are wanted.
+    """One segment in a pass.
 
-    output: [m] bool, which of these choose an output token; a row of the prompt before its last one has no
-    counterpart in contexts that begin otherwise.
+    Attributes:
+        segment: The rows.
+        contexts: How far each member has read.
+        wanted: [m] rows whose logits are wanted.
+        output: [m] bool, which of these choose an output token; a row of the prompt before its last one has no
+            counterpart in contexts that begin otherwise.
     """
 
     segment: Segment
@@ -287,7 +325,15 @@ class Part:
     output: np.ndarray
 
     def read(self, number: int, rows: Rows | None, taps: Sequence[Tap] = ()) -> ForwardCoroutine[ForwardResult]:
-        """Ask member `number` about rows: logits [wanted, vocab] and states of the rows it is fed; of none for None."""
+        """Ask member `number` about rows: logits [wanted, vocab] and states of the rows it is fed.
+
+        Of none for None.
+
+        Args:
+            number: Of the member.
+            rows: What `only` or its like gave; None for no rows.
+            taps: Where hidden states are wanted.
+        """
         if rows is None:
             return ForwardResult(torch.empty(0, dtype=torch.float32, device="cpu"))
         reader = self.contexts.readers[number]

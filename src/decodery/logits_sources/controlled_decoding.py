@@ -1,4 +1,4 @@
-"""Controlled decoding: each token by the model's law and the value of the prefix it makes."""
+"""Controlled decoding: each token by the model's distribution and the value of the prefix it makes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,12 @@ from .contexts import Blend, Member, Part
 class ControlledDecoding(LogitsSource):
     """Weighs the model's most likely tokens by exp(strength x value of the prefix with the token).
 
-    value: a scorer of beginnings, as in value-head(head=value.safetensors). strength: lambda of the paper; 0 is the
-    model among its k most likely tokens. k: tokens that are considered, all others are excluded. Cost: k rows more per
-    row, in a second pass, where the value reads hidden states; no pass where it reads tokens.
+    Cost: k rows more per row, in a second pass, where the value reads hidden states; no pass where it reads tokens.
+
+    Attributes:
+        value: A scorer of beginnings, as in value-head(head=value.safetensors).
+        strength: Lambda of the paper; 0 is the model among its k most likely tokens.
+        k: Tokens that are considered, all others are excluded.
     """
 
     value: Scorer | str

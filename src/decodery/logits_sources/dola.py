@@ -33,12 +33,15 @@ _EARLY_ROWS = 512
 class DoLa(LogitsSource):
     """Contrasts the last layer's prediction with that of the earlier layer it differs most from.
 
-    layers: candidates, by how many layers have run (0: the embeddings): "low" or "high" for every second one of the
-    lower or upper half (of the outer 20 of more than 40), or a list. The one with the largest Jensen-Shannon divergence
-    from the last layer is taken for each row. plausible: tokens below this many times the largest probability are
-    excluded. published: do as the published code and transformers do, which put no final norm before the head of an
-    early layer and take divergences from the mean of both to each instead of from each to the mean. The authors add a
-    repetition penalty of 1.2. Cost: the head once more per candidate layer and row.
+    The authors add a repetition penalty of 1.2. Cost: the head once more per candidate layer and row.
+
+    Attributes:
+        layers: Candidates, by how many layers have run (0: the embeddings): "low" or "high" for every second one of the
+            lower or upper half (of the outer 20 of more than 40), or a list. The one with the largest Jensen-Shannon
+            divergence from the last layer is taken for each row.
+        plausible: Tokens below this many times the largest probability are excluded.
+        published: Do as the published code and transformers do, which put no final norm before the head of an early
+            layer and take divergences from the mean of both to each instead of from each to the mean.
     """
 
     layers: Literal["low", "high"] | tuple[int, ...] = "low"
@@ -59,7 +62,10 @@ class DoLa(LogitsSource):
 
 
 def candidates(layers: Literal["low", "high"] | tuple[int, ...], total: int, tied: bool) -> tuple[int, ...]:
-    """Candidate layers of a model of `total`; where embeddings are tied the lowest ones only repeat the input."""
+    """Candidate layers of a model of `total`.
+
+    Where embeddings are tied the lowest ones only repeat the input.
+    """
     if layers == "high":
         return tuple(range(total // 2 if total <= 40 else total - 20, total, 2))
     if layers == "low":
@@ -96,9 +102,10 @@ class _Contrasting(OfOneModel):
 
 
 def contrast(last: torch.Tensor, early: torch.Tensor, plausible: float, *, from_mean: bool) -> torch.Tensor:
-    """Contrasted scores [n, vocab] of the last layer's logits [n, vocab] with early layers' [layers, n, vocab].
+    """Contrasted scores [n, vocab] of the last layer's logits with those of early layers.
 
-    from_mean: see `DoLa.published`.
+    Args:
+        from_mean: See `DoLa.published`.
     """
     mature, premature = last.log_softmax(dim=-1), early.log_softmax(dim=-1)
     distances = torch.stack([_divergence(mature, layer, from_mean) for layer in premature])
@@ -108,7 +115,7 @@ def contrast(last: torch.Tensor, early: torch.Tensor, plausible: float, *, from_
 
 
 def _divergence(p: torch.Tensor, q: torch.Tensor, from_mean: bool) -> torch.Tensor:
-    """Twice the Jensen-Shannon divergence [n] in nats of two log-laws [n, vocab], or its reverse."""
+    """Twice the Jensen-Shannon divergence [n] in nats of two log-distributions [n, vocab], or its reverse."""
     mean = torch.logaddexp(p, q) - math.log(2)
     if from_mean:
         return row_sums(mean.exp() * (2 * mean - p - q))

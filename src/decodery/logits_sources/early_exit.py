@@ -28,9 +28,10 @@ GO, LEAVE, END = range(3)
 class Check:
     """What a gate is shown of the m rows that are on their way, after some layer.
 
-    steps: [m] output positions of what the rows will say, from 1 on: the prompt's last row says the one at 0. before,
-    states: [m, hidden] the residual stream before and after that layer. logits: [m, vocab] of the model's head there,
-    [0, vocab] for gates that take none.
+    Attributes:
+        steps: [m] output positions of what the rows will say, from 1 on: the prompt's last row says the one at 0.
+        before, states: [m, hidden] the residual stream before and after that layer.
+        logits: [m, vocab] of the model's head there, [0, vocab] for gates that take none.
     """
 
     steps: np.ndarray
@@ -56,10 +57,12 @@ class Gate(Contract):
 class Leaving(OfOneModel):
     """A model whose rows after the prompt may leave early; the prompt's pass through all layers.
 
-    every: a check stands after so many layers, again and again, none after the last one. heads: corrections of the
-    head for rows that have left, None for the head as it is. end: the token that a text ends with where a gate says so.
-
     The layers above an exit get keys and values of the state there, so that later tokens find some in every layer.
+
+    Attributes:
+        every: A check stands after so many layers, again and again, none after the last one.
+        heads: Corrections of the head for rows that have left, None for the head as it is.
+        end: The token that a text ends with where a gate says so.
     """
 
     model: LanguageModel

@@ -36,14 +36,17 @@ _SMALL, _LARGE = 0, 1
 class EntropyAdaptive(LogitsSource):
     """Switches between a small model and the loaded one by the mean entropy of the last few tokens.
 
-    small: a `LanguageModel`, or a name `decodery.load` knows. dtype: what a named one is loaded in, such as "int4".
-    threshold: bits; above it the loaded model takes over from the next token on, else the small one; infinity is the
-    small model alone. window: tokens averaged over, whichever model wrote them. stay: tokens after a switch, and at the
-    beginning, before the next one (the paper's value is not known). Entropies are those of the logits before any
-    processor.
+    Entropies are those of the logits before any processor. Each model reads only when it is its turn, and then all it
+    missed in one chunk; the small one begins. In a drafted tree every node has a state of its own, so a pass runs both
+    models only where a path crosses a switch.
 
-    Each model reads only when it is its turn, and then all it missed in one chunk; the small one begins. In a drafted
-    tree every node has a state of its own, so a pass runs both models only where a path crosses a switch.
+    Attributes:
+        small: A `LanguageModel`, or a name `decodery.load` knows.
+        threshold: Bits; above it the loaded model takes over from the next token on, else the small one; infinity is
+            the small model alone.
+        window: Tokens averaged over, whichever model wrote them.
+        stay: Tokens after a switch, and at the beginning, before the next one (the paper's value is not known).
+        dtype: What a named one is loaded in, such as "int4".
     """
 
     small: LanguageModel | str
@@ -89,7 +92,7 @@ class _Switching(Blend):
         return ForwardResult(walk.finish())
 
     def after(self, state: _State, bits: float) -> _State:
-        """The state after a token whose law had this entropy."""
+        """The state after a token whose distribution had this entropy."""
         entropies = (*state.entropies, bits)[-self.window :]
         since = state.since + 1
         if since >= self.stay:
@@ -123,7 +126,7 @@ class _Walk:
         )
 
     def rest(self) -> tuple[int, Rows | None]:
-        """The other member, and the rows that could not be worked out without it."""
+        """The other member, and the rows that could not be computed without it."""
         left = np.array([row for row in self.scored if self.states[row] is None], dtype=np.int64)
         if not len(left):
             return _SMALL, None

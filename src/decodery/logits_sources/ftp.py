@@ -34,17 +34,19 @@ from decodery.step.logits_source import LogitsSource
 )
 @dataclass(frozen=True)
 class FTP(LogitsSource):
-    """Routes tokens of the prompt around layers: there they keep their states and leave no keys and values.
+    """Routes tokens of the prompt around layers, in which they leave no keys and values.
 
-    routers: `TokenRouters`, or the file or folder of those that `decodery train ftp` made: a target sparsity for every
-    layer, and a small router in each that decides by where a token stands, by how much attention later tokens paid it
-    in the last layer that it went through, and by its rank in that. sparsity: without any, the mean share of layers
-    that tokens leave out, the same in all but the first and the last layer; those of least importance go around (the
-    static router). sinks: so many first tokens go through all layers, as the prompt's last one does.
+    The prompt is read whole, in a pass per layer over the rows that go through it, once all of it is known: whether one
+    of its tokens is routed around a layer depends on those after it. Tokens that are written go through all layers and
+    see in each what went through it. Drafts, trees and batches give the text of plain decoding under this source.
 
-    The prompt is read whole, in a pass per layer over the rows that go through it, once all of it is known: whether
-    one of its tokens is routed around a layer depends on those after it. Tokens that are written go through all layers
-    and see in each what went through it. Drafts, trees and batches give the text of plain decoding under this source.
+    Attributes:
+        routers: `TokenRouters`, or the file or folder of those that `decodery train ftp` made: a target sparsity for
+            every layer, and a small router in each that decides by where a token stands, by how much attention later
+            tokens paid it in the last layer that it went through, and by its rank in that.
+        sparsity: Without any, the mean share of layers that tokens leave out, the same in all but the first and the
+            last layer; those of least importance go around (the static router).
+        sinks: So many first tokens go through all layers, as the prompt's last one does.
     """
 
     routers: TokenRouters | str | None = None
@@ -78,7 +80,9 @@ class FTP(LogitsSource):
 
 
 class PrunedCache(KVCache):
-    """What a text has left in every layer. Of a prompt it holds nothing before all of it is read.
+    """What a text has left in every layer.
+
+    Of a prompt it holds nothing before all of it is read.
 
     A pass over a part of the prompt only notes how far the text counts as read, and the one over its end makes another
     cache, which this one becomes when the rows of that pass are kept.
@@ -92,7 +96,10 @@ class PrunedCache(KVCache):
         self._noted, self._whole = positions, None
 
     def offer(self, whole: PrunedCache, rows: int) -> None:
-        """The first `rows` rows of this pass end the prompt, which `whole` holds; the others are tentative in it."""
+        """The first `rows` rows of this pass end the prompt, which `whole` holds.
+
+        The others are tentative in it.
+        """
         self._noted, self._whole = None, (whole, rows)
 
     def behind(self, segment: Segment) -> Segment:
@@ -104,7 +111,10 @@ class PrunedCache(KVCache):
         return replace(segment, cache=whole, retained=segment.retained - ending, mask=mask)
 
     def fill(self, rows: int, layers: Sequence[int]) -> None:
-        """These rows of the last pass are what some layers hold of a prompt; the others have not been asked yet."""
+        """These rows of the last pass are what some layers hold of a prompt.
+
+        The others have not been asked yet.
+        """
         super().keep(range(rows), layers)
         self.next_position = 0
 
@@ -129,7 +139,11 @@ class PrunedCache(KVCache):
 
 
 class Watching(AttentionPolicy):
-    """Looks at how much attention each row of a prompt is paid in the layer that is run last. received: [n]."""
+    """Looks at how much attention each row of a prompt is paid in the layer that is run last.
+
+    Args:
+        received: [n].
+    """
 
     observes = True
 
@@ -156,7 +170,10 @@ class Pruned(OfOneModel):
         return PrunedCache(*shape, dtype=self.dtype, device=self.device)
 
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
-        """See `Composed`. Rows of a prompt before its last one are scored only where somebody wants their logits."""
+        """See `Composed`.
+
+        Rows of a prompt before its last one are scored only if their logits are wanted.
+        """
         ending = int((segment.positions < len(self.prompt)).sum())
         if not ending:
             own_rows = cast(PrunedCache, segment.cache).behind(segment) if segment.retained else segment
@@ -198,8 +215,10 @@ class Pruned(OfOneModel):
 class Climb:
     """A prompt of n tokens on its way up; `cache` gets what each layer keeps of it.
 
-    skips: {layer: [n] bool}, which tokens went around it, of layers with a router; importance: [n], the attention that
-    later tokens paid each in the last layer that it went through. layers: how many it took of all tokens together.
+    Args:
+        skips: {layer: [n] bool}, which tokens went around it, of layers with a router.
+        importance: [n], the attention that later tokens paid each in the last layer that it went through.
+        layers: How many it took of all tokens together.
     """
 
     def __init__(self, source: Pruned, cache: PrunedCache, role: str) -> None:

@@ -27,10 +27,13 @@ from .contexts import Blend, Member, Part
 class Guidance(LogitsSource):
     """Moves every prediction away from what the model would say after a negative prompt.
 
-    scale: the logits are log q + scale (log p - log q), p after the prompt and q after the negative one; 1 is the model
-    alone, 0 the negative prompt in its place. negative: what the second context begins with, a text (encoded as prompts
-    are) or token ids; None is the prompt's last token, as published. Both contexts are followed by the same output.
-    Cost: a second row per row in the same pass, and a second cache.
+    Both contexts are followed by the same output. Cost: a second row per row in the same pass, and a second cache.
+
+    Attributes:
+        scale: The logits are log q + scale (log p - log q), p after the prompt and q after the negative one; 1 is the
+            model alone, 0 the negative prompt in its place.
+        negative: What the second context begins with, a text (encoded as prompts are) or token ids; None is the
+            prompt's last token, as published.
     """
 
     scale: float = 1.5
@@ -67,6 +70,6 @@ class _Guided(Blend):
 
 
 def guide(given: torch.Tensor, against: torch.Tensor, scale: float) -> torch.Tensor:
-    """Logits [n, vocab] that are `scale` times as far from `against` as `given` is, both in log-probabilities."""
+    """Logits [n, vocab] that are `scale` times as far from `against` as `given`, in log-probabilities."""
     p, q = given.log_softmax(dim=-1), against.log_softmax(dim=-1)
     return q + scale * (p - q)

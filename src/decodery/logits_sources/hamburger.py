@@ -34,18 +34,21 @@ _TRAIN = "train some with decodery train hamburger -m MODEL --out DIR, and name 
 )
 @dataclass(frozen=True)
 class Hamburger(LogitsSource):
-    """Writes groups of tokens after one row of the model each, and lets the model read a group as one row again.
+    """Writes groups of tokens after one row of the model each, and reads a group as one row again.
 
-    micro: `MicroSteps`, or the file or folder of those that `decodery train hamburger` made: a small decoder, which
-    writes the tokens of a group after the first one, the model's own; what says where a group ends; and what makes one
-    row of a group's embeddings. confidence: a group goes on where that finds it at least so likely; above 1 every token
-    is a group of its own, which is the model's plain law. The paper evaluates 0.8 and 0.9.
+    The paper evaluates 0.8 and 0.9. The prompt is read token by token. A group stands at the position of its last token
+    and leaves keys and values once, so that the cache holds as many slots of what is written as there are groups.
+    Nothing checks the small decoder's tokens. Drafts, trees and batches give the text of plain decoding under this
+    source; where the text stands after a token says how the next one is read, so that rows of a path are scored one
+    after the other, and drafts save nothing. How many groups were read is counted as `groups`, the tokens in them as
+    `rows`.
 
-    The prompt is read token by token. A group stands at the position of its last token and leaves keys and values once,
-    so that the cache holds as many slots of what is written as there are groups. Nothing checks the small decoder's
-    tokens. Drafts, trees and batches give the text of plain decoding under this source; where the text stands after a
-    token says how the next one is read, so that rows of a path are scored one after the other, and drafts save nothing.
-    How many groups were read is counted as `groups`, the tokens in them as `rows`.
+    Attributes:
+        micro: `MicroSteps`, or the file or folder of those that `decodery train hamburger` made: a small decoder, which
+            writes the tokens of a group after the first one, the model's own; what says where a group ends; and what
+            makes one row of a group's embeddings.
+        confidence: A group goes on where that finds it at least so likely; above 1 every token is a group of its own,
+            which is the model's plain distribution.
     """
 
     micro: MicroSteps | str | None = None
@@ -68,8 +71,10 @@ class Hamburger(LogitsSource):
 class Place:
     """Where a text stands after one of its tokens.
 
-    taps: [k, hidden], what the last group's row left. written: embeddings [hidden] of the tokens since then. closes:
-    whether the next token ends their group.
+    Attributes:
+        taps: [k, hidden], what the last group's row left.
+        written: Embeddings [hidden] of the tokens since then.
+        closes: Whether the next token ends their group.
     """
 
     taps: torch.Tensor
@@ -79,8 +84,13 @@ class Place:
 
 @dataclass(slots=True)
 class Noted:
-    """A row of the passes in progress. written: whether it stands after the prompt. slot: its tentative slot, -1 where
-    it has none; place: None where it is not known yet, and within a prompt."""
+    """A row of the passes in progress.
+
+    Attributes:
+        written: Whether it stands after the prompt.
+        slot: Its tentative slot, -1 where it has none.
+        place: None where it is not known yet, and within a prompt.
+    """
 
     position: int
     written: bool
@@ -89,9 +99,11 @@ class Noted:
 
 
 class GroupCache(KVCache):
-    """Slots of the prompt's tokens and of the groups after it, and where the text stands after each written token.
+    """Slots of prompt tokens and groups, and the text's place after each written token.
 
-    noted: the tentative rows, by their order in the text's segments. noted_slots: how many slots they have.
+    Args:
+        noted: The noted_slots rows, by their order in the text's segments.
+        noted_slots: How many slots they have.
     """
 
     def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -102,7 +114,10 @@ class GroupCache(KVCache):
 
     @property
     def plain(self) -> bool:
-        """See `KVCache.plain`. Groups have fewer slots than tokens, and reading these makes the same slots again."""
+        """See `KVCache.plain`.
+
+        Groups have fewer slots than tokens, and reading these makes the same slots again.
+        """
         return True
 
     def open(self, positions: np.ndarray, retained: int, prompt_length: int) -> None:

@@ -35,13 +35,18 @@ _SHAPES = ("bend", "mix", "query", "key", "value", "output")
 
 @dataclass(frozen=True, eq=False)
 class PartialWeights:
-    """The second attention of every layer. layers[i]: tensors by name, each [out, in] in the model's dtype.
+    """The second attention of every layer.
 
-    bend, mix: [hidden, hidden], keys and values are made of mix(silu(bend h)) + silu(bend h). query: [heads * head_dim,
-    hidden]; key, value: [kv_heads * head_dim, hidden]; output: [hidden, heads * head_dim]. A layer without any has no
-    second attention. reset: whether positions begin anew after the prompt, for the second attention alone, so that the
-    n-th token written stands where the n-th of the prompt does. facts: how they were made, as plain JSON. model:
-    `fingerprint` of the model they belong to, "" where that is not known.
+    A layer without tensors has no second attention. Keys and values are made of mix(silu(bend h)) + silu(bend h).
+
+    Attributes:
+        layers: By layer, tensors by name, each [out, in] in the model's dtype: "bend" and "mix" [hidden, hidden],
+            "query" [heads * head_dim, hidden], "key" and "value" [kv_heads * head_dim, hidden], "output" [hidden, heads
+            * head_dim].
+        reset: Whether positions begin anew after the prompt, for the second attention alone, so that the n-th token
+            written stands where the n-th of the prompt does.
+        facts: How they were made, as plain JSON.
+        model: `fingerprint` of the model they belong to, "" where that is not known.
     """
 
     layers: tuple[dict[str, torch.Tensor], ...]
@@ -53,9 +58,10 @@ class PartialWeights:
     def initial(
         cls, model: Transformer, seed: int = 0, *, last: int | None = None, reset: bool = True
     ) -> PartialWeights:
-        """Queries, keys and values copied from the model's attention, and an output of zero: nothing changes yet.
+        """Projections copied from the model's attention, with zero output, which changes nothing.
 
-        last: how many of the last layers have a second attention, None for all.
+        Args:
+            last: How many of the last layers have a second attention, None for all.
         """
         config, generator, layers = model.config, torch.Generator().manual_seed(seed), list[dict[str, torch.Tensor]]()
         sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
@@ -89,7 +95,11 @@ class PartialWeights:
 
     @classmethod
     def load(cls, path: str | Path, config: ModelConfig, dtype: torch.dtype = torch.float32) -> PartialWeights:
-        """Read what `save` wrote, as `dtype`. Raises ModelNotFound, or CorruptFile for anything else."""
+        """Read what `save` wrote, as `dtype`.
+
+        Raises:
+            ModelNotFound, CorruptFile: For anything else.
+        """
         return _load(path, config, dtype)
 
 
@@ -125,12 +135,14 @@ def _check(layers: Sequence[Mapping[str, torch.Tensor]], config: ModelConfig, wh
 )
 @dataclass(frozen=True)
 class PartialAttention(LogitsSource):
-    """Adds to every layer an attention whose keys and values are the prompt's alone, fixed once the prompt is read.
+    """Adds to every layer an attention over the prompt alone, fixed once the prompt is read.
 
-    weights: `PartialWeights`, or the file of those that `decodery train partial` made. Every row attends to the prompt
-    up to its own position, so that the prompt may be read in chunks. Where the weights say so, what is written counts
-    its positions from 0 for this attention, as the paper has it for all. Nothing changes before training. Cost: one
-    more attention per layer, and keys and values of the prompt.
+    Every row attends to the prompt up to its own position, so that the prompt may be read in chunks. Where the weights
+    say so, what is written counts its positions from 0 for this attention, as the paper has it for all. Nothing changes
+    before training. Cost: one more attention per layer, and keys and values of the prompt.
+
+    Attributes:
+        weights: `PartialWeights`, or the file of those that `decodery train partial` made.
     """
 
     weights: PartialWeights | str
@@ -148,7 +160,7 @@ class PartialAttention(LogitsSource):
 
 
 class PartialCache(KVCache):
-    """The model's own cache, and beside it the second attention's: rows of the first `source_length` positions only."""
+    """The model's own cache and the second attention's, which holds `source_length` positions."""
 
     source_length: int
     source: KVCache

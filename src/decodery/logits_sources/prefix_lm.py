@@ -76,7 +76,11 @@ class Prefixing(OfOneModel):
         self._read: _Read | None = None
 
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
-        """See `Composed`. Raises SettingsError for another prompt than the one it was made for."""
+        """See `Composed`.
+
+        Raises:
+            SettingsError: For another prompt than the one it was made for.
+        """
         n, cache = len(self.prompt), segment.cache
         own = int((segment.positions < n).sum())
         if not own:

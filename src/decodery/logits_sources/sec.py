@@ -30,17 +30,20 @@ _TRAIN = "train some with decodery train sec -m MODEL FILES --out DIR, and name 
 )
 @dataclass(frozen=True)
 class SEC(LogitsSource):
-    """Lets a token leave the model where a classifier says that the layer knows it, and ends texts it says go wrong.
+    """Ends the pass of a token where a classifier says that the layer knows it; stops texts that go wrong.
 
-    heads: an `ExitHeads`, or the file or folder of those that `decodery train sec` made: a classifier of three classes
-    (stop, exit, continue), shared by all checks, and a low-rank correction of the model's head for each check. t_exit,
-    t_stop: a row leaves, or ends the text with the model's end token, where that class is the most likely and its
-    probability above this; from 1 on nobody does. The paper has no defaults: it tries 0, 0.5, 0.6 to 0.999 for both.
+    The paper has no defaults: it tries 0, 0.5, 0.6 to 0.999 for both. The first token is said by the whole model. The
+    layers above an exit get keys and values of the state there, as in `calm`. Meant for short completions, of about 10
+    tokens. A request that ignores end tokens goes on after one. Drafts, trees and batches give the text of plain
+    decoding under this source. Cost: three products of the hidden size per check, and one head per token, wherever it
+    leaves.
 
-    The first token is said by the whole model. The layers above an exit get keys and values of the state there, as in
-    `calm`. Meant for short completions, of about 10 tokens. A request that ignores end tokens goes on after one.
-    Drafts, trees and batches give the text of plain decoding under this source. Cost: three products of the hidden size
-    per check, and one head per token, wherever it leaves.
+    Attributes:
+        heads: An `ExitHeads`, or the file or folder of those that `decodery train sec` made: a classifier of three
+            classes (stop, exit, continue), shared by all checks, and a low-rank correction of the model's head for each
+            check.
+        t_exit, t_stop: A row leaves, or ends the text with the model's end token, where that class is the most likely
+            and its probability above this; from 1 on no row does.
     """
 
     heads: ExitHeads | str | None = None

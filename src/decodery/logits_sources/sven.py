@@ -25,9 +25,11 @@ from decodery.step.logits_source import LogitsSource
 class SVEN(LogitsSource):
     """Begins the text after a learned prefix, which turns the model towards a property or away from it.
 
-    control: the prefix by its name, such as "secure" or "unsafe". prefix: `Prefixes`, or the folder or file of trained
-    ones. Texts with different prefixes, and without
-    one, share passes. Cost: a few more positions to attend to, 5 by default.
+    Texts with different prefixes, and without one, share passes. Cost: a few more positions to attend to, 5 by default.
+
+    Attributes:
+        control: The prefix by its name, such as "secure" or "unsafe".
+        prefix: `Prefixes`, or the folder or file of trained ones.
     """
 
     control: str = "secure"

@@ -1,4 +1,4 @@
-"""Transfer Q*: each token by the model's law and the reward of what an aligned model would make of it."""
+"""Transfer Q*: each token by the model's distribution and the reward of what an aligned model would make of it."""
 
 from __future__ import annotations
 
@@ -36,18 +36,24 @@ _ROLLOUT = 31
 )
 @dataclass(frozen=True)
 class TransferQ(LogitsSource):
-    """Adds to the model's most likely logits the reward of what an aligned model goes on to write after each.
-
-    reward: a scorer of answers, which judges the output so far, the candidate token and the rollout after it.
-    baseline: the aligned model, or a name `decodery.load` knows; None is the loaded one, which is then aligned by
-    `prompt`. dtype: what a named one is loaded in, such as "int4". prompt: what the baseline reads in the prompt's
-    place, a text or token ids; None is the prompt itself. k: candidates. weight: of the reward, 1 / alpha of the paper.
-    length: tokens of a rollout (5 in the published indirect variant); it ends at one of `end`. against: the reward that
-    the baseline was aligned with, where that is another one (the indirect variant): every rollout's reward r is weighed
-    by exp((r - its reward there) / beta), normalised if there are several. rollouts: per candidate; one is greedy,
-    several are drawn at temperature 1 with noise of their own.
+    """Adds to the most likely logits the reward of how an aligned model continues after each.
 
     Cost: k x rollouts x length rows of the baseline and as many rewards as rollouts, per row that may choose a token.
+
+    Attributes:
+        reward: A scorer of answers, which judges the output so far, the candidate token and the rollout after it.
+        baseline: The aligned model, or a name `decodery.load` knows; None is the loaded one, which is then aligned by
+            `prompt`.
+        prompt: What the baseline reads in the prompt's place, a text or token ids; None is the prompt itself.
+        k: Candidates.
+        weight: Of the reward, 1 / alpha of the paper.
+        length: Tokens of a rollout (5 in the published indirect variant); it ends at one of `end`.
+        rollouts: Per candidate; one is greedy, several are drawn at temperature 1 with noise of their own.
+        end: Token ids that end a rollout.
+        against: The reward that the baseline was aligned with, where that is another one (the indirect variant): every
+            rollout's reward r is weighed by exp((r - its reward there) / beta), normalised if there are several.
+        beta: Divides differences of reward in the weights of rollouts.
+        dtype: What a named one is loaded in, such as "int4".
     """
 
     reward: Scorer | str
@@ -156,9 +162,12 @@ class _Transferred(Blend):
 
 
 def expected_reward(rewards: np.ndarray, against: np.ndarray | None, beta: float) -> np.ndarray:
-    """[n] expected rewards from those of rollouts [n, rollouts], reweighed where the baseline serves another reward.
+    """[n] expected rewards of rollouts, reweighted if the baseline serves another reward.
 
-    against: those other rewards of the same rollouts. Several weights are normalised, a single one cannot be.
+    Several weights are normalised, a single one cannot be.
+
+    Args:
+        against: Those other rewards of the same rollouts.
     """
     if against is None:
         return rewards.mean(axis=1)

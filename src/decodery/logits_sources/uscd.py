@@ -33,15 +33,19 @@ __all__ = ["without_examples"]
 class USCD(LogitsSource):
     """Subtracts what the model says after a weakened prompt, only at tokens where it is unsure.
 
-    lame: the prompt without its input-output examples (`without_examples` takes them out of Python docstrings), a text
-    or token ids. confident: with a collision mass sum p^2 above this the model's law stands. The published bound is
-    one on the standard deviation of p over the vocabulary, 0.005 for 32,000 tokens; sum p^2 = theta^2 (V - 1) + 1 / V
-    says the same for any size. plausible: tokens of at least this many times the mean probability 1 / V take part;
-    their score is log(p - weight q), none where that is not positive, and the model's law where no score is left.
-    deferred: read the weakened prompt only when a step needs it, which feeds fewer rows in more passes; the text is
-    the same.
-
     The defaults are those of the published script; its argument parser has 0.0035 (confident 0.392) and plausible 1/3.
+
+    Attributes:
+        lame: The prompt without its input-output examples (`without_examples` takes them out of Python docstrings), a
+            text or token ids.
+        confident: With a collision mass sum p^2 above this the model's distribution stands. The published bound is one
+            on the standard deviation of p over the vocabulary, 0.005 for 32,000 tokens; sum p^2 = theta^2 (V - 1) + 1 /
+            V says the same for any size.
+        plausible: Tokens of at least this many times the mean probability 1 / V take part; their score is log(p -
+            weight q), none where that is not positive, and the model's distribution where no score is left.
+        weight: How much of the weakened prompt's probability is subtracted.
+        deferred: Read the weakened prompt only when a step needs it, which feeds fewer rows in more passes; the text is
+            the same.
     """
 
     lame: str | tuple[int, ...]
@@ -92,12 +96,15 @@ class _Selective(Blend):
 
 
 def collision_mass(logits: torch.Tensor) -> np.ndarray:
-    """sum p^2 of every row of `logits` [n, vocab], float64: near 1 where the model is sure, near 0 where it is not."""
+    """Sum of p^2 of every row of `logits` [n, vocab], float64: near 1 if confident, near 0 if not."""
     return row_sums(logits.softmax(dim=-1).square()).cpu().numpy()
 
 
 def contrast(given: torch.Tensor, poorer: torch.Tensor, weight: float, plausible: float) -> torch.Tensor:
-    """Log-scores [n, vocab] of log(p - weight q) among plausible tokens; `given` where no score is positive."""
+    """Log-scores [n, vocab] of log(p - weight q) among plausible tokens.
+
+    `given` where no score is positive.
+    """
     p, q = given.softmax(dim=-1), poorer.softmax(dim=-1)
     scores = (p - weight * q).masked_fill(p < plausible / p.shape[-1], 0.0)
     kept = scores > 0

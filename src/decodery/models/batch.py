@@ -20,17 +20,22 @@ from .layer_plan import WHOLE, LayerPlan, attending, sublayers
 class Segment:
     """One sequence's rows in one pass: a draft tree, a prefill chunk, a single token, a Jacobi window.
 
-    positions: [n] position ids. tokens: [n] token ids, or in their place states: [n, hidden], what enters the first
-    layer of the route: embeddings, or hidden states where it begins further up.
-    mask: [n, retained + n] bool, which tentative rows each row sees (itself included): first those that stay, then its
-    own pass's; None for causal order over all of them. A row's visible rows must stand in ascending position order, so
-    that a row's result does not depend on what else is in the pass.
-    cache: every row also sees all that the cache holds; the rows' own keys and values are written after it as
-    tentative ones, which `cache.keep(rows)` turns into content. None: rows see each other only.
-    retained: how many tentative rows of earlier passes remain, from the first on; the new ones are written after them.
-    The others are overwritten, as all of them are by default.
-    logit_rows: rows whose logits are wanted, None for all. interventions: what changes these rows on their way, in this
-    order where several meet at one site.
+    A row's visible rows must stand in ascending position order, so that a row's result does not depend on what else is
+    in the pass. The others are overwritten, as all of them are by default.
+
+    Attributes:
+        positions: [n] position ids.
+        tokens: [n] token ids, or in their place states: [n, hidden], what enters the first layer of the route:
+            embeddings, or hidden states where it begins further up.
+        states: [n, hidden] that enter the first layer in place of embeddings, None for tokens.
+        mask: [n, retained + n] bool, which tentative rows each row sees (itself included): first those that stay, then
+            its own pass's; None for causal order over all of them.
+        cache: Every row also sees all that the cache holds; the rows' own keys and values are written after it as
+            tentative ones, which `cache.keep(rows)` turns into content. None: rows see each other only.
+        logit_rows: Rows whose logits are wanted, None for all.
+        retained: How many tentative rows of earlier passes remain, from the first on; the new ones are written after
+            them.
+        interventions: What changes these rows on their way, in this order where several meet at one hook point.
     """
 
     positions: np.ndarray
@@ -47,7 +52,7 @@ class Segment:
 
     @property
     def sparse(self) -> bool:
-        """Whether attention comes by Python: its cache has a policy, some heads lost slots, or scores are added to."""
+        """Whether Python does the attention: for a policy, lost slots or changed scores."""
         cache = self.cache
         return cache is not None and (cache.policy is not None or bool(cache.losses) or self.steered)
 
@@ -57,7 +62,7 @@ class Segment:
         return any(str(each.hook_point).startswith(OF_SCORES) for each in self.interventions)
 
     def slots(self, layer: int) -> np.ndarray:
-        """Positions of the slots of its cache that a layer's attention goes over, those of its own rows at the end."""
+        """Positions of the cache slots that a layer's attention covers, those of its own rows last."""
         assert self.cache is not None
         return self.cache.positions[layer, : int(self.cache.lengths[layer]) + self.retained + len(self)]
 
@@ -96,7 +101,13 @@ class Segment:
     def chunk(
         cls, tokens: Sequence[int] | np.ndarray, cache: KVCache, logit_rows: Sequence[int] | None = None
     ) -> Segment:
-        """Consecutive tokens right after what `cache` has seen."""
+        """Consecutive tokens right after what `cache` has seen.
+
+        Args:
+            tokens: [n] ids.
+            cache: The sequence's cache.
+            logit_rows: Rows whose logits are wanted.
+        """
         ids = np.asarray(tokens, dtype=np.int64)
         positions = np.arange(cache.next_position, cache.next_position + len(ids))
         return cls(positions=positions, tokens=ids, cache=cache, logit_rows=logit_rows)
@@ -150,11 +161,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one segment's rows cost in a pass. sublayers: how many attention and MLP sublayers they went through.
+    """What one segment's rows cost in a pass.
 
-    logits: how many of the rows had their logits computed. read: bytes of keys and values that attention had before
-    it, each counted once per pass however many rows share it, windows and policies left aside. experts: of all layers
-    together, how many the rows had to have read where MLPs are mixtures, each counted once.
+    Attributes:
+        sublayers: How many attention and MLP sublayers they went through.
+        logits: How many of the rows had their logits computed.
+        read: Bytes of keys and values that attention had before it, each counted once per pass however many rows share
+            it, windows and policies left aside.
+        experts: Of all layers together, how many the rows had to have read where MLPs are mixtures, each counted once.
     """
 
     rows: int
@@ -165,7 +179,11 @@ class Cost:
 
     @classmethod
     def of(cls, segment: Segment, layer_plan: LayerPlan, layers: int, row_bytes: int) -> Cost:
-        """To be asked after the cache has made room, before the rows are kept. row_bytes: of one row in one layer."""
+        """To be asked after the cache has made room, before the rows are kept.
+
+        Args:
+            row_bytes: Of one row in one layer.
+        """
         attention = attending(layer_plan, layers)
         slots = len(attention) * (segment.retained + len(segment))
         if segment.cache is not None:
@@ -177,10 +195,13 @@ class Cost:
 
 @dataclass
 class Scores:
-    """What a pass returns. logits: [M, vocab] float32, the requested rows of all segments in order.
+    """What a pass returns.
 
-    hidden: {tap: [N, width]}, or [M, width] of the requested rows, as `sites.site` says, by the taps as they were asked
-    for. costs: of every segment.
+    Attributes:
+        logits: [M, vocab] float32, the requested rows of all segments in order.
+        hidden: {tap: [N, width]}, or [M, width] of the requested rows, as `sites.site` says, by the taps as they were
+            asked for.
+        costs: Of every segment.
     """
 
     logits: torch.Tensor

@@ -21,11 +21,12 @@ THETA, FACTOR = Number(1.001, 1e18), Number(2.0**-10, 2.0**20)
 class Rope:
     """Rotary position embedding: base frequency and, optionally, how it is stretched for long contexts.
 
-    kind: "default", "none" (nothing is turned), "linear" (positions divided by `factor`), "llama3" (low frequencies
-    divided by `factor`, a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large Language
-    Models, 2023) or "factors" (each frequency divided by its own of `factors` [head_dim / 2], as GGUF files of Llama 3
-    store it).
-    rotated: how many dimensions of a head are turned, an even number; 0 for all of them.
+    Attributes:
+        kind: "default", "none" (nothing is turned), "linear" (positions divided by `factor`), "llama3" (low frequencies
+            divided by `factor`, a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large
+            Language Models, 2023) or "factors" (each frequency divided by its own of `factors` [head_dim / 2], as GGUF
+            files of Llama 3 store it).
+        rotated: How many dimensions of a head are turned, an even number; 0 for all of them.
     """
 
     theta: float = 10_000.0
@@ -46,10 +47,14 @@ class Rope:
 
 @dataclass(frozen=True)
 class Mamba:
-    """Mamba-2 layers (Transformers are SSMs, 2024): `heads` states [head_dim, state], each led by one of `groups`.
+    """Mamba-2 layers: `heads` states [head_dim, state], each driven by one of `groups`.
 
-    kernel: how many rows the convolution before them reaches over, itself included. Steps lie within least_step and
-    most_step. normed: whether what a row says is normed after its gate.
+    Source: Transformers are SSMs (2024).
+
+    Attributes:
+        kernel: How many rows the convolution before them reaches over, itself included. Steps lie within least_step and
+            most_step.
+        normed: Whether what a row says is normed after its gate.
     """
 
     heads: int
@@ -84,8 +89,11 @@ class Mamba:
 class Shared:
     """Blocks of attention and MLP that some recurrent layers share in turns (see `shared_blocks`).
 
-    blocks: how many there are; inner: inner units of their MLPs; rank: of what each layer adds to their matrices, those
-    of MLPs, and with `attention` those of queries, keys and values too.
+    Attributes:
+        blocks: How many there are.
+        inner: Inner units of their MLPs.
+        rank: Of what each layer adds to their matrices, those of MLPs, and with `attention` those of queries, keys and
+            values too.
     """
 
     blocks: int
@@ -96,7 +104,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class ShortConv:
-    """Convolutions of `kernel` rows on queries, keys and values, whose filters have `rank` (see `short_conv`)."""
+    """Convolutions of `kernel` rows on queries, keys and values; filters have `rank` (`short_conv`)."""
 
     kernel: int = 4
     rank: int = 15
@@ -108,10 +116,12 @@ class ShortConv:
 
 @dataclass(frozen=True)
 class Latent:
-    """Attention over latents (see `latent`): of a row `rank` numbers and `turned` more, which are rotated, are kept.
+    """Attention over latents (see `latent`): a row keeps `rank` numbers and `turned` rotated ones.
 
-    plain: numbers of a head's query that meet the latent, beside those that are turned; value: of what a head finds.
-    queries: of how many numbers queries are made, 0 where they are made of the row itself.
+    Attributes:
+        plain: Numbers of a head's query that meet the latent, beside those that are turned.
+        value: Of what a head finds.
+        queries: Of how many numbers queries are made, 0 where they are made of the row itself.
     """
 
     rank: int
@@ -126,34 +136,45 @@ class ModelConfig:
     """Shape and switches of a decoder-only transformer.
 
     Sizes are counts; `attention_scale` multiplies query-key products; `embedding_scale` multiplies embeddings.
-    `sliding_layers[i]` says whether layer i sees only the last `sliding_window` positions (itself included);
-    such layers use `local_rope` where it is given. Norm weights are stored ready to multiply (families that store
-    w - 1 are converted at loading). kept_tokens: how many tokens have an embedding and an output of their own, as in
-    small draft models; 0 is all of them. vocabulary: fingerprint of the tokenizer, "" where it is not known.
-    causal: whether a row sees those before it alone. Where it is not, rows see all of each other, or with block_length
-    those of their own block of so many positions and of the blocks before it. mask_id: the token that stands for what
-    is not written yet, in masked diffusion models; shifted: their row of a token predicts the token after it.
-    shortcuts: whether layers turn the residual stream before they add to it, as sliced models do.
-    centred_norms: norms take the mean away too and add a bias; their weights are stored with the biases after them.
-    norms_after: a layer's two norms are those of what its sublayers found, which read the stream as it is. parallel:
-    the MLP reads what attention reads. gated: MLPs have a gate. wide_qk_norm: queries and keys are normed over all
-    heads at once. learned_positions: every position has an embedding that is added to the token's. joined_norms: a
-    layer's two norms are those of the stream with what its sublayers found, and the last one is that of embeddings.
-    mamba: the layers that are marked in mamba_layers keep states in place of keys and values. intermediate_size: 0
-    where layers have no MLP. attending_layers: which recurrent layers attend as well, () for none: side by side with
-    their state, or where there are `shared` blocks, in one of these.
-    experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
-    `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1. summed_experts: they
-    have no weights and are added up, as the parts of one MLP are.
-    short_conv: convolutions on queries, keys and values of every layer, None for none. operators: rotated queries are
-    multiplied by a matrix per head before they meet keys (see `power_law`).
-    experts_scale: what weights of experts are multiplied by. shared_inner: inner units of an MLP that all rows take
-    beside their experts, 0 for none. dense_layers: how many of the first layers have one MLP of dense_inner inner units
-    in place of experts. experts_floor: of every layer, the share of the most likely expert's weight below which a row
-    does without another one, () where none goes without. latent: what attention keeps in place of keys and values, of
-    which there is one head.
-    exits: numbers of layers after which norm and head were trained to make sense, all layers included; () where nobody
-    trained that.
+    `sliding_layers[i]` says whether layer i sees only the last `sliding_window` positions (itself included); such
+    layers use `local_rope` where it is given. Norm weights are stored ready to multiply (families that store w - 1 are
+    converted at loading).
+
+    Attributes:
+        intermediate_size: 0 where layers have no MLP.
+        causal: Whether a row sees those before it alone. Where it is not, rows see all of each other, or with
+            block_length those of their own block of so many positions and of the blocks before it.
+        mask_id: The token that stands for what is not written yet, in masked diffusion models.
+        shifted: Their row of a token predicts the token after it.
+        kept_tokens: How many tokens have an embedding and an output of their own, as in small draft models; 0 is all of
+            them.
+        shortcuts: Whether layers turn the residual stream before they add to it, as sliced models do.
+        vocabulary: Fingerprint of the tokenizer, "" where it is not known.
+        exits: Numbers of layers after which norm and head were trained to make sense, all layers included; () if
+            untrained.
+        experts: How many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each
+            has `intermediate_size` inner units.
+        normed_experts: Whether the weights of those taken sum to 1.
+        summed_experts: They have no weights and are added up, as the parts of one MLP are.
+        centred_norms: Norms take the mean away too and add a bias; their weights are stored with the biases after them.
+        norms_after: A layer's two norms are those of what its sublayers found, which read the stream as it is.
+        parallel: The MLP reads what attention reads.
+        gated: MLPs have a gate.
+        wide_qk_norm: Queries and keys are normed over all heads at once.
+        learned_positions: Every position has an embedding that is added to the token's.
+        joined_norms: A layer's two norms are those of the stream with what its sublayers found, and the last one is
+            that of embeddings.
+        mamba: The layers that are marked in mamba_layers keep states in place of keys and values.
+        attending_layers: Which recurrent layers attend as well, () for none: side by side with their state, or where
+            there are `shared` blocks, in one of these.
+        latent: What attention keeps in place of keys and values, of which there is one head.
+        short_conv: Convolutions on queries, keys and values of every layer, None for none.
+        operators: Rotated queries are multiplied by a matrix per head before they meet keys (see `power_law`).
+        experts_scale: What weights of experts are multiplied by.
+        shared_inner: Inner units of an MLP that all rows take beside their experts, 0 for none.
+        dense_layers: How many of the first layers have one MLP of dense_inner inner units in place of experts.
+        experts_floor: Of every layer, the share of the most likely expert's weight below which a row does without
+            another one, () where none goes without.
     """
 
     vocab_size: int
@@ -221,7 +242,7 @@ class ModelConfig:
 
     @property
     def usual(self) -> bool:
-        """Whether its blocks are Llama's but for sizes, biases, added norms and experts, as native kernels run them."""
+        """Whether native kernels run its blocks: Llama's up to sizes, biases, added norms and experts."""
         others = self.centred_norms or self.norms_after or self.parallel or self.wide_qk_norm or self.learned_positions
         others = others or self.keeps_order or self.latent is not None or self.joined_norms or self.operators
         return self.gated and not others and self.activation in ("silu", "gelu_tanh")

@@ -33,9 +33,9 @@ def precision(model: LanguageModel) -> str:
 
 
 def weight_bytes(model: LanguageModel) -> int:
-    """Bytes of weights every pass reads: all layers, norms and the head; of the embedding only a few rows are read.
+    """Bytes of weights every pass reads: all layers, norms and the head.
 
-    Zero for a model whose weights cannot be seen.
+    Of the embedding only a few rows are read. Zero for a model whose weights cannot be seen.
     """
     if not isinstance(model, Transformer):
         return 0

@@ -29,9 +29,12 @@ _WITHIN = ("resid_pre", "resid_post", *OF_LAYERS, OF_SCORES)
 
 
 class HookPoint(NamedTuple):
-    """residual: the stream after so many layers, 0 the embeddings. The others as `site` says, with their layer or 0.
+    """residual: the stream after so many layers, 0 the embeddings.
 
-    given: as its rows were before they were changed there.
+    The others as `site` says, with their layer or 0.
+
+    Attributes:
+        given: As its rows were before they were changed there.
     """
 
     name: str
@@ -48,9 +51,15 @@ def hook_point(tap: Tap, layers: int) -> HookPoint:
     "head_out.L": [n, heads * head_dim], what the heads read, before the output projection; "attn_out.L" and
     "mlp_out.L": [n, hidden], what a sublayer adds to the stream; "final_norm" [m, hidden] and "logits" [m, vocab]: what
     the vocabulary projection is given and what it gives, for the rows whose logits are wanted. Layers count from either
-    end. "given." before a site within a layer: its rows before any change there. "attn_scores.L" [n, slots] is only
-    written: what is added to the scores of all heads before the softmax, see `Intervention`. Raises SettingsError for
-    any other.
+    end. "given." before a hook point within a layer: its rows before any change there. "attn_scores.L" [n, slots] is
+    only written: what is added to the scores of all heads before the softmax, see `Intervention`.
+
+    Args:
+        tap: A number or a name.
+        layers: Layers of the model.
+
+    Raises:
+        SettingsError: For any other.
     """
     if isinstance(tap, int):
         after = tap if tap >= 0 else layers + 1 + tap
@@ -89,11 +98,14 @@ def hook_point(tap: Tap, layers: int) -> HookPoint:
 
 @dataclass(frozen=True, eq=False)
 class Intervention:
-    """A change of a segment's rows at one site, from now on: keys and values of earlier rows stay as they are.
+    """A change of a segment's rows at one hook point; keys and values of earlier rows stay.
 
-    change: given the rows there [n, width] and their segment, returns what they are to be; it must neither write to
-    what it is given nor depend on anything else that shares the pass. At "attn_scores.L" it is given zeros [n, slots]
-    float64, whose slots are those of the segment's cache, content and then tentative rows, at `segment.slots(L)`.
+    Attributes:
+        site: The hook point.
+        change: Given the rows there [n, width] and their segment, returns what they are to be; it must neither write to
+            what it is given nor depend on anything else that shares the pass. At "attn_scores.L" it is given zeros [n,
+            slots] float64, whose slots are those of the segment's cache, content and then tentative rows, at
+            `segment.slots(L)`.
     """
 
     hook_point: Tap
@@ -101,10 +113,15 @@ class Intervention:
 
 
 class Hooks:
-    """What one pass has to do at its sites. A site that is read shows the rows after all changes there.
+    """What one pass has to do at its hook points.
 
-    where: the site of every tap. states: what was read, by site. chosen: [N, k] the experts that rows took, by layers
-    that have some; shared: which ones the rows of a segment may take together, None for each row's own choice.
+    A hook point that is read shows the rows after all changes there.
+
+    Args:
+        where: The hook point of every tap.
+        shared: Which ones the rows of a segment may take together, None for each row's own choice.
+        states: What was read, by hook point.
+        chosen: [N, k] the experts that rows took, by layers that have some.
     """
 
     def __init__(
@@ -128,9 +145,14 @@ class Hooks:
     def of(
         cls, batch: Batch, taps: Sequence[Tap], layer_plan: LayerPlan, layers: int, *, steers: bool = False
     ) -> Hooks:
-        """The visits of a pass over a route. steers: whether what attends adds to attention's scores.
+        """The visits of a pass over a route.
 
-        Raises SettingsError for a site that the pass does not come by, UnsupportedModel where scores cannot be changed.
+        Args:
+            steers: Whether what attends adds to attention's scores.
+
+        Raises:
+            SettingsError: For a hook point that the pass does not come by.
+            UnsupportedModel: If scores cannot be changed.
         """
         where = {tap: hook_point(tap, layers) for tap in taps}
         if any(place.name == OF_SCORES for place in where.values()):

@@ -21,11 +21,16 @@ class LayerPlan:
     """The layers that rows are run through, in order; None: all of them.
 
     A route that begins after the first layer takes hidden states for rows (`Segment.states`), one that ends before the
-    last one leaves early: its logits are what the head makes of the states there. skip: sublayers that rows pass by,
-    such as "attention.3" or "mlp.5". Rows that pass by a layer's attention leave no keys and values in it. abreast: so
-    many layers at a time read the same rows: the attention of all layers of a group looks at what enters the group, and
-    what each finds is added to the rows right before its own MLP. The first and the last layer are groups of their own.
-    experts: which ones of a mixture the rows of a segment may take together, None for each row's own choice.
+    last one leaves early: its logits are what the head makes of the states there.
+
+    Attributes:
+        layers: Numbers of the layers, None for all.
+        skip: Sublayers that rows pass by, such as "attention.3" or "mlp.5". Rows that pass by a layer's attention leave
+            no keys and values in it.
+        abreast: So many layers at a time read the same rows: the attention of all layers of a group looks at what
+            enters the group, and what each finds is added to the rows right before its own MLP. The first and the last
+            layer are groups of their own.
+        experts: Which ones of a mixture the rows of a segment may take together, None for each row's own choice.
     """
 
     layers: tuple[int, ...] | None = None
@@ -48,7 +53,11 @@ class LayerStep(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def layer_steps(layer_plan: LayerPlan, layers: int) -> tuple[LayerStep, ...]:
-    """The layers of a route through a model that has so many. Raises SettingsError for what the model does not have."""
+    """The layers of a route through a model that has so many.
+
+    Raises:
+        SettingsError: For what the model does not have.
+    """
     run = tuple(range(layers)) if layer_plan.layers is None else layer_plan.layers
     if any(not 0 <= layer < layers for layer in run) or list(run) != sorted(set(run)):
         raise SettingsError(f"a route names layers from 0 to {layers - 1} in ascending order, not {list(run)}")
@@ -73,7 +82,8 @@ def abreast(
 ) -> torch.Tensor:
     """Rows [N, hidden] after groups of layers, of which each attends to what enters its group.
 
-    through: rows after some stops, one after the other.
+    Args:
+        through: Rows after some stops, one after the other.
     """
     for group in groups:
         attended = [through(rows, [stop._replace(mlp=False)]) for stop in group]

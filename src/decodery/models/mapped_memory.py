@@ -24,7 +24,10 @@ def mapped_files() -> list[tuple[int, int]]:
 
 
 def forget(tensor: torch.Tensor, files: list[tuple[int, int]]) -> None:
-    """Give back the memory of a tensor that lies in one of these files and was never written to; of others, nothing."""
+    """Give back the memory of a tensor that lies in one of these files and was never written to.
+
+    Of others, nothing.
+    """
     begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     # Memory without a file would come back as zeros.
     if any(first <= begin and end <= last for first, last in files):
@@ -37,7 +40,10 @@ def discards() -> bool:
 
 
 def discard(begin: int, end: int) -> None:
-    """Give back the whole pages of memory between two addresses; it is read as its file has it, or as zeros."""
+    """Give back the whole pages of memory between two addresses.
+
+    It is read as its file has it, or as zeros.
+    """
     page = mmap.PAGESIZE
     begin, end = -(-begin // page) * page, end // page * page
     if end > begin:
@@ -50,6 +56,6 @@ def _libc() -> ctypes.CDLL:
 
 
 def trim() -> None:
-    """Give back what was freed and is kept for later: reading a large vocabulary takes four times what stays of it."""
+    """Give memory that was freed back to the system; reading a large vocabulary takes four times its size."""
     if sys.platform.startswith("linux") and (give_back := getattr(_libc(), "malloc_trim", None)) is not None:
         give_back(ctypes.c_size_t(0))

@@ -20,14 +20,18 @@ from .torch.weights import Linear
 class Capabilities:
     """What a model can do beyond scoring rows of tokens.
 
-    trees: rows of a pass may branch, as `Segment.mask` says; without it every row sees all those before it. exact_rows:
-    a row's result is the same, bit for bit, whatever other rows share the pass. states: takes embeddings or hidden
-    states for rows, and gives the embeddings of tokens, see `EmbeddingModel`. routes: enters and leaves at any layer
-    and skips sublayers. sites: names of those that can be read and changed, see `sites.site`. policies: attention asks
-    the policy of a cache what to read, and caches may lose slots of some heads only. parts: final norm and vocabulary
-    projection can be called apart, see `OpenModel`. gradients: passes can be differentiated. rows: scores rows of
-    tokens at all; without it, it writes whole texts by itself, see `Writer`. logprobs: such a model tells the
-    log-probabilities of likely tokens. source: an encoder reads one, which the text is written with in view.
+    Attributes:
+        trees: Rows of a pass may branch, as `Segment.mask` says; without it every row sees all those before it.
+        exact_rows: A row's result is the same, bit for bit, whatever other rows share the pass.
+        states: Takes embeddings or hidden states for rows, and gives the embeddings of tokens, see `EmbeddingModel`.
+        routes: Enters and leaves at any layer and skips sublayers.
+        sites: Names of those that can be read and changed, see `sites.site`.
+        policies: Attention asks the policy of a cache what to read, and caches may lose slots of some heads only.
+        parts: Final norm and vocabulary projection can be called apart, see `OpenModel`.
+        gradients: Passes can be differentiated.
+        rows: Scores rows of tokens at all; without it, it writes whole texts by itself, see `Writer`.
+        logprobs: Such a model tells the log-probabilities of likely tokens.
+        source: An encoder reads one, which the text is written with in view.
     """
 
     trees: bool = True
@@ -70,7 +74,7 @@ class Reader(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """What tells its weights from another's, "" where it does not say: the same in every precision it is kept in.
+        """What identifies its weights, the same in every precision; "" if unknown.
 
         Two files of one model that was quantized in two ways are two models; a model fine-tuned without touching its
         embeddings and norms is the one it was made from.
@@ -87,8 +91,14 @@ class LanguageModel(Reader, Protocol):
     def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         """Run the rows of `batch` once; each segment's cache then holds them as tentative rows.
 
-        taps: where hidden states are read, see `sites.site`. route: which way the rows take. Raises SettingsError for
-        what the model does not have, UnsupportedModel for what it cannot do.
+        Args:
+            batch: Rows of one or more sequences.
+            taps: Where hidden states are read, see `sites.site`.
+            route: Which way the rows take.
+
+        Raises:
+            SettingsError: For what the model does not have.
+            UnsupportedModel: For what it cannot do.
         """
         ...
 

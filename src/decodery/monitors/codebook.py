@@ -29,9 +29,14 @@ Edit = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Codebooks(TrainedPart):
-    """Codes of some sites. sites: their taps; tensors: "codes.i" [groups, codes, dim] of the i-th site, whose rows are
-    groups * dim wide: one group per head at a head output, one elsewhere. k: codes that a row has in each group.
-    model: `fingerprint` of the model they were trained in.
+    """Codes of some hook points.
+
+    Attributes:
+        tensors: "codes.i" [groups, codes, dim] of the i-th hook point, whose rows are groups * dim wide: one group per
+            head at a head output, one elsewhere.
+        sites: Their taps.
+        k: Codes that a row has in each group.
+        model: `fingerprint` of the model they were trained in.
     """
 
     KIND = "codebooks"
@@ -50,13 +55,15 @@ class Codebooks(TrainedPart):
 
     @one_thread()
     def ids(self, number: int, rows: torch.Tensor) -> torch.Tensor:
-        """[n, groups, k] of rows [n, width] as they come to a site: of the normed row the k codes that are nearest in
-        direction, the nearest first."""
+        """[n, groups, k] nearest codes of rows [n, width] at a hook point.
+
+        Distance is by direction, after the norm; the nearest comes first.
+        """
         return nearest(rows.double(), self.codes(number).to(rows.device), self.k)
 
     @one_thread()
     def values(self, number: int, ids: torch.Tensor) -> torch.Tensor:
-        """[n, width] float64 that stand for ids [n, groups, k]: the mean of their codes, an ablated one being 0."""
+        """[n, width] float64 means of the codes of ids [n, groups, k]; an ablated code is 0."""
         return mean_of(self.codes(number).to(ids.device), ids).flatten(1)
 
     def artifact(self) -> Artifact:
@@ -73,7 +80,12 @@ class Codebooks(TrainedPart):
 
 
 def nearest(rows: torch.Tensor, codes: torch.Tensor, k: int) -> torch.Tensor:
-    """[n, groups, k] ids. rows: [n, groups * dim]; codes: [groups, codes, dim]."""
+    """[n, groups, k] ids.
+
+    Args:
+        rows: [n, groups * dim].
+        codes: [groups, codes, dim].
+    """
     groups, _, dim = codes.shape
     normed = torch.nn.functional.layer_norm(rows.unflatten(-1, (groups, dim)), (dim,))
     directions = codes / codes.norm(dim=-1, keepdim=True).clamp_min(1e-9)
@@ -81,14 +93,19 @@ def nearest(rows: torch.Tensor, codes: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def mean_of(codes: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """[n, groups, dim]. codes: [groups, codes, dim]; ids: [n, groups, k]."""
+    """[n, groups, dim].
+
+    Args:
+        codes: [groups, codes, dim].
+        ids: [n, groups, k].
+    """
     groups = torch.arange(codes.shape[0], device=ids.device)[None, :, None]
     found = codes[groups, ids.clamp_min(0)]
     return torch.where((ids >= 0)[..., None], found, torch.zeros_like(found)).mean(dim=2)
 
 
 def coding(codebooks: Codebooks, edits: Iterable[Edit] = ()) -> tuple[Intervention, ...]:
-    """Changes that put a row's codes in its place at every site, with all codes of an edited group as the edit says."""
+    """Changes that replace rows by their codes at every hook point, with edits applied."""
     forced = list(edits)
 
     def change(number: int) -> Any:
@@ -113,14 +130,19 @@ def coding(codebooks: Codebooks, edits: Iterable[Edit] = ()) -> tuple[Interventi
 )
 @dataclass(frozen=True)
 class Codebook(Monitor):
-    """Scores every token by which codes its row has, and on wish puts codes in the place of states, or forces some.
+    """Scores tokens by the codes of their rows; can also replace states by codes, or force codes.
 
-    codebooks: a file or folder made by `decodery train codebook`, or a `Codebooks`. watch: codes that stand for a
-    concept, each site:group:code by number; the score is the share of them that the newest row has, without any there
-    is none. action: "switch" replaces the states at every site by the mean of their codes, in prompt and answer, which
-    is what they were trained for; without it they are only read. force: with "switch", the code that a site's group has
-    in every row, site:group:code, where -1 takes a group's codes out, which still count in the mean. The code is the
-    paper's, which takes the mean of codes where its text has their sum. Cost: a product with the codebook per site.
+    The code is the paper's, which takes the mean of codes where its text has their sum. Cost: a product with the
+    codebook per hook point.
+
+    Attributes:
+        codebooks: A file or folder made by `decodery train codebook`, or a `Codebooks`.
+        watch: Codes that stand for a concept, each site:group:code by number; the score is the share of them that the
+            newest row has, without any there is none.
+        force: With "switch", the code that a hook point's group has in every row, site:group:code, where -1 takes a
+            group's codes out, which still count in the mean.
+        action: "switch" replaces the states at every hook point by the mean of their codes, in prompt and answer, which
+            is what they were trained for; without it they are only read.
     """
 
     codebooks: Codebooks | str | None = None

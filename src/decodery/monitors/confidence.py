@@ -21,8 +21,11 @@ from .signature import Signature
 class Confidence(Monitor):
     """Scores a text by the model's own doubt about its tokens so far, in nats.
 
-    measure: "mean", the mean of -log p over the tokens; "worst", the largest; "first", the first token's; "entropy",
-    the mean entropy of the rows. Needs no training: give a threshold to have it flag.
+    Needs no training: give a threshold to have it flag.
+
+    Attributes:
+        measure: "mean", the mean of -log p over the tokens; "worst", the largest; "first", the first token's;
+            "entropy", the mean entropy of the rows.
     """
 
     measure: Literal["mean", "worst", "first", "entropy"] = "mean"

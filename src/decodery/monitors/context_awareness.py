@@ -48,17 +48,21 @@ class _State:
 class ContextAwareness(Monitor):
     """Scores a text by how little its tokens attend to what the user said: 1 - the share that they do.
 
-    layer: whose attention is looked at, from 0, or from the last one down; the default is two thirds of smollm2's
-    depth. Of every token of the answer the attention to the user's words, in all turns and without the template's
-    tokens, is summed; the head with most of it counts, and the mean over tokens is taken. Known from the second token
-    on: the newest token's own row does not exist yet. The paper calls answers with a share above 0.6 dependent on their
-    context, a score below 0.4. Needs no training. Cost: that layer's queries and keys are worked out once more from its
-    input, and a row of attention per token; the prompt is read whole.
+    Of every token of the answer the attention to the user's words, in all turns and without the template's tokens, is
+    summed; the head with most of it counts, and the mean over tokens is taken. Known from the second token on: the
+    newest token's own row does not exist yet. The paper calls answers with a share above 0.6 dependent on their
+    context, a score below 0.4. Needs no training. Cost: that layer's queries and keys are computed once more from its
+    input, and a row of attention per token; the prompt is read whole. What is generated keeps its own. With several
+    turns of the user's the published code scales each down for the others; here they are one.
 
-    action: "switch" steers attention, as PASTA does: in prompt and answer, whatever the score is, and in all heads of
-    the layers named by steer, all layers by default, the prompt's tokens that the user did not say (the template's, the
-    system's) lose weight by the factor alpha before weights are scaled to sum to 1. What is generated keeps its own.
-    With several turns of the user's the published code scales each down for the others; here they are one.
+    Attributes:
+        layer: Whose attention is looked at, from 0, or from the last one down; the default is two thirds of smollm2's
+            depth.
+        alpha: Factor of the other tokens' attention under "switch".
+        steer: Layers that "switch" changes; all by default.
+        action: "switch" steers attention, as PASTA does: in prompt and answer, whatever the score is, and in all heads
+            of the layers named by steer, all layers by default, the prompt's tokens that the user did not say (the
+            template's, the system's) lose weight by the factor alpha before weights are scaled to sum to 1.
     """
 
     layer: int = 20
@@ -124,7 +128,11 @@ class ContextAwareness(Monitor):
         return tuple(Intervention(f"attn_scores.{layer}", adding(layer, added)) for layer in layers)
 
     def shares(self, state: _State, queries: torch.Tensor) -> torch.Tensor:
-        """[rows, heads] float64: where the newest row's attention goes. queries: [heads, head_dim] of it."""
+        """[rows, heads] float64: where the newest row's attention goes.
+
+        Args:
+            queries: [heads, head_dim] of it.
+        """
         model = cast(Transformer, state.model)
         config = model.config
         keys = torch.cat(state.keys).double()

@@ -30,9 +30,11 @@ SITE = "resid_post.-1"
 
 @dataclass(frozen=True, eq=False)
 class Shift(TrainedPart):
-    """What is added to a hidden state: an MLP of it. tensors: "weight.i" [out, in] and "bias.i" [out] of its layers.
+    """What is added to a hidden state: an MLP of it.
 
-    model: `fingerprint` of the model it was trained for.
+    Attributes:
+        tensors: "weight.i" [out, in] and "bias.i" [out] of its layers.
+        model: `fingerprint` of the model it was trained for.
     """
 
     KIND = "shift"
@@ -50,8 +52,10 @@ class Shift(TrainedPart):
 
     @one_thread()
     def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] float64, for rows [n, hidden]. In double precision, so that rounding to that of the rows leaves
-        nothing of what else is in the pass."""
+        """[n, hidden] float64, for rows [n, hidden].
+
+        In double precision, so that rounding to that of the rows leaves nothing of what else is in the pass.
+        """
         found = rows.double()
         for number, (weight, bias) in enumerate(self.layers):
             found = found @ weight.to(found.device).T + bias.to(found.device)
@@ -86,14 +90,18 @@ class _State:
 )
 @dataclass(frozen=True)
 class FactCheckmate(Probed):
-    """Scores a prompt, before a token is written, by how likely its answer will be wrong; on wish it shifts the states.
+    """Scores a prompt, before a token is written, by how likely its answer will be wrong.
 
-    probe: a file or folder made by `decodery train probe --rows prompt`, or a `Probe`, on the mean of the prompt's
-    hidden states beside the last one. action: "switch" adds a trained MLP of the state after the last layer to it, in
-    answers above the threshold; shift: its file or folder, the probe's own by default, or a `Shift`; scope: for all
-    tokens, or the first alone. The shift is the mean of the paper's, without noise. Prompts are read whole, whatever
+    On wish it shifts the states. The shift is the mean of the paper's, without noise. Prompts are read whole, whatever
     others have read of them. Cost: an MLP per request; with a shift one more row per request above the threshold, and
     an MLP per token.
+
+    Attributes:
+        shift: Its file or folder, the probe's own by default, or a `Shift`.
+        scope: For all tokens, or the first alone.
+        action: "switch" adds a trained MLP of the state after the last layer to it, in answers above the threshold.
+        probe: A file or folder made by `decodery train probe --rows prompt`, or a `Probe`, on the mean of the prompt's
+            hidden states beside the last one.
     """
 
     pool = "prompt"

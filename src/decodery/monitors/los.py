@@ -36,10 +36,13 @@ _State = tuple[tuple[torch.Tensor, ...], float | None]
 
 
 class LOSNet(nn.Module):
-    """The network. k: how many of a row's largest log-probabilities it is given, 0 for the taken token's alone.
+    """The network.
 
     Of every token it is given those, standardised by the row's own mean and deviation, the taken token's, scaled by its
     rank, and mean and deviation themselves, which the published features lose.
+
+    Args:
+        k: How many of a row's largest log-probabilities it is given, 0 for the taken token's alone.
     """
 
     def __init__(self, k: int, width: int = 64, layers: int = 1, dropout: float = 0.0) -> None:
@@ -55,7 +58,12 @@ class LOSNet(nn.Module):
         self.out = nn.Linear(width, 1, **_HELD)
 
     def forward(self, numbers: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """[n] logits of being wrong. numbers: [n, t, k + 5] as `Signature.numbers`; lengths: [n] tokens of each."""
+        """[n] logits of being wrong.
+
+        Args:
+            numbers: [n, t, k + 5] as `Signature.numbers`.
+            lengths: [n] tokens of each.
+        """
         top, (logprob, rank, mean, spread) = numbers[..., :-_REST], numbers[..., -_REST:-1].unbind(dim=-1)
         scale = spread.clamp_min(1e-6)
         taken = ((logprob - mean) / scale)[..., None]
@@ -73,9 +81,14 @@ class LOSNet(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class LOSHead(TrainedPart):
-    """A trained LOS-Net. tensors: its weights; threshold: where it flags; facts: its shape and how it was made.
+    """A trained LOS-Net.
 
     It reads output distributions and no hidden states, and goes with every model.
+
+    Attributes:
+        tensors: Its weights.
+        threshold: Where it flags.
+        facts: Its shape and how it was made.
     """
 
     KIND = "LOS-Net"
@@ -94,7 +107,11 @@ class LOSHead(TrainedPart):
 
     @cached_property
     def net(self) -> LOSNet:
-        """The network, ready to be asked. Raises CorruptFile where these are not its weights."""
+        """The network, ready to be asked.
+
+        Raises:
+            CorruptFile: If these are not its weights.
+        """
         facts = self.facts
         net = LOSNet(facts["k"], facts["width"], facts["layers"])
         try:
@@ -105,7 +122,11 @@ class LOSHead(TrainedPart):
 
     @one_thread()
     def score(self, rows: Ordered[torch.Tensor]) -> float:
-        """The probability of a wrong answer. rows: `Signature.numbers` of its tokens, `MOST_TOKENS` at most."""
+        """The probability of a wrong answer.
+
+        Args:
+            rows: `Signature.numbers` of its tokens, `MOST_TOKENS` at most.
+        """
         numbers = torch.stack(list(rows))[None]
         with torch.no_grad():
             return float(self.net(numbers, torch.tensor([len(rows)], dtype=torch.int64, device="cpu")).sigmoid())
@@ -134,13 +155,17 @@ class LOSHead(TrainedPart):
 )
 @dataclass(frozen=True)
 class LOS(Monitor):
-    """Scores an answer by a small transformer over its tokens' log-probabilities and those of their rivals.
+    """Scores an answer by a small transformer over the log-probabilities of its tokens and their rivals.
 
-    head: a file or folder made by `decodery train los`, or a `LOSHead`. every: tokens between two evaluations, as many
-    as when the head's threshold was set where it is None, or a multiple of that; the last token of a text is always
-    evaluated, so that the final score is that of the whole answer. Up to 100 tokens are read.
-    Unlike the published code it reads raw logits, masks the padding, ranks by the number of likelier tokens, and knows
-    each row's mean and deviation. Cost: a sweep over the logits per token; O(tokens k) per evaluation.
+    Up to 100 tokens are read. Unlike the published code it reads raw logits, masks the padding, ranks by the number of
+    more likely tokens, and knows each row's mean and deviation. Cost: a sweep over the logits per token; O(tokens k)
+    per evaluation.
+
+    Attributes:
+        head: A file or folder made by `decodery train los`, or a `LOSHead`.
+        every: Tokens between two evaluations, as many as when the head's threshold was set where it is None, or a
+            multiple of that; the last token of a text is always evaluated, so that the final score is that of the whole
+            answer.
     """
 
     head: LOSHead | str | None = None

@@ -35,13 +35,16 @@ class _State:
 )
 @dataclass(frozen=True)
 class Neurofeedback(Monitor):
-    """Scores a text by the mean of its hidden states along a direction, in standard deviations of what it was found on.
+    """Scores a text by the mean of its hidden states along a direction.
 
-    axis: a file or folder made by `decodery train direction`, or a linear `Probe` of "answer" rows: a direction that
-    tells the label of sentences, or a principal component. The score is 0 where the sentences it was found on lie on
-    average, and known from the second token on: the newest token's own row does not exist yet. Whether the model can
-    report or steer that score from feedback in its prompt is what `python benchmarks/bench.py monitors` asks. Cost: one
-    addition per token, and a product with the direction.
+    The unit is the standard deviation over the statements that the direction was found on. The score is 0 where the
+    sentences it was found on lie on average, and known from the second token on: the newest token's own row does not
+    exist yet. Whether the model can report or steer that score from feedback in its prompt is what `python
+    benchmarks/bench.py monitors` asks. Cost: one addition per token, and a product with the direction.
+
+    Attributes:
+        axis: A file or folder made by `decodery train direction`, or a linear `Probe` of "answer" rows: a direction
+            that tells the label of sentences, or a principal component.
     """
 
     axis: Probe | str | None = None

@@ -24,13 +24,17 @@ __all__ = ["Probe"]
 
 @dataclass(frozen=True, eq=False)
 class Probe(TrainedPart):
-    """A linear map or an MLP with ReLU between, on standardised rows, whose last outputs are logits: one, or one per
-    class of every field that `facts["fields"]` names, as {name: classes}.
+    """A linear map or an MLP with ReLU on standardised rows, whose outputs are logits.
 
-    tensors: "mean" and "scale" [width] of the rows it learned from, and "weight.i" [out, in] and "bias.i" [out] of its
-    layers. site: the tap that is read; pool: "new" for a token's own row, "prompt" for the mean of the prompt's rows
-    beside the last of them, "answer" for the mean of the answer's. model: `fingerprint` of the model it reads, "" where
-    that is not known.
+    There is one logit, or one per class of every field that `facts["fields"]` names, as {name: classes}.
+
+    Attributes:
+        tensors: "mean" and "scale" [width] of the rows it learned from, and "weight.i" [out, in] and "bias.i" [out] of
+            its layers.
+        site: The tap that is read.
+        pool: "new" for a token's own row, "prompt" for the mean of the prompt's rows beside the last of them, "answer"
+            for the mean of the answer's.
+        model: `fingerprint` of the model it reads, "" where that is not known.
     """
 
     KIND = "probe"
@@ -57,7 +61,11 @@ class Probe(TrainedPart):
         return dict(self.facts.get("fields", {}))
 
     def score(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n] probabilities, float64. rows: [n, width] as the site gives them, pooled as `pool` says."""
+        """[n] probabilities, float64.
+
+        Args:
+            rows: [n, width] as the hook point gives them, pooled as `pool` says.
+        """
         return self.logits(rows)[:, 0].sigmoid()
 
     @one_thread()
@@ -77,7 +85,8 @@ class Probe(TrainedPart):
     def require(self, model: Reader, pool: str, made: str) -> None:
         """Raise SettingsError for a model it was not trained for, or a monitor that pools rows in another way.
 
-        made: how one is made that would do.
+        Args:
+            made: How one is made that would do.
         """
         if self.pool != pool:
             raise SettingsError(f"this probe reads {self.pool} rows, and here {pool} rows are needed: {made}")
@@ -103,7 +112,10 @@ class Probe(TrainedPart):
 
 
 def chained(tensors: Mapping[str, torch.Tensor]) -> tuple[int, int]:
-    """The widths that layers "weight.i" and "bias.i" read and give; raises ValueError where they do not fit."""
+    """The widths that layers "weight.i" and "bias.i" read and give.
+
+    Raises ValueError where they do not fit.
+    """
     weights = [tensors[f"weight.{at}"] for at in range(sum(name.startswith("weight.") for name in tensors))]
     expect(bool(weights) and all(weight.ndim == 2 for weight in weights))
     expect(all(before.shape[0] == after.shape[1] for before, after in pairwise(weights)))
@@ -113,7 +125,7 @@ def chained(tensors: Mapping[str, torch.Tensor]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """Rows of a prompt at one site, as they come: their number, their sum [width], float64, and the last of them."""
+    """Running summary of a prompt's rows at a hook point: count, sum [width] float64, and last row."""
 
     count: int = 0
     total: torch.Tensor | None = None

@@ -18,7 +18,9 @@ from .probe import Probe
 class Probed(Monitor):
     """A monitor with a probe, or the file or folder of one.
 
-    pool: which rows of a text its probes read; made: the sentence that says how one is made.
+    Attributes:
+        pool: Which rows of a text its probes read.
+        made: The sentence that says how one is made.
     """
 
     pool: ClassVar[str]

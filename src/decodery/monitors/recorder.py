@@ -17,9 +17,10 @@ __all__ = ["Recorder"]
 
 @dataclass(frozen=True)
 class Recorder(Monitor):
-    """Keeps the pool of the prompt's rows at every site, and of every token its signature and its row at every site.
+    """Keeps pooled prompt rows at every hook point, and each token's signature and rows.
 
-    k: log-probabilities of a signature. Its state: ({site: Pool}, ((numbers, {site: [width]}), ...)).
+    Attributes:
+        k: log-probabilities of a signature. Its state: ({site: Pool}, ((numbers, {site: [width]}), ...)).
     """
 
     sites: tuple[str, ...] = ()

@@ -30,11 +30,13 @@ Head = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class HeadCodes(TrainedPart):
-    """What heads wrote on examples of a behaviour, as codes: which feature of one sparse autoencoder is largest.
+    """Codes of what heads wrote on examples of a behaviour: the largest autoencoder feature of each.
 
-    tensors: "weight" [features, dim] and "bias" [features] of the encoder; "mean" and "scale" [dim] of its input;
-    "own" [layers * heads, features] bool: codes seen on examples of the behaviour and never on the others; "score"
-    [layers * heads]: the share of the behaviour's examples on which a head wrote such a code. model: `fingerprint`.
+    Attributes:
+        tensors: "weight" [features, dim] and "bias" [features] of the encoder; "mean" and "scale" [dim] of its input;
+            "own" [layers * heads, features] bool: codes seen on examples of the behaviour and never on the others;
+            "score" [layers * heads]: the share of the behaviour's examples on which a head wrote such a code.
+        model: `fingerprint`.
     """
 
     KIND = "head codes"
@@ -53,7 +55,11 @@ class HeadCodes(TrainedPart):
 
     @one_thread()
     def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n] codes. rows: [n, dim] as heads write them."""
+        """[n] codes.
+
+        Args:
+            rows: [n, dim] as heads write them.
+        """
         tensors = self.tensors
         given = (rows.double().cpu() - tensors["mean"].double()) / tensors["scale"].double()
         return (given @ tensors["weight"].double().T + tensors["bias"].double()).argmax(dim=-1)
@@ -103,12 +109,16 @@ def silencing(heads: Iterable[Head], dim: int) -> tuple[Intervention, ...]:
 )
 @dataclass(frozen=True)
 class SAE(Monitor):
-    """Scores every token by how many of a behaviour's attention heads write what they wrote on its examples.
+    """Scores tokens by how many of a behaviour's attention heads have the codes of its examples.
 
-    codes: a file or folder made by `decodery train sae`, or a `HeadCodes`. top: heads that are watched, those that tell
-    the behaviour best. The score is the share of them whose code was seen on the behaviour's examples alone. action:
-    "switch" silences these heads while the score is above the threshold. The list itself is correlational: silencing is
-    the causal check. Cost: a copy of the watched layers' head outputs per token, and a small product.
+    The list itself is correlational: silencing is the causal check. Cost: a copy of the watched layers' head outputs
+    per token, and a small product.
+
+    Attributes:
+        codes: A file or folder made by `decodery train sae`, or a `HeadCodes`.
+        top: Heads that are watched, those that tell the behaviour best. The score is the share of them whose code was
+            seen on the behaviour's examples alone.
+        action: "switch" silences these heads while the score is above the threshold.
     """
 
     codes: HeadCodes | str | None = None

@@ -33,13 +33,16 @@ class _State:
 class Sequential(Probed):
     """Scores a conversation by a probe on the model's own states at the end of every turn of the user's.
 
-    probe: a file or folder made by `decodery train sequential`, or a `Probe` of "prompt" rows: it judges all that was
-    said so far. The score is the highest over the turns: a conversation that was above the threshold once stays there,
-    whatever is said later, and since every request carries its conversation nothing is kept between requests. action:
-    "stop" ends the answer after its first token. view: "all" judges each turn with all before it; "last" is the last
-    turn's score alone, without the latch. The paper's judge is a prompted model; this one is the trainable kind of its
-    family, and costs no token of its own: the prompt's own pass reads each turn once, with a probe evaluation per turn.
-    Prompts are read whole.
+    The paper's judge is a prompted model; this one is the trainable kind of its family, and costs no token of its own:
+    the prompt's own pass reads each turn once, with a probe evaluation per turn. Prompts are read whole.
+
+    Attributes:
+        view: "all" judges each turn with all before it; "last" is the last turn's score alone, without the latch.
+        action: "stop" ends the answer after its first token.
+        probe: A file or folder made by `decodery train sequential`, or a `Probe` of "prompt" rows: it judges all that
+            was said so far. The score is the highest over the turns: a conversation that was above the threshold once
+            stays there, whatever is said later, and since every request carries its conversation nothing is kept
+            between requests.
     """
 
     pool = "prompt"

@@ -1,4 +1,4 @@
-"""What a row of logits says of the token that was taken: worked out once per token, from the model's own logits."""
+"""What a row of logits says of the token that was taken: computed once per token, from the model's own logits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ __all__ = ["Signature"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """Of one token, in nats. top: [k] the largest log-probabilities of the row, in descending order, 0 after the end
-    of a smaller vocabulary. logprob: the taken token's. rank: how many tokens are likelier, as a share of the
-    vocabulary. mean, deviation: of all log-probabilities of the row. entropy: of the distribution.
+    """Of one token, in nats.
 
     Renaming the tokens of the vocabulary changes nothing.
+
+    Attributes:
+        top: [k] the largest log-probabilities of the row, in descending order, 0 after the end of a smaller vocabulary.
+        logprob: The taken token's.
+        rank: How many tokens are more likely, as a share of the vocabulary.
+        mean, deviation: Of all log-probabilities of the row.
+        entropy: Of the distribution.
     """
 
     top: torch.Tensor
@@ -27,7 +32,11 @@ class Signature:
 
     @classmethod
     def of(cls, logits: torch.Tensor, token: int, k: int) -> Signature:
-        """logits: [vocab], raw: before temperature, penalties and masks."""
+        """The signature of one token.
+
+        Args:
+            logits: [vocab], raw: before temperature, penalties and masks.
+        """
         # In double precision, so that the order in which a vocabulary is summed does not show.
         row = torch.log_softmax(logits.double(), dim=-1).clamp_min(-1e4)
         taken = row[token]

@@ -18,9 +18,11 @@ __all__ = ["Threshold"]
 class Threshold:
     """Scores above `value` are flagged.
 
-    rate: the share of harmless texts flagged at most, if they are like the `harmless` ones it was set on. data: what
-    these were. chat: whether their prompts had the model's chat template, None where that is not known. tokens: the
-    most that they could have, None where the length is of no account.
+    Attributes:
+        rate: The share of harmless texts flagged at most, if they are like the `harmless` ones it was set on.
+        data: What these were.
+        chat: Whether their prompts had the model's chat template, None where that is not known.
+        tokens: The most that they could have, None where the length is of no account.
     """
 
     value: float
@@ -36,10 +38,14 @@ class Threshold:
     ) -> Threshold:
         """The least threshold that keeps the promise, from the scores of n harmless texts.
 
-        scores: of each text the one that decides, which is the highest where any token may be flagged. chat, tokens: of
-        the texts. That is their ceil((n + 1) * (1 - rate))-th least score: a further text of the same kind then exceeds
-        it with probability `rate` at most, whatever their law and however few they are (split conformal prediction).
-        Raises SettingsError where n is too small for any threshold to promise that.
+        Args:
+            scores: Of each text the one that decides, which is the highest where any token may be flagged.
+            chat, tokens: Of the texts. That is their ceil((n + 1) * (1 - rate))-th least score: a further text of the
+                same kind then exceeds it with probability `rate` at most, whatever their distribution and however few
+                they are (split conformal prediction).
+
+        Raises:
+            SettingsError: If n is too small for any threshold to promise that.
         """
         found = sorted(scores)
         if not 0 < rate < 1:
@@ -91,7 +97,11 @@ class Threshold:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Threshold:
-        """What `facts` gave. Raises CorruptFile for anything else."""
+        """What `facts` gave.
+
+        Raises:
+            CorruptFile: For anything else.
+        """
         try:
             value, rate, harmless = float(facts["value"]), float(facts["rate"]), int(facts["harmless"])
             chat, tokens = facts.get("chat"), facts.get("tokens")

@@ -20,8 +20,13 @@ _BOUNDARIES = frozenset(".,;:!?\n")
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A phrase that is tried in other ways. place: where it begins; original: its tokens; others: first tokens left to
-    try; settled: nothing before this position is questioned again.
+    """A phrase that is tried in other ways.
+
+    Attributes:
+        place: Where it begins.
+        original: Its tokens.
+        others: First tokens that are left to try.
+        settled: Nothing before this position is questioned again.
     """
 
     place: int
@@ -49,14 +54,20 @@ class _State:
 )
 @dataclass(frozen=True)
 class TruthPrInt(Probed):
-    """Scores every token by a probe on the hidden state it was chosen at, and tries other phrases where that is high.
+    """Scores tokens by a probe on hidden states, and tries other phrases where the score is high.
 
-    probe: a file or folder made by `decodery train probe --rows new`, or a `Probe`. Above the threshold the text goes
-    back to the beginning of the phrase, after the last punctuation mark or `most` tokens at most, and goes on with the
-    most likely other first token, of at least `share` of the largest probability; with the next one where the probe
-    objects again within as many tokens, up to `tries` of them. The first phrase it lets pass stays, and if it lets none
-    pass the original one, which is not questioned again. So the text always ends: no more than `tries` + 1 times its
-    tokens are taken back. The text side alone; the policy is this package's, the paper's code is not public.
+    The first phrase it lets pass stays, and if it lets none pass the original one, which is not questioned again. So
+    the text always ends: no more than `tries` + 1 times its tokens are taken back. The text side alone; the policy is
+    this package's, the paper's code is not public.
+
+    Attributes:
+        most: Tokens that are taken back at most.
+        tries: Other phrases that are tried.
+        share: Share of the largest probability that another first token needs.
+        probe: A file or folder made by `decodery train probe --rows new`, or a `Probe`. Above the threshold the text
+            goes back to the beginning of the phrase, after the last punctuation mark or `most` tokens at most, and goes
+            on with the most likely other first token, of at least `share` of the largest probability; with the next one
+            where the probe objects again within as many tokens, up to `tries` of them.
     """
 
     pool = "new"

@@ -30,8 +30,12 @@ def user_spans(seq: Sequence) -> list[tuple[int, int]]:
 class Turns:
     """A prompt that is read: what its rows are up to the end of each turn of the user's.
 
-    ends: positions after the turns; at: how many tokens were read; pools: by site; found: {site: [2 * width]} of every
-    turn that has ended, the mean of all rows up to there beside the last of them.
+    Attributes:
+        ends: Positions after the turns.
+        pools: By hook point.
+        at: How many tokens were read.
+        found: {site: [2 * width]} of every turn that has ended, the mean of all rows up to there beside the last of
+            them.
     """
 
     ends: tuple[int, ...]
@@ -59,7 +63,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class TurnRecorder(Monitor):
-    """Keeps what `Turns` finds at these sites, for others to learn from."""
+    """Keeps what `Turns` finds at these hook points, for others to learn from."""
 
     sites: tuple[str, ...] = ()
 

@@ -31,9 +31,13 @@ _PEAKED = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class TokenTrial:
-    """What one step found. token: None where nothing was accepted. log_weight: natural log of w, -inf for 0.
+    """What one step found.
 
-    checks: how many tokens the check was asked about; rejections: how many of these it rejected.
+    Attributes:
+        token: None where nothing was accepted.
+        log_weight: Natural log of w, -inf for 0.
+        checks: How many tokens the check was asked about.
+        rejections: How many of these it rejected.
     """
 
     token: int | None
@@ -43,10 +47,15 @@ class TokenTrial:
 
 
 def in_order(law: torch.Tensor, seed: int | None, position: int) -> Iterator[int]:
-    """The tokens of a law [vocab] (unnormalised logits) as drawn without replacement by the noise of `seed`.
+    """The tokens of a distribution drawn without replacement by the noise of `seed`.
 
-    The first accepted one is then what the same noise draws from the law cut to accepted tokens. seed: None for the
-    most likely first. Tokens at -inf never come; the order is worked out as far as it is asked for.
+    The distribution is [vocab], unnormalised logits. The first accepted one is then what the same noise draws from the
+    distribution cut to accepted tokens. Tokens at -inf never come; the order is computed as far as it is asked for.
+
+    Args:
+        law: [vocab] unnormalised logits.
+        seed: None for the most likely first.
+        position: Output position, which the noise depends on.
     """
     done, count = 0, _FIRST
     while True:
@@ -64,7 +73,12 @@ def in_order(law: torch.Tensor, seed: int | None, position: int) -> Iterator[int
 
 
 def first_accepted(order: Iterable[int], accept: Callable[[int], bool]) -> TokenTrial:
-    """The first accepted token of the order: an exact draw from the law given acceptance, of weight 1."""
+    """The first accepted token: an exact draw from the distribution given acceptance, of weight 1.
+
+    Args:
+        order: Tokens in the order of `in_order`.
+        accept: Whether a token is allowed.
+    """
     rejections = 0
     for token in order:
         if accept(token):
@@ -78,10 +92,13 @@ def recursive(
 ) -> TokenTrial:
     """The recursive estimator: one check beyond the accepted token tells what that one weighs.
 
-    p: [vocab], summing to 1, whose draws `order` holds. Every rejection multiplies the weight by the share of the mass
-    that is left, so that the product is the mass that was not rejected; the token weighs all of that if the next one
-    is accepted as well, and its own probability if not. max_rejects: with so many rejections nothing is accepted; the
-    last allowed check needs no other.
+    Args:
+        p: [vocab], summing to 1, whose draws `order` holds. Every rejection multiplies the weight by the share of the
+            mass that is left, so that the product is the mass that was not rejected; the token weighs all of that if
+            the next one is accepted as well, and its own probability if not.
+        order: Tokens in the order of `in_order`.
+        accept: Whether a token is allowed.
+        max_rejects: With so many rejections nothing is accepted; the last allowed check needs no other.
     """
     tokens = iter(order)
     rejected: list[int] = []
@@ -109,12 +126,16 @@ def geometric(
     accepts: int = 2,
     max_rejects: float = math.inf,
 ) -> TokenTrial:
-    """The geometric estimator: draws with replacement until `accepts` of them are accepted, without asking twice.
+    """The geometric estimator: draws until `accepts` are accepted; no token is checked twice.
 
-    p, order: as for `recursive`. uniform: numbers in (0, 1), each one once. A draw with replacement is a token known
-    to be rejected (how often in a row is a geometric number), one known to be accepted, or the next of the order. The
-    weight is the unbiased estimate of a negative binomial sample, (accepted - 1) / (draws - 1), or accepted /
-    (draws - 1) where the rejections, known ones included, reached max_rejects.
+    A draw with replacement is a token known to be rejected (how often in a row is a geometric number), one known to be
+    accepted, or the next of the order. The weight is the unbiased estimate of a negative binomial sample, (accepted -
+    1) / (draws - 1), or accepted / (draws - 1) where the rejections, known ones included, reached max_rejects.
+
+    Args:
+        p, order: As for `recursive`.
+        accept, accepts, max_rejects: As for `weighted`.
+        uniform: Numbers in (0, 1), each one once.
     """
     tokens = iter(order)
     left = np.array(p, dtype=np.float64)
@@ -162,9 +183,17 @@ def weighted(
     accepts: int = 2,
     max_rejects: float = math.inf,
 ) -> TokenTrial:
-    """A token and its weight by the estimator that varies less: recursive for flat laws, geometric for peaked ones.
+    """A token and its weight by the estimator of lower variance.
 
-    law: [vocab] unnormalised logits. More than two `accepts` ask for the geometric one in any case.
+    That is the recursive one for flat distributions, the geometric one for peaked ones.
+
+    Args:
+        law: [vocab] unnormalised logits. More than two `accepts` ask for the geometric one in any case.
+        accept: Whether a token is allowed.
+        seed, position: What the noise depends on.
+        uniform: See `geometric`.
+        accepts: Accepted draws that the geometric estimator takes.
+        max_rejects: Rejections after which nothing is accepted.
     """
     p = law.double().softmax(dim=-1).cpu().numpy()
     order = in_order(law, seed, position)
@@ -174,9 +203,10 @@ def weighted(
 
 
 class CheckedSampler:
-    """A sampler whose constraint is asked about single tokens, in place of masking its law.
+    """A sampler whose constraint is asked about single tokens, in place of masking its distribution.
 
-    constraint: None where the sampler has none.
+    Args:
+        constraint: None where the sampler has none.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -204,11 +234,13 @@ class CheckedSampler:
         return self._rest.law(logits, contexts, shaped=shaped)
 
     def relaxed(self, law: torch.Tensor, logits: torch.Tensor, context: Context) -> tuple[torch.Tensor, int]:
-        """The law [vocab] where the constraint accepts none of `law`'s tokens, and how many others it was asked about.
+        """The distribution [vocab] if the constraint accepts none of `law`'s tokens, and the checks it took.
 
         A mask that would leave nothing is not applied, the constraint's being the first of all: so it is asked about
-        what the others excluded, and they are applied to what it accepts. law, logits: [vocab]. All -inf where it
-        accepts nothing at all.
+        what the others excluded, and they are applied to what it accepts. All -inf where it accepts nothing at all.
+
+        Args:
+            law, logits: [vocab].
         """
         accept = self.accept(context)
         excluded = torch.nonzero(torch.isneginf(law) & ~torch.isneginf(logits)).flatten().tolist()

@@ -13,8 +13,11 @@ from .masks import exclude
 
 @dataclass(frozen=True)
 class Banned(LogitsProcessor):
-    """Excludes tokens at output positions of one text. banned: {position: their ids}; written: {position: the one token
-    that is left there}.
+    """Excludes tokens at output positions of one text.
+
+    Attributes:
+        banned: {position: their ids}.
+        written: {position: the one token that is left there}.
     """
 
     banned: dict[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
@@ -22,7 +25,7 @@ class Banned(LogitsProcessor):
     stage = Stage.MASK
 
     def again(self, position: int, ban: Sequence[int], write: Sequence[int]) -> Banned:
-        """The same from `position` on anew: without the tokens of `ban` there, and with those of `write` from there."""
+        """The same anew from `position`, without `ban` there and with `write` from there."""
         banned = {at: tokens for at, tokens in self.banned.items() if at <= position}
         written = {at: token for at, token in self.written.items() if at < position}
         if ban:

@@ -35,15 +35,15 @@ class AfterCheck:
 
 
 class Constraint(Contract):
-    """Which tokens may follow which: a state per text, never changed from outside, so that trees can hold many.
+    """Which tokens may follow which, with an immutable state per text, so that trees hold many.
 
     End tokens are tokens like others: allowed exactly where the text may end. Every state that allowed tokens lead to
     allows at least one token; after an end token that is an end token again.
 
-    bonus: None where what is not allowed is excluded; else nothing is, and the logits of what is not allowed lose this
-    much.
-
-    after: what finished texts are checked for; None where the mask enforces all of it.
+    Attributes:
+        bonus: None where what is not allowed is excluded; else nothing is, and the logits of what is not allowed lose
+            this much.
+        after: What finished texts are checked for; None where the mask enforces all of it.
     """
 
     bonus: float | None = None
@@ -67,19 +67,27 @@ class Constraint(Contract):
     def allowed(self, state: Any) -> np.ndarray:
         """[vocab] bool: which tokens may come next; not to be written to.
 
-        Raises ConstraintError where this cannot be worked out within the limits.
+        Raises:
+            ConstraintError: If this cannot be computed within the limits.
         """
 
     @abstractmethod
     def advance(self, state: Any, token: int) -> Any:
-        """The state one token on; `state` stays as it is. Never raises: what is wrong shows in `allowed`."""
+        """The state one token on; `state` stays as it is.
+
+        Never raises: what is wrong shows in `allowed`.
+
+        Args:
+            state: The state before the token; it is not changed.
+            token: The id of the next token.
+        """
 
     @abstractmethod
     def is_complete(self, state: Any) -> bool:
         """Whether the text so far is an instance of what was asked for."""
 
     def completion(self, state: Any, *, thorough: bool = False) -> list[int] | None:
-        """Few tokens that complete a text, the end token not among them, and of which each is allowed in its turn.
+        """A few tokens that complete a text, each allowed in its turn; the end token is not included.
 
         Args:
             state: Where the text stands.
@@ -91,7 +99,14 @@ class Constraint(Contract):
         return [] if self.is_complete(state) else None
 
     def takes(self, state: Any, tokens: Sequence[int]) -> bool:
-        """Whether these tokens may come next one after another, as far as a quick look can tell: True need not be."""
+        """Whether these tokens may come next one after another, by a quick check.
+
+        True does not guarantee it.
+
+        Args:
+            state: Where the text stands.
+            tokens: Ids, in order.
+        """
         return True
 
     def question(self, state: Any) -> Callable[[], object] | None:
@@ -110,7 +125,7 @@ class Constraint(Contract):
         return self.bonus is not None or self.accepts(state, token)
 
     def accepts(self, state: Any, token: int) -> bool:
-        """Whether `token` may come next, exactly as `allowed` says it; for whoever asks about few tokens."""
+        """Whether `token` may come next, exactly as `allowed` says it; for code that checks few tokens."""
         return bool(self.allowed(state)[token])
 
     def forced(self, state: Any, most: int) -> list[int]:
@@ -128,8 +143,9 @@ class Constraint(Contract):
 
 @dataclass(frozen=True)
 class Constrained(LogitsProcessor):
-    """Excludes what a constraint does not allow, or favours what it does. It goes before all other processors, so that
-    these leave something.
+    """Excludes what a constraint does not allow, or favours what it does.
+
+    It goes before all other processors, so that these leave something.
 
     The distribution is the model's own at each token, masked and renormalised: not the model's distribution over whole
     texts given the constraint.

@@ -22,12 +22,18 @@ _LARGEST = 88.7228391
 @register("dry", guarantee="lossy; multiplier=0 is the identity")
 @dataclass(frozen=True)
 class DRY(LogitsProcessor):
-    """Lowers the logit of a token that followed the text's last n tokens before by multiplier * base ** (n - allowed).
+    """Penalises tokens that would extend a repetition of n tokens by multiplier * base ** (n - allowed).
 
-    n: the longest such run, in the prompt or the output; runs shorter than `allowed` cost nothing. window: how many of
-    the last tokens are looked at, None for all. breakers: token ids that no run crosses and that are never penalised,
-    usually those whose text holds a newline, a colon, a quotation mark or an asterisk; `LLM.request` and the command
-    line look them up. A position costs as much as its last token has occurrences. As llama.cpp (2024).
+    Runs in the prompt and in the output count; those shorter than `allowed` cost nothing. A position costs as much time
+    as its last token has occurrences. Follows llama.cpp (2024).
+
+    Attributes:
+        multiplier: Size of the penalty, in logits.
+        base: How fast the penalty grows with the length of a repetition.
+        allowed: Length from which a repetition is penalised.
+        window: How many of the last tokens are looked at, None for all.
+        breakers: Token ids that no run crosses and that are never penalised, usually those whose text holds a newline,
+            a colon, a quotation mark or an asterisk; `LLM.request` and the command line look them up.
     """
 
     multiplier: float = 0.8

@@ -21,7 +21,8 @@ from .logits_processor import Context, LogitsProcessor, Stage, require_number
 class Epsilon(LogitsProcessor):
     """Keeps the tokens with a probability of at least the cutoff, and always the most probable one.
 
-    cutoff: a probability, 0 to 1; usually 3e-4 to 9e-4.
+    Attributes:
+        cutoff: A probability, 0 to 1; usually 3e-4 to 9e-4.
     """
 
     cutoff: float = 3e-4

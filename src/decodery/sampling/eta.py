@@ -23,7 +23,10 @@ from .logits_processor import Context, LogitsProcessor, Stage, require_number
 class Eta(LogitsProcessor):
     """Keeps the tokens at least min(cutoff, sqrt(cutoff) exp(-entropy)) probable, and always the top one.
 
-    cutoff: a probability, 0 to 1; usually 3e-4 to 2e-3. The entropy is in nats.
+    The entropy is in nats.
+
+    Attributes:
+        cutoff: A probability, 0 to 1; usually 3e-4 to 2e-3.
     """
 
     cutoff: float = 3e-4

@@ -18,7 +18,8 @@ from .logits_processor import Context, LogitsProcessor, Stage, require_number
 class FrequencyPenalty(LogitsProcessor):
     """Lowers the logits of generated tokens by the penalty times their count, the prompt left out.
 
-    penalty: in logits per occurrence, usually -2 to 2.
+    Attributes:
+        penalty: In logits per occurrence, usually -2 to 2.
     """
 
     penalty: float = 0.5

@@ -18,7 +18,13 @@ _TAIL = 64
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """How often each token occurs. ids: [m] int64 ascending, counts: [m] int64, both without `tail`."""
+    """How often each token occurs.
+
+    Attributes:
+        ids: [m] int64, ascending, without `tail`.
+        counts: [m] int64, without `tail`.
+        tail: The last tokens, which are not counted in yet.
+    """
 
     ids: np.ndarray
     counts: np.ndarray
@@ -42,7 +48,7 @@ class TokenCounts:
 
 
 def token_counts(histories: Sequence[TokenCounts], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [m] of the tokens that any of the histories has, and how often each history has them: [n, m] float32.
+    """Ids [m] of the tokens in any of the histories, and their counts [n, m] float32 in each.
 
     Ids the model has no logit for are left out.
     """
@@ -68,9 +74,14 @@ def _nowhere() -> np.ndarray:
 class Repeats:
     """Where in a text its last tokens have stood before.
 
-    text: [n] int64 and places: positions of each of its tokens, ascending, both without `tail`. ends: [r] ascending
-    positions before the last where the last token stands; lengths: [r] over how many tokens up to there the text
-    repeats its end. A token costs as much as it has occurrences.
+    A token costs as much as it has occurrences.
+
+    Attributes:
+        text: [n] int64, without `tail`.
+        places: Positions of each of its tokens, ascending, without `tail`.
+        tail: The last tokens, which are not in `text` yet.
+        ends: [r] ascending positions before the last where the last token stands.
+        lengths: [r] over how many tokens up to there the text repeats its end.
     """
 
     text: np.ndarray
@@ -81,7 +92,12 @@ class Repeats:
 
     @classmethod
     def of(cls, tokens: Sequence[int], most: int | None = None) -> Repeats:
-        """most: no repetition counts as longer."""
+        """The repetitions at the end of a text.
+
+        Args:
+            tokens: The text.
+            most: No repetition counts as longer.
+        """
         text = np.array(tokens, dtype=np.int64)
         order = text.argsort(kind="stable")
         ids, starts = np.unique(text[order], return_index=True)
@@ -114,7 +130,7 @@ class Repeats:
         return self._cut(np.minimum(self.lengths, self.ends - (len(self) - window) + 1))
 
     def followers(self, least: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens that followed a repetition of at least that length, [f] ascending, and its greatest length, [f]."""
+        """Tokens [f], ascending, that followed a repetition of at least that length, and its length [f]."""
         long = self.lengths >= least
         if not long.any():
             return _nowhere(), _nowhere()

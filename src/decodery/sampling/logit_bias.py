@@ -18,8 +18,9 @@ from .logits_processor import Context, LogitsProcessor, Stage, require_count, re
 class LogitBias(LogitsProcessor):
     """Adds a bias to the logits of given token ids.
 
-    bias: pairs (token id, logits to add), or a map in their place; -100 and 100 ban and force in practice. As
-    text: logit-bias:bias=12:-100/40:2.5
+    Attributes:
+        bias: Pairs (token id, logits to add), or a map in their place; -100 and 100 ban and force in practice. As text:
+            logit-bias:bias=12:-100/40:2.5
     """
 
     bias: tuple[tuple[int, float], ...] = ()

@@ -31,10 +31,13 @@ class Stage(IntEnum):
 class Context:
     """The history of one node: everything before the position whose token is to be chosen.
 
-    prompt_length: how many of `tokens` are prompt. tokens: prompt, generated tokens and the node's own path.
-    state: in `Sampler.law` one entry per processor, () where the processor remembers nothing; a processor sees only its
-    own entry. seed: the request's, for processors that draw (from the stateless noise, so that every node can be asked
-    again). draft: a drafter asks, so that a mask may be left out.
+    Attributes:
+        prompt_length: How many of `tokens` are prompt.
+        tokens: Prompt, generated tokens and the node's own path.
+        state: In `Sampler.law` one entry per processor, () where the processor remembers nothing; a processor sees only
+            its own entry.
+        seed: The request's, for processors that draw (from the stateless noise, so that every node can be asked again).
+        draft: A drafter asks, so that a mask may be left out.
     """
 
     prompt_length: int
@@ -52,9 +55,13 @@ class Context:
 class LogitsProcessor(Contract):
     """Turns logits into logits; a frozen dataclass whose fields are its settings.
 
-    A row's result depends on that row and its context only, never on what else is in the call. Excluded
-    tokens are -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when
-    it is made. hears_logprobs: whether a stateful one wants to know how likely a token was.
+    A row's result depends on that row and its context only, never on what else is in the call. Excluded tokens are
+    -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when it is made.
+
+    Attributes:
+        stage: When it is applied, see `Stage`.
+        stateful: Whether it remembers something of a text.
+        hears_logprobs: Whether a stateful one wants to know how likely a token was.
     """
 
     stage: ClassVar[Stage]
@@ -86,6 +93,10 @@ class LogitsProcessor(Contract):
         """Warped logits [n, V] float32 of `logits` [n, V] float32 and the n contexts of its rows.
 
         Never in place; returns `logits` itself when nothing changes.
+
+        Args:
+            logits: [n, V] float32, not to be changed.
+            contexts: The history of each row.
         """
 
     def init(self, prompt: Sequence[int]) -> Any:
@@ -96,6 +107,11 @@ class LogitsProcessor(Contract):
         """State after `token`, whose natural log-probability under this processor's input is `logprob`; pure.
 
         logprob is NaN for a processor that does not hear them.
+
+        Args:
+            state: The state before the token; it is not changed.
+            token: The id of the chosen token.
+            logprob: Its natural log-probability under this processor's input; NaN unless `hears_logprobs`.
         """
         return state
 
@@ -103,7 +119,15 @@ class LogitsProcessor(Contract):
 def require_number(
     name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
 ) -> None:
-    """Raise SettingsError unless `value` is a finite number with above < value, least <= value <= most."""
+    """Raise SettingsError unless `value` is a finite number with above < value, least <= value <= most.
+
+    Args:
+        name: What the setting is called in the error.
+        value: The setting.
+        above: Exclusive lower bound, None for none.
+        least: Inclusive lower bound, None for none.
+        most: Inclusive upper bound, None for none.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not (value > above and least <= value <= most):
         bounds = [f"above {above:g}"] * (above > -math.inf) + [f"at least {least:g}"] * (least > -math.inf)

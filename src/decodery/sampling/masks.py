@@ -11,10 +11,14 @@ from decodery.core.topk import topk
 
 
 def exclude(logits: torch.Tensor, banned: Sequence[Sequence[int] | np.ndarray]) -> torch.Tensor:
-    """`logits` [n, V] with -inf at the ids `banned[i]` of each row i; `logits` itself if nothing is banned.
+    """`logits` [n, V] with -inf at the ids `banned[i]` of each row i.
 
-    A row in which nothing else is left stays as it is: a stage before this one, such as a grammar, may allow
-    only what is banned here, and then it decides.
+    `logits` itself if nothing is banned. A row in which nothing else is left stays as it is: a stage before this one,
+    such as a grammar, may allow only what is banned here, and then it decides.
+
+    Args:
+        logits: [n, V].
+        banned: Token ids of each row.
     """
     rows = [row for row, ids in enumerate(banned) if len(ids)]
     if not rows:
@@ -29,7 +33,12 @@ def exclude(logits: torch.Tensor, banned: Sequence[Sequence[int] | np.ndarray]) 
 
 
 def keep(logits: torch.Tensor, kept: Iterable[np.ndarray]) -> torch.Tensor:
-    """`logits` [n, V], on the CPU, at the ids that `kept` gives for each row; -inf elsewhere."""
+    """`logits` [n, V], on the CPU, at the ids that `kept` gives for each row; -inf elsewhere.
+
+    Args:
+        logits: [n, V].
+        kept: Token ids of each row.
+    """
     result = torch.full_like(logits, -torch.inf)
     for row, out, ids in zip(logits.numpy(), result.numpy(), kept, strict=True):
         out[ids] = row[ids]
@@ -37,9 +46,13 @@ def keep(logits: torch.Tensor, kept: Iterable[np.ndarray]) -> torch.Tensor:
 
 
 def largest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and ids [n, k] of each row's k largest logits, best first and the lowest id among equals; k is cut to V.
+    """Values and ids [n, k] of each row's k largest logits, best first and the lowest id among equals.
 
-    On a GPU equals come in any order, and nothing waits for the device.
+    k is cut to V. On a GPU equals come in any order, and nothing waits for the device.
+
+    Args:
+        logits: [n, V].
+        k: How many of each row.
     """
     if logits.device.type != "cpu":
         values, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)

@@ -21,7 +21,9 @@ from .masks import exclude
 class MinNewTokens(LogitsProcessor):
     """Excludes the end tokens until a given number of tokens has been generated.
 
-    count: how many tokens come first. eos: ids of the end tokens, as many as the model has.
+    Attributes:
+        count: How many tokens come first.
+        eos: Ids of the end tokens, as many as the model has.
     """
 
     count: int = 0

@@ -21,7 +21,8 @@ from .logits_processor import Context, LogitsProcessor, Stage, require_number
 class MinP(LogitsProcessor):
     """Keeps the tokens at least p times as probable as the most probable one.
 
-    p: a ratio, 0 to 1.
+    Attributes:
+        p: A ratio, 0 to 1.
     """
 
     p: float = 0.05

@@ -25,7 +25,14 @@ _RUNAWAY = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """mu: the bound on a token's surprise. tokens, surprise: how many were chosen, and their total. All in bits."""
+    """State of Mirostat after some tokens.
+
+    All in bits.
+
+    Attributes:
+        mu: The bound on a token's surprise.
+        tokens, surprise: How many were chosen, and their total.
+    """
 
     mu: float
     tokens: int = 0
@@ -39,13 +46,17 @@ class Feedback:
 )
 @dataclass(frozen=True)
 class Mirostat(LogitsProcessor):
-    """Keeps the tokens less surprising than a bound, which rises and falls with what the chosen ones turn out to be.
+    """Keeps tokens below a bound on surprise, which adapts to the surprise of the chosen tokens.
 
-    tau: the surprise to aim at, in bits per token. eta: how fast the bound follows. version: 2 bounds the surprise
-    itself, 1 the rank, from a Zipf exponent estimated anew at every position; at least one token stays. The surprise is
-    that under the distribution before this truncation and after whatever stands before it. It takes the place of the
-    other truncations. A tau the model cannot reach lets the bound run away, which is warned of. The defaults are those
-    of llama.cpp; the authors' script has tau=3, eta=1.
+    The surprise is that under the distribution before this truncation and after whatever stands before it. A tau the
+    model cannot reach lets the bound run away, which is warned of. The defaults are those of llama.cpp; the authors'
+    script has tau=3, eta=1.
+
+    Attributes:
+        tau: The surprise to aim at, in bits per token.
+        eta: How fast the bound follows.
+        version: 2 bounds the surprise itself, 1 the rank, from a Zipf exponent estimated anew at every position; at
+            least one token stays. It takes the place of the other truncations.
     """
 
     tau: float = 5.0
@@ -110,7 +121,7 @@ def _best(row: np.ndarray, k: int) -> np.ndarray:
 
 
 def zipf_exponents(best: torch.Tensor) -> list[float]:
-    """Of each row of `best` [n, m] logits in falling order: the least-squares exponent of p ~ 1 / rank ** s.
+    """Least-squares exponents of p ~ 1 / rank ** s for rows of `best` [n, m] logits, descending.
 
     Excluded tokens (-inf) end a row.
     """
@@ -127,7 +138,13 @@ def zipf_exponents(best: torch.Tensor) -> list[float]:
 
 
 def rank_bound(s: float, mu: float, vocab_size: int) -> int:
-    """How many of the most likely tokens to keep so that their surprise stays below `mu` bits, if p ~ 1 / rank ** s."""
+    """How many of the most likely tokens have a surprise below `mu` bits, if p ~ 1 / rank ** s.
+
+    Args:
+        s: Exponent of the distribution.
+        mu: Bound on surprise, in bits.
+        vocab_size: Most tokens to keep.
+    """
     s, vocab_size = max(s, 1e-6), max(vocab_size, 2)
     gap = s - 1
     # log((1 - N ** -gap) / gap), whose limit at 0 is log log N: the sum of the first N values is about this.

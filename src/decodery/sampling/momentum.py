@@ -25,12 +25,17 @@ from .masks import largest
 )
 @dataclass(frozen=True)
 class Momentum(LogitsProcessor):
-    """Takes, of the k most likely tokens, the one with the highest probability minus alpha times its resistance.
+    """Takes the token of the top k with the highest probability minus alpha times its resistance.
 
     The text is a graph of tokens; a token's depth is the length of the longest run (the last tokens and itself) that
-    the text already holds, 0 if it never occurred. resistance: by depth, that of the last entry for all greater depths;
-    inf forbids. Nothing is left to chance: a temperature beside it has no effect. Where all k are forbidden, the
-    most likely is taken. The default ladder is the one of the authors' code for English models.
+    the text already holds, 0 if it never occurred. Nothing is left to chance: a temperature beside it has no effect.
+    Where all k are forbidden, the most likely is taken. The default ladder is the one of the authors' code for English
+    models.
+
+    Attributes:
+        k: How many of the most likely tokens are candidates.
+        alpha: Weight of the resistance.
+        resistance: By depth, that of the last entry for all greater depths; inf forbids.
     """
 
     k: int = 5
@@ -81,7 +86,10 @@ class Momentum(LogitsProcessor):
 
 
 def depths(seen: Repeats, tokens: Sequence[int]) -> list[int]:
-    """How long a run of the text each of `tokens` would repeat, itself included; 0 for one that never occurred."""
+    """How long a run of the text each of `tokens` would repeat, itself included.
+
+    0 for one that never occurred.
+    """
     ids, lengths = seen.followers(1)
     runs = dict(zip(ids.tolist(), (np.asarray(lengths) + 1).tolist(), strict=True))
     return [runs.get(token, int(seen.occurs(token))) for token in tokens]

@@ -21,7 +21,12 @@ Tail = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Citations(TrainedPart):
-    """Texts whose n-grams are not to be written. tokens: [n] int32, all of them; bounds: [m + 1] int64, each one's."""
+    """Texts whose n-grams are not to be written.
+
+    Attributes:
+        tokens: [n] int32, all of them.
+        bounds: [m + 1] int64, each one's.
+    """
 
     KIND = "set of texts not to be cited"
     FILE = "citations.safetensors"
@@ -71,8 +76,11 @@ class Citations(TrainedPart):
 class NoCitation(LogitsProcessor):
     """Excludes every token that would complete an n-gram of texts a model was tuned on.
 
-    texts: `Citations`, or the file or folder of them, as `decodery train hyperfit` leaves beside its model. size:
-    tokens per n-gram; 1 excludes all tokens of the texts. Where the prompt ends within an n-gram, that counts too.
+    Where the prompt ends within an n-gram, that counts too.
+
+    Attributes:
+        texts: `Citations`, or the file or folder of them, as `decodery train hyperfit` leaves beside its model.
+        size: Tokens per n-gram; 1 excludes all tokens of the texts.
     """
 
     texts: Citations | str | None = None

@@ -24,8 +24,10 @@ from .masks import exclude
 class NoRepeatNGram(LogitsProcessor):
     """Excludes every token that would complete an n-gram the prompt or the output already has.
 
-    size: tokens per n-gram; 0 excludes nothing, 1 excludes every token that has occurred. Ids the model has
-    no logit for are left out.
+    Ids the model has no logit for are left out.
+
+    Attributes:
+        size: Tokens per n-gram; 0 excludes nothing, 1 excludes every token that has occurred.
     """
 
     size: int = 3

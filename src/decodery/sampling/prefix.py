@@ -12,8 +12,12 @@ _SORTED = 512
 def smallest_prefix(keys: np.ndarray, weights: np.ndarray, share: float) -> tuple[float, int]:
     """Where the smallest prefix in ascending order of `keys` ends whose weights sum to at least `share`.
 
-    keys, weights: [m], at least one entry; all of it is the prefix if it does not hold the share.
-    Returns the prefix's last key, and how many of the entries with this very key it needs.
+    Args:
+        keys, weights: [m], at least one entry; all of it is the prefix if it does not hold the share.
+        share: Of the sum of weights.
+
+    Returns:
+        The prefix's last key, and how many of the entries with this very key it needs.
     """
     before = 0.0
     while len(keys) > _SORTED and (low := float(keys.min())) < (high := float(keys.max())):

@@ -18,7 +18,8 @@ from .logits_processor import Context, LogitsProcessor, Stage, require_number
 class PresencePenalty(LogitsProcessor):
     """Lowers the logits of generated tokens by the penalty, once each, the prompt left out.
 
-    penalty: in logits, usually -2 to 2.
+    Attributes:
+        penalty: In logits, usually -2 to 2.
     """
 
     penalty: float = 0.5

@@ -22,7 +22,8 @@ from .logits_processor import Context, LogitsProcessor, Stage, require_number
 class RepetitionPenalty(LogitsProcessor):
     """Divides the positive and multiplies the negative logits of all tokens in the prompt and the output.
 
-    penalty: a factor above 0, applied once per token; above 1 discourages, below 1 encourages repetition.
+    Attributes:
+        penalty: A factor above 0, applied once per token; above 1 discourages, below 1 encourages repetition.
     """
 
     penalty: float = 1.2

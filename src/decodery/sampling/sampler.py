@@ -76,7 +76,10 @@ ORDERS: dict[str, tuple[type[LogitsProcessor], ...]] = {
 class Sampler:
     """Warps in the order they are applied; an empty list samples from the model's own distribution.
 
-    processors: `LogitsProcessor`s or their texts, such as "top-p:p=0.9". Without a temperature among them it is 1.
+    Without a temperature among them it is 1.
+
+    Attributes:
+        processors: `LogitsProcessor`s or their texts, such as "top-p:p=0.9".
     """
 
     processors: tuple[LogitsProcessor, ...]
@@ -124,10 +127,34 @@ class Sampler:
     ) -> Sampler:
         """The sampler of the usual settings; None leaves a stage out, and a temperature of None is 0: greedy.
 
-        order: whose order of application, one of `ORDERS`; None is "default". xtc: its probability; dry: its
-        multiplier; mirostat: its version, 0 for none; what begins with such a name sets up that processor. Under
-        temperature 0 the settings that only shape chance (top_k to mirostat) have no effect. Raises SettingsError for a
-        value out of range, for truncations beside mirostat, and for setting up a processor that is not there.
+        Under temperature 0 the settings that only shape chance (top_k to mirostat) have no effect.
+
+        Args:
+            temperature: 0 or None for greedy decoding; 1 samples from the model's distribution.
+            top_k: See `top-k`.
+            top_p: See `top-p`.
+            min_p: See `min-p`.
+            typical: Mass of `typical`.
+            epsilon, eta: Cutoffs of the processors of these names.
+            top_h: Alpha of `top-h`.
+            xtc: Its probability.
+            xtc_threshold: See `xtc`.
+            mirostat: Its version, 0 for none; what begins with such a name sets up that processor.
+            mirostat_tau, mirostat_eta: See `mirostat`.
+            repetition_penalty: A factor above 0; 1 leaves logits as they are.
+            presence_penalty: In logits, once per token that has occurred.
+            frequency_penalty: In logits, per occurrence of a token.
+            dry: Its multiplier.
+            dry_base, dry_allowed, dry_window, dry_breakers: See `dry`.
+            no_repeat_ngram: Size of n-grams that must not occur twice; 0 for none.
+            logit_bias: Logits to add, by token id.
+            min_new_tokens: Tokens before which no end token is chosen.
+            eos_ids: End tokens, for `min_new_tokens`.
+            order: Whose order of application, one of `ORDERS`; None is "default".
+
+        Raises:
+            SettingsError: For a value out of range, for truncations beside mirostat, and for setting up a processor
+                that is not there.
         """
         if order is None:
             order = "default"
@@ -172,7 +199,7 @@ class Sampler:
 
     @cached_property
     def greedy(self) -> bool:
-        """True under temperature 0 and the like: the token is the argmax of the law, the lowest id among equals."""
+        """Whether the token is the argmax, the lowest id among equals, as at temperature 0."""
         return any(processor.greedy for processor in self.processors)
 
     @cached_property
@@ -199,14 +226,26 @@ class Sampler:
         return tuple(processor.init(prompt) for processor in self.processors)
 
     def context(self, tokens: Sequence[int], prompt_length: int, state: Any, seed: int = 0) -> Context:
-        """The history of the token after `tokens`, which are copied."""
+        """The history of the token after `tokens`, which are copied.
+
+        Args:
+            tokens: Prompt and output so far.
+            prompt_length: How many of them are the prompt.
+            state: The sampler's state after them.
+            seed: The request's.
+        """
         return Context(prompt_length, list(tokens), state, seed)
 
     def after(self, context: Context, token: int, logits: torch.Tensor) -> Any:
         """The state once `token` has been chosen after `context`; nothing is changed in place.
 
-        logits: [V], the model's own at `context`. A processor that hears log-probabilities hears the token's under what
-        it was given: after a temperature the tempered ones, before a truncation the whole distribution.
+        A processor that hears log-probabilities hears the token's under what it was given: after a temperature the
+        tempered ones, before a truncation the whole distribution.
+
+        Args:
+            context: The history before the token.
+            token: The id that was chosen.
+            logits: [V], the model's own at `context`.
         """
         if not self.stateful:
             return context.state
@@ -252,11 +291,17 @@ class Sampler:
     def law(self, logits: torch.Tensor, contexts: Sequence[Context], *, shaped: bool = True) -> torch.Tensor:
         """The distribution each row is drawn from, as unnormalised logits [n, V] float32; -inf is excluded.
 
-        logits: [n, V], the model's own. contexts: the n histories. When greedy, masks and edits only are
-        applied: what follows them could not change the argmax, or would by mistake. shaped=False: so in any
-        case, for whoever compares tokens and draws none. May return `logits` itself.
+        When greedy, masks and edits only are applied: what follows them could not change the argmax, or would by
+        mistake. With shaped=False this holds in any case, for code that compares tokens and draws none. May return
+        `logits` itself.
 
-        Raises NumericalError if a row is not a distribution: its largest entry is NaN or infinite.
+        Args:
+            logits: [n, V], the model's own.
+            contexts: The n histories.
+            shaped: False applies masks and edits only.
+
+        Raises:
+            NumericalError: If a row is not a distribution: its largest entry is NaN or infinite.
         """
         if len(contexts) != len(logits):
             raise ValueError(f"{len(logits)} rows of logits need as many contexts, not {len(contexts)}")
@@ -273,30 +318,38 @@ class Sampler:
 
     @one_thread()
     def probabilities(self, law: torch.Tensor) -> torch.Tensor:
-        """[n, V] float64 of a law, every row summing to 1; one-hot when greedy."""
+        """[n, V] float64 of a distribution, every row summing to 1; one-hot when greedy."""
         if not self.greedy:
             return law.double().softmax(dim=-1)
         return torch.zeros_like(law, dtype=torch.float64).scatter_(-1, law.argmax(dim=-1, keepdim=True), 1.0)
 
     def preferences(self, law: torch.Tensor) -> torch.Tensor:
-        """[n, V] float64 of a drafter's law, every row summing to 1, greedy or not: what it thought of every token.
+        """[n, V] float64 of a drafter's distribution, rows summing to 1, for greedy requests too.
 
-        A greedy drafter draws nothing, and rules that compare laws still want to know how sure it was.
+        It tells what the drafter thought of every token. A greedy drafter draws nothing, and rules that compare
+        distributions still want to know how sure it was.
         """
         return law.double().softmax(dim=-1)
 
     @one_thread()
     def pick(self, law: torch.Tensor, seed: int, positions: Sequence[int]) -> torch.Tensor:
-        """The token ids [n] that the noise of `seed` at the n output positions draws from a law."""
+        """The token ids [n] that the noise of `seed` at the n output positions draws from a distribution.
+
+        Args:
+            law: [n, V] unnormalised logits, as `law` gives them.
+            seed: The request's.
+            positions: Output position of each row.
+        """
         if not self.greedy:
             return gumbel_argmax(law, seed, positions)
         # Ten times faster than PyTorch on a CPU, and it wakes no threads between two passes.
         return torch.from_numpy(law.numpy().argmax(axis=-1)) if law.device.type == "cpu" else law.argmax(dim=-1)
 
     def largest(self, logits: torch.Tensor) -> list[int]:
-        """What `law` and `pick` come to where this is `plain`, in one sweep over the model's own logits [n, V].
+        """The results of `law` and `pick` where this is `plain`, in one sweep over the logits [n, V].
 
-        Raises NumericalError as `law` does.
+        Raises:
+            NumericalError: As `law` does.
         """
         ids, values = argmax(logits)
         if not np.isfinite(values).all():

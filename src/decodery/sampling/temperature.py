@@ -24,7 +24,8 @@ GREEDY_BELOW = 1e-5
 class Temperature(LogitsProcessor):
     """Divides the logits by t; 0 is greedy decoding.
 
-    t: 0 or more; below 1e-5 only the most probable token stays, among equals the lowest id.
+    Attributes:
+        t: 0 or more; below 1e-5 only the most probable token stays, among equals the lowest id.
     """
 
     t: float = 1.0

@@ -26,12 +26,15 @@ _ROUNDING = 1 + 1e-9
 )
 @dataclass(frozen=True)
 class TopH(LogitsProcessor):
-    """Keeps the most probable tokens, as many as leave at most a given share of the distribution's entropy.
+    """Keeps the most probable tokens up to a given share of the distribution's entropy.
 
-    alpha: the share, above 0 and up to 1. top: how many tokens are candidates, 0 for all. bound: "renormalised" is the
-    paper's, on the entropy of the kept tokens' own distribution; "partial" is what the authors' code and transformers
-    compute: the kept tokens' terms of the entropy of the renormalised candidates, at most alpha times all of them.
-    That allows alpha n of n equal tokens where the paper allows n ** alpha.
+    Attributes:
+        alpha: The share, above 0 and up to 1.
+        top: How many tokens are candidates, 0 for all.
+        bound: "renormalised" is the paper's, on the entropy of the kept tokens' own distribution; "partial" is what the
+            authors' code and transformers compute: the kept tokens' terms of the entropy of the renormalised
+            candidates, at most alpha times all of them. That allows alpha n of n equal tokens where the paper allows n
+            ** alpha.
     """
 
     alpha: float = 0.4

@@ -19,7 +19,8 @@ from .masks import keep
 class TopK(LogitsProcessor):
     """Keeps the tokens whose logit is at least the k-th largest; equals at the border all stay.
 
-    k: a count; 0, or the size of the vocabulary and more, keeps everything.
+    Attributes:
+        k: A count; 0, or the size of the vocabulary and more, keeps everything.
     """
 
     k: int = 50

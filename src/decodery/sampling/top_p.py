@@ -24,7 +24,10 @@ from .prefix import smallest_prefix
 class TopP(LogitsProcessor):
     """Keeps the fewest most probable tokens with a mass of at least p; the token that crosses p stays.
 
-    p: a share above 0, up to 1. Among equals at the border the lowest ids stay.
+    Among equals at the border the lowest ids stay.
+
+    Attributes:
+        p: A share above 0, up to 1.
     """
 
     p: float = 0.9

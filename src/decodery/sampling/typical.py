@@ -21,8 +21,11 @@ from .prefix import smallest_prefix
 class Typical(LogitsProcessor):
     """Keeps the tokens whose surprise is nearest to the entropy, as few as hold a given mass.
 
-    mass: a share above 0, up to 1. Tokens equally far from the entropy as the last one needed all stay. The
-    most probable token may be dropped, which is the point of the method.
+    Tokens equally far from the entropy as the last one needed all stay. The most probable token may be dropped, which
+    is the point of the method.
+
+    Attributes:
+        mass: A share above 0, up to 1.
     """
 
     mass: float = 0.95

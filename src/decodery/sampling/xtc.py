@@ -17,11 +17,15 @@ from .masks import largest
 @register("xtc", guarantee="lossy; probability=0 or a threshold above 0.5 is the identity")
 @dataclass(frozen=True)
 class XTC(LogitsProcessor):
-    """Excludes, at a random share of positions, every token above a probability but the least probable of these.
+    """Excludes, at a random share of positions, all tokens above a threshold except the least probable.
 
-    probability: of a position to be changed. threshold: a token at least this probable is a choice that could be left
-    out; with fewer than two of them nothing happens. Of equals the highest id stays. Whether a position is changed is
-    hashed from seed and position, so that asking again gives the same answer. As llama.cpp (2024).
+    Of equals the highest id stays. Whether a position is changed is hashed from seed and position, so that asking again
+    gives the same answer. As llama.cpp (2024).
+
+    Attributes:
+        probability: Of a position to be changed.
+        threshold: A token at least this probable is a choice that could be left out; with fewer than two of them
+            nothing happens.
     """
 
     probability: float = 0.5

@@ -22,10 +22,15 @@ from .wrapper import Wrapper
 )
 @dataclass(frozen=True)
 class Budgeted(Wrapper):
-    """Multiplies scores by what is left of a budget: 1 up to `most` tokens, and down to 0 along the next `spare` ones.
+    """Multiplies scores by 1 up to `most` tokens, falling to 0 over the next `spare` ones.
 
-    scorer: at least 0, as verifiers are, or its name. The product is published, the slope is a reading. Meant as the
-    reward of `python benchmarks/train.py grpo`, whose models then write shorter texts.
+    The product is published, the slope is a reading. Meant as the reward of `python benchmarks/train.py grpo`, whose
+    models then write shorter texts.
+
+    Attributes:
+        most: Tokens up to which a score counts in full.
+        spare: Tokens over which it falls to 0 after that.
+        scorer: At least 0, as verifiers are, or its name.
     """
 
     most: int = 256

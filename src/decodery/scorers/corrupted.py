@@ -32,13 +32,21 @@ _CLIP = 0.01
 )
 @dataclass(frozen=True)
 class Corrupted(Wrapper):
-    """sigmoid(confidence x logit(score) + optimism x (1 - t / length) + noise x xi + exploit x [a pattern occurs]).
+    """Distorts the score of another scorer by bias, noise and exploitable patterns.
 
-    scorer: an oracle between 0 and 1, clipped to [0.01, 0.99]. confidence above 1 is overconfidence; optimism favours
-    beginnings, t being the tokens written, of `length` at most; noise is the deviation of a normal number xi that hangs
-    on the tokens alone, so that scoring again does not average it away; exploit is what a text gains that holds
-    `pattern`, token ids or a text. The published presets (confidence, optimism, noise, exploit): noisy 1, 0, 1.5, 0;
-    overconfident-early 3, 2, 1, 0; hackable 1, 0, 0.5, 3. Steps of a card are tokens here. seed: of the noise.
+    The score is sigmoid(confidence x logit(score) + optimism x (1 - t / length) + noise x xi + exploit x [a pattern
+    occurs]), t being the tokens written. Scoring again does not average the noise away. The published presets
+    (confidence, optimism, noise, exploit): noisy 1, 0, 1.5, 0; overconfident-early 3, 2, 1, 0; hackable 1, 0, 0.5, 3.
+
+    Attributes:
+        confidence: Factor of the score's logit; above 1 is overconfidence.
+        optimism: Added to the logit of beginnings, less the more tokens are written.
+        noise: Standard deviation of a normal number xi that depends on the tokens alone.
+        exploit: Added to the logit of a text that holds `pattern`.
+        pattern: Token ids or a text.
+        length: Tokens at which optimism ends.
+        seed: Of the noise.
+        scorer: An oracle between 0 and 1, clipped to [0.01, 0.99].
     """
 
     confidence: float = 1.0

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def inverted_u(surprisal: torch.Tensor, peak: float, width: float) -> torch.Tensor:
     """[n] 1 at the peak, falling as a parabola to 0 at `width` from it on either side, and 0 beyond.
 
-    surprisal: [n] nats per token.
+    Args:
+        surprisal: [n] nats per token.
     """
     return (1 - ((surprisal - peak) / width) ** 2).clamp(min=0.0)
 
@@ -36,14 +37,21 @@ def inverted_u(surprisal: torch.Tensor, peak: float, width: float) -> torch.Tens
 )
 @dataclass(frozen=True)
 class Curiosity(Scorer):
-    """Scores a text by sigmoid(surprise * U + coherent * C + bias): U of its last step's surprisal, C its coherence.
+    """Scores a text by the last step's surprise U and coherence C.
 
-    U is an inverted U over the mean of -log p per token of the last step, or of all that was written where texts do not
-    grow by steps, under the model that wrote it without temperature and masks: 1 at `peak` nats, 0 from `width` nats
-    on either side of it. coherence: any scorer, as in value-head(head=FILE) whose head `decodery train value` has
-    fitted to real continuations (reward 1) and to those of other stories (reward 0); None leaves C out. The peak and
-    the width of a corpus of one's own are the ones to give; formula and numbers here are a reading, for none are
-    published.
+    The score is sigmoid(surprise * U + coherent * C + bias). U is an inverted U over the mean of -log p per token of
+    the last step, or of all that was written where texts do not grow by steps, under the model that wrote it without
+    temperature and masks: 1 at `peak` nats, 0 from `width` nats on either side of it. The peak and the width of a
+    corpus of one's own are the ones to give; formula and numbers here are a reading, for none are published.
+
+    Attributes:
+        coherence: Any scorer, as in value-head(head=FILE) whose head `decodery train value` has fitted to real
+            continuations (reward 1) and to those of other stories (reward 0); None leaves C out.
+        peak: Mean surprise in nats per token at which U is 1.
+        width: Distance from the peak in nats at which U is 0.
+        surprise: Weight of U.
+        coherent: Weight of C.
+        bias: Added to the weighted sum.
     """
 
     coherence: Scorer | str | None = None

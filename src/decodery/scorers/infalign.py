@@ -36,12 +36,18 @@ Transform = Literal["identity", "exp", "best-of", "worst-of"]
 class InfAlign(Wrapper):
     """Scores a text by the share of the model's own answers that another scorer finds worse, transformed.
 
-    scorer: of answers. samples: answers of the model to the same prompt, at seeds of their own, drawn and scored once
-    per search; equal scores count half (the paper has about 100). transform: "identity" is the calibrated reward C in
-    [0, 1] itself; "exp" is exp(t C); "best-of" and "worst-of" are the rewards under which the exponential tilt is the
-    best policy for who takes the best, or worst, of n. beta: what they are divided by. The score is the logarithm of a
-    weight: a vote or a resampling by it follows the tilted law of the model. Best-of-n does not change under it, for
-    the order of texts stays.
+    The score is the logarithm of a weight: a vote or a resampling by it follows the tilted distribution of the model.
+    Best-of-n does not change under it, for the order of texts stays.
+
+    Attributes:
+        scorer: Of answers.
+        samples: Answers of the model to the same prompt, at seeds of their own, drawn and scored once per search; equal
+            scores count half (the paper has about 100).
+        transform: "identity" is the calibrated reward C in [0, 1] itself; "exp" is exp(t C); "best-of" and "worst-of"
+            are the rewards under which the exponential tilt is the best policy for who takes the best, or worst, of n.
+        n: Of how many answers the best or worst is taken, by "best-of" and "worst-of".
+        t: Exponent of "exp".
+        beta: What they are divided by.
     """
 
     scorer: Scorer | str = "llm-judge"
@@ -110,11 +116,17 @@ def transformed(calibrated: np.ndarray, how: Transform, *, n: int, t: float, bet
 
 @lru_cache(maxsize=64)
 def transform(n: int, beta: float, *, worst: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rewards of calibrated rewards whose exponential tilt is the best policy against the model, both by the best of n.
+    """Transformed rewards whose exponential tilt is the best policy under best-of-n on both sides.
 
-    Returns the grid [2000] of calibrated rewards, the reward R at each, and the density f of the tilted policy there,
-    which is exp(R / beta) up to its sum. worst: both by the worst of n. R is the derivative of the win rate,
-    N^2 * integral_0^v (u F(u))^(N-1) du, or with 1 - u and 1 - F, found by a damped fixed point from f = 1.
+    R is the derivative of the win rate, N^2 * integral_0^v (u F(u))^(N-1) du, or with 1 - u and 1 - F, found by a
+    damped fixed point from f = 1.
+
+    Args:
+        worst: Both by the worst of n.
+
+    Returns:
+        The grid [2000] of calibrated rewards, the reward R at each, and the density f of the tilted policy there, which
+        is exp(R / beta) up to its sum.
     """
     grid = (np.arange(_GRID) + 0.5) / _GRID
     density, step, before = np.ones(_GRID), _STEP, np.inf
@@ -139,7 +151,11 @@ def _reward(density: np.ndarray, grid: np.ndarray, n: int, worst: bool) -> np.nd
 
 
 def win_rate(density: np.ndarray, n: int, *, worst: bool = False) -> float:
-    """How often the best (or worst) of n draws of a policy beats that of the model. density: [grid], of mean 1."""
+    """How often the best (or worst) of n draws of a policy beats that of the model.
+
+    Args:
+        density: [grid], of mean 1.
+    """
     grid = (np.arange(len(density)) + 0.5) / len(density)
     if worst:
         law = n * _power(1 - density.cumsum() / len(density), density, n) * density
@@ -156,7 +172,7 @@ def _below(density: np.ndarray) -> np.ndarray:
 def _power(least: np.ndarray, density: np.ndarray, n: int) -> np.ndarray:
     """Means over the places of the grid of F^(n - 1), where F rises by `density` from `least`.
 
-    A sharp law lies in so few places that F in their middles would not do.
+    A sharp distribution lies in so few places that F in their middles would not do.
     """
     rise = density / len(density)
     whole = ((least + rise).clip(0, 1) ** n - least.clip(0, 1) ** n) / (n * np.maximum(rise, 1e-9))

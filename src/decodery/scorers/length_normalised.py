@@ -20,8 +20,11 @@ from .wrapper import Wrapper
 class LengthNormalised(Wrapper):
     """Divides logarithmic scores by length ** penalty, as beam search does.
 
-    scorer: what is normalised, or its name, as in length-normalised:scorer=log-probability(of=sum). penalty: 1 is the
-    score per token, 0 leaves it as it is. length: tokens, 1 at least.
+    The length is in tokens, 1 at least.
+
+    Attributes:
+        scorer: What is normalised, or its name, as in length-normalised:scorer=log-probability(of=sum).
+        penalty: 1 is the score per token, 0 leaves it as it is.
     """
 
     scorer: Scorer | str = "log-probability(of=sum)"

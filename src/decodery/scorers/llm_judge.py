@@ -45,13 +45,17 @@ _LISTED = 20
 class LLMJudge(Scorer):
     """Scores a text by the label that a model gives it when asked, each label counted by its probability.
 
-    instruction: what the judge is told after question and answer, in a conversation of its own. labels: from worst to
-    best, which are worth 0 to 1 in equal steps; each is known by its first token, with or without a space before it.
     The score is the mean by the labels' probabilities, normalised once over all labels, so that judges are compared
     beyond their favourite label, and nothing is drawn. The judge is the model that wrote the text; another one is asked
     by `reward-model`, as in reward-model(scorer=llm-judge,model=FOLDER). After a server only the 20 most likely tokens
     are told of: a label that is not among them counts as nothing, and as `unheard` in the ledger; a text of which none
     is heard is left out. The ledger also has `judge_calls`, `judge_tokens_in` and `judge_tokens_out`.
+
+    Attributes:
+        instruction: What the judge is told after question and answer, in a conversation of its own.
+        labels: From worst to best, which are worth 0 to 1 in equal steps; each is known by its first token, with or
+            without a space before it.
+        tokens: First token ids of each label; by default of `labels`, by the tokenizer.
     """
 
     instruction: str = _INSTRUCTION

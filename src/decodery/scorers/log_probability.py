@@ -22,9 +22,12 @@ from .reading import read, reader
 class LogProbability(Scorer):
     """Scores a text by what the model that wrote it finds its tokens likely, each after those before it.
 
-    of: "sum" is the text's log-probability, "mean" that per token, "min" that of its least likely token; 0 for an empty
-    text. The law is the model's own, without temperature and masks; the end token does not count. Cost: a row per token
-    of the output, in passes that all candidates share.
+    The distribution is the model's own, without temperature and masks; the end token does not count. Cost: a row per
+    token of the output, in passes that all candidates share.
+
+    Attributes:
+        of: "sum" is the text's log-probability, "mean" that per token, "min" that of its least likely token; 0 for an
+            empty text.
     """
 
     of: Literal["sum", "mean", "min"] = "mean"
@@ -58,7 +61,7 @@ class LogProbability(Scorer):
 
 
 def token_logprobs(candidates: Candidates, counts: Sequence[int]) -> ForwardCoroutine[list[torch.Tensor]]:
-    """What the model that wrote them finds the last `counts` tokens of each output likely: [count] float64 of each."""
+    """By output: [count] float64 log-probabilities of its last `counts` tokens under its model."""
     model, start = reader(candidates, "log-probability"), len(candidates.prompt)
     found = [torch.zeros(wanted, dtype=torch.float64, device="cpu") for wanted in counts]
 

@@ -28,10 +28,15 @@ __all__ = ["ProcessHead"]
 
 @dataclass(frozen=True, eq=False)
 class ProcessHead(TrainedPart):
-    """Two layers on a hidden state: inner.weight [k, hidden] and inner.bias [k], outer.weight [k] and outer.bias [].
+    """Two layers on a hidden state.
 
-    tensors: these, float32. tap: after how many layers it reads. model: `fingerprint` of the model it reads, "" where
-    that is not known. facts: how it was made.
+    Tensors: inner.weight [k, hidden] and inner.bias [k], outer.weight [k] and outer.bias [].
+
+    Attributes:
+        tensors: These, float32.
+        tap: After how many layers it reads.
+        model: `fingerprint` of the model it reads, "" where that is not known.
+        facts: How it was made.
     """
 
     KIND = "process reward head"
@@ -69,10 +74,11 @@ class ProcessHead(TrainedPart):
 )
 @dataclass(frozen=True)
 class ProcessReward(Scorer):
-    """Scores beginnings and answers by the chance of ending rightly that a trained head reads off their last token.
+    """Scores texts by a trained head's probability, at their last token, of a right final answer.
 
-    head: a file made by `decodery train text-prm`, or a `ProcessHead`. It asks the model for that token's state, so
-    that every search can use it: one row per candidate, where the rest is read already.
+    Attributes:
+        head: A file made by `decodery train text-prm`, or a `ProcessHead`. It asks the model for that token's state, so
+            that every search can use it: one row per candidate, where the rest is read already.
     """
 
     head: ProcessHead | str

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 class Product(Scorer):
     """The logarithm of a product of weights, each to a power of its own.
 
-    factors: scorers of weights or of their logarithms, or their names, as in product:factors=a/b(x=1). powers: one per
-    factor, above 0; all 1 where there are none. What a factor cannot say of a beginning counts as weight 1; a product
-    scores beginnings where any factor does. Factors that ask models do so together.
+    What a factor cannot say of a beginning counts as weight 1; a product scores beginnings where any factor does.
+    Factors that ask models do so together.
+
+    Attributes:
+        factors: Scorers of weights or of their logarithms, or their names, as in product:factors=a/b(x=1).
+        powers: One per factor, above 0; all 1 where there are none.
     """
 
     factors: tuple[Scorer | str, ...]

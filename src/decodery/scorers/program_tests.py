@@ -30,13 +30,21 @@ _MOST_BYTES = 1 << 20
 )
 @dataclass(frozen=True)
 class ProgramTests(Scorer):
-    """Scores programs by the share of `tests`, texts of Python statements that raise where they fail, that pass.
+    """Scores programs by the share of `tests`, Python statements that raise on failure, that pass.
 
-    file: a Python file whose top-level asserts are the tests and everything else is `setup`: statements that run after
-    the program and before the tests. head: what stands before a text that only continues a program; None: the prompt.
-    The program is the first fenced block of a text that has one; else head and text together, or the text alone where
-    those are no Python. Programs run in `sandbox`; None: one of its own. decode: ids to text, for who has no tokenizer
-    at hand. Raises SettingsError for a file that cannot be read, is no Python, or asserts nothing.
+    Attributes:
+        file: A Python file whose top-level asserts are the tests and everything else is `setup`: statements that run
+            after the program and before the tests.
+        tests: Texts of Python statements that raise on failure.
+        head: What stands before a text that only continues a program; None: the prompt. The program is the first fenced
+            block of a text that has one; else head and text together, or the text alone where those are no Python.
+            Programs run in `sandbox`; None: one of its own.
+        setup: Python statements that run after the program and before the tests.
+        sandbox: Where programs run; None for one of its own.
+        decode: Ids to text, for who has no tokenizer at hand.
+
+    Raises:
+        SettingsError: For a file that cannot be read, is no Python, or asserts nothing.
     """
 
     file: str = ""
@@ -72,7 +80,11 @@ class ProgramTests(Scorer):
         return self.verdict(text, prompt).reason or ""
 
     def verdict(self, text: str, head: str = "") -> Verdict:
-        """What became of the program in `text`. head: see `head`, where there is none."""
+        """What became of the program in `text`.
+
+        Args:
+            head: See `head`, where there is none.
+        """
         fenced = _FENCE.search(text)
         first, *others = [fenced[1]] if fenced else [(head if self.head is None else self.head) + text, text]
         verdict = self._run(first)

@@ -36,13 +36,19 @@ _QUESTION = (
 class Rating(Scorer):
     """Scores a text by the number that the model's answer to a question put after it stands for.
 
-    question: a text, or token ids. words: answers, separated by |, of each of which the first token counts, in all of
-    its spellings with and without a space and a capital; or the token ids of each. values: the number of each. how:
-    "mean" is what is to be expected, by the probabilities of the words alone; "argmax" the number of the most likely of
-    all tokens, or the least where that is none of the words; "drawn" the mean of `draws` drawn words, the same ones
-    whenever the same text is scored. The model that wrote the text is asked, on a fork of what it has read, so that
-    nothing of the question is left. Cost: the question's rows, in passes that all candidates share. The published
-    values, 0.001, 1 and 20, are summed over three answers.
+    The model that wrote the text is asked, on a fork of what it has read, so that nothing of the question is left.
+    Cost: the question's rows, in passes that all candidates share. The published values, 0.001, 1 and 20, are summed
+    over three answers.
+
+    Attributes:
+        question: A text, or token ids.
+        words: Answers, separated by |, of each of which the first token counts, in all of its spellings with and
+            without a space and a capital; or the token ids of each.
+        values: The number of each.
+        how: "mean" is what is to be expected, by the probabilities of the words alone; "argmax" the number of the most
+            likely of all tokens, or the least where that is none of the words; "drawn" the mean of `draws` drawn words,
+            the same ones whenever the same text is scored.
+        draws: Words that "drawn" draws.
     """
 
     question: str | tuple[int, ...] = _QUESTION
@@ -102,7 +108,11 @@ class Rating(Scorer):
         return found
 
     def read_off(self, logits: torch.Tensor, text: Ordered[int]) -> float:
-        """The value of an answer whose logits [vocab] these are. text: what was asked about, which decides draws."""
+        """The value of an answer whose logits [vocab] these are.
+
+        Args:
+            text: What was asked about, which decides draws.
+        """
         ids = [[int(token) for token in word] for word in self.words]
         values = torch.tensor(self.values, dtype=torch.float64, device="cpu")
         if self.how == "argmax":

@@ -18,7 +18,11 @@ _CHUNK = 64
 
 
 def reader(candidates: Candidates, name: str) -> Reader:
-    """The model that reads. Raises SettingsError where there is none."""
+    """The model that reads.
+
+    Raises:
+        SettingsError: If there is none.
+    """
     if candidates.model is None:
         raise SettingsError(f"the scorer {name} needs a model: use it in a search of an `LLM`")
     return candidates.model
@@ -34,9 +38,13 @@ def read(
 ) -> ForwardCoroutine[None]:
     """Read `texts`, all together; each begins as its candidate does, or as long as that is read already.
 
-    rows: how many of the last rows of each are wanted. take: called with the number of a text, of a row, counted from
-    its beginning, and logits [n, vocab] of that row and those after it, or, where there is a `tap`, the hidden states
-    [n, hidden] read there. Raises ContextFull for what is too long.
+    Args:
+        rows: How many of the last rows of each are wanted.
+        take: Called with the number of a text, of a row, counted from its beginning, and logits [n, vocab] of that row
+            and those after it, or, where there is a `tap`, the hidden states [n, hidden] read there.
+
+    Raises:
+        ContextFull: For what is too long.
     """
     caches, open_ = [], []
     for number, (text, wanted) in enumerate(zip(texts, rows, strict=True)):

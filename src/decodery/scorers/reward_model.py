@@ -40,13 +40,17 @@ _ROLE = "reward"
 class RewardModel(Wrapper):
     """Scores texts by a scorer that asks a second model in place of the one that wrote them.
 
-    model: a folder, a name that `decodery.load` knows, a model that was loaded, or a `LanguageModel` with the writer's
-    own tokens; dtype: of one that is named. scorer: reads by itself, as process-reward(head=FILE) with a head that
-    was trained on this model, self-evaluation, rating or log-probability do, or asks by a prompt of its own, as
-    llm-judge does, which this model is then asked by its own chat template. What needs the writer is refused. Where
-    the two have different tokens, prompt and text are read as texts, without the signs of a chat template. Works
-    behind a server, too. Cost: each text is read anew whenever it is scored; passes and rows are the ledger's
-    "reward".
+    What needs the writer is refused. Where the two have different tokens, prompt and text are read as texts, without
+    the signs of a chat template. Works behind a server, too. Cost: each text is read anew whenever it is scored; passes
+    and rows are the ledger's "reward".
+
+    Attributes:
+        scorer: Reads by itself, as process-reward(head=FILE) with a head that was trained on this model,
+            self-evaluation, rating or log-probability do, or asks by a prompt of its own, as llm-judge does, which this
+            model is then asked by its own chat template.
+        model: A folder, a name that `decodery.load` knows, a model that was loaded, or a `LanguageModel` with the
+            writer's own tokens.
+        dtype: Of one that is named.
     """
 
     scorer: Scorer | str = "self-evaluation"

@@ -32,10 +32,14 @@ _QUESTION = "\n\nIs this answer right? Say Yes or No.\n"
 class SelfEvaluation(Scorer):
     """Scores a text by the probability of yes among the answers to a question that is put after it.
 
-    question: a text, or token ids. yes, no: texts, of each of which the first token counts, in all spellings
-    separated by |, or token ids; their probabilities are summed. The model that wrote the text is asked, on a fork of
-    what it has read, so that nothing of the question is left. Cost: the question's rows, in passes that all candidates
-    share. The model was trained for this question in the paper; as it is, its answer is worth what measuring says.
+    The model that wrote the text is asked, on a fork of what it has read, so that nothing of the question is left.
+    Cost: the question's rows, in passes that all candidates share. The model was trained for this question in the
+    paper; as it is, its answer is worth what measuring says.
+
+    Attributes:
+        question: A text, or token ids.
+        yes, no: Texts, of each of which the first token counts, in all spellings separated by |, or token ids; their
+            probabilities are summed.
     """
 
     question: str | tuple[int, ...] = _QUESTION

@@ -20,9 +20,12 @@ Score = Callable[[str], float | bool]
 class TextScore(Scorer):
     """Scores texts by functions of the text: a verifier, a rule of thumb, a program.
 
-    whole: of a finished text, a number or whether it is right (1 or 0). beginning: of a text that will go on; None
-    where nothing is known of it. logarithmic: the numbers are logarithms of weights, of which -inf rules a text out;
-    right is then 0 and wrong -inf. decode: ids to text, for who has no tokenizer at hand.
+    Attributes:
+        whole: Of a finished text, a number or whether it is right (1 or 0).
+        beginning: Of a text that will go on; None where nothing is known of it.
+        logarithmic: The numbers are logarithms of weights, of which -inf rules a text out; right is then 0 and wrong
+            -inf.
+        decode: Ids to text, for who has no tokenizer at hand.
     """
 
     whole: Score
@@ -51,7 +54,11 @@ class TextScore(Scorer):
 
 
 def texts(candidates: Candidates, decode: Callable[[Sequence[int]], str] | None, name: str) -> Sequence[str]:
-    """The outputs as text. Raises SettingsError where nobody can tell."""
+    """The outputs as text.
+
+    Raises:
+        SettingsError: If there is no decoder.
+    """
     decode = decode or candidates.decode
     if candidates.texts is not None:
         return candidates.texts

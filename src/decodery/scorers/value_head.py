@@ -22,9 +22,11 @@ __all__ = ["LinearValue"]
 
 @dataclass(frozen=True, eq=False)
 class LinearValue(TrainedPart):
-    """A linear head on a hidden state: weight [hidden] and bias [], float32. tap: after how many layers it reads.
+    """A linear head on a hidden state: weight [hidden] and bias [], float32.
 
-    model: `fingerprint` of the model it reads, "" where that is not known.
+    Attributes:
+        tap: After how many layers it reads.
+        model: `fingerprint` of the model it reads, "" where that is not known.
     """
 
     KIND = "value head"
@@ -56,8 +58,10 @@ class LinearValue(TrainedPart):
 class ValueHead(Scorer):
     """Scores beginnings and answers by a trained head on the model's hidden state at their last token.
 
-    head: a file made by `decodery train value`, or a `LinearValue`. A file is read once, so that requests that name it
-    share their passes.
+    A file is read once, so that requests that name it share their passes.
+
+    Attributes:
+        head: A file made by `decodery train value`, or a `LinearValue`.
     """
 
     head: LinearValue | str

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wrapper(Scorer):
-    """Needs what its scorer needs, and scores what that scores. scorer: a scorer, or its name."""
+    """Needs what its scorer needs, and scores what that scores.
+
+    Attributes:
+        scorer: A scorer, or its name.
+    """
 
     scorer: Scorer | str
 

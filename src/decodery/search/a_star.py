@@ -30,21 +30,27 @@ Cost = Literal["drop", "consistent"]
 )
 @dataclass(frozen=True)
 class AStar(StepSearch):
-    """Continues whichever text has the least f = g + h by k steps, until the one with the least f has ended.
+    """Expands the text with the least f = g + h by k steps, until the best text has ended.
 
-    h is 1 - the reward; g adds up along a text what its steps cost: with cost "drop" what each lost of the reward,
-    with "consistent" what it gained, so that f never falls along a text. Of equal f the longer text goes first,
-    then the one begun first; of equal continuations one is kept. expansions, tokens: how many texts may be
-    continued, and be written before the last of them (None: any number); after that the ended text of least f is
-    returned, or else the longest one is written to its end, which the ledger counts as `completed`. frontier: how
-    many texts wait at most, the worst being left (None: all). batch: how many are continued at a time; more of them
-    share passes, and stray from the order. goals: how many ended texts are looked for, the best of them, or the
-    answer of most votes, being chosen by `choose`. widening: a text is drawn from again as soon as visits **
-    widening, of the expansions at and after it, is as large as the number of its draws (None: once; 0.5 is usual),
-    so that what k draws missed can still be found; where no text waits any more that of least f is. The paper's
-    code is not public: the costs are two readings of it, k and expansions no published numbers. The other settings
-    are those of all searches over steps, see step-beam. Cost: k steps and scores an expansion, one expansion after
-    the other.
+    h is 1 - the reward; g adds up along a text what its steps cost: with cost "drop" what each lost of the reward, with
+    "consistent" what it gained, so that f never falls along a text. Of equal f the longer text goes first, then the one
+    begun first; of equal continuations one is kept. The paper's code is not public: the costs are two readings of it, k
+    and expansions no published numbers. The other settings are those of all searches over steps, see step-beam. Cost: k
+    steps and scores an expansion, one expansion after the other.
+
+    Attributes:
+        k: Continuations per expansion.
+        cost: What a step adds to g: "drop", what it lost of the reward, or "consistent", what it gained.
+        expansions, tokens: How many texts may be continued, and be written before the last of them (None: any number);
+            after that the ended text of least f is returned, or else the longest one is written to its end, which the
+            ledger counts as `completed`.
+        frontier: How many texts wait at most, the worst being left (None: all).
+        batch: How many are continued at a time; more of them share passes, and stray from the order.
+        goals: How many ended texts are looked for, the best of them, or the answer of most votes, being chosen by
+            `choose`.
+        widening: A text is drawn from again as soon as visits ** widening, of the expansions at and after it, is as
+            large as the number of its draws (None: once; 0.5 is usual), so that what k draws missed can still be found;
+            where no text waits any more that of least f is.
     """
 
     k: int = 4
@@ -134,10 +140,14 @@ def edge_cost(before: float, after: float, kind: Cost) -> float:
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """A text that may be continued, or has ended. g: what its steps have cost; h: what is left at best.
+    """A text that may be continued, or has ended.
 
-    draws: how often continuations of it were drawn; children: those that are known; visits: draws from it and from all
-    after it.
+    Attributes:
+        g: What its steps have cost.
+        h: What is left at best.
+        draws: How often continuations of it were drawn.
+        visits: Draws from it and from all after it.
+        children: Those that are known.
     """
 
     node: Node
@@ -162,7 +172,12 @@ class Waiting:
 
 
 class Frontier:
-    """Texts that wait to be continued. most: of them at a time. dropped: how many were left for that."""
+    """Texts that wait to be continued.
+
+    Args:
+        most: Of them at a time.
+        dropped: How many were left for that.
+    """
 
     def __init__(self, most: int | None = None) -> None:
         self.dropped = 0

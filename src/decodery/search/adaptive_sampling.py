@@ -35,18 +35,24 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class AdaptiveSampling(JudgedSearch):
-    """Draws up to n texts, and stops as soon as a scorer holds one for good enough; returns them, the best one first.
+    """Draws up to n texts, and stops as soon as a scorer holds one for good enough.
 
-    scorer: of finished texts. Published is the chance that a fresh text of the same model would not be better, which
-    asks what is to be gained here and not what is right: learned by a head, process-reward(head=FILE) of `decodery
-    train prm --labels restart`, or value-head(head=FILE) of `decodery train value --restart`. Other scorers stop where
-    they are satisfied. threshold: on the scorer's scale. schedule: "rising" draws the first text greedily and number i
-    at 1 - 2^-i, i from 0, of the request's temperature, as the first one should be the best single guess (a reading of
-    the paper's exponential schedule); "constant" draws all at that temperature. width: texts drawn side by side before
-    it is asked again, which waits less and draws more. The seeds count up from the request's, and equal texts are
-    scored once. Without chance one text is all there is. A text whose score fails is left out. Of equal scores the text
-    drawn first wins. The trace counts the texts "drawn". n and thresholds of 0.9 to 0.99 are those of the paper's
+    Returned are all of them, the best one first. The seeds count up from the request's, and equal texts are scored
+    once. Without chance one text is all there is. A text whose score fails is left out. Of equal scores the text drawn
+    first wins. The trace counts the texts "drawn". n and thresholds of 0.9 to 0.99 are those of the paper's
     experiments; width is no published setting. Memory: a cache per text.
+
+    Attributes:
+        n: Most texts drawn.
+        threshold: On the scorer's scale.
+        schedule: "rising" draws the first text greedily and number i at 1 - 2^-i, i from 0, of the request's
+            temperature, as the first one should be the best single guess (a reading of the paper's exponential
+            schedule); "constant" draws all at that temperature.
+        width: Texts drawn side by side before it is asked again, which waits less and draws more.
+        scorer: Of finished texts. Published is the chance that a fresh text of the same model would not be better,
+            which asks what is to be gained here and not what is right: learned by a head, process-reward(head=FILE) of
+            `decodery train prm --labels restart`, or value-head(head=FILE) of `decodery train value --restart`. Other
+            scorers stop where they are satisfied.
     """
 
     n: int = 16

@@ -23,10 +23,14 @@ _MOST = 1 << 12
 class Allocation(TrainedPart):
     """The strategies that were best, by the difficulty of a prompt and the budget.
 
-    scorer: whose mean score of `probes` texts of a prompt tells how easy it is. edges: [bins - 1] rising; a mean of at
-    least edges[i] and less than edges[i + 1] is in bin i + 1. budgets: rising, in plain texts. strategies: searches, as
-    texts. choices: [bins][budgets] their numbers. model: `fingerprint` of the model they were tried with. facts: how it
-    was made, and what came of it.
+    Attributes:
+        scorer: Whose mean score of `probes` texts of a prompt tells how easy it is.
+        edges: [bins - 1] rising; a mean of at least edges[i] and less than edges[i + 1] is in bin i + 1.
+        budgets: Rising, in plain texts.
+        strategies: Searches, as texts.
+        choices: [bins][budgets] their numbers.
+        model: `fingerprint` of the model they were tried with.
+        facts: How it was made, and what came of it.
     """
 
     KIND = "table of strategies"
@@ -57,7 +61,11 @@ class Allocation(TrainedPart):
         return self.strategies[self.choices[self.bin(mean)][self.place(budget)]]
 
     def place(self, budget: int) -> int:
-        """The number of that budget. Raises SettingsError for less than the smallest."""
+        """The number of that budget.
+
+        Raises:
+            SettingsError: For less than the smallest.
+        """
         if budget < self.budgets[0]:
             raise SettingsError(
                 f"this table begins at a budget of {self.budgets[0]} texts, not {budget}: give at least that"

@@ -57,12 +57,17 @@ _workers = WorkerPool(Path(__file__).with_name("pattern_worker.py"), memory=_MEM
 class AnswerExtractor:
     """How answers are found in texts.
 
-    kind: "number" is the last number, "marked" what stands on a line after the last marker (####, \\boxed, "answer
-    is"), "auto" the one after a marker, of which a number among words stands alone, or else the last number, "whole"
-    the text itself. pattern: a regular expression in their place, whose last match counts, or its first group where it
-    has one. Nothing is looked for before the end of a thinking part. Marked formulas are the same answer where they are
-    the same in mathematics (\\frac12 and 0.5, not \\sqrt3 and 3), by math-verify, a second of work for each at most.
-    Raises SettingsError for what is no regular expression.
+    Nothing is looked for before the end of a thinking part. Marked formulas are the same answer where they are the same
+    in mathematics (\\frac12 and 0.5, not \\sqrt3 and 3), by math-verify, a second of work for each at most.
+
+    Attributes:
+        kind: "number" is the last number, "marked" what stands on a line after the last marker (####, \\boxed, "answer
+            is"), "auto" the one after a marker, of which a number among words stands alone, or else the last number,
+            "whole" the text itself.
+        pattern: A regular expression in their place, whose last match counts, or its first group where it has one.
+
+    Raises:
+        SettingsError: For what is no regular expression.
     """
 
     kind: Kind = "auto"
@@ -86,7 +91,11 @@ class AnswerExtractor:
         return (yield from off_loop(partial(self.of, shown))) if blocks else self.of(shown)
 
     def of(self, texts: Sequence[str]) -> list[str | None]:
-        """The answer of each text, None where it has none. Raises SettingsError where a pattern takes too long."""
+        """The answer of each text, None where it has none.
+
+        Raises:
+            SettingsError: If a pattern takes too long.
+        """
         shown = [text.rpartition(_THOUGHT)[2] for text in texts]
         if self.pattern:
             try:
@@ -174,7 +183,12 @@ def _marked(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class AnswerGroup:
-    """Texts with the same answer. members: their numbers, in the order they were drawn; weight: of them together."""
+    """Texts with the same answer.
+
+    Attributes:
+        members: Their numbers, in the order they were drawn.
+        weight: Of them together.
+    """
 
     answer: str
     members: list[int]
@@ -184,7 +198,10 @@ class AnswerGroup:
 def vote(answers: Sequence[str | None], weights: Sequence[float] | None = None) -> list[AnswerGroup]:
     """The answers, the one of most weight first; of equals the one that was given first.
 
-    weights: of each vote, at least 0; all 1 by default. What is no answer has no vote.
+    What is no answer has no vote.
+
+    Args:
+        weights: Of each vote, at least 0; all 1 by default.
     """
     members: dict[str, list[int]] = {}
     for number, answer in enumerate(answers):

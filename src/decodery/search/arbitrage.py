@@ -42,15 +42,20 @@ if TYPE_CHECKING:
 class Arbitrage(Stepped, JudgedSearch):
     """Lets a second model write each step, and the model itself in its place where that is worth it.
 
-    router: a file made by `decodery train router`, or a `RouterHead`, which tells by the second model's state how
-    likely the model itself would do better; the step is kept below `theta`, and the model reads nothing until it
-    writes. Without one: "threshold" keeps a step whose score reaches `theta` (reward-guided speculation, the baseline);
-    "oracle" has both models write it, and takes the model's own where that is worth more by over `theta`: no faster,
-    but what any router could reach, and what one is trained on. scorer: of beginnings and answers, for these two alone.
-    model, dtype: the second model, see spec-reason. The model writes from the same place with the same noise, by the
-    request's drafter, budget and rule. The trace's tree says who wrote each step and what it was worth; steps are
-    counted as "kept", those of the model itself as "escalated", and of these as "wasted" those that are worth no more
-    than the step that was left, where both are known.
+    The model writes from the same place with the same noise, by the request's drafter, budget and rule. The trace's
+    tree says who wrote each step and what it was worth; steps are counted as "kept", those of the model itself as
+    "escalated", and of these as "wasted" those that are worth no more than the step that was left, where both are
+    known.
+
+    Attributes:
+        scorer: Of beginnings and answers, for these two alone.
+        router: A file made by `decodery train router`, or a `RouterHead`, which tells by the second model's state how
+            likely the model itself would do better; the step is kept below `theta`, and the model reads nothing until
+            it writes. Without one: "threshold" keeps a step whose score reaches `theta` (reward-guided speculation, the
+            baseline); "oracle" has both models write it, and takes the model's own where that is worth more by over
+            `theta`: no faster, but what any router could reach, and what one is trained on.
+        theta: The threshold, see `router`.
+        model, dtype: The second model, see spec-reason.
     """
 
     scorer: Scorer | str | None = None  # type: ignore[assignment]

@@ -29,19 +29,22 @@ Layers = tuple[tuple[str, ...], ...]
 )
 @dataclass(frozen=True)
 class Archon(Pipeline):
-    """Passes candidates through layers, by one model: each layer writes, criticises, orders, merges or tests them.
+    """Passes candidates through layers that generate, criticise, rank, fuse or test, by one model.
 
-    layers: of components, separated by /, those of one layer by :, as in generator(n=4)/critic/ranker(top_k=2)/fuser.
     Components: generator (n, temperature), critic (tries), ranker (top_k), fuser (n, temperature), verifier, unit-tests
     (most), evaluator (top_k). The first layer generates, and no other does; critics, rankers, verifiers and tests are
-    alone in their layer; a critic comes before a ranker or a fuser, and an evaluator right after unit-tests. All that
-    a layer asks for shares passes. Where several candidates are left, the first is the best: they are in the order of
-    the last ranker or evaluator (the published code draws one). All ask at the request's temperature, 0.7 in the paper.
+    alone in their layer; a critic comes before a ranker or a fuser, and an evaluator right after unit-tests. All that a
+    layer asks for shares passes. Where several candidates are left, the first is the best: they are in the order of the
+    last ranker or evaluator (the published code draws one). All ask at the request's temperature, 0.7 in the paper.
 
     Verdicts are read in brackets alone: [2] > [1], [Correct], [Passed]. A model that is run here is held to that by a
     constraint; what a server says without them is asked for again at another seed, 10 times at most in all, and counted
     as `malformed`. A ranking that is never read leaves the order, and a verdict is then no pass. `cost` says how many
     texts are asked for without that.
+
+    Attributes:
+        layers: Of components, separated by /, those of one layer by :, as in
+            generator(n=4)/critic/ranker(top_k=2)/fuser.
     """
 
     layers: Layers = (("generator(n=4)",), ("critic",), ("ranker",), ("fuser",))

@@ -25,7 +25,13 @@ _ITEM = re.compile(r"^[ \t]*(?:\d{1,4}[.):]|[-*])[ \t]+(.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class LayerState:
-    """What a layer finds and leaves. candidates: texts; critiques: of each, "" for none; tests: of a good answer."""
+    """What a layer finds and leaves.
+
+    Attributes:
+        candidates: Texts.
+        critiques: Of each, "" for none.
+        tests: Of a good answer.
+    """
 
     candidates: tuple[Sequence, ...] = ()
     critiques: tuple[str, ...] = ()
@@ -46,7 +52,7 @@ class Component(Contract):
 
     @abstractmethod
     def calls(self, candidates: int) -> tuple[int, int]:
-        """How many texts it asks for where there are so many candidates, without retries, and how many it leaves."""
+        """How many texts it requests for so many candidates, without retries, and how many it leaves."""
 
     @abstractmethod
     def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
@@ -55,7 +61,11 @@ class Component(Contract):
 
 @dataclass(frozen=True)
 class Generator(Component):
-    """Writes n answers. temperature: in place of the request's."""
+    """Writes n answers.
+
+    Attributes:
+        temperature: In place of the request's.
+    """
 
     n: int = 1
     temperature: float | None = None
@@ -73,8 +83,10 @@ class Generator(Component):
 
 @dataclass(frozen=True)
 class Critic(Component):
-    """Says of every candidate what is strong and weak, all in one text; asks at most `tries` times, until that is a
-    critique for each."""
+    """Says of every candidate what is strong and weak, all in one text.
+
+    Asks at most `tries` times, until that is a critique for each.
+    """
 
     tries: int = 10
 
@@ -147,7 +159,10 @@ class Fuser(Component):
 
 @dataclass(frozen=True)
 class Verifier(Component):
-    """Argues for every candidate, and keeps those that are judged correct in that light; all of them where none is."""
+    """Argues for every candidate, and keeps those that are judged correct in that light.
+
+    All of them where none is.
+    """
 
     def calls(self, candidates: int) -> tuple[int, int]:
         return 2 * candidates, candidates

@@ -49,13 +49,22 @@ def best_archons(
     seed: int = 0,
     progress: Progress = silent,
 ) -> list[Tried]:
-    """Try pipelines of one model that ask for at most `most_calls` texts; returns all that were tried, best first.
+    """Try pipelines of one model that ask for at most `most_calls` texts.
 
-    score: of a pipeline, higher is better, such as the share of questions of a sample that it answers rightly; asked
-    `evaluations` times at most, never twice for the same layers. how: "bayesian" tries what a Gaussian process over
-    `SPACE` has the highest upper bound for, "greedy" improves one choice after the other from the smallest pipeline on,
-    "random" draws. Archon: An Architecture Search Framework for Inference-Time Techniques (2024), which also chooses
-    among models; score the best few again on more questions. Raises SettingsError where nothing is cheap enough.
+    Archon: An Architecture Search Framework for Inference-Time Techniques (2024), which also chooses among models;
+    score the best few again on more questions.
+
+    Args:
+        score: Of a pipeline, higher is better, such as the share of questions of a sample that it answers rightly;
+            asked `evaluations` times at most, never twice for the same layers.
+        how: "bayesian" tries what a Gaussian process over `SPACE` has the highest upper bound for, "greedy" improves
+            one choice after the other from the smallest pipeline on, "random" draws.
+
+    Returns:
+        All that were tried, best first.
+
+    Raises:
+        SettingsError: If nothing is cheap enough.
     """
     if how not in ("bayesian", "greedy", "random"):
         raise SettingsError(f"pipelines are looked for bayesian, greedy or random, not {how!r}")

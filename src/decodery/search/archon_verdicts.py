@@ -47,7 +47,10 @@ def correct(said: str) -> bool | None:
 
 
 def passed(said: str, tests: int) -> int | None:
-    """How many of the tests are said to be passed; the last line on each counts. None where one has no verdict."""
+    """How many of the tests are said to be passed; the last line on each counts.
+
+    None where one has no verdict.
+    """
     results: dict[int, bool] = {}
     for number, line in _RESULT.findall(said):
         verdict = {found.lower() for found in _PASSED.findall(line)}

@@ -46,7 +46,10 @@ _SIZES = ("n", "width", "particles", "samples", "beams", "k")
 
 @dataclass(frozen=True)
 class Search(Contract):
-    """A way of answering a request by more than one continuation. Fields are settings; one instance serves many."""
+    """A way of answering a request by more than one continuation.
+
+    Fields are settings; one instance serves many.
+    """
 
     @property
     def requirements(self) -> Requirements:
@@ -58,7 +61,10 @@ class Search(Contract):
 
     @property
     def texts_at_once(self) -> int:
-        """How many texts it follows at a time at most, by which a server counts it; at least what its sizes say."""
+        """How many texts it follows at a time at most, by which a server counts it.
+
+        At least what its sizes say.
+        """
         sizes = (getattr(self, name, None) for name in _SIZES)
         return max((size for size in sizes if isinstance(size, int)), default=1)
 
@@ -79,8 +85,14 @@ class Search(Contract):
         """Finished sequences, best first, with their `score`; one trace is common to all of them.
 
         It asks for its passes, see `step.forward_request`, and so shares them with whatever else the engine does.
-        progress: called with the search's name, tokens written so far and the most that may be written.
-        Raises SettingsError for a request this search cannot serve.
+
+        Args:
+            engine: What runs the passes.
+            request: The prompt and its settings.
+            progress: Called with the search's name, tokens written so far and the most that may be written.
+
+        Raises:
+            SettingsError: For a request this search cannot serve.
         """
 
     def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
@@ -91,8 +103,14 @@ class Search(Contract):
 class Branches:
     """The branches of one prompt: forked, scored together in one pass, and counted in one trace.
 
-    root: the prompt, of which nothing is read yet; branches are forks of it. Raises SettingsError where the request
-    lacks what `search` needs.
+    Args:
+        engine: What runs the passes.
+        request: The prompt and its settings.
+        search: The name of the search, for the trace.
+        root: The prompt, of which nothing is read yet; branches are forks of it.
+
+    Raises:
+        SettingsError: If the request lacks what `search` needs.
     """
 
     def __init__(self, engine: Engine, request: Request, search: Search) -> None:
@@ -103,7 +121,13 @@ class Branches:
     def ask(
         self, segments: Ordered[Segment], *, taps: Ordered[Tap] = (), prefill: bool = False
     ) -> ForwardCoroutine[list[ForwardResult]]:
-        """One pass over rows of any branches, recorded in the trace. prefill: the rows are prompt tokens."""
+        """One pass over rows of any branches, recorded in the trace.
+
+        Args:
+            segments: Rows of each branch.
+            taps: Where hidden states are wanted.
+            prefill: The rows are prompt tokens.
+        """
         self.engine.check_width(len(segments))
         found = yield from score_all(self.model, segments, taps)
         for scored in found:
@@ -172,7 +196,11 @@ def require_written(tokenizer: Tokenizer, words: str, what: str) -> None:
 def candidates(
     branches: Ordered[Sequence], hidden: Mapping[Tap, torch.Tensor] | None = None, begins: Ordered[int] | None = None
 ) -> Candidates:
-    """Branches of one prompt, as scorers see them. hidden, begins: see `Candidates`."""
+    """Branches of one prompt, as scorers see them.
+
+    Args:
+        hidden, begins: See `Candidates`.
+    """
     first = branches[0]
     return Candidates(
         first.tokens[: first.request.prompt_length],
@@ -202,10 +230,12 @@ def _decoded(seq: Sequence, tokens: Ordered[int]) -> str:
 
 @one_thread()
 def law(branches: Ordered[Sequence], logits: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities [n, vocab] of the next token of each branch, after the masks and penalties of its request.
+    """Log-probabilities [n, vocab] of each branch's next token, after masks and penalties.
 
     Masks and penalties are applied to log-probabilities, which are not normalised again, as is usual in beam search.
-    logits: [n, vocab], the model's own.
+
+    Args:
+        logits: [n, vocab], the model's own.
     """
     logprobs = logits.log_softmax(dim=-1)
     return branches[0].request.sampler.law(logprobs, [branch.context() for branch in branches])
@@ -214,7 +244,10 @@ def law(branches: Ordered[Sequence], logits: torch.Tensor) -> torch.Tensor:
 def choose(seq: Sequence, token: int, logits: torch.Tensor) -> None:
     """Append a token as the loop would: sampler states move on, stop conditions are checked.
 
-    logits: [vocab], the model's own at the branch's end.
+    Args:
+        seq: The branch.
+        token: The id to be appended.
+        logits: [vocab], the model's own at the branch's end.
     """
     tree = DraftTree.root(seq.last_token)
     commit(seq, tree, NodeDistributions(tree, logits[None], seq), Accepted([], token))

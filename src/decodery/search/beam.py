@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 class Beam(Search):
     """Follows the most likely `width` texts at a time and returns them, best first.
 
-    width: beams, all of them scored in one pass per token. length_penalty: a text's score is its summed
-    log-probability divided by length ** length_penalty, the end token counted; early_stopping: true ends with `width`
-    finished texts, false once the best running one would not be among them if it ended, never once none can get among
-    them. All as in transformers, whose scores and texts it gives. Memory: a cache per beam.
+    All as in transformers, whose scores and texts it gives. Memory: a cache per beam.
+
+    Attributes:
+        width: Beams, all of them scored in one pass per token.
+        length_penalty: A text's score is its summed log-probability divided by length ** length_penalty, the end token
+            counted.
+        early_stopping: True ends with `width` finished texts, false once the best running one would not be among them
+            if it ended, never once none can get among them.
     """
 
     width: int = 4

@@ -21,7 +21,12 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(slots=True)
 class Hypothesis:
-    """A branch. total: the sum it is selected by; logprob: the sum of its tokens' own log-probabilities."""
+    """A branch.
+
+    Attributes:
+        total: The sum it is selected by.
+        logprob: The sum of its tokens' own log-probabilities.
+    """
 
     seq: Sequence
     total: float = 0.0
@@ -35,9 +40,10 @@ class Hypothesis:
 class Ending:
     """When a group of beams is done and how texts of different lengths compare.
 
-    length_penalty: sums are divided by length ** length_penalty, the end token counted; above 0 favours long texts.
-    early_stopping: True stops as soon as `width` texts are finished; False stops once the best running beam, were it to
-    end now, would not be among them; "never" stops only once no running beam can get among them.
+    Attributes:
+        length_penalty: Sums are divided by length ** length_penalty, the end token counted; above 0 favours long texts.
+        early_stopping: True stops as soon as `width` texts are finished; False stops once the best running beam, were
+            it to end now, would not be among them; "never" stops only once no running beam can get among them.
     """
 
     width: int
@@ -53,7 +59,12 @@ class Ending:
 
 
 class BeamGroup:
-    """Beams that compete with each other. running: those to be extended; finished: the best ended ones, best first."""
+    """Beams that compete with each other.
+
+    Args:
+        running: Those to be extended.
+        finished: The best ended ones, best first.
+    """
 
     def __init__(self, root: Sequence, ending: Ending) -> None:
         self.ending = ending
@@ -61,10 +72,16 @@ class BeamGroup:
         self.finished: list[Hypothesis] = []
 
     def step(self, logprobs: torch.Tensor, logits: torch.Tensor, penalties: dict[int, float]) -> list[int]:
-        """Extend every running beam by one token and keep the best; returns the tokens chosen, end tokens left out.
+        """Extend every running beam by one token and keep the best.
 
-        logprobs, logits: [running, vocab], as selected by and as the model gave them. penalties: what tokens lose in
-        the selection. Among equals the earlier beam and the lower token id win.
+        Among equals the earlier beam and the lower token id win.
+
+        Args:
+            logprobs, logits: [running, vocab], as selected by and as the model gave them.
+            penalties: What tokens lose in the selection.
+
+        Returns:
+            The tokens chosen, end tokens left out.
         """
         width = self.ending.width
         ends = len(self.running[0].seq.request.eos_ids)

@@ -18,9 +18,13 @@ group. Without a block nothing is left to tell, and the joint law is the tokens'
 
 
 class Belief:
-    """Posteriors over a message's blocks, all values equally likely at first. Deterministic, so both sides agree.
+    """Posteriors over a message's blocks, all values equally likely at first.
 
-    labels: [values] what of a value is told; itself unless the message is compressed once. open: blocks not settled.
+    Deterministic, so both sides agree.
+
+    Args:
+        labels: [values] what of a value is told; itself unless the message is compressed once.
+        open: Blocks not settled.
     """
 
     def __init__(self, count: int, bits: int, rate: float, compress: Literal["once", "step"], merge: bool) -> None:
@@ -43,9 +47,12 @@ class Belief:
         return self.open == 0
 
     def follow(self, p: np.ndarray, pick: Pick) -> int:
-        """Choose a token of distribution p [n] with `pick` and learn from it; returns its index.
+        """Choose a token of distribution p [n] with `pick` and learn from it.
 
         Tokens that would tell the same one value of a block stay together and tell of a further block.
+
+        Returns:
+            Its index.
         """
         group = np.arange(len(p))
         while True:
@@ -65,7 +72,10 @@ class Belief:
                 return int(chosen)
 
     def guess(self) -> tuple[np.ndarray, float]:
-        """The most likely value of every block, the smallest among equals, and the probability that all are right."""
+        """The most likely value of every block, and the probability that all are right.
+
+        Among equals the smallest value counts.
+        """
         labels = [int(posterior.argmax()) for posterior in self.posteriors]
         values = np.array([int(np.flatnonzero(self.labels == label)[0]) for label in labels], dtype=np.int64)
         pairs = zip(self.posteriors, labels, strict=True)

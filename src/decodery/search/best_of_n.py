@@ -21,11 +21,15 @@ from .pool import Sampled, TextPool, require_count, scored
 )
 @dataclass(frozen=True)
 class BestOfN(Sampled, JudgedSearch):
-    """Draws n texts and returns them, the one that the scorer values most first; of equals the one drawn first.
+    """Draws n texts and returns them, the one that the scorer values most first.
 
-    scorer: of finished texts, as in log-probability(of=sum) or program-tests(file=tests.py). n: texts, by the request's
-    own sampler, drafter and rule at seeds that count up from its seed, all in the same passes. Equal texts are scored
-    once. A text whose score fails is left out, which the trace tells as "unscored". Memory: a cache per text.
+    Of equals the one drawn first. Equal texts are scored once. A text whose score fails is left out, which the trace
+    tells as "unscored". Memory: a cache per text.
+
+    Attributes:
+        n: Texts, by the request's own sampler, drafter and rule at seeds that count up from its seed, all in the same
+            passes.
+        scorer: Of finished texts, as in log-probability(of=sum) or program-tests(file=tests.py).
     """
 
     n: int = 16

@@ -33,13 +33,18 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class BudgetForcing(Search):
-    """Writes one text, whose thinking is kept from ending a few times and is ended where it takes too long.
+    """Writes one text; forces its thinking to go on a few times and to end at a limit.
 
-    end: what marks the end of thinking, begun at the start of the text; ignore: how often the mark, or an end of the
-    text in its place, is taken back and `wait` is written there. most: tokens of thinking, those of `wait` included,
-    after which `end` and then `cue` are written; None leaves that to the model. end, wait and cue are texts or token
-    ids; a mark that the model spells with other tokens is not seen. The trace counts "ignored" ends and the tokens that
-    were "forced".
+    The trace counts "ignored" ends and the tokens that were "forced".
+
+    Attributes:
+        end: What marks the end of thinking, begun at the start of the text.
+        wait: What is written where an end of thinking is taken back, a text or token ids.
+        cue: What is written after `end` when thinking is ended, a text or token ids.
+        ignore: How often the mark, or an end of the text in its place, is taken back and `wait` is written there.
+        most: Tokens of thinking, those of `wait` included, after which `end` and then `cue` are written; None leaves
+            that to the model. end, wait and cue are texts or token ids; a mark that the model spells with other tokens
+            is not seen.
     """
 
     end: str | tuple[int, ...] = "</think>"

@@ -49,18 +49,23 @@ Mode = Literal["cumulative", "synthesis", "retrieval", "history", "empty"]
 class Cheatsheet(Pipeline):
     """Answers with a memory that the model itself keeps across questions, in a file.
 
-    file: the memory of one stream; another stream has another file. mode: "cumulative" answers with the memory, and
-    then lets the model rewrite it with question and answer; "synthesis" rewrites it first, for this question, from the
-    k earlier questions that are most like it; "retrieval" shows those as they are, "history" all of them, "empty"
-    nothing, which is the baseline with the same prompt. A rewriting stands between tags, to which a model that is run
-    here is held by a constraint; one without them leaves the memory as it was, which is counted as "malformed", and so
-    does one whose prompt would outgrow the model's context, which is counted as "outgrown"; of synthesis the earlier
-    questions themselves are shown then. most: characters of the memory; what goes beyond is cut at a line. The first
-    questions or lines are not shown where they would leave no room in the context for a whole answer, which
+    The first questions or lines are not shown where they would leave no room in the context for a whole answer, which
     "memory_cut" counts too. The file is never half written: where another process has changed it in between, the newer
     memory is rewritten, and `conflicts` counts that. The last 1000 questions are kept. Likeness is of words (BM25),
     where the paper has embeddings. No code is run. One text a question, at the request's temperature, and one greedy
     rewriting of at most twice its length.
+
+    Attributes:
+        file: The memory of one stream; another stream has another file.
+        mode: "cumulative" answers with the memory, and then lets the model rewrite it with question and answer;
+            "synthesis" rewrites it first, for this question, from the k earlier questions that are most like it;
+            "retrieval" shows those as they are, "history" all of them, "empty" nothing, which is the baseline with the
+            same prompt. A rewriting stands between tags, to which a model that is run here is held by a constraint; one
+            without them leaves the memory as it was, which is counted as "malformed", and so does one whose prompt
+            would outgrow the model's context, which is counted as "outgrown"; of synthesis the earlier questions
+            themselves are shown then.
+        k: Earlier questions that "synthesis" and "retrieval" use.
+        most: Characters of the memory; what goes beyond is cut at a line.
     """
 
     file: str

@@ -34,16 +34,19 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class ComputeOptimal(Search):
-    """Draws a few texts, takes their mean score for how easy the prompt is, and goes on by the search a table names.
+    """Estimates difficulty from the mean score of a few texts, then runs the search a table names.
 
-    table: a file made by `python benchmarks/train.py compute-optimal` from a benchmark of searches, or an `Allocation`.
-    It says which scorer tells the difficulty, by how many texts, and the search for each of its bins and budgets,
-    settings and scorer included. n: the budget, in tokens of that many plain texts, of which the table's largest that
-    is no larger counts. Searches among several texts go on with the texts that were drawn, which are what they would
-    have drawn; others begin anew, and the tokens of what was drawn are part of the budget they were compared at. The
-    paper takes 2,048 texts for the difficulty, and does not count them; here they are as few as the table says, and are
-    counted. Sequential `revisions` may be among the searches; a table that is to weigh them needs a model trained to
-    revise. The trace counts the texts "probed" and the number of the "bin", from the hardest on.
+    Searches among several texts go on with the texts that were drawn, which are what they would have drawn; others
+    begin anew, and the tokens of what was drawn are part of the budget they were compared at. The paper takes 2,048
+    texts for the difficulty, and does not count them; here they are as few as the table says, and are counted.
+    Sequential `revisions` may be among the searches; a table that is to weigh them needs a model trained to revise. The
+    trace counts the texts "probed" and the number of the "bin", from the hardest on.
+
+    Attributes:
+        table: A file made by `python benchmarks/train.py compute-optimal` from a benchmark of searches, or an
+            `Allocation`. It says which scorer tells the difficulty, by how many texts, and the search for each of its
+            bins and budgets, settings and scorer included.
+        n: The budget, in tokens of that many plain texts, of which the table's largest that is no larger counts.
     """
 
     table: Allocation | str

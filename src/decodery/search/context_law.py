@@ -18,7 +18,13 @@ _NEARLY_NONE, _SURE = 0.01, 0.005
 
 @dataclass(frozen=True)
 class Split:
-    """k: documents, m: worked examples, n: follow-up questions at most, as `drag` and `iter-drag` take them."""
+    """How a context is spent.
+
+    Attributes:
+        k: Documents.
+        m: Worked examples.
+        n: follow-up questions at most, as `drag` and `iter-drag` take them.
+    """
 
     k: int
     m: int = 0
@@ -36,8 +42,12 @@ class Split:
 
 @dataclass(frozen=True)
 class SplitResult:
-    """What a split came to on some questions. accuracy: share right. document, example: what one document alone, and
-    one example alone, gain there over neither: questions of one kind have them in common.
+    """What a split came to on some questions.
+
+    Attributes:
+        accuracy: Share right.
+        document, example: What one document alone, and one example alone, gain there over neither: questions of one
+            kind have them in common.
     """
 
     split: Split
@@ -48,10 +58,13 @@ class SplitResult:
 
 @dataclass(frozen=True)
 class ContextLaw:
-    """logit accuracy = (a + b * gains) . log split + c, fitted by least squares (the computation allocation model of
-    Inference Scaling for Long-Context Retrieval Augmented Generation, 2024).
+    """logit accuracy = (a + b * gains) . log split + c, fitted by least squares.
 
-    a: of documents, examples and follow-up questions; b: of documents and examples, times what one of them gains.
+    The computation allocation model of Inference Scaling for Long-Context Retrieval Augmented Generation (2024).
+
+    Attributes:
+        a: Of documents, examples and follow-up questions.
+        b: Of documents and examples, times what one of them gains.
     """
 
     a: tuple[float, float, float]
@@ -60,8 +73,10 @@ class ContextLaw:
 
     @classmethod
     def fit(cls, trials: Ordered[SplitResult]) -> ContextLaw:
-        """Raises SettingsError for fewer than six trials, which the law has numbers. By trials of one kind alone b and
-        a cannot be told apart, and the smaller numbers are taken: it foretells that kind.
+        """Raises SettingsError for fewer than six trials, which the law has numbers.
+
+        By trials of one kind alone b and a cannot be told apart, and the smaller numbers are taken: it foretells that
+        kind.
         """
         if len(trials) < 6:
             raise SettingsError(f"a law of six numbers needs as many trials, not {len(trials)}: try more splits")
@@ -71,13 +86,17 @@ class ContextLaw:
         return cls(tuple(found[:3]), tuple(found[3:5]), found[5])
 
     def accuracy(self, split: Split, *, document: float, example: float) -> float:
-        """The share of right answers that is expected of a split, on questions of which a kind these gains are."""
+        """The expected accuracy of a split, on questions of the kind that these gains describe."""
         logit = float(_regressors(split, document, example) @ np.array([*self.a, *self.b, self.c]))
         return float(1 / (1 + np.exp(-logit)))
 
     def best(self, splits: Iterable[Split], *, document: float, example: float) -> Split:
-        """The most promising of these splits, which are to fit the context: of equals the first. What a split takes is
-        what the trace of a search by it counts as `context_tokens`. Raises SettingsError where there is none.
+        """The most promising of these splits, which are to fit the context: of equals the first.
+
+        What a split takes is what the trace of a search by it counts as `context_tokens`.
+
+        Raises:
+            SettingsError: If there is none.
         """
         found = list(splits)
         if not found:

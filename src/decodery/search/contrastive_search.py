@@ -35,12 +35,15 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class ContrastiveSearch(Search):
-    """Takes, of the `k` most likely tokens, the one with the best (1 - alpha) * p - alpha * (likeness to the text).
+    """Takes the token of the top `k` with the best (1 - alpha) * p - alpha * (similarity to the text).
 
-    k: candidates, read as siblings in one pass per token; the winner's keys and values stay. alpha: weight of the
-    degeneration penalty, the largest cosine between a candidate's last hidden state (after the final norm) and that of
-    any token before it, the prompt's included. Masks and penalties shape p. The choice needs a pass over its
-    candidates, so there is nothing that drafts could be verified with. Memory: one hidden state per token.
+    Masks and penalties shape p. The choice needs a pass over its candidates, so there is nothing that drafts could be
+    verified with. Memory: one hidden state per token.
+
+    Attributes:
+        k: Candidates, read as siblings in one pass per token; the winner's keys and values stay.
+        alpha: Weight of the degeneration penalty, the largest cosine between a candidate's last hidden state (after the
+            final norm) and that of any token before it, the prompt's included.
     """
 
     k: int = 4

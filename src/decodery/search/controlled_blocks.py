@@ -38,9 +38,12 @@ if TYPE_CHECKING:
 class ControlledBlocks(Search):
     """Draws several blocks of tokens at a time, and goes on from the one whose text is worth most.
 
-    value: a scorer of beginnings and answers, as in value-head(head=value.safetensors). samples: blocks drawn at a
-    time, by the request's own sampler at seeds that count up from its seed. block: tokens; a text that ends in it stops
-    there. Cost: one pass of `samples` rows per token; memory: a cache per block.
+    Cost: one pass of `samples` rows per token; memory: a cache per block.
+
+    Attributes:
+        value: A scorer of beginnings and answers, as in value-head(head=value.safetensors).
+        samples: Blocks drawn at a time, by the request's own sampler at seeds that count up from its seed.
+        block: Tokens; a text that ends in it stops there.
     """
 
     value: Scorer | str

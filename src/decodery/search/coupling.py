@@ -39,7 +39,11 @@ _READ_ROWS = 64
 
 @dataclass(frozen=True)
 class DecodedMessage:
-    """A message read from a text. certainty: the probability that all of it is right."""
+    """A message read from a text.
+
+    Attributes:
+        certainty: The probability that all of it is right.
+    """
 
     message: bytes
     certainty: float
@@ -53,18 +57,26 @@ class DecodedMessage:
 )
 @dataclass(frozen=True)
 class Coupling(Search):
-    """Writes a text whose choice of tokens carries a message; who has the same model and prompt reads it back.
+    """Writes a text whose choice of tokens carries a message.
 
-    message: bytes, or a text (UTF-8). Per token, the block of the message that is least settled is coupled with the
-    distribution of the next token so that their joint entropy is small; both sides keep the same posterior over every
-    block. key: a shared secret from which a pad is made that makes any message look uniform, to be used for one
-    message only; a message that is not uniform shifts the law of the text. temperature, top_k: shape the distribution.
-    bits: size of a block. merge: let tokens that would tell the same carry a second block. rate: share of a block's
-    bits that may act, by the bottleneck map: compressed "once", only that much of the message is sent and it is read
-    with errors; per "step", no token tells more and it takes more of them. ending: "complete" stops where the message
-    is settled (and what a constraint asks for is complete), "eos" writes on to the end. End tokens are not written
-    before the message is settled. tokenizer: with it, as `LLM.search` sets it, only tokens are written that a reader of
-    the text finds again. Both sides must share the model, its precision, the prompt, masks and all settings here.
+    Who has the same model and prompt reads it back. Both sides must share the model, its precision, the prompt, masks
+    and all settings here.
+
+    Attributes:
+        message: Bytes, or a text (UTF-8). Per token, the block of the message that is least settled is coupled with the
+            distribution of the next token so that their joint entropy is small; both sides keep the same posterior over
+            every block.
+        key: A shared secret from which a pad is made that makes any message look uniform, to be used for one message
+            only; a message that is not uniform shifts the distribution of the text.
+        temperature, top_k: Shape the distribution.
+        bits: Size of a block.
+        merge: Let tokens that would tell the same carry a second block.
+        rate: Share of a block's bits that may act, by the bottleneck map: compressed "once", only that much of the
+            message is sent and it is read with errors; per "step", no token tells more and it takes more of them.
+        compress: Whether `rate` limits the message "once" or each "step".
+        ending: "complete" stops where the message is settled (and what a constraint asks for is complete), "eos" writes
+            on to the end. End tokens are not written before the message is settled.
+        tokenizer: With it, as `LLM.search` sets it, only tokens are written that a reader of the text finds again.
     """
 
     message: str | bytes = b""
@@ -119,9 +131,13 @@ class Coupling(Search):
         return branches.finish([seq])
 
     def read(self, engine: Engine, request: Request, tokens: list[int], length: int) -> DecodedMessage:
-        """The message of `length` bytes that the generated `tokens` carry. request: as when they were written.
+        """The message of `length` bytes that the generated `tokens` carry.
 
-        Raises SettingsError where these settings could not have written the tokens.
+        Args:
+            request: As when they were written.
+
+        Raises:
+            SettingsError: If these settings could not have written the tokens.
         """
         return engine.finish(self._read(engine, request, tokens, length))
 

@@ -28,13 +28,17 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class DiverseBeam(Search):
-    """Follows groups of beams in which a token costs more the more beams of earlier groups chose it at the same step.
+    """Beam search in groups; a token costs more the more earlier beams chose it at the same step.
 
-    width: beams of all groups together, scored in one pass per token; groups must divide it. diversity: what a token
-    loses in the selection for every earlier choice (Hamming dissimilarity). Within a group the penalised sums select
-    and end; the list returned is ranked by the model's own sums, where transformers takes the penalised ones. A group
-    that has ended no longer penalises. length_penalty, early_stopping: see `beam`. Source: ashwinkalyan/dbs (2016),
-    which staggers the groups in time.
+    Source: ashwinkalyan/dbs (2016), which staggers the groups in time.
+
+    Attributes:
+        width: Beams of all groups together, scored in one pass per token; groups must divide it.
+        groups: Groups of beams.
+        diversity: What a token loses in the selection for every earlier choice (Hamming dissimilarity). Within a group
+            the penalised sums select and end; the list returned is ranked by the model's own sums, where transformers
+            takes the penalised ones. A group that has ended no longer penalises.
+        length_penalty, early_stopping: See `beam`.
     """
 
     width: int = 4

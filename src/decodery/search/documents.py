@@ -20,7 +20,11 @@ _PARAGRAPH = "\n\n"
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A question with its answer. steps: follow-up questions and what was answered to each, on the way there."""
+    """A question with its answer.
+
+    Attributes:
+        steps: follow-up questions and what was answered to each, on the way there.
+    """
 
     question: str
     answer: str
@@ -47,7 +51,11 @@ class Library:
 
 
 def library(documents: str | Documents, most: int) -> Library:
-    """A library of documents, or of those in a file. Raises SettingsError for a file that holds none."""
+    """A library of documents, or of those in a file.
+
+    Raises:
+        SettingsError: For a file that holds none.
+    """
     if isinstance(documents, str):
         return _read_library(documents, most)
     return _library(documents, most)

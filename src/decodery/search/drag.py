@@ -27,13 +27,18 @@ __all__ = ["Demonstration", "Documents"]
 )
 @dataclass(frozen=True)
 class DRAG(Pipeline):
-    """Writes one text after the k documents that share most words with the question, and after m worked examples.
+    """Writes one text after the k documents most similar to the question and m worked examples.
 
-    documents: `Documents`, or a file: of paragraphs, or .jsonl with a "text" a line. examples: `Demonstration`s, or a
-    .jsonl file with "question" and "answer" a line; the first m are shown, each with k documents for its own question.
-    The best document stands nearest to its question. most_words: of a document, the rest is cut. Found by BM25, where
-    the paper has an embedding model. The trace counts `context_tokens`, the tokens read in all calls, and k and m
-    should fit the model's context.
+    Found by BM25, where the paper has an embedding model. The trace counts `context_tokens`, the tokens read in all
+    calls, and k and m should fit the model's context.
+
+    Attributes:
+        documents: `Documents`, or a file: of paragraphs, or .jsonl with a "text" a line.
+        examples: `Demonstration`s, or a .jsonl file with "question" and "answer" a line; the first m are shown, each
+            with k documents for its own question. The best document stands nearest to its question.
+        k: Documents before the question.
+        m: Worked examples before the question.
+        most_words: Of a document, the rest is cut.
     """
 
     documents: str | Documents

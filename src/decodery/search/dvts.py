@@ -23,11 +23,15 @@ from .steps import Growth, StepSearch
 )
 @dataclass(frozen=True)
 class DVTS(StepSearch):
-    """Draws m continuations of each of n / m texts and goes on from the best of each, until each of them ends.
+    """Draws m continuations of each of n / m texts and goes on from the best of each.
 
-    n: continuations in a round, a multiple of m. Of a line's last round all texts are returned that have ended. Of
-    equal worth the continuation that was begun first is kept. The other settings are those of all searches over steps,
-    see step-beam. Cost: n steps a round; memory: what the lines do not have in common.
+    Of a line's last round all texts are returned that have ended. Of equal worth the continuation that was begun first
+    is kept. The other settings are those of all searches over steps, see step-beam. Cost: n steps a round; memory: what
+    the lines do not have in common.
+
+    Attributes:
+        n: Continuations in a round, a multiple of m.
+        m: Continuations of each text in a round.
     """
 
     n: int = 16

@@ -31,13 +31,19 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class EarlyPruning(JudgedSearch):
-    """Draws n texts, judges them after `after` tokens, lets the share `keep` of them go on, and returns these by score.
+    """Draws n texts, judges them after `after` tokens, lets the share `keep` of them go on.
 
-    scorer: of beginnings and of answers; published is the chance that a fresh text of the same model would not be
-    better, see adaptive-sampling. keep: of the texts that have not ended by then, rounded up; those that have ended
-    stay. Of equal scores the text drawn first goes on. n, after, keep: the paper prunes after 64 to 128 tokens and
-    keeps a quarter to a half; n=16 is that of its experiments. A text whose score fails is left. The trace counts the
-    texts that were "pruned", and what they had written among the "discarded" tokens. Memory: a cache per text.
+    Texts are returned by score. n=16 is that of the paper's experiments, which prunes after 64 to 128 tokens and keeps
+    a quarter to a half. A text whose score fails is left. The trace counts the texts that were "pruned", and what they
+    had written among the "discarded" tokens. Memory: a cache per text.
+
+    Attributes:
+        n: Texts drawn.
+        after: Tokens after which texts are judged.
+        keep: The share that goes on of the texts that have not ended by then, rounded up; those that have ended stay.
+            Of equal scores the text drawn first goes on.
+        scorer: Of beginnings and of answers; published is the chance that a fresh text of the same model would not be
+            better, see adaptive-sampling.
     """
 
     n: int = 16

@@ -45,21 +45,27 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class Edge(JudgedSearch):
-    """Draws n texts together, ends their thinking after `most` tokens, and lets them vote by what a head says of them.
+    """Draws n texts, ends their thinking after `most` tokens, and takes a vote weighted by a trained head.
 
-    scorer: of finished texts, as in value-head(head=FILE), which `decodery train value` makes: it reads the state that
-    the model has of a text already, so that verifying costs a row per text and no second model. most: tokens of
-    thinking, None for no bound; after them `end` and then `cue` are written in one pass, and the text goes on to its
-    answer. end, cue: texts or token ids; a mark that the model has begun is completed. choose: "vote" weights answers
-    as weighted-vote does (answer, pattern), but that what a linear head finds worth less than nothing counts as
-    nothing; "best" is best-of-n. n, most: no numbers are published.
+    Passes with an adapter have no drafts. The trace counts the tokens that were "forced", and 1 as "reasoned" where
+    texts think. Memory: a cache per text, and see the source adapter.
 
-    adapter: what texts are written with, a file of `decodery train lora --masked` or an `Adapter`. The prompt is read
-    by the model as it is, but for its last token, and all texts share that, whoever writes them. switch: a head on the
-    model's states of the prompt, made by `decodery train value --switch`; where their mean says less than `threshold`,
-    the text is one that the model writes by itself, without adapter, budget and vote. Passes with an adapter have no
-    drafts. The trace counts the tokens that were "forced", and 1 as "reasoned" where texts think. Memory: a cache per
-    text, and see the source adapter.
+    Attributes:
+        n: Texts drawn, no published number.
+        most: Tokens of thinking, no published number, None for no bound; after them `end` and then `cue` are written in
+            one pass, and the text goes on to its answer.
+        end, cue: Texts or token ids; a mark that the model has begun is completed.
+        choose: "vote" weights answers as weighted-vote does (answer, pattern), but that what a linear head finds worth
+            less than nothing counts as nothing; "best" is best-of-n.
+        answer, pattern: As for self-consistency.
+        adapter: What texts are written with, a file of `decodery train lora --masked` or an `Adapter`. The prompt is
+            read by the model as it is, but for its last token, and all texts share that.
+        switch: A head on the model's states of the prompt, made by `decodery train value --switch`; where their mean
+            says less than `threshold`, the text is one that the model writes by itself, without adapter, budget and
+            vote.
+        threshold: Score of the prompt below which the text is written without adapter, budget and vote.
+        scorer: Of finished texts, as in value-head(head=FILE), which `decodery train value` makes: it reads the state
+            that the model has of a text already, so that verifying costs a row per text and no second model.
     """
 
     n: int = 4

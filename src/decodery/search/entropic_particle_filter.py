@@ -35,17 +35,25 @@ _PEAK = 2.0
 )
 @dataclass(frozen=True)
 class EntropicParticleFilter(ParticleFilter):
-    """A particle filter that keeps texts apart early, and may look a step ahead before it draws among them.
+    """A particle filter that keeps texts diverse early and can look a step ahead before resampling.
 
     Where the effective number of texts is below `least` of all, and less than `early` of the `rounds` are over, weights
     are taken to the power 1 / temperature for the draw: annealing "ess" makes that all / effective x (1 - share of
     rounds over), "entropy" the inverse of the normalised entropy, which is raised to 1 as rounds pass, "base" 2 - the
-    share of rounds over; never below 1. lookahead: "fresh" draws one step more after every text, counts it in the
-    draw, and forgets it: the next weight is divided by what was counted; "reuse" lets that step be the next one, and
-    counts it again as its own weight, or once with double_count=false. Published are least=0.5, early=0.5, "ess" and
-    systematic resampling; the published code has no lookahead: "fresh" is the auxiliary particle filter of the
-    textbooks. Cost: that of particle-filter, with "fresh" twice as many steps and scores. The settings of weights are
-    those of particle-filter, the others those of all searches over steps, see step-beam.
+    share of rounds over; never below 1. Published are least=0.5, early=0.5, "ess" and systematic resampling; the
+    published code has no lookahead: "fresh" is the auxiliary particle filter of the textbooks. Cost: that of
+    particle-filter, with "fresh" twice as many steps and scores. The settings of weights are those of particle-filter,
+    the others those of all searches over steps, see step-beam.
+
+    Attributes:
+        reward_temperature, resampling: See `particle-filter`.
+        annealing: How the temperature of a draw follows from the weights: "ess", "entropy" or "base".
+        least: Share of effective texts below which weights are tempered.
+        early: Share of the rounds in which weights may be tempered.
+        lookahead: "fresh" draws one step more after every text, counts it in the draw, and forgets it: the next weight
+            is divided by what was counted; "reuse" lets that step be the next one, and counts it again as its own
+            weight, or once with double_count=false.
+        double_count: Whether "reuse" counts a step in the draw and again as its own weight.
     """
 
     resampling: Resampling = "systematic"
@@ -96,7 +104,7 @@ class EntropicParticleFilter(ParticleFilter):
 
 
 def annealed(log_weights: np.ndarray, over: float, how: Annealing, least: float, early: float) -> float:
-    """The temperature, at least 1, of a draw by weights [particles] a share `over` in (0, 1] of the rounds on."""
+    """The temperature, at least 1, of resampling by weights [particles] after a share `over` of rounds."""
     share = effective_size(log_weights) / len(log_weights)
     if share >= least or over >= early:
         return 1.0

@@ -27,10 +27,13 @@ def pass_at(k: int, right: int, total: int) -> float:
 
 
 def best_of(n: int, scores: Sequence[float], right: Sequence[float]) -> float:
-    """How right, on average, the best scored of n samples is; of those with equal scores each is as likely the best.
+    """How right, on average, the best scored of n samples is.
 
-    scores: of the pool, higher is better; with the lengths of texts, negative, this is first-finish. right: of each
-    sample, whether it is, or how much.
+    Of those with equal scores each is as likely the best.
+
+    Args:
+        scores: Of the pool, higher is better; with the lengths of texts, negative, this is first-finish.
+        right: Of each sample, whether it is, or how much.
     """
     total = len(scores)
     _check(n, total)
@@ -63,9 +66,12 @@ def voted(
 ) -> float:
     """How right, on average over random subsets of n samples, the text is that a vote elects.
 
-    answers: of the pool, None where there is none. right, weights: of each sample; weights are all 1 by default. The
-    text is that of most weight among those with the elected answer, the first drawn among equals; without any answer
-    the first of all. Subsets are in the order of the pool, all of them where there are no more than `subsets`.
+    The text is that of most weight among those with the elected answer, the first drawn among equals; without any
+    answer the first of all. Subsets are in the order of the pool, all of them where there are no more than `subsets`.
+
+    Args:
+        answers: Of the pool, None where there is none.
+        right, weights: Of each sample; weights are all 1 by default.
     """
     _check(n, len(answers))
     total, random, found = len(answers), np.random.default_rng(n), 0.0

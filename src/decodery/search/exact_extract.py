@@ -39,16 +39,22 @@ _WORDS = 256
 )
 @dataclass(frozen=True)
 class ExactExtract(Search):
-    """Finds the span of a passage that the model finds most likely as its whole answer, end token included.
+    """Finds the most likely span of a passage as the whole answer, end token included.
 
-    passage: token ids, of which every span is a candidate, or a text; empty for the prompt itself. A text's spans are
-    candidates as they are spelt in the passage and, from the beginning of every word, as an answer that begins there
-    would be spelt. beginnings: further texts as token ids, of which the beginnings are candidates. end: ids of which
-    any may end an answer, the request's end tokens where empty; no span holds one, nor one of `excluded`: special
-    tokens, where the passage is the prompt. normalised: divide log-probabilities by the number of tokens, end included.
-    rows: rows of a pass. Spans that begin alike share their rows (a trie), and what is already less likely
-    than the best whole answer is not followed: the published way scores all spans. Spans are as long as max_new_tokens
-    allows. Ties: the span that begins first, then the shorter. Score: its log-probability.
+    Spans that begin alike share their rows (a trie), and what is already less likely than the best whole answer is not
+    followed: the published way scores all spans. Spans are as long as max_new_tokens allows. Ties: the span that begins
+    first, then the shorter. Score: its log-probability.
+
+    Attributes:
+        passage: Token ids, of which every span is a candidate, or a text; empty for the prompt itself. A text's spans
+            are candidates as they are spelt in the passage and, from the beginning of every word, as an answer that
+            begins there would be spelt.
+        beginnings: Further texts as token ids, of which the beginnings are candidates.
+        end: Ids of which any may end an answer, the request's end tokens where empty; no span holds one, nor one of
+            `excluded`: special tokens, where the passage is the prompt.
+        excluded: Token ids that no span holds.
+        normalised: Divide log-probabilities by the number of tokens, end included.
+        rows: Rows of a pass.
     """
 
     passage: str | tuple[int, ...] = ()
@@ -200,8 +206,7 @@ class _Trie:
                 self.nodes.append(child)
 
     def pick(self, rows: int) -> DraftTree | None:
-        """What to score next: the most likely nodes with those above them, about `rows` of them, below the prompt's
-        end.
+        """What to score next: about `rows` of the most likely nodes with those above them.
 
         Where only one token can follow, what follows is scored along, twice as deep at most.
         """

@@ -29,14 +29,19 @@ from .votes import elected, no_answer
 )
 @dataclass(frozen=True)
 class FeatureVote(Sampled):
-    """Draws n texts that vote for their answers, and returns one for each, that of most weight first; no scorer.
+    """Draws n texts that vote for their answers.
 
-    n, answer, pattern: as for self-consistency. drop: the share of the texts with an answer that is left out before
-    the vote, the longest ones. weights: of length, hedging markers (maybe), thinking markers (wait) and discourse
-    markers (therefore), markers counted per token, and all of them standardised within the pool; a vote weighs
-    sigmoid(weights . features + bias). By default they have the signs of the paper's findings and one size;
-    `decodery.search.features` is for who fits others. Of equal answers, and of equal votes, the shorter text wins. The
-    score is the answer's share of all weight.
+    One text is returned for each answer, that of most weight first; there is no scorer. Of equal answers, and of equal
+    votes, the shorter text wins. The score is the answer's share of all weight.
+
+    Attributes:
+        n, answer, pattern: As for self-consistency.
+        drop: The share of the texts with an answer that is left out before the vote, the longest ones.
+        weights: Of length, hedging markers (maybe), thinking markers (wait) and discourse markers (therefore), markers
+            counted per token, and all of them standardised within the pool; a vote weighs sigmoid(weights . features +
+            bias). By default they have the signs of the paper's findings and one size; `decodery.search.features` is
+            for who fits others.
+        bias: Added to the weighted features.
     """
 
     n: int = 16

@@ -22,7 +22,12 @@ _MARKERS = tuple(_of(words) for words in (HEDGING, THINKING, DISCOURSE))
 
 @dataclass(frozen=True)
 class TextFeatures:
-    """Of one text. length: tokens; hedging, thinking, discourse: markers of each kind per 1000 tokens."""
+    """Of one text.
+
+    Attributes:
+        length: Tokens.
+        hedging, thinking, discourse: Markers of each kind per 1000 tokens.
+    """
 
     length: float
     hedging: float
@@ -31,13 +36,17 @@ class TextFeatures:
 
 
 def features(text: str, length: int) -> TextFeatures:
-    """length: its tokens."""
+    """Features [4] of one text.
+
+    Args:
+        length: Its tokens.
+    """
     counts = [len(markers.findall(text)) * 1000 / max(length, 1) for markers in _MARKERS]
     return TextFeatures(float(length), *counts)
 
 
 def standardised(pool: Sequence[TextFeatures]) -> np.ndarray:
-    """[n, 4] features, each with mean 0 and deviation 1 within the pool, so that they compare texts and not problems.
+    """[n, 4] features with mean 0 and deviation 1 within the pool: they compare texts, not problems.
 
     A feature that is the same in all texts is 0.
     """

@@ -30,13 +30,17 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class FirstFinish(Search):
-    """Draws n texts and returns the one that ends after the fewest tokens; the others stop as soon as they cannot.
+    """Draws n texts and returns the one that ends after the fewest tokens.
 
-    n: texts, by the request's own sampler, drafter and rule at seeds that count up from its seed, all in the same
-    passes. k: wait for the k shortest, and return one for each of their answers as self-consistency does. answer,
-    pattern: as there; a text without an answer, or one that is cut by its length, does not count, and without any that
-    does the first text is returned, without a score. Of equal lengths the text drawn first wins. With k=1 the score is
-    minus the length in tokens. Tokens of texts that were stopped count as "discarded" in the trace.
+    The others stop as soon as they cannot. Of equal lengths the text drawn first wins. With k=1 the score is minus the
+    length in tokens. Tokens of texts that were stopped count as "discarded" in the trace.
+
+    Attributes:
+        n: Texts, by the request's own sampler, drafter and rule at seeds that count up from its seed, all in the same
+            passes.
+        k: Wait for the k shortest, and return one for each of their answers as self-consistency does.
+        answer, pattern: As there; a text without an answer, or one that is cut by its length, does not count, and
+            without any that does the first text is returned, without a score.
     """
 
     n: int = 4

@@ -14,7 +14,10 @@ from decodery.step.sequence import Sequence
 
 
 def read_prompt(seq: Sequence, chunk: int, taps: Ordered[Tap] = ()) -> ForwardCoroutine[dict[Tap, torch.Tensor]]:
-    """Have the text's own model read all of its prompt but the last token; [rows, hidden] of what was read, by tap."""
+    """Have the text's own model read all of its prompt but the last token.
+
+    [rows, hidden] of what was read, by tap.
+    """
     found: list[dict[Tap, torch.Tensor]] = []
     while (start := seq.cache.next_position) < len(seq.tokens) - 1:
         rows = seq.tokens[start : min(start + chunk, len(seq.tokens) - 1)]

@@ -41,18 +41,23 @@ Feedback = Literal["none", "score", "best", "best-worst", "critique"]
 )
 @dataclass(frozen=True)
 class IAD(JudgedSearch, Pipeline):
-    """Draws n texts a round and scores them; from the second round on the prompt shows what was best and worst so far.
+    """Draws n texts a round and scores them.
 
-    scorer: of finished texts. n: texts a round; rounds: with feedback, after the first one. feedback: what later
-    prompts show, each level with what those before it show: "none" nothing, which is best-of-n of all rounds, "score"
-    the best score, "best" the best text and what the scorer remarks on it, such as the first test that fails,
-    "best-worst" the worst one too where its score is lower, "critique" also what the model says of the best one. A text
-    takes the place of the best only where its score is higher, and of the worst only where it is lower. It ends early
-    where the largest score there can be is reached, or no better text was found in 2 rounds. Memory: a cache per text
-    of a round.
+    From the second round on the prompt shows what was best and worst so far. A text takes the place of the best only
+    where its score is higher, and of the worst only where it is lower. Memory: a cache per text of a round. A model
+    that was trained to revise wants the form it learned, see revisions; then attempts stand after the prompt, the worst
+    one first, and without scores.
 
-    shown: all this is said in words where it is "". A model that was trained to revise wants the form it learned, see
-    revisions; then attempts stand after the prompt, the worst one first, and without scores.
+    Attributes:
+        n: Texts a round.
+        rounds: With feedback, after the first one.
+        feedback: What later prompts show, each level with what those before it show: "none" nothing, which is best-of-n
+            of all rounds, "score" the best score, "best" the best text and what the scorer remarks on it, such as the
+            first test that fails, "best-worst" the worst one too where its score is lower, "critique" also what the
+            model says of the best one. It ends early where the largest score there can be is reached, or no better text
+            was found in 2 rounds.
+        shown: All this is said in words where it is "".
+        scorer: Of finished texts.
     """
 
     n: int = 4

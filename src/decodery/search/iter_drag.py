@@ -38,14 +38,16 @@ _LINE = re.compile(rf"[\s*]*({FOLLOW_UP}|{INTERMEDIATE}|{FINAL})\**([^\n]*)")
 class IterDRAG(Pipeline):
     """Asks follow-up questions line by line, finds documents for each, and ends with a final answer.
 
-    documents, examples, k, m, most_words: as for drag; the steps of an example are shown with it. n: follow-up
-    questions at most, after which the final answer is asked for. A line is a follow-up question, an intermediate
-    answer or the final answer, and nothing else: a model that is run here is held to that by a constraint, and what a
-    server writes is asked for again where it is none of them, 10 times at most in all where texts are drawn, and then
-    taken for the final answer; each is counted as `malformed`. The text found is the final answer alone. The trace
-    counts `context_tokens`, those read in all calls, and `retrievals`. Documents that have come first are left out once
-    the context has no room for all and a line after them, which is counted as `outgrown`; where there is no room
-    without any, the last intermediate answer is what is found.
+    A line is a follow-up question, an intermediate answer or the final answer, and nothing else: a model that is run
+    here is held to that by a constraint, and what a server writes is asked for again where it is none of them, 10 times
+    at most in all where texts are drawn, and then taken for the final answer; each is counted as `malformed`. The text
+    found is the final answer alone. The trace counts `context_tokens`, those read in all calls, and `retrievals`.
+    Documents that have come first are left out once the context has no room for all and a line after them, which is
+    counted as `outgrown`; where there is no room without any, the last intermediate answer is what is found.
+
+    Attributes:
+        documents, examples, k, m, most_words: As for drag; the steps of an example are shown with it.
+        n: follow-up questions at most, after which the final answer is asked for.
     """
 
     documents: str | Documents

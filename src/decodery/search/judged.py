@@ -26,7 +26,11 @@ def require_attempt(name: str, form: str) -> None:
 
 @dataclass(frozen=True)
 class JudgedSearch(Search):
-    """Needs what its scorer needs. scorer: a scorer, or its name."""
+    """Needs what its scorer needs.
+
+    Attributes:
+        scorer: A scorer, or its name.
+    """
 
     scorer: Scorer | str
 
@@ -47,8 +51,9 @@ class JudgedSearch(Search):
         self.judge.fits(model)
 
     def as_shown(self, form: str, question: str, attempt: str) -> ForwardCoroutine[str]:
-        """An attempt as a later one is shown it: `form`, in which {attempt} and {remark} stand for it and what the
-        scorer remarks on it.
+        """An attempt as a later one reads it, with {attempt} and {remark} of `form` filled in.
+
+        The remark is the scorer's.
         """
         remark = (yield from remark_of(self.judge, question, attempt)) if "{remark}" in form else ""
         return form.replace("{remark}", remark).replace("{attempt}", attempt)

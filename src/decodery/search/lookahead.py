@@ -36,12 +36,16 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class Lookahead(Search):
-    """Judges every text of a search over steps by how it goes on greedily for k more steps, which are then forgotten.
+    """Scores every text of a step search by its greedy continuation of k more steps, then discarded.
 
-    search: over steps, as in step-beam(scorer=self-evaluation,n=8,m=2) or dvts(...). k: steps, of each of which the
-    most likely tokens after the request's processors are taken; a text that ends sooner is judged as it ends. Scores in
-    the trace are those of the ends. What was written to look at is in no part of the trace's tree: it is counted as
-    "rolled_out", among the "discarded" tokens. Cost: k + 1 steps in place of one, in passes that all texts share.
+    Scores in the trace are those of the ends. What was written to look at is in no part of the trace's tree: it is
+    counted as "rolled_out", among the "discarded" tokens. Cost: k + 1 steps in place of one, in passes that all texts
+    share.
+
+    Attributes:
+        search: Over steps, as in step-beam(scorer=self-evaluation,n=8,m=2) or dvts(...).
+        k: Steps, of each of which the most likely tokens after the request's processors are taken; a text that ends
+            sooner is judged as it ends.
     """
 
     search: Search | str

@@ -28,22 +28,31 @@ from .steps import Growth, StepSearch
 )
 @dataclass(frozen=True)
 class MCTS(StepSearch):
-    """Walks from the text so far to a leaf of the tree of steps, draws n steps after it, and backs its value up.
+    """Selects a leaf of the tree of steps, draws n steps after it, and backs its value up.
 
-    n: continuations of a text. simulations: walks before the text moves on by the step that was visited most (the
-    better one among equals), which keeps all that was found after it. A walk goes down where Q + U is largest, Q
-    the mean of the values backed up through a step, or its own where there is none yet, and U = (c + ln((N + base +
-    1) / base)) sqrt(N) / (1 + n) with N and n the visits of parent and child; bound "uct" has U = c sqrt(ln(N + 1)
-    / (1 + n)). The prior is even, so no draw is favoured. What a walk backs up is the value of the leaf it came to,
-    by the scorer: there are no rollouts. Values of one step should lie about 1 apart at most, as U is measured by
-    that. moves: "visited" is that; "never" makes all walks from the prompt, after which the best values are
-    followed to an end. widening: n further continuations are drawn after a text as soon as it was visited often
-    enough for visits ** widening to be as large as the number of such draws (published is None, one draw; 0.5 is
-    usual), so that what the first ones miss can still be found. rounds: the depth of the tree, whose last step goes
-    on to the text's end. Returned are all texts that ended anywhere in the tree, by worth, so that walks that came
-    to a better end than the moves are not in vain. The other settings are those of all searches over steps, see
-    step-beam. The trace's `visits` tell where each walk came to: with the tree's scores it gives every count and
-    every mean again. Cost: n steps a walk; memory: the tree's texts.
+    Returned are all texts that ended anywhere in the tree, by worth, so that walks that came to a better end than the
+    moves count. The other settings are those of all searches over steps, see step-beam. The trace's `visits` tell where
+    each walk came to: with the tree's scores it gives every count and every mean again. Cost: n steps a walk; memory:
+    the tree's texts.
+
+    Attributes:
+        rounds: The depth of the tree, whose last step goes on to the text's end.
+        n: Continuations of a text.
+        simulations: Walks before the text moves on by the step that was visited most (the better one among equals),
+            which keeps all that was found after it. A walk goes down where Q + U is largest, Q the mean of the values
+            backed up through a step, or its own where there is none yet, and U = (c + ln((N + base + 1) / base))
+            sqrt(N) / (1 + n) with N and n the visits of parent and child; bound "uct" has U = c sqrt(ln(N + 1) / (1 +
+            n)). The prior is even, so no draw is favoured. What a walk backs up is the value of the leaf it came to, by
+            the scorer: there are no rollouts. Values of one step should lie about 1 apart at most, as U is measured by
+            that.
+        c: Weight of exploration.
+        base: How slowly exploration grows with visits under "puct".
+        bound: The bound by which walks choose steps, see `simulations`.
+        moves: "visited" is that; "never" makes all walks from the prompt, after which the best values are followed to
+            an end.
+        widening: n further continuations are drawn after a text as soon as it was visited often enough for visits **
+            widening to be as large as the number of such draws (published is None, one draw; 0.5 is usual), so that
+            what the first ones miss can still be found.
     """
 
     rounds: int = 8
@@ -122,8 +131,10 @@ class MCTS(StepSearch):
 class Visited:
     """A text in the tree.
 
-    value: what the scorer makes it worth. visits, total: walks through it, and the sum of what they found. draws: how
-    often continuations of it were drawn.
+    Attributes:
+        value: What the scorer makes it worth.
+        visits, total: Walks through it, and the sum of what they found.
+        draws: How often continuations of it were drawn.
     """
 
     node: Node

@@ -44,7 +44,7 @@ def couple(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def bottleneck(p: np.ndarray, rate: float) -> np.ndarray:
-    """A map [n] int64 of the values of p [n] to labels whose entropy is at most `rate` bits, and close to it.
+    """A map [n] int64 of values of p [n] to labels of entropy at most, and close to, `rate` bits.
 
     Merges the two largest cells until merging the two smallest is enough. The information kept is within h(p2) bits of
     what any map keeps, h being the binary entropy and p2 the second largest probability.

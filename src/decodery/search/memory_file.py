@@ -19,7 +19,13 @@ EMPTY = "(empty)"
 
 @dataclass(frozen=True)
 class Sheet:
-    """version: how often it was written. memory: what the model noted; entries: questions and what was answered."""
+    """A memory as its file holds it.
+
+    Attributes:
+        version: How often it was written.
+        memory: What the model noted.
+        entries: Questions and what was answered.
+    """
 
     version: int = 0
     memory: str = EMPTY
@@ -39,7 +45,11 @@ class SheetFile:
         self.path = Path(path).expanduser()
 
     def read(self) -> Sheet:
-        """What it holds, a new sheet where there is no file. Raises CorruptFile for anything but a sheet."""
+        """What it holds, a new sheet where there is no file.
+
+        Raises:
+            CorruptFile: For anything but a sheet.
+        """
         wrong = f"{self.path} is no cheatsheet, or is damaged: name another file, or remove it to start again"
         try:
             if self.path.stat().st_size > _MOST_BYTES:
@@ -66,7 +76,11 @@ class SheetFile:
     def change(self, how: Callable[[Sheet], Sheet | None]) -> Sheet:
         """Put what `how` makes of the sheet in its place, unless that is None, with nobody writing in between.
 
-        Returns the sheet that `how` was given. Raises DecoderyError where the file cannot be written.
+        Returns:
+            The sheet that `how` was given.
+
+        Raises:
+            DecoderyError: If the file cannot be written.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,11 @@ from .population import Particle, TokenBlock
 
 @dataclass
 class Branch(Particle):
-    """A particle over a sequence. logits: [vocab] after its last token, None while that is not read."""
+    """A particle over a sequence.
+
+    Attributes:
+        logits: [vocab] after its last token, None while that is not read.
+    """
 
     seq: Sequence = field(kw_only=True)
     logits: torch.Tensor | None = None
@@ -42,9 +46,12 @@ class Branch(Particle):
 class ModelProposal:
     """Branches of one prompt.
 
-    block: tokens per block. potential: None for weight 1. strength: what its log-weights are multiplied by. powered:
-    whether the model's own probabilities are wanted. accepts, max_rejects: of the constraint's weights, see
-    `decodery.sampling.awrs`.
+    Args:
+        block: Tokens per block.
+        potential: None for weight 1.
+        strength: What its log-weights are multiplied by.
+        powered: Whether the model's own probabilities are wanted.
+        accepts, max_rejects: Of the constraint's weights, see `decodery.sampling.awrs`.
     """
 
     def __init__(

@@ -33,13 +33,17 @@ from .sweep import Sweep, Trajectory
 class ParallelTempering(ParticleSearch):
     """Chains of particle Gibbs whose rewards count less and less, between which references are exchanged.
 
-    temperatures: of the rewards, one per chain and rising; chain k aims at the request's law times the potentials to
-    the power 1 / temperatures[k]. After each sweep but the last, neighbours exchange their references with a
-    probability that leaves both laws as they are: a text that only a warm chain dares to write can so come to the
-    coldest, whose texts of the last sweep are the results. particles: texts of each chain. The chains share their
-    passes. Not in the published code, but as its paper has it; particles, sweeps and temperatures are no published
-    ones. Ledger: exchanges offered and made. The settings of weights are those of particle-filter, the others those of
-    all searches over steps, see step-beam.
+    The chains share their passes. Not in the published code, but as its paper has it; particles, sweeps and
+    temperatures are no published ones. Ledger: exchanges offered and made. The settings of weights are those of
+    particle-filter, the others those of all searches over steps, see step-beam.
+
+    Attributes:
+        particles: Texts of each chain.
+        temperatures: Of the rewards, one per chain and rising; chain k aims at the request's distribution times the
+            potentials to the power 1 / temperatures[k]. After each sweep but the last, neighbours exchange their
+            references with a probability that leaves both distributions as they are: a text that only a warm chain
+            dares to write can so come to the coldest, whose texts of the last sweep are the results.
+        sweeps: Sweeps of every chain.
     """
 
     particles: int = 8
@@ -88,8 +92,9 @@ class ParallelTempering(ParticleSearch):
 
 
 def swap_log_ratio(cold: float, warm: float, cold_temperature: float, warm_temperature: float) -> float:
-    """Log of the Metropolis ratio of exchanging the texts of two chains, in which the model's law cancels.
+    """Log of the Metropolis ratio of exchanging two chains' texts; the model's distribution cancels.
 
-    cold, warm: log of all that the chains' texts were found worth, at temperature 1.
+    Args:
+        cold, warm: Log of all that the chains' texts were found worth, at temperature 1.
     """
     return (1 / cold_temperature - 1 / warm_temperature) * (warm - cold)

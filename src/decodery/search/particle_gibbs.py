@@ -26,14 +26,18 @@ from .sweep import Sweep, Trajectory
 )
 @dataclass(frozen=True)
 class ParticleGibbs(ParticleSearch):
-    """Sweeps of particle filtering, in each of which a text drawn from the sweep before stands among fresh ones.
+    """Sweeps of particle filtering that each keep one text drawn from the sweep before.
 
     That reference is weighed after every step of the sweep by its own step of the same number, is never lost, and lends
-    its beginning to texts that are drawn from it. pool: whether the texts of all sweeps are results, or those of the
-    last one. Texts are drawn each by itself (multinomial resampling), for which the law is known. The settings of
-    weights are those of particle-filter, the others those of all searches over steps, see step-beam. particles=16 and
-    sweeps=4 are no published numbers: they write the 64 texts of the published filter. Cost: that of particle-filter in
-    the first sweep, a step and a score a round less in the others.
+    its beginning to texts that are drawn from it. Texts are drawn each by itself (multinomial resampling), for which
+    the distribution is known. The settings of weights are those of particle-filter, the others those of all searches
+    over steps, see step-beam. particles=16 and sweeps=4 are no published numbers: they write the 64 texts of the
+    published filter. Cost: that of particle-filter in the first sweep, a step and a score a round less in the others.
+
+    Attributes:
+        reward_temperature: Potentials are taken to the power 1 / this.
+        sweeps: Particle filters run one after another.
+        pool: Whether the texts of all sweeps are results, or those of the last one.
     """
 
     particles: int = 16

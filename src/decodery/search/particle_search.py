@@ -26,9 +26,12 @@ from .sweep import Potential, Sweep, Weighting, log_potential
 class ParticleSearch(StepSearch):
     """See the descriptions of those who have it.
 
-    particles: texts side by side. potential: what a reward makes a step weigh, "odds" or "prob"; accumulation:
-    "product" lets every step count, "telescoping" the last one alone; ended: whether a text goes on to compete with its
-    last potential after its end, or freezes. step_tokens: as published.
+    Attributes:
+        step_tokens: As published.
+        particles: Texts side by side.
+        potential: What a reward makes a step weigh, "odds" or "prob".
+        accumulation: "product" lets every step count, "telescoping" the last one alone.
+        ended: Whether a text goes on to compete with its last potential after its end, or freezes.
     """
 
     step_tokens: int = 1024
@@ -69,7 +72,10 @@ class ParticleSearch(StepSearch):
 
     @abstractmethod
     def explore(self, growth: Growth, resample: Resample) -> ForwardCoroutine[list[Sweep[Node]]]:
-        """The sweeps whose texts are the results; of `growth` it uses the root, and that it extends and judges."""
+        """The sweeps whose texts are the results.
+
+        Of `growth` it uses the root, and that it extends and judges.
+        """
 
     def grown(self, growth: Growth, parents: Ordered[Node]) -> ForwardCoroutine[tuple[list[Node], list[float]]]:
         """A step after each of these texts, and what it weighs."""
@@ -78,7 +84,11 @@ class ParticleSearch(StepSearch):
         return children, [self.log_potential(child) for child in children]
 
     def step(self, growth: Growth, sweeps: Ordered[Sweep[Node]]) -> ForwardCoroutine[list[np.ndarray]]:
-        """A step of all texts of all these sweeps, in the same passes; returns what weights were multiplied by."""
+        """A step of all texts of all these sweeps, in the same passes.
+
+        Returns:
+            What weights were multiplied by.
+        """
         wanted = [sweep.parents for sweep in sweeps]
         children, weights = yield from self.grown(growth, [parent for each in wanted for parent in each])
         gains, begin = [], 0
@@ -89,7 +99,11 @@ class ParticleSearch(StepSearch):
         return gains
 
     def run_on(self, growth: Growth, sweeps: Ordered[Sweep[Node]], *, alone: bool = False) -> ForwardCoroutine[None]:
-        """Let these sweeps come to their ends, and record them. alone: whether all results are theirs."""
+        """Let these sweeps come to their ends, and record them.
+
+        Args:
+            alone: Whether all results are theirs.
+        """
 
         def step(active: list[Sweep[Node]]) -> ForwardCoroutine[None]:
             yield from self.step(growth, active)

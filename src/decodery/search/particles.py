@@ -37,8 +37,13 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Resampled:
-    """One resampling. step: after how many steps; effective: effective sample size before it; ancestors: how many
-    different particles it chose."""
+    """One resampling.
+
+    Attributes:
+        step: After how many steps.
+        effective: Effective sample size before it.
+        ancestors: How many different particles it chose.
+    """
 
     step: int
     effective: float
@@ -180,7 +185,13 @@ def run(
 
 
 def resampler(how: Resampling, uniform: Callable[[], float]) -> Resample:
-    """A resampling scheme. uniform: numbers in (0, 1), each one once. systematic: as many as there are weights."""
+    """A resampling scheme.
+
+    systematic: as many as there are weights.
+
+    Args:
+        uniform: Numbers in (0, 1), each one once.
+    """
 
     def drawn(weights: np.ndarray, size: int) -> list[int]:
         if how == "systematic":
@@ -220,7 +231,9 @@ def normalised(log_weights: np.ndarray) -> np.ndarray:
 def systematic(weights: np.ndarray, uniform: float) -> list[int]:
     """Indices [n]: number i comes floor or ceil of n times weights[i] often, on average exactly that.
 
-    weights: [n], summing to 1. uniform: one number in (0, 1) that shifts n equal steps.
+    Args:
+        weights: [n], summing to 1.
+        uniform: One number in (0, 1) that shifts n equal steps.
     """
     count = len(weights)
     return np.searchsorted(_edges(weights), (np.arange(count) + uniform) / count, side="right").tolist()
@@ -229,7 +242,9 @@ def systematic(weights: np.ndarray, uniform: float) -> list[int]:
 def multinomial(weights: np.ndarray, uniforms: Ordered[float]) -> list[int]:
     """Indices [m], each drawn by itself: number i with probability weights[i].
 
-    weights: [n], summing to 1. uniforms: [m] numbers in (0, 1).
+    Args:
+        weights: [n], summing to 1.
+        uniforms: [m] numbers in (0, 1).
     """
     return np.searchsorted(_edges(weights), uniforms, side="right").tolist()
 

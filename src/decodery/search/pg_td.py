@@ -48,15 +48,23 @@ _KEPT = 16
 class PGTD(Search):
     """Completes programs from the nodes of a token tree, and goes where their reward was highest.
 
-    tests: a scorer of finished texts, 1 for a program that passes, as in program-tests(file=tests.py), or any other
-    whose scores tell which of two programs is better. budget: programs to generate. k: tokens a node may go on with;
-    beams: the width of completions, 1 is greedy. c, c_base: how much likely and rarely tried tokens are favoured: Q +
-    beta P sqrt(ln N) / (1 + n) with beta = ln((N + c_base + 1) / c_base) + c, where Q is the best reward seen after a
-    token; variant "p_uct" has beta = c, "uct" no P and sqrt(ln N / (1 + n)). early_stop: end with the first reward of
-    1. caches: false computes again what is known, for the same result. Returned is the best program seen anywhere, the
-    first among equals, with its reward as score: below 1 it fails. The published search counts every visit of a node;
-    here programs that are known already cost nothing and are not counted, and what holds no other program is left.
-    Memory: the caches of 16 beginnings. Cost: one completion and one run of the tests per program.
+    Returned is the best program seen anywhere, the first among equals, with its reward as score: below 1 it fails. The
+    published search counts every visit of a node; here programs that are known already cost nothing and are not
+    counted, and what holds no other program is left. Memory: the caches of 16 beginnings. Cost: one completion and one
+    run of the tests per program.
+
+    Attributes:
+        tests: A scorer of finished texts, 1 for a program that passes, as in program-tests(file=tests.py), or any other
+            whose scores tell which of two programs is better.
+        budget: Programs to generate.
+        k: Tokens a node may go on with.
+        beams: The width of completions, 1 is greedy.
+        c, c_base: How much likely and rarely tried tokens are favoured: Q + beta P sqrt(ln N) / (1 + n) with beta =
+            ln((N + c_base + 1) / c_base) + c, where Q is the best reward seen after a token; variant "p_uct" has beta =
+            c, "uct" no P and sqrt(ln N / (1 + n)).
+        variant: The bound that nodes are chosen by: "p_ucb", "p_uct" or "uct".
+        early_stop: End with the first reward of 1.
+        caches: False computes again what is known, for the same result.
     """
 
     tests: Scorer | str
@@ -110,7 +118,12 @@ class PGTD(Search):
 
 @dataclass(slots=True)
 class TreeEdge:
-    """A token after a node. visits: rollouts through it; best: the highest reward of these, 0 before the first."""
+    """A token after a node.
+
+    Attributes:
+        visits: Rollouts through it.
+        best: The highest reward of these, 0 before the first.
+    """
 
     token: int
     probability: float
@@ -121,7 +134,12 @@ class TreeEdge:
 
 @dataclass(slots=True)
 class ProgramNode:
-    """A beginning of programs. visits: 1, and one more for every rollout through it. closed: nothing new is after."""
+    """A beginning of programs.
+
+    Attributes:
+        visits: 1, and one more for every rollout through it.
+        closed: Nothing new is after.
+    """
 
     path: Path
     edges: list[TreeEdge]
@@ -138,7 +156,11 @@ class FinishedProgram:
 
 
 class Tree:
-    """The nodes, and the rollouts that were made. rollouts: per rollout, the path to its node and the reward."""
+    """The nodes, and the rollouts that were made.
+
+    Args:
+        rollouts: Per rollout, the path to its node and the reward.
+    """
 
     def __init__(self, settings: PGTD, programs: Programs, edges: list[TreeEdge]) -> None:
         self.settings, self.programs = settings, programs
@@ -187,8 +209,10 @@ class Tree:
 class Programs:
     """What was generated: whole programs, and what may follow their beginnings.
 
-    rewards: of every program, by its tokens, in the order they were found. best: the first of the best, and its
-    sequence. completions: how often a program was written to its end.
+    Args:
+        rewards: Of every program, by its tokens, in the order they were found.
+        best: The first of the best, and its sequence.
+        completions: How often a program was written to its end.
     """
 
     def __init__(self, settings: PGTD, branches: Branches) -> None:

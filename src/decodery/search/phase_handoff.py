@@ -39,19 +39,25 @@ _LIKELY = 20
 )
 @dataclass(frozen=True)
 class PhaseHandoff(Stepped):
-    """Lets the model write the beginning of a text, and a second one all that follows; nothing is verified.
+    """Lets the model write the beginning of a text, and a second one all that follows.
 
-    step_tokens: how many tokens a phase has, fewer where a `delimiter` ends it before. rounds: phases, which the models
-    write in turn, the last one to the text's end; with 1 whoever begins writes all. begins: who that is, the "model",
-    as published for images by their scales, or the "second" one. model, dtype: the second model, as for the drafter
-    draft-model; it needs the same tokens. Both draw with the noise of the text, and penalties see all of it; the model
-    writes by the request's drafter, budget and rule. A model reads what the other one wrote in one go, and before the
-    last phase the one that has finished gives back the memory of its keys and values. 64 tokens are no published
-    number: in the original 8 of 10 scales of an image are the large model's.
-    below: the model's phase also ends where the entropy of what it draws from, meaned over the last `window` tokens of
-    the phase, has fallen below so many nats; above: the second model's where its own has risen above. That is of the
-    model's own law, whatever the sampler makes of it, of its 20 most likely tokens and the others as one. rounds counts
-    these phases, too. Of sampling both models have the request's settings.
+    Nothing is verified. Both draw with the noise of the text, and penalties see all of it; the model writes by the
+    request's drafter, budget and rule. A model reads what the other one wrote in one go, and before the last phase the
+    one that has finished gives back the memory of its keys and values. Of sampling both models have the request's
+    settings.
+
+    Attributes:
+        step_tokens: How many tokens a phase has, fewer where a `delimiter` ends it before.
+        rounds: Phases, which the models write in turn, the last one to the text's end; with 1 the model that begins
+            writes all.
+        begins: Who that is, the "model", as published for images by their scales, or the "second" one.
+        below: The model's phase also ends where the entropy of what it draws from, averaged over the last `window`
+            tokens of the phase, has fallen below so many nats.
+        above: The second model's where its own has risen above. That is of the model's own distribution, whatever the
+            sampler makes of it, of its 20 most likely tokens and the others as one. rounds counts these phases, too.
+        window: Tokens that entropies are averaged over.
+        model, dtype: The second model, as for the drafter draft-model; it needs the same tokens. 64 tokens are no
+            published number: in the original 8 of 10 scales of an image are the large model's.
     """
 
     delimiter: str | tuple[int, ...] | None = None
@@ -117,7 +123,7 @@ class PhaseHandoff(Stepped):
 
 
 def entropy(token: TokenLogprob) -> float:
-    """Nats of the law that a token was drawn from, of the most likely ones as told and all others as one."""
+    """Entropy in nats of the distribution that a token was drawn from, rare tokens taken as one."""
     told = [how for _, how in token.top]
     rest = max(1.0 - math.fsum(map(math.exp, told)), 0.0)
     return -math.fsum(math.exp(how) * how for how in told) - (rest * math.log(rest) if rest > 0 else 0.0)

@@ -32,10 +32,14 @@ if TYPE_CHECKING:
 
 
 class TextPool:
-    """Texts of one prompt that are drawn apart: number i is what the request would write with its seed + i.
+    """Independent texts of one prompt; number i is what the request would write with its seed + i.
 
-    They share what is read of the prompt, and their passes. trace: of all of them together. complete: whether none was
-    cut because whoever wrote it went away. vary: the request of a text by its number, where they are not all alike.
+    They share what is read of the prompt, and their passes.
+
+    Args:
+        vary: The request of a text by its number, where they are not all alike.
+        complete: Whether none was cut because its writer went away.
+        trace: Of all of them together.
     """
 
     def __init__(
@@ -69,7 +73,11 @@ class TextPool:
     def write(
         self, progress: Progress, goes_on: Callable[[Sequence], bool] = lambda seq: True
     ) -> ForwardCoroutine[None]:
-        """`turns`, and then go on without texts that were cut. progress: told of the tokens of the longest text."""
+        """`turns`, and then go on without texts that were cut.
+
+        Args:
+            progress: Told of the tokens of the longest text.
+        """
         yield from self.turns(progress, goes_on)
         self.leave_out_cut()
 
@@ -83,7 +91,7 @@ class TextPool:
         yield from write_on(self.engine, self.texts, self.trace, goes_on, note)
 
     def leave_out_cut(self) -> None:
-        """Go on without texts that were cut because whoever wrote them went away, where there are others.
+        """Go on without texts that were cut because their writer went away, where there are others.
 
         Without any that is whole, those go on that have begun. Raises the error where none has.
         """
@@ -99,7 +107,7 @@ class TextPool:
         warnings.warn(f"{len(cut)} texts were cut, because whoever wrote them went away", stacklevel=2)
 
     def unjudged(self, error: DecoderyError) -> list[Sequence]:
-        """The texts in the order they were drawn, because whoever was to judge them could not, or went away."""
+        """The texts in the order they were drawn, because the judge failed or went away."""
         warnings.warn(f"these texts were not judged: {error}", stacklevel=2)
         self.complete = False
         return self.texts
@@ -139,7 +147,9 @@ def write_on(
 ) -> ForwardCoroutine[None]:
     """A turn of every text that has not ended; again, until there is none of which `goes_on` is true.
 
-    trace: where the turns are recorded. note: told of the texts that have had a turn.
+    Args:
+        trace: Where the turns are recorded.
+        note: Told of the texts that have had a turn.
     """
     while active := [seq for seq in texts if not seq.finished and goes_on(seq)]:
         waiting = [
@@ -156,7 +166,10 @@ def write_on(
 
 
 def same_tokens(texts: Ordered[Sequence]) -> list[int]:
-    """[n] number of the first text with the same tokens; one that has ended is another than one that has not."""
+    """[n] number of the first text with the same tokens.
+
+    One that has ended is another than one that has not.
+    """
     first: dict[tuple[bool, tuple[int, ...]], int] = {}
     return [first.setdefault((seq.finished, tuple(written(seq))), number) for number, seq in enumerate(texts)]
 
@@ -166,7 +179,10 @@ def scored(
 ) -> ForwardCoroutine[list[float | None]]:
     """What a scorer says of texts, each of which it is asked about once; None where it fails.
 
-    begins: see `Candidates`. Raises the scorer's error where it fails for all.
+    Raises the scorer's error where it fails for all.
+
+    Args:
+        begins: See `Candidates`.
     """
     same = same_tokens(texts)
     distinct = sorted(set(same))

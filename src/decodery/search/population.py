@@ -31,8 +31,10 @@ _FLOOR = 10.0
 class TokenBlock:
     """Natural logarithms of what the tokens of one block weigh.
 
-    mass: the unbiased weights of what a constraint accepts, -inf for a dead end. request, model, drawn: their
-    probability under the law the request asks for, under the model's own, and under what they were drawn from.
+    Attributes:
+        mass: The unbiased weights of what a constraint accepts, -inf for a dead end.
+        request, model, drawn: Their probability under the distribution the request asks for, under the model's own, and
+            under what they were drawn from.
     """
 
     mass: float = 0.0
@@ -43,9 +45,12 @@ class TokenBlock:
 
 @dataclass
 class Particle(Contract):
-    """A weighted text. blocks: what was drawn; value: log of the potential, or of the lookahead, where it stands now.
+    """A weighted text.
 
-    finished: its text has ended, so that its weight stays as it is.
+    Attributes:
+        blocks: What was drawn.
+        value: Log of the potential, or of the lookahead, where it stands now.
+        finished: Its text has ended, so that its weight stays as it is.
     """
 
     blocks: list[TokenBlock] = field(default_factory=list)
@@ -75,8 +80,10 @@ class Proposal(Protocol[P]):
     def extend(
         self, particles: Sequence[P], length: int | None, temperature: float = 1.0
     ) -> ForwardCoroutine[None] | None:
-        """Draw on until texts end or hold `length` tokens (None: until they end), by the request's law raised to
-        1 / temperature. Blocks are appended; a block begins at every multiple of the block's length."""
+        """Continue until texts end or hold `length` tokens, by the distribution raised to 1 / temperature.
+
+        None as length: until they end. Blocks are appended; a block begins at every multiple of the block's length.
+        """
         ...
 
     def fork(self, particle: P) -> P:
@@ -96,8 +103,10 @@ class Proposal(Protocol[P]):
 class TargetDistribution:
     """Which distribution over texts is aimed at, besides its potential.
 
-    power: None for the request's law, else the model's own to this power. rollouts: how many continuations estimate
-    what a beginning is worth, 0 to take its potential for that. temperature: of the rollouts.
+    Attributes:
+        power: None for the request's distribution, else the model's own to this power.
+        rollouts: How many continuations estimate what a beginning is worth, 0 to take its potential for that.
+        temperature: Of the rollouts.
     """
 
     power: float | None = None
@@ -105,7 +114,10 @@ class TargetDistribution:
     temperature: float = 0.1
 
     def log_ratio(self, block: TokenBlock) -> float:
-        """Log of the target's factor over what the block was drawn from; its mean over draws is the block's mass."""
+        """Log of the target's factor over what the block was drawn from.
+
+        Its mean over draws is the block's mass.
+        """
         wanted = block.request if self.power is None else self.power * block.model
         return block.mass + wanted - block.drawn if block.mass > -math.inf else -math.inf
 
@@ -159,9 +171,13 @@ class Population(Particles[P]):
         return bool(self._open())
 
     def run(self, progress: Callable[[int], None] = lambda length: None) -> ForwardCoroutine[None]:
-        """Extend, weigh, resample and move until every living text has ended. Raises ConstraintError if none lives.
+        """Extend, weigh, resample and move until every living text has ended.
 
-        progress: called with the length of texts after each block.
+        Args:
+            progress: Called with the length of texts after each block.
+
+        Raises:
+            ConstraintError: If none lives.
         """
         self.members = yield from as_coroutine(self.proposal.start(self._count))
         self.log_weights = np.zeros(self._count)
@@ -284,8 +300,10 @@ def move_log_ratio(
 ) -> float:
     """Log of the Metropolis-Hastings ratio of replacing the blocks from `cut` on, which were drawn anew.
 
-    value, offered: what the old and the new text are worth. The cut was one of as many as the old text has blocks; the
-    way back has as many as the new one.
+    The cut was one of as many as the old text has blocks; the way back has as many as the new one.
+
+    Args:
+        value, offered: What the old and the new text are worth.
     """
     if offered == -math.inf:
         return -math.inf

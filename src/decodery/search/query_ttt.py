@@ -46,16 +46,22 @@ class QueryTTT(Search):
 
     The prompt is read once, by the model as it is, and its keys and values stay. A step draws `span` tokens of it in a
     row, and lowers their cross-entropy by AdamW (weight decay 0.01, gradients clipped at 1) in the query weights of all
-    layers and nothing else. lr: 1e-6 to 1e-5 in the paper, by data set. recompute: the span's own keys and values are
-    computed by the weights so far, and only those before it are the kept ones. Every span is also scored by the model
-    as it is, and the last one by the trained weights: where these lose more than 1.5 times as much as it does on the
-    same span, a warning says so, the text is written by the model as it is, and `aborted` is counted. The last token of
-    the prompt is read by the trained weights. Spans are drawn by a hash of the prompt, so that a request is repeatable.
+    layers and nothing else. Every span is also scored by the model as it is, and the last one by the trained weights:
+    where these lose more than 1.5 times as much as it does on the same span, a warning says so, the text is written by
+    the model as it is, and `aborted` is counted. The last token of the prompt is read by the trained weights. Spans are
+    drawn by a hash of the prompt, so that a request is repeatable.
 
     Trained is a copy, which this text alone is written with, in passes of its own; nothing has to be restored. Memory:
     the query, key and value weights once and the query weights three times more while it trains, and activations of a
     span. Cost: each step about 4 passes over `span` rows; passes of others wait for all steps. It pays for long
     prompts, if at all. The ledger has the rows of the steps under "training".
+
+    Attributes:
+        steps: Training steps.
+        span: Tokens of a step.
+        lr: 1e-6 to 1e-5 in the paper, by data set.
+        recompute: The span's own keys and values are computed by the weights so far, and only those before it are the
+            kept ones.
     """
 
     steps: int = 32
@@ -89,7 +95,10 @@ class QueryTTT(Search):
     def adapted(
         self, model: Transformer, tokens: Ordered[int], cache: KVCache, progress: Progress = silent
     ) -> Transformer:
-        """The model with queries trained on `tokens`, of which `cache` holds all but the last; itself without steps."""
+        """The model with queries trained on `tokens`, of which `cache` holds all but the last.
+
+        Itself without steps.
+        """
         # A row needs the token after it, and what is kept ends before the last one.
         length = min(self.span, len(tokens) - 1)
         if not self.steps or length < 1:

@@ -11,9 +11,12 @@ _WORD = re.compile(r"\w+")
 
 
 class Keywords:
-    """Ranks texts by Okapi BM25. k1, b: how soon repeated words count no more, and how much length counts against.
+    """Ranks texts by Okapi BM25.
 
     Source: The Probabilistic Relevance Framework: BM25 and Beyond (2009).
+
+    Args:
+        k1, b: How soon repeated words count no more, and how much length counts against.
     """
 
     def __init__(self, texts: Sequence[str], k1: float = 1.5, b: float = 0.75) -> None:

@@ -28,17 +28,24 @@ from .votes import elected, no_answer, vote_weights
 )
 @dataclass(frozen=True)
 class Revisions(JudgedSearch, Pipeline):
-    """Writes n chains of `length` attempts side by side, each of which is shown those before it, and lets them vote.
+    """Writes n chains of `length` attempts, each after those before it, and takes a vote.
 
     An attempt is asked for after the prompt, the last `window` attempts of its chain, each as `shown` says, and `ask`.
-    scorer: of finished texts; its scores are the weights of votes, and what it remarks on an attempt, such as the first
-    test that fails, may be shown with it. shown, ask: texts, in which {attempt} and {remark} stand for these. A model
-    that was trained to revise wants the form it learned, as one of `python benchmarks/train.py puzzle-model
-    prog:attempts=3` does: shown="{attempt}{remark}|",ask="". answer, pattern: as for self-consistency. In each chain
-    the attempts vote, and the best one of the answer elected there votes for its chain; so that the last attempt is not
-    simply taken, because right ones get revised, too. A text whose score fails has no vote. A chain whose next prompt
-    would outgrow the model's context ends where it is, which the trace counts as "outgrown". n and length are of no
-    published setting (their product is, from 1 to 256); window is. Memory: a cache per chain.
+    In each chain the attempts vote, and the best one of the answer elected there votes for its chain; so that the last
+    attempt is not simply taken, because right ones get revised, too. A text whose score fails has no vote. A chain
+    whose next prompt would outgrow the model's context ends where it is, which the trace counts as "outgrown". n and
+    length are of no published setting (their product is, from 1 to 256); window is. Memory: a cache per chain.
+
+    Attributes:
+        n: Chains.
+        length: Attempts of a chain.
+        window: Earlier attempts that an attempt is written after.
+        shown, ask: Texts, in which {attempt} and {remark} stand for these. A model that was trained to revise wants the
+            form it learned, as one of `python benchmarks/train.py puzzle-model prog:attempts=3` does:
+            shown="{attempt}{remark}|",ask="".
+        answer, pattern: As for self-consistency.
+        scorer: Of finished texts; its scores are the weights of votes, and what it remarks on an attempt, such as the
+            first test that fails, may be shown with it.
     """
 
     n: int = 4

@@ -19,10 +19,15 @@ _NAMES = "weight", "bias", "out", "out_bias"
 
 @dataclass(frozen=True, eq=False)
 class RouterHead(TrainedPart):
-    """Two layers on the second model's state of the last token of its step, and on who wrote the step before.
+    """Two layers on the second model's last state of a step and on which model wrote the step before.
 
-    weight: [inner, hidden + 1], the last column that of the author; bias: [inner]; out: [inner]; out_bias: []; float32.
-    tap: after how many layers of the second model it reads. model: `fingerprint` of that, "" where it is not known.
+    Attributes:
+        weight: [inner, hidden + 1], the last column that of the author.
+        bias: [inner].
+        out: [inner].
+        out_bias: []; float32.
+        tap: After how many layers of the second model it reads.
+        model: `fingerprint` of that, "" where it is not known.
     """
 
     KIND = "router"
@@ -39,7 +44,9 @@ class RouterHead(TrainedPart):
     def better(self, states: torch.Tensor, escalated: torch.Tensor) -> torch.Tensor:
         """[n] probabilities that the larger model's step is worth more.
 
-        states: [n, hidden]; escalated: [n] whether the larger one wrote the step before.
+        Args:
+            states: [n, hidden].
+            escalated: [n] whether the larger one wrote the step before.
         """
         rows = torch.cat([states.to(self.weight), escalated.to(self.weight)[:, None]], dim=1)
         return torch.sigmoid(torch.tanh(rows @ self.weight.T + self.bias) @ self.out + self.out_bias)

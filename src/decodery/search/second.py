@@ -25,13 +25,18 @@ _ROLE = "draft"
 
 
 class SecondModel:
-    """Writes steps as the request's sampler would, with the noise of the text, and so what it would write by itself.
+    """A second model that writes steps with the request's sampler and the noise of the text.
 
-    model: a `LanguageModel`, a name `decodery.load` knows, or None for the draft that comes with this package for the
-    target; dtype: see `models.loaders.named`. Its cache holds what it has read of the text that it wrote on last; of
-    another one it reads again from where the two part. In ledgers it is the "draft", as it is in the tree.
+    In ledgers it is the "draft", as it is in the tree.
 
-    Raises SettingsError for a model whose context is too short, VocabularyMismatch for one with other tokens.
+    Args:
+        model: A `LanguageModel`, a name `decodery.load` knows, or None for the draft that comes with this package for
+            the target.
+        dtype: See `models.loaders.named`. Its cache holds what it has read of the text that it wrote on last; of
+            another one it reads again from where the two part.
+
+    Raises:
+        SettingsError: For a model whose context is too short, VocabularyMismatch for one with other tokens.
     """
 
     def __init__(self, growth: Growth, model: LanguageModel | str | None, dtype: Precision = "auto") -> None:

@@ -24,12 +24,16 @@ from .votes import elected, no_answer
 class SelfConsistency(Sampled):
     """Draws n texts, and returns one for each of their answers, that of the answer with most votes first.
 
-    n: texts, by the request's own sampler, drafter and rule at seeds that count up from its seed, all in the same
-    passes. answer: where it stands in a text: "number" the last number, "marked" after the last marker (####, \\boxed,
-    "answer is"), "auto" after a marker, or else the last number, "whole" all of the text; formulas after a marker are
-    compared as mathematics. pattern: a regular expression in its place, whose last match counts, its first group where
-    it has one. Of an answer the text drawn first is returned, of equal votes the answer given first. The score is the
-    share of the votes; texts without an answer have none. Memory: a cache per text.
+    Of an answer the text drawn first is returned, of equal votes the answer given first. The score is the share of the
+    votes; texts without an answer have none. Memory: a cache per text.
+
+    Attributes:
+        n: Texts, by the request's own sampler, drafter and rule at seeds that count up from its seed, all in the same
+            passes.
+        answer: Where it stands in a text: "number" the last number, "marked" after the last marker (####, \\boxed,
+            "answer is"), "auto" after a marker, or else the last number, "whole" all of the text; formulas after a
+            marker are compared as mathematics.
+        pattern: A regular expression in its place, whose last match counts, its first group where it has one.
     """
 
     n: int = 40

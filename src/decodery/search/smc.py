@@ -1,4 +1,4 @@
-"""Sequential Monte Carlo: texts drawn from the model's law over whole texts given a constraint and a potential."""
+"""Sequential Monte Carlo: texts from the model's distribution given a constraint and a potential."""
 
 from __future__ import annotations
 
@@ -34,10 +34,14 @@ __all__ = ["Posterior"]
 
 @dataclass(frozen=True)
 class Posterior:
-    """Weighted texts. sequences: n finished ones, all of positive weight; log_weights: [n] natural logarithms, their
-    exponentials summing to 1. log_normaliser: log of an estimate of the target's mass, whose mean is that mass without
-    moves and restarts; with either it is biased for few particles, and with strict=false of no target. counts:
-    resamplings, moves offered and made, restarts.
+    """Weighted texts.
+
+    Attributes:
+        sequences: n finished ones, all of positive weight.
+        log_weights: [n] natural logarithms, their exponentials summing to 1.
+        log_normaliser: Log of an estimate of the target's mass, whose mean is that mass without moves and restarts;
+            with either it is biased for few particles, and with strict=false of no target.
+        counts: Resamplings, moves offered and made, restarts.
     """
 
     sequences: list[Sequence]
@@ -56,20 +60,27 @@ class SMC(Search):
     """Draws from the model's distribution over whole texts, given a constraint, a potential or both.
 
     A mask alone keeps tokens whose completions are unlikely at their full weight; here weighted particles are drawn
-    token by token, resampled, and count by what their texts are worth. particles: texts in progress, one cache each.
-    block: tokens between two looks at the weights; moves: Metropolis-Hastings steps per particle after resampling, from
-    a random block on; None: 1 and 0 without a potential, 64 and 2 with one. target: "tempered" is the law of the
-    request, "powered" the model's own probability of a text to the `power`. potential: a scorer of whole texts, whose
-    logarithms are multiplied by `strength`; what it says of beginnings only guides. lookahead: rollouts per particle
-    and block, at rollout_temperature, that estimate what a beginning leads to, which gives the weights of single runs
-    heavy tails, the more so the lower that temperature is; 0 takes its potential for that. threshold: resampling below
-    this share of effective particles. accepts, max_rejects: of a constraint's weights, see `sampling.awrs`; None
-    is unlimited. strict: one target throughout; else, as published, weights are those of the tempered target without
-    lookahead and moves go to the powered one with it. answer: "majority" ranks texts by the weight of all their
-    particles, "heaviest" by their heaviest one, "draw" returns one text drawn by weight; scores are the logarithms of
-    these weights. Ledger and the warning of a collapse: as of particle-filter. Texts that do not end within
-    max_new_tokens are ended there and count by the probability of that. Sources: the above for constraints, Sampling
-    for Quality for potentials, lookahead and moves.
+    token by token, resampled, and count by what their texts are worth. Ledger and the warning of a collapse: as of
+    particle-filter. Texts that do not end within max_new_tokens are ended there and count by the probability of that.
+    Sources: the above for constraints, Sampling for Quality for potentials, lookahead and moves.
+
+    Attributes:
+        particles: Texts in progress, one cache each.
+        block: Tokens between two looks at the weights.
+        target: "tempered" is the law of the request, "powered" the model's own probability of a text to the `power`.
+        potential: A scorer of whole texts, whose logarithms are multiplied by `strength`; what it says of beginnings
+            only guides.
+        lookahead: Rollouts per particle and block, at rollout_temperature, that estimate what a beginning leads to,
+            which gives the weights of single runs heavy tails, the more so the lower that temperature is; 0 takes its
+            potential for that.
+        moves: Metropolis-Hastings steps per particle after resampling, from a random block on; None: 1 and 0 without a
+            potential, 64 and 2 with one.
+        threshold: Resampling below this share of effective particles.
+        accepts, max_rejects: Of a constraint's weights, see `sampling.awrs`; None is unlimited.
+        strict: One target throughout; else, as published, weights are those of the tempered target without lookahead
+            and moves go to the powered one with it.
+        answer: "majority" ranks texts by the weight of all their particles, "heaviest" by their heaviest one, "draw"
+            returns one text drawn by weight; scores are the logarithms of these weights.
     """
 
     particles: int = 16

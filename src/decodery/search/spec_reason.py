@@ -34,16 +34,21 @@ _ASKED = (
 )
 @dataclass(frozen=True)
 class SpecReason(Stepped, JudgedSearch):
-    """Lets a second model write each step, has it scored, and keeps it where the score reaches the threshold.
+    """Lets a second model write each step, scores it, and keeps it at or above the threshold.
 
-    scorer: by default the model itself is asked for a digit, in one token after the step; its most likely token counts,
-    and what is no digit is 0. Any scorer of beginnings and answers will do. model, dtype: the second model, as for the
-    drafter draft-model; it needs the same tokens. threshold: what a score must reach; a step that does not is left, and
-    the model writes it from the same place with the same noise, by the request's drafter, budget and rule: with
-    draft-model of the same second model both kinds of speculation work together. first: steps that the model writes
-    without asking. step_tokens, delimiter, rounds: see step-beam. Of a judged step the model reads the rows once, and
-    of the question on a fork; the trace counts steps "kept" and "rewritten", and its tree says who wrote each. What the
-    published code does to markers of thinking within a step, and to steps that repeat the one before, is not done here.
+    Of a judged step the model reads the rows once, and of the question on a fork; the trace counts steps "kept" and
+    "rewritten", and its tree says who wrote each. What the published code does to markers of thinking within a step,
+    and to steps that repeat the one before, is not done here.
+
+    Attributes:
+        scorer: By default the model itself is asked for a digit, in one token after the step; its most likely token
+            counts, and what is no digit is 0. Any scorer of beginnings and answers will do.
+        step_tokens, delimiter, rounds: See step-beam.
+        model, dtype: The second model, as for the drafter draft-model; it needs the same tokens.
+        threshold: What a score must reach; a step that does not is left, and the model writes it from the same place
+            with the same noise, by the request's drafter, budget and rule: with draft-model of the same second model
+            both kinds of speculation work together.
+        first: Steps that the model writes without asking.
     """
 
     scorer: Scorer | str = _ASKED

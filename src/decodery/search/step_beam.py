@@ -23,16 +23,21 @@ from .steps import Growth, StepSearch
 )
 @dataclass(frozen=True)
 class StepBeam(StepSearch):
-    """Draws n first steps, keeps the n / m texts that are worth most, draws m steps after each of them, and so on.
+    """Beam search over steps: keeps the best n / m texts and draws m next steps after each.
 
-    n: texts judged in a round; m: continuations of each that is kept. A text that ends leaves the beam with its worth;
-    it ends with the first n of them, or when nothing is left to continue. Where fewer than n / m are left they share
-    the n continuations. Of equal texts one is kept; of equal worth the one that was begun first. The other settings are
-    those of all searches over steps: scorer, of beginnings and answers; delimiter, text or token ids that end a step
-    and belong to it, with something before it; step_tokens and rounds, tokens of a step and steps of a text at most,
-    the last step going on to the text's end; aggregate, how the scores of its steps make a text's worth: last, min,
-    prod or mean; choose: best returns the texts by worth, vote one for each of their answers, found as weighted-vote
-    finds them (answer, pattern). A text whose score fails is left. Memory: what the kept texts do not have in common.
+    A text whose score fails is left. Memory: what the kept texts do not have in common.
+
+    Attributes:
+        n: Texts judged in a round.
+        m: Continuations of each that is kept. A text that ends leaves the beam with its worth; it ends with the first n
+            of them, or when nothing is left to continue. Where fewer than n / m are left they share the n
+            continuations. Of equal texts one is kept; of equal worth the one that was begun first. The other settings
+            are those of all searches over steps: scorer, of beginnings and answers; delimiter, text or token ids that
+            end a step and belong to it, with something before it; step_tokens and rounds, tokens of a step and steps of
+            a text at most, the last step going on to the text's end; aggregate, how the scores of its steps make a
+            text's worth: last, min, prod or mean.
+        choose: Best returns the texts by worth, vote one for each of their answers, found as weighted-vote finds them
+            (answer, pattern).
     """
 
     n: int = 16

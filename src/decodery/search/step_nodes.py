@@ -19,9 +19,13 @@ Aggregate = Literal["last", "min", "prod", "mean"]
 class Node:
     """A text that stands at the end of a step, or of itself.
 
-    begin: how many tokens, prompt included, stand before its last step. number: of that step in the trace's `grown`, -1
-    where nothing is written. scores: of its steps so far, in order; judged: whether that of the last one is among them.
-    children: how many continuations have been begun. only: the one there is where the sampler draws nothing.
+    Attributes:
+        begin: How many tokens, prompt included, stand before its last step.
+        number: Of that step in the trace's `grown`, -1 where nothing is written.
+        scores: Of its steps so far, in order.
+        children: How many continuations have been begun.
+        judged: Whether that of the last one is among them.
+        only: The one there is where the sampler draws nothing.
     """
 
     seq: Sequence
@@ -39,7 +43,10 @@ class Node:
 
 
 def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
-    """One number for the scores of a text's steps; -inf for none. prod: the sum where scores are logarithms."""
+    """One number for the scores of a text's steps; -inf for none.
+
+    "prod" is the sum where scores are logarithms.
+    """
     if not scores:
         return -math.inf
     if how == "last":
@@ -54,7 +61,9 @@ def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
 class StepEnd:
     """Whether a text that goes on from where `seq` stands has come to the end of a step.
 
-    delimiter: a text, or token ids; None where only the length counts. most: tokens of a step.
+    Args:
+        delimiter: A text, or token ids; None where only the length counts.
+        most: Tokens of a step.
     """
 
     def __init__(self, seq: Sequence, delimiter: str | tuple[int, ...] | None, most: int) -> None:
@@ -95,7 +104,7 @@ def distinct(nodes: Iterable[Node]) -> list[Node]:
 
 
 def widens(power: float | None, visits: int, draws: int) -> bool:
-    """Whether a text that was visited and drawn from so often is drawn from again: visits ** power allows it."""
+    """Whether a text is drawn from again after so many visits and draws, by visits ** power."""
     return power is not None and visits**power >= draws + 1
 
 

@@ -44,9 +44,11 @@ if TYPE_CHECKING:
 class Stepped(Search):
     """Settings of what writes its texts step by step; see the descriptions of the methods.
 
-    delimiter: what ends a step, and belongs to it: a text, which may stand within a token, or token ids; a step has
-    something before it; None where steps have a length alone. step_tokens: of a step at most. rounds: steps of a text;
-    the last one goes on to the text's end.
+    Attributes:
+        delimiter: What ends a step, and belongs to it: a text, which may stand within a token, or token ids; a step has
+            something before it; None where steps have a length alone.
+        step_tokens: Of a step at most.
+        rounds: Steps of a text; the last one goes on to the text's end.
     """
 
     delimiter: str | tuple[int, ...] | None = "\n\n"
@@ -85,9 +87,12 @@ class Stepped(Search):
 class StepSearch(Stepped, JudgedSearch):
     """What searches over steps have in common; see their own descriptions.
 
-    scorer: of beginnings and answers, as in value-head(head=prm.safetensors). aggregate: how the scores of its steps
-    make what a text is worth. choose: "best" returns the finished texts by worth; "vote" one for each of their answers,
-    that of most weight first, see weighted-vote; answer, pattern: as there.
+    Attributes:
+        aggregate: How the scores of its steps make what a text is worth.
+        choose: "best" returns the finished texts by worth; "vote" one for each of their answers, that of most weight
+            first, see weighted-vote.
+        answer, pattern: As there.
+        scorer: Of beginnings and answers, as in value-head(head=prm.safetensors).
     """
 
     aggregate: Aggregate = "last"
@@ -115,7 +120,11 @@ class StepSearch(Stepped, JudgedSearch):
         return aggregated(self.aggregate, node.scores, self.judge)
 
     def reward(self, node: Node) -> float:
-        """What a text is worth as a probability. Raises SettingsError where it is none."""
+        """What a text is worth as a probability.
+
+        Raises:
+            SettingsError: If it is none.
+        """
         reward = math.exp(self.worth(node)) if self.judge.log else self.worth(node)
         if not 0 <= reward <= 1:
             raise SettingsError(
@@ -128,8 +137,12 @@ class StepSearch(Stepped, JudgedSearch):
 class Growth:
     """The tree of texts that a search over steps writes after one prompt.
 
-    root: the prompt. trace: of all of it; its `grown` is the tree, from which everything that was chosen can be
-    followed again without a model. Texts that nobody holds any more give their memory back.
+    Texts that are not held any more give their memory back.
+
+    Args:
+        root: The prompt.
+        trace: Of all of it; its `grown` is the tree, from which everything that was chosen can be followed again
+            without a model.
     """
 
     def __init__(self, engine: Engine, request: Request, search: Stepped, progress: Progress) -> None:
@@ -151,7 +164,10 @@ class Growth:
         """A continuation by one step of each of these texts, none of which may be finished.
 
         A text that comes several times gets as many; where the sampler draws nothing they are one and the same node,
-        however often it is asked for. whole: the step goes on to the text's end.
+        however often it is asked for.
+
+        Args:
+            whole: The step goes on to the text's end.
         """
         self.engine.check_width(len(parents))
         if not self.root.seq.request.sampler.greedy:
@@ -210,8 +226,9 @@ class Growth:
         yield
 
     def settle(self, candidates: Iterable[Node]) -> None:
-        """Tell who waits for the text as much of it as these texts have in common: what is found first is one of them,
-        or goes on from one.
+        """Report as final what these texts have in common.
+
+        What is found first is one of them, or continues one.
         """
         if self._settled is not None:
             texts = [(node.seq.text, node.finished) for node in candidates]
@@ -224,8 +241,10 @@ class Growth:
     def finish(self, found: Ordered[Node], weights: Ordered[float] | None = None) -> ForwardCoroutine[list[Sequence]]:
         """These texts as the results of the search, as its `choose` has it; of equals the one that came first.
 
-        weights: what each of them counts in a vote, at least 0; by default what it is worth. Raises the scorer's error
-        where nothing has come to its end for that.
+        Raises the scorer's error where nothing has come to its end for that.
+
+        Args:
+            weights: What each of them counts in a vote, at least 0; by default what it is worth.
         """
         search = self.search
         assert isinstance(search, StepSearch)
@@ -283,7 +302,11 @@ class Growth:
             self.trace.steps.append(Step(rows=len(chunk), prefill=start < seq.request.prompt_length - 1))
 
     def write(self, texts: list[Sequence], trace: Trace | None = None) -> ForwardCoroutine[None]:
-        """A step of each of these texts, or all of those that nothing holds. trace: where its turns are recorded."""
+        """A step of each of these texts, or all of those that nothing holds.
+
+        Args:
+            trace: Where its turns are recorded.
+        """
 
         def goes_on(seq: Sequence) -> bool:
             return seq.segment_end is None or seq.position == begun[id(seq)] or not seq.segment_end(seq)

@@ -40,8 +40,12 @@ def log_potential(reward: float, kind: Potential) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory(Generic[S]):
-    """A particle and its past. states: [t + 1] where it stood after each step, the prompt first; log_potentials: [t] of
-    its steps, -inf for one that may not live."""
+    """A particle and its past.
+
+    Attributes:
+        states: [t + 1] where it stood after each step, the prompt first.
+        log_potentials: [t] of its steps, -inf for one that may not live.
+    """
 
     states: tuple[S, ...]
     log_potentials: tuple[float, ...] = ()
@@ -62,10 +66,12 @@ class Trajectory(Generic[S]):
 class Weighting:
     """How potentials become weights.
 
-    temperature: weights are potentials to the power 1 / temperature. accumulation: "product" lets the potentials of all
-    steps count, "telescoping" that of the last one, each step weighing its ratio to the one before. ended: what a text
-    weighs in the rounds after its end: its last potential again ("compete"; in telescoping the ratio is then 1), or
-    nothing more ("freeze").
+    Attributes:
+        temperature: Weights are potentials to the power 1 / temperature.
+        accumulation: "product" lets the potentials of all steps count, "telescoping" that of the last one, each step
+            weighing its ratio to the one before.
+        ended: What a text weighs in the rounds after its end: its last potential again ("compete"; in telescoping the
+            ratio is then 1), or nothing more ("freeze").
     """
 
     temperature: float = 1.0
@@ -120,7 +126,11 @@ class Sweep(Particles[Trajectory[S]]):
     def advance(self, states: Ordered[S], log_potentials: Ordered[float]) -> np.ndarray:
         """Take a step for each of `parents`, and the log of its potential.
 
-        Returns logs [N] of what the weights were multiplied by. Raises SettingsError where all weights are then 0.
+        Returns:
+            Logs [N] of what the weights were multiplied by.
+
+        Raises:
+            SettingsError: If all weights are then 0.
         """
         free = _grown(self._free, states, log_potentials)
         self.members = free if self._reference is None else [self._reference.cut(self.steps + 1), *free]

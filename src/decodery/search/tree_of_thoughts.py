@@ -30,16 +30,25 @@ from .steps import Growth, StepSearch
 )
 @dataclass(frozen=True)
 class TreeOfThoughts(StepSearch):
-    """Draws n steps after each text that is followed, has them valued, and follows the b best, or goes deep first.
+    """Draws n steps after each text, has them valued, and follows the b best or goes depth first.
 
-    scorer: by default `rating`, which asks the model itself whether a text can still lead to an answer and counts
-    impossible as 0.001, likely as 1 and sure as 20; any other will do. order: "bfs" follows b texts at a time, chosen
-    by select: "greedy" the best, "sampled" drawn without replacement by their values, which must be no less than 0,
-    or logarithms. "dfs" goes on from the best child, turns back where a value is below `threshold`, and stops when
-    `answers` texts have ended; texts below it are followed, the best first, only where no other text ends. Equal steps
-    after one text are one, and a text is valued once. rounds: the depth of the tree; other settings: see step-beam.
     The published values are sums over answers, these are their mean. Proposing steps by a prompt of its own and voting
     among states, which are other prompts for every task, are not here. Cost: b * n steps a round, and as many values.
+
+    Attributes:
+        scorer: By default `rating`, which asks the model itself whether a text can still lead to an answer and counts
+            impossible as 0.001, likely as 1 and sure as 20; any other will do.
+        rounds: The depth of the tree; other settings: see step-beam.
+        n: Steps drawn after each text.
+        b: Texts followed at a time by "bfs".
+        order: "bfs" follows b texts at a time, chosen by select: "greedy" the best, "sampled" drawn without replacement
+            by their values, which must be no less than 0, or logarithms. "dfs" goes on from the best child, turns back
+            where a value is below `threshold`, and stops when `answers` texts have ended; texts below it are followed,
+            the best first, only where no other text ends. Equal steps after one text are one, and a text is valued
+            once.
+        select: How "bfs" chooses texts: the best ("greedy") or drawn by value ("sampled").
+        threshold: Value below which "dfs" turns back; None never.
+        answers: Ended texts at which "dfs" stops.
     """
 
     scorer: Scorer | str = "rating"

@@ -24,15 +24,19 @@ from .steps import Growth, StepSearch
 )
 @dataclass(frozen=True)
 class ValueGuided(StepSearch):
-    """Draws n blocks of tokens at a time in `lines` beams, keeps the texts of most value, and lets all that end vote.
+    """Draws n blocks of tokens in `lines` beams, keeps the texts of highest value, and takes a vote.
 
     A step is a block of `step_tokens` tokens, so that nobody has to say where a step of reasoning ends; a delimiter may
-    end it sooner. scorer: of beginnings wherever a block ends, and answers, as in value-head(head=FILE). n: blocks in
-    a round; width: blocks after each text that is kept; lines: beams that do not compete, None for as many as keep one
-    text each. A line keeps n / lines / width texts. A text that ends leaves its line, and a line ends with its texts.
-    choose: "vote" weights each text's answer by its value. The published budgets are 64 to 256 blocks a round. The
-    other settings are those of all searches over steps, see step-beam. Guidance by a value token by token is the source
-    controlled-decoding.
+    end it sooner. The published budgets are 64 to 256 blocks a round. The other settings are those of all searches over
+    steps, see step-beam. Guidance by a value token by token is the source controlled-decoding.
+
+    Attributes:
+        choose: "vote" weights each text's answer by its value.
+        n: Blocks in a round.
+        width: Blocks after each text that is kept.
+        lines: Beams that do not compete, None for as many as keep one text each. A line keeps n / lines / width texts.
+            A text that ends leaves its line, and a line ends with its texts.
+        scorer: Of beginnings wherever a block ends, and answers, as in value-head(head=FILE).
     """
 
     delimiter: str | tuple[int, ...] | None = None

@@ -17,10 +17,13 @@ from .answers import vote
 def elected(
     texts: Ordered[Sequence], answers: Ordered[str | None], weights: Ordered[float] | None = None
 ) -> list[Sequence]:
-    """For each answer its text of most weight, the first among equals, with the answer's share of all as its score.
+    """For each answer the text of largest weight, scored by the answer's share of all weight.
 
-    The answer of most weight comes first. weights: of each text, at least 0; all 1 by default. Without any answer, or
-    any weight, the first text comes with the score 0.
+    Among equals the first text is taken. The answer of most weight comes first. Without any answer, or any weight, the
+    first text comes with the score 0.
+
+    Args:
+        weights: Of each text, at least 0; all 1 by default.
     """
     groups = vote(answers, weights)
     total = math.fsum(group.weight for group in groups)

@@ -26,9 +26,13 @@ from .votes import elected, no_answer, vote_weights
 class WeightedVote(Sampled, JudgedSearch):
     """Draws n texts, and returns one for each of their answers, that of the answer with most weight first.
 
-    scorer: of finished texts; a vote counts by its score, or by exp(score) where scores are logarithms. Scores are
-    summed as they are. n, answer, pattern: as for self-consistency. Of an answer the text of most weight is returned;
-    the score is the answer's share of all weight. A text whose score fails has no vote. Memory: a cache per text.
+    Of an answer the text of most weight is returned; the score is the answer's share of all weight. A text whose score
+    fails has no vote. Memory: a cache per text.
+
+    Attributes:
+        n, answer, pattern: As for self-consistency.
+        scorer: Of finished texts; a vote counts by its score, or by exp(score) where scores are logarithms. Scores are
+            summed as they are.
     """
 
     n: int = 16

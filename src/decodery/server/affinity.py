@@ -15,9 +15,10 @@ _AHEAD = 8
 
 
 def beginning(headers: Mapping[str, str], body: bytes) -> str:
-    """What decides where a request goes: a name of its key and of how its prompt begins; empty where it has no prompt.
+    """What decides where a request goes: a name of its key and of how its prompt begins.
 
-    Of a conversation that is what comes up to the user's first turn, which later requests of it repeat.
+    Empty where it has no prompt. Of a conversation that is what comes up to the user's first turn, which later requests
+    of it repeat.
     """
     try:
         found = loads(body)
@@ -38,10 +39,13 @@ def beginning(headers: Mapping[str, str], body: bytes) -> str:
 
 
 def ranked(name: str, replicas: Mapping[str, int]) -> list[str]:
-    """Replicas for requests of this name, the best one first. replicas: requests in progress by replica.
+    """Replicas for requests of this name, the best one first.
 
     Each has its own order of them for every name (rendezvous hashing), so that one more or less moves no name but those
     it takes or leaves; replicas that are far busier than the least busy one come last.
+
+    Args:
+        replicas: Requests in progress by replica.
     """
     idle = min(replicas.values(), default=0)
 

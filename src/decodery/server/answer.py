@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 def usage(prompts: Sequence[int], cached: int, texts: Sequence[FinishedText]) -> dict[str, Any]:
-    """Totals of a request. prompts: tokens of each, once however many texts it has."""
+    """Totals of a request.
+
+    Args:
+        prompts: Tokens of each, once however many texts it has.
+    """
     written = sum(len(text.tokens) for text in texts)
     counts = [text.trace.ledger.counts for text in texts]
     predicted = round(sum(count.get("predicted", 0) for count in counts))
@@ -60,9 +64,11 @@ def chat_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprob]) -> dict[s
 
 
 class Offsets:
-    """Where the tokens of a text begin in it, as they come: those that share a character begin where it does.
+    """Where the tokens of a text begin, as they come; tokens within one character share its place.
 
-    stream: has decoded what stands before the text; at: the number of its characters.
+    Args:
+        stream: Has decoded what stands before the text.
+        at: The number of its characters.
     """
 
     def __init__(self, stream: TokenStream, at: int = 0) -> None:
@@ -80,9 +86,11 @@ class Offsets:
 def completion_logprobs(
     tokenizer: Tokenizer, found: Sequence[TokenLogprob | int], offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of a plain completion. found: a bare token stands for one nothing precedes.
+    """`choices[].logprobs` of a plain completion.
 
-    offsets: where the tokens begin in the choice's text, in characters.
+    Args:
+        found: A bare token stands for one nothing precedes.
+        offsets: Where the tokens begin in the choice's text, in characters.
     """
     tokens = [token_text(tokenizer, each if isinstance(each, int) else each.token) for each in found]
     known = [None if isinstance(each, int) else each for each in found]
@@ -103,7 +111,7 @@ def _most_likely(tokenizer: Tokenizer, each: TokenLogprob) -> dict[str, float]:
 
 
 def steps(tokenizer: Tokenizer, found: Sequence[Step]) -> list[dict[str, Any]]:
-    """What steps did, for who wants to see it: tokens and how each came, the draft, and where the time went."""
+    """What steps did: tokens and their origin, the draft, and where the time went."""
     return [_step(tokenizer, step) for step in found]
 
 
@@ -137,7 +145,10 @@ def _step(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
 
 
 def own_fields(text: FinishedText, figures: bool) -> dict[str, Any]:
-    """What a choice has beside OpenAI's fields, under "decodery": figures if `figures`; always a full context."""
+    """What a choice has beside OpenAI's fields, under "decodery": figures if `figures`.
+
+    Always a full context.
+    """
     found: dict[str, Any] = {}
     if figures:
         found = {"seed": text.seed, "trace": text.trace.summary()}

@@ -47,7 +47,11 @@ class Front:
         self._offered: list[dict[str, Any]] | None = None
 
     def app(self, more: Sequence[BaseRoute] = ()) -> Starlette:
-        """The application. more: further routes."""
+        """The application.
+
+        Args:
+            more: Further routes.
+        """
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._completions, methods=["POST"]),

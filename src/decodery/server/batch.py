@@ -43,9 +43,13 @@ async def answer_batch(
 ) -> None:
     """Answer all requests, or until `stopped`: what is in progress then is left for the next run.
 
-    front: of a service that has been started; at_once: requests in progress at a time. report: hears how many lines are
-    done and how many there are. Raises DecoderyError where a file cannot be read or written, EngineFailed where the
-    engine ends.
+    Args:
+        front: Of a service that has been started.
+        at_once: Requests in progress at a time.
+        report: Hears how many lines are done and how many there are.
+
+    Raises:
+        DecoderyError: If a file cannot be read or written, EngineFailed where the engine ends.
     """
 
     async def answer(request: BatchRequest) -> None:

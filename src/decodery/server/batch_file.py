@@ -30,9 +30,12 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Line:
-    """A line of input. number: from 1. digest: of the line and of what decides texts beside it, 64 bits.
+    """A line of input.
 
-    data: its bytes, None where they are more than a request may have.
+    Attributes:
+        number: From 1.
+        digest: Of the line and of what decides texts beside it, 64 bits.
+        data: Its bytes, None where they are more than a request may have.
     """
 
     number: int
@@ -42,7 +45,11 @@ class Line:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A request of a batch that has no answer yet. url: where a client of the server would send its body to."""
+    """A request of a batch that has no answer yet.
+
+    Attributes:
+        url: Where a client of the server would send its body to.
+    """
 
     line: Line
     custom_id: str
@@ -52,8 +59,14 @@ class BatchRequest:
 
 @dataclass
 class Totals:
-    """Lines of a batch. earlier: answered by a run before, failed_earlier: of those with an error. done: answered by
-    this run, failed: of those with an error, named: some of the failed ones.
+    """Lines of a batch.
+
+    Attributes:
+        earlier: Answered by a run before.
+        failed_earlier: Of those with an error.
+        done: Answered by this run.
+        failed: Of those with an error.
+        named: Some of the failed ones.
     """
 
     total: int = 0
@@ -95,11 +108,17 @@ def read_lines(source: Path, most: int, salt: str) -> Iterator[Line]:
 
 
 class Answers:
-    """The file of answers, open for more. digests: by number of a line, at most `last`, that of the answered one or 0.
-    failed: answers that it holds and that are errors.
+    """The file of answers, open for more.
 
-    A line that a kill has cut is taken out again; the request it answers is not done. Raises CorruptFile for a file
-    that holds something else, and DecoderyError where another process writes it.
+    A line that a kill has cut is taken out again; the request it answers is not done.
+
+    Args:
+        digests: By number of a line, at most `last`, that of the answered one or 0.
+        failed: Answers that it holds and that are errors.
+
+    Raises:
+        CorruptFile: For a file that holds something else.
+        DecoderyError: If another process writes it.
     """
 
     def __init__(self, path: Path, last: int) -> None:
@@ -185,10 +204,13 @@ class Answers:
 
 
 class BatchFile:
-    """The requests of `source` and their answers in `out`; made again it goes on where it was ended, in whatever way.
+    """The requests of `source` and their answers in `out`.
 
-    most: bytes of a request. salt: what decides texts beside a request, so that no answer of another model counts as
-    one. Raises what `Answers` does.
+    Made again it goes on where it was ended, in whatever way. Raises what `Answers` does.
+
+    Args:
+        most: Bytes of a request.
+        salt: What decides texts beside a request, so that no answer of another model counts as one.
     """
 
     def __init__(self, source: Path, out: Path, most: int, salt: str) -> None:

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 
 async def plan(preprocessor: RequestPreprocessor, body: ChatRequest) -> Plan:
-    """What a chat completion asks of the engine. Raises ApiError for what cannot be done."""
+    """What a chat completion asks of the engine.
+
+    Raises:
+        ApiError: For what cannot be done.
+    """
     language = await preprocessor.do(lambda: _language(preprocessor, body))
     constraint = await preprocessor.compile(language)
     return await preprocessor.do(lambda: _plan(preprocessor, body, constraint))
@@ -121,7 +125,12 @@ def _language(preprocessor: RequestPreprocessor, body: ChatRequest) -> Constrain
 
 @dataclass
 class ChatForm(Form):
-    """logprobs, figures, steps: what is reported beside the text; calls: whether it may call tools."""
+    """Body of a chat completion request.
+
+    Attributes:
+        logprobs, figures, steps: What is reported beside the text.
+        calls: Whether it may call tools.
+    """
 
     tokenizer: Tokenizer
     logprobs: bool

@@ -28,7 +28,11 @@ _DEFAULT_TOKENS = 16
 
 
 async def plan(preprocessor: RequestPreprocessor, body: CompletionRequest) -> Plan:
-    """What a completion asks of the engine. Raises ApiError for what cannot be done."""
+    """What a completion asks of the engine.
+
+    Raises:
+        ApiError: For what cannot be done.
+    """
     constraint = None
     if body.decodery is not None and body.decodery.constraint is not None:
         spec = body.decodery.constraint
@@ -140,8 +144,14 @@ def _gap(preprocessor: RequestPreprocessor, body: CompletionRequest, prompt: Any
 
 @dataclass
 class CompletionForm(Form):
-    """logprobs, figures, steps: what is reported beside the text. prompts: of each choice. shown: by choice, the prompt
-    that is echoed, as a text and where its tokens begin; empty for none. bare: nothing but the echo."""
+    """Body of a completion request.
+
+    Attributes:
+        logprobs, figures, steps: What is reported beside the text.
+        prompts: Of each choice.
+        shown: By choice, the prompt that is echoed, as a text and where its tokens begin; empty for none.
+        bare: Nothing but the echo.
+    """
 
     tokenizer: Tokenizer
     logprobs: bool

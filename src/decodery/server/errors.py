@@ -16,7 +16,12 @@ _MOST_LOGGED = 500
 
 
 class ApiError(Exception):
-    """An answer that is an error. param: the field it is about; retry_after: seconds."""
+    """An answer that is an error.
+
+    Args:
+        param: The field it is about.
+        retry_after: Seconds.
+    """
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ def stopping() -> ApiError:
 
 
 def log_failure(error: BaseException, whose: str | None) -> None:
-    """Write a line about an error that nobody foresaw to the server's log, where it came from included.
+    """Write a line about an unexpected error to the server's log, where it came from included.
 
     Clients are told its kind alone, see `as_api_error`. Errors that are answers to what a client asked leave no line.
 
@@ -76,7 +81,10 @@ def log_failure(error: BaseException, whose: str | None) -> None:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What a client is told of an error that ended its request. Of those nobody foresaw it is told the kind alone."""
+    """What a client is told of an error that ended its request.
+
+    Of those nobody foresaw it is told the kind alone.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ValidationError):

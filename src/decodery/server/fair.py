@@ -8,8 +8,11 @@ from .job import Job
 
 
 class FairQueue:
-    """Jobs that wait, by owner. running: how many texts each owner has in progress, all of a search
-    counted; whoever pops keeps it up to date.
+    """Jobs that wait, by owner.
+
+    Args:
+        running: How many texts each owner has in progress, all of a search counted; the caller of `pop` keeps it up to
+            date.
     """
 
     def __init__(self) -> None:

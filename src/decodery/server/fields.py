@@ -25,9 +25,12 @@ Tokens = Annotated[list[Token], Field(min_length=1)]
 class Methods(BaseModel):
     """Methods by name, with settings, as in "prompt-lookup:length=5"; `decodery methods` lists them.
 
-    sampler takes the place of temperature and all other settings of it. trace: what choices are answered with under
-    "decodery": figures of the whole text, or the steps as well, in streams as they come. fresh_memory: drafters know
-    nothing of earlier texts, and later ones learn nothing of this.
+    sampler takes the place of temperature and all other settings of it.
+
+    Attributes:
+        fresh_memory: Drafters know nothing of earlier texts, and later ones learn nothing of this.
+        trace: What choices are answered with under "decodery": figures of the whole text, or the steps as well, in
+            streams as they come.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -54,7 +57,11 @@ class Methods(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """include_usage: end a stream with a chunk of the totals."""
+    """Options of a streamed answer.
+
+    Attributes:
+        include_usage: End a stream with a chunk of the totals.
+    """
 
     include_usage: StrictBool | None = False
 
@@ -84,7 +91,11 @@ class Shared(BaseModel):
 
 
 class FunctionSpec(BaseModel):
-    """A function that may be called. parameters: a JSON schema of an object."""
+    """A function that may be called.
+
+    Attributes:
+        parameters: A JSON schema of an object.
+    """
 
     name: Annotated[StrictStr, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: StrictStr | None = None

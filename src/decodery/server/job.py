@@ -26,11 +26,18 @@ Ended = Literal["stop", "length", "content_filter", "cancelled", "error"]
 class Job:
     """A text, a canvas or a search, from its arrival to its end.
 
-    owner: whose it is. like: another one with the same prompt, whose prefill it shares. index: of the choice it
-    becomes. task: its part in the engine, while it has one; filling: the canvas that is. known: of a search, as much of
-    its first text as cannot change any more. sent, steps: tokens (of a search characters) and steps already sent.
-    arrived, begun, first, last: when it came, got its first pass, its first token and its last one, in seconds of a
-    monotonic clock. late: it ran out of time. over: nothing more is sent of it.
+    Attributes:
+        owner: Whose it is.
+        index: Of the choice it becomes.
+        like: Another one with the same prompt, whose prefill it shares.
+        task: Its part in the engine, while it has one.
+        filling: The canvas that is.
+        known: Of a search, as much of its first text as cannot change any more.
+        sent, steps: Tokens (of a search characters) and steps already sent.
+        arrived, begun, first, last: When it came, got its first pass, its first token and its last one, in seconds of a
+            monotonic clock.
+        late: It ran out of time.
+        over: Nothing more will be sent it.
     """
 
     request: Request | Fill
@@ -64,9 +71,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class FinishedText:
-    """A text that is over. prompt_logprobs: of the prompt's tokens but the first, where that was asked for.
+    """A text that is over.
 
-    context_full: whether it ended because the model's context was full.
+    Attributes:
+        prompt_logprobs: Of the prompt's tokens but the first, where that was asked for.
+        context_full: Whether it ended because the model's context was full.
     """
 
     text: str
@@ -84,7 +93,11 @@ class FinishedText:
 
 @dataclass(slots=True)
 class Update:
-    """What a job grew by. end: all of it once it is over (of a search, all it found), or the error that ended it."""
+    """What a job grew by.
+
+    Attributes:
+        end: All of it once it is over (of a search, all it found), or the error that ended it.
+    """
 
     job: Job
     text: str = ""
@@ -95,7 +108,7 @@ class Update:
 
 
 class Mailbox:
-    """Where the engine's thread leaves news for one coroutine. Whoever reads slowly finds more at a time."""
+    """Where the engine's thread leaves news for one coroutine. A slow reader finds more at a time."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

@@ -17,13 +17,21 @@ NOBODY = ""
 
 
 class Keys:
-    """The keys of a server. secrets: name by secret; none lets everybody."""
+    """The keys of a server.
+
+    Args:
+        secrets: Name by secret; none lets everybody.
+    """
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         self._names = [(_digest(secret), name) for secret, name in secrets.items()]
 
     def owner(self, authorization: str | None) -> str:
-        """The name of the key in an `Authorization` header. Raises ApiError without one that is known."""
+        """The name of the key in an `Authorization` header.
+
+        Raises:
+            ApiError: Without one that is known.
+        """
         if not self._names:
             return NOBODY
         given = _digest((authorization or "").removeprefix("Bearer ").strip())
@@ -36,9 +44,12 @@ class Keys:
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """Name by secret of a file with one key per line: `SECRET`, or `NAME SECRET`; lines that begin with # are left out.
+    """Name by secret of a file with one key per line: `SECRET`, or `NAME SECRET`.
 
-    Raises SettingsError for a file that cannot be read, or has no key.
+    Lines that begin with # are left out.
+
+    Raises:
+        SettingsError: For a file that cannot be read, or has no key.
     """
     try:
         if path.stat().st_size > _MOST_FILE:

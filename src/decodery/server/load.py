@@ -7,8 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ServerLoad:
-    """What a server has to do. rows: of the last pass; rows_read: of all passes; tokens: written in all; cache_bytes:
-    held, of cache_limit; the prefix figures: tokens of prompts looked up and found, and the bytes kept for that."""
+    """What a server has to do.
+
+    Attributes:
+        rows: Of the last pass.
+        rows_read: Of all passes.
+        tokens: Written in all.
+        cache_bytes: Held, of cache_limit; the prefix figures: tokens of prompts looked up and found, and the bytes kept
+            for that.
+    """
 
     running: int
     waiting: int

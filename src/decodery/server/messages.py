@@ -42,7 +42,9 @@ def encoded(
 ) -> tuple[PromptTokens, list[dict[str, Any]]]:
     """Tokens of the prompt for these messages, and the turns that the template made it of.
 
-    cache_policy: the policy it is read under. allow_special: see `LLM.encode`.
+    Args:
+        cache_policy: The policy it is read under.
+        allow_special: See `LLM.encode`.
     """
     chat = preprocessor.lm.chat_template
     if chat is None:

@@ -75,7 +75,11 @@ def search_of(body: Shared, lm: LLM) -> Search | None:
 
 
 def fill_of(body: Shared, lm: LLM, tokens: list[int], settings: dict[str, Any]) -> Fill | None:
-    """The canvas that a request asks for. settings: those of a text, with `max_new_tokens`."""
+    """The canvas that a request asks for.
+
+    Args:
+        settings: Those of a text, with `max_new_tokens`.
+    """
     if body.decodery is None or body.decodery.diffuse is None:
         return None
     others = {name: value for name, value in settings.items() if name not in _DIFFUSED}
@@ -107,7 +111,10 @@ def _bias(given: dict[str, float] | None, vocab_size: int) -> dict[int, float] |
 
 
 class Compiled:
-    """Constraints compiled for a model's tokens, one at a time, those used last kept. Safe to share between threads."""
+    """Constraints compiled for a model's tokens, one at a time, those used last kept.
+
+    Safe to share between threads.
+    """
 
     def __init__(self, lm: LLM) -> None:
         self._lm = lm

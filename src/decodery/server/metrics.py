@@ -36,8 +36,9 @@ _MONITORED = {
 class Metrics:
     """Counters, gauges and histograms of one server, all with the label `model_name`.
 
-    `docs/server-reference.md` lists them. Times are intervals of one monotonic clock. A pass that adds several tokens
-    to a text counts as so many equal gaps.
+    `docs/server-reference.md` lists them.
+
+    Times are intervals of one monotonic clock. A pass that adds several tokens to a text counts as so many equal gaps.
     """
 
     def __init__(self, model: str, cache_limit: int) -> None:

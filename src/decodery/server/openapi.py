@@ -49,7 +49,11 @@ _ERROR: dict[str, Any] = {
 
 
 def document(*, keys: bool) -> dict[str, Any]:
-    """The document. keys: whether the server asks for one."""
+    """The document.
+
+    Args:
+        keys: Whether the server asks for one.
+    """
     kinds = [(kind, "validation") for kind, _ in _POSTS.values()]
     _, definitions = models_json_schema(kinds, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     schemas = {**definitions["$defs"], "Error": _ERROR}

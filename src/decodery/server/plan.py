@@ -21,7 +21,12 @@ Asked = TypeVar("Asked", Request, Fill)
 
 
 class Form(Contract):
-    """The form of one request's answers. prefix: of their ids; whole, chunk: what OpenAI calls such objects."""
+    """The form of one request's answers.
+
+    Attributes:
+        prefix: Of their ids.
+        whole, chunk: What OpenAI calls such objects.
+    """
 
     prefix: str
     whole: str
@@ -50,8 +55,12 @@ class Form(Contract):
 
 @dataclass(frozen=True)
 class Plan:
-    """requests: prompt by prompt, `n` of each; of a search one of each prompt, for its `n` best. include_usage: end a
-    stream with the totals."""
+    """The requests that one call of the API makes.
+
+    Attributes:
+        requests: Prompt by prompt, `n` of each; of a search one of each prompt, for its `n` best.
+        include_usage: End a stream with the totals.
+    """
 
     requests: Sequence[Request | Fill]
     n: int

@@ -34,7 +34,12 @@ _HEADERS = ("authorization", "content-type")
 
 @dataclass(frozen=True)
 class Fleet:
-    """Replicas of one server. least, most: of them; cpus, gpus: of each."""
+    """Replicas of one server.
+
+    Attributes:
+        least, most: Of them.
+        cpus, gpus: Of each.
+    """
 
     settings: ServerSettings
     model: str = "smollm2"
@@ -89,7 +94,10 @@ class Replica:
     async def answer(
         self, method: str, path: str, headers: dict[str, str], body: bytes, *, begins: str
     ) -> AsyncIterator[Any]:
-        """Status and headers of the application's answer, then its bytes as they come; who stops reading has left."""
+        """Status and headers of the application's answer, then its bytes as they come.
+
+        Who stops reading has left.
+        """
         said: asyncio.Queue[Any] = asyncio.Queue()
         given = [{"type": "http.request", "body": body, "more_body": False}]
         gone = asyncio.Event()
@@ -121,7 +129,11 @@ class Replica:
 
 
 class Gate:
-    """Where requests come in. replicas: handle of their deployment."""
+    """Where requests come in.
+
+    Args:
+        replicas: Handle of their deployment.
+    """
 
     def __init__(self, replicas: Any, body_bytes: int) -> None:
         self.replicas = replicas.options(stream=True)
@@ -195,8 +207,12 @@ def fleet_application(fleet: Fleet) -> serve.Application:
 
 
 def application(given: dict[str, str]) -> serve.Application:
-    """The application for `serve run`, with model, dtype, replicas (N or LEAST-MOST), cpus, gpus, kv_gib, max_running,
-    max_queue and api_key_file. Raises SettingsError for others.
+    """The application for `serve run`, from settings by name.
+
+    Settings: model, dtype, replicas (N or LEAST-MOST), cpus, gpus, kv_gib, max_running, max_queue and api_key_file.
+
+    Raises:
+        SettingsError: For others.
     """
     from .keys import read_keys
 
@@ -229,8 +245,13 @@ def replica_range(text: str) -> tuple[int, int]:
 
 
 def fleet_of(settings: ServerSettings, model: str, dtype: str, replicas: str, *, shared: bool) -> Fleet:
-    """The fleet a command asks for. replicas: as `replica_range` reads them; shared: they may all be on one machine,
-    whose memory has to do for them together. Raises SettingsError.
+    """The fleet a command asks for.
+
+    Raises SettingsError.
+
+    Args:
+        replicas: As `replica_range` reads them.
+        shared: They may all be on one machine, whose memory has to do for them together.
     """
     least, most = replica_range(replicas)
     if shared:

@@ -53,7 +53,11 @@ class RequestHandler:
             self._jobs.append(Job(request, owner, self._mailbox, deadline, index, first, plan.search))
 
     async def open(self) -> None:
-        """Submit the texts and wait for the first sign of life. Raises ApiError where the request cannot be served."""
+        """Submit the texts and wait for the first sign of life.
+
+        Raises:
+            ApiError: If the request cannot be served.
+        """
         self._service.submit(self._jobs)
         self._pending = await self._mailbox.take()
         for news in self._pending:

@@ -75,9 +75,13 @@ class RequestPreprocessor:
             )
 
     def room(self, prompt: int, wanted: int | None, default: int | None, cache_policy: str | None = None) -> int:
-        """How many tokens a text may have. wanted: as the request says, else `default`, None for all that fit.
+        """How many tokens a text may have.
 
-        cache_policy: the cache policy. Without a bound no text gets more than the model's context, whatever its policy.
+        Without a bound no text gets more than the model's context, whatever its policy.
+
+        Args:
+            wanted: As the request says, else `default`, None for all that fit.
+            cache_policy: The cache policy.
         """
         left = self.reach(cache_policy) - prompt
         if left < 1 or (wanted is not None and wanted > left):

@@ -29,10 +29,13 @@ class EngineFailed(DecoderyError):
 
 
 class Server(uvicorn.Server):
-    """Takes requests until a signal comes; then lets what is in progress end, for so long as the settings say.
+    """Takes requests until a signal comes.
 
-    host, port: where it listens; port 0 takes a free one. on_ready: called with the address. A second signal ends it at
-    once.
+    Then lets what is in progress end, for so long as the settings say. A second signal ends it at once.
+
+    Args:
+        host, port: Where it listens; port 0 takes a free one.
+        on_ready: Called with the address.
     """
 
     def __init__(
@@ -110,7 +113,11 @@ class Server(uvicorn.Server):
 
 
 def serve(server: Server) -> None:
-    """Run a server to its end. Raises EngineFailed where its engine was what ended it."""
+    """Run a server to its end.
+
+    Raises:
+        EngineFailed: If its engine was what ended it.
+    """
     server.run()
     failure = server.front.service.failure
     if failure is not None:

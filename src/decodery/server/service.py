@@ -1,4 +1,4 @@
-"""The engine's thread: it takes jobs, runs passes over those in progress, and tells whoever waits for them."""
+"""The engine's thread: it takes jobs, runs passes over those in progress, and notifies all that wait for them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,12 @@ def fingerprint(lm: LLM) -> str:
 class Service:
     """Decodes jobs of many owners with one engine on a thread of its own; knows nothing of the network.
 
-    `submit` and `cancel` may be called on any thread. failure: what ended the thread, where something did, which no job
-    can cause; `on_failure` then hears of it. load: as it was after the last pass. fingerprint: what decides a text
-    beside its request: this version, the model and its precision.
+    `submit` and `cancel` may be called on any thread.
+
+    Args:
+        fingerprint: What decides a text beside its request: this version, the model and its precision.
+        failure: What ended the thread, where something did, which no job can cause; `on_failure` then hears of it.
+        load: As it was after the last pass.
     """
 
     def __init__(self, lm: LLM, settings: ServerSettings) -> None:
@@ -75,7 +78,7 @@ class Service:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; whoever still waits is told that the server stops."""
+        """End the thread; all that still wait get an error."""
         self.draining = True
         if self._thread.is_alive():
             self._inbox.put(None)
@@ -98,7 +101,11 @@ class Service:
             return self._open.total() >= self.settings.max_running + self.settings.max_queue
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Let these be decoded. Raises ApiError where there is no place for them."""
+        """Let these be decoded.
+
+        Raises:
+            ApiError: If there is no place for them.
+        """
         settings, owner, texts = self.settings, jobs[0].owner, sum(job.texts for job in jobs)
         most = settings.max_running + settings.max_queue
         if texts > (allowed := min(most, settings.max_texts_per_key)):

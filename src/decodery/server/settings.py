@@ -15,14 +15,23 @@ GIB = 1 << 30
 class ServerSettings:
     """Limits of a server, for all who use it.
 
-    max_queue: texts that wait beside those in progress; max_running: texts in progress. rows: of one pass; chunk: of a
-    prompt in one pass. pass_seconds: that a pass is to take while somebody writes; longer prompts are read in smaller
-    chunks for it. kv_bytes: of keys and values, of texts in progress and of those kept for later ones. body_bytes:
-    of a request; description_bytes: of a schema, grammar or list of tools in it. seconds: for one request, from its
-    arrival; what is written by then is its answer. max_texts: of one request (prompts times `n`); max_texts_per_key: of
-    all requests of one key at a time. drain_seconds: for what is in progress when the server is to stop. keys: name by
-    secret of those who may use it; none lets everybody. trust: whether requests may name files, models and programs.
-    strict: refuse fields that are not known. name: the model's, as clients know it.
+    Attributes:
+        name: The model's, as clients know it.
+        max_queue: Texts that wait beside those in progress.
+        max_running: Texts in progress.
+        rows: Of one pass.
+        chunk: Of a prompt in one pass.
+        pass_seconds: That a pass is to take while texts are written; longer prompts are read in smaller chunks for it.
+        kv_bytes: Of keys and values, of texts in progress and of those kept for later ones.
+        body_bytes: Of a request.
+        description_bytes: Of a schema, grammar or list of tools in it.
+        seconds: For one request, from its arrival; what is written by then is its answer.
+        max_texts: Of one request (prompts times `n`).
+        max_texts_per_key: Of all requests of one key at a time.
+        drain_seconds: For what is in progress when the server is to stop.
+        keys: Name by secret of those who may use it; none lets everybody.
+        trust: Whether requests may name files, models and programs.
+        strict: Refuse fields that are not known.
     """
 
     name: str = "model"

@@ -27,8 +27,11 @@ class ClientGone(Exception):
 
 
 async def read(request: Request, kind: type[B], most: int, *, strict: bool) -> B:
-    """The body of a request. Raises ApiError for one that is too large, too slow, no JSON or not of this kind, and
-    ClientGone where it does not come to its end.
+    """The body of a request.
+
+    Raises:
+        ApiError: For one that is too large, too slow, no JSON or not of this kind, and ClientGone where it does not
+            come to its end.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "send JSON, with the header Content-Type: application/json")
@@ -60,7 +63,11 @@ def loads(data: bytes) -> Any:
 
 
 def checked(found: Any, kind: type[B], *, strict: bool) -> B:
-    """A request from what its JSON says. Raises ApiError for what is none of this kind."""
+    """A request from what its JSON says.
+
+    Raises:
+        ApiError: For what is none of this kind.
+    """
     if not isinstance(found, dict):
         raise invalid("the request is not a JSON object")
     if strict and (unknown := sorted(found.keys() - kind.model_fields.keys())):
@@ -99,7 +106,11 @@ async def _until_gone(receive: Receive) -> None:
 
 
 async def respond(request: Request, handler: RequestHandler, *, stream: bool, seconds: float) -> Response:
-    """The answer of a request, which ends with it. seconds: that a slow reader may take for a stream."""
+    """The answer of a request, which ends with it.
+
+    Args:
+        seconds: That a slow reader may take for a stream.
+    """
     streams = False
     try:
         if not stream:

@@ -34,14 +34,23 @@ __all__ = ["AcceptanceRule", "Accepted", "NodeDistributions"]
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """path: accepted nodes, top down, the root left out. bonus: the token after them, drawn from the target."""
+    """What an acceptance rule decided.
+
+    Attributes:
+        path: Accepted nodes, top down, the root left out.
+        bonus: The token after them, drawn from the target.
+    """
 
     path: list[int]
     bonus: int
 
 
 class OpenQuestion(Exception):
-    """The law of a node hangs on a question that nobody has asked yet. question: see `Constraint.question`."""
+    """The law of a node hangs on a question that nobody has asked yet.
+
+    Args:
+        question: See `Constraint.question`.
+    """
 
     def __init__(self, question: Callable[[], object]) -> None:
         super().__init__("a question of the constraint has to be answered first")
@@ -49,10 +58,17 @@ class OpenQuestion(Exception):
 
 
 class NodeDistributions:
-    """The target's distributions at the nodes of one sequence's tree, worked out for the nodes a rule visits.
+    """The target's distributions at the nodes of one tree, computed for the nodes a rule visits.
 
-    A node's law depends on its own path: penalties count the path's tokens, stateful processors own a state per node.
-    hidden: {layer: [n, hidden]} of the tree's nodes, as the rule tapped. first: rows of the pass before the root's.
+    A node's distribution depends on its own path: penalties count the path's tokens, stateful processors own a state
+    per node.
+
+    Args:
+        tree: The draft, whose nodes were scored.
+        logits: [n, vocab] of the tree's nodes, the model's own.
+        seq: The sequence that the tree continues.
+        hidden: {layer: [n, hidden]} of the tree's nodes, as the rule tapped.
+        first: Rows of the pass before the root's.
     """
 
     def __init__(
@@ -85,9 +101,10 @@ class NodeDistributions:
         return self._parts[part][node - self._starts[part]]
 
     def grow(self, runs: Iterable[Ordered[int]]) -> ForwardCoroutine[None]:
-        """Score continuations of the last token as well, as paths below the root; nodes that are there stay so.
+        """Score continuations of the last token as well, as paths below the root.
 
-        Their rows stand after the tree's in the cache, so that nothing is read twice. The ledger counts the pass.
+        Nodes that are there stay so. Their rows stand after the tree's in the cache, so that nothing is read twice. The
+        ledger counts the pass.
         """
         seq, known = self.seq, len(self.tree)
         if seq.request.cache_policy is not None and seq.request.cache_policy.opens and not seq.position:
@@ -166,16 +183,19 @@ class NodeDistributions:
 
 @dataclass(frozen=True)
 class AcceptanceRule(Contract):
-    """Decides which drafted tokens become text. Subclasses declare `requirements = Requirements(greedy=True)`."""
+    """Decides which drafted tokens become text.
+
+    Subclasses declare `requirements = Requirements(greedy=True)`.
+    """
 
     @property
     def requirements(self) -> Requirements:
-        """What it requires: the `drafts` for which its guarantee holds, `taps` for `NodeDistributions.hidden`, ..."""
+        """What it requires: the `drafts` its guarantee holds for, `taps` for `NodeDistributions.hidden`."""
         return Requirements()
 
     @property
     def provides(self) -> Provides:
-        """What constraints find: one that asks about single tokens applies no `mask`, so that none is worked out."""
+        """What constraints find: a rule that checks single tokens applies no `mask`, so none is computed."""
         method = method_of(self)
         return Provides(checked=method is None or method.lossless, mask=True)
 
@@ -184,8 +204,16 @@ class AcceptanceRule(Contract):
 
     @abstractmethod
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted | ForwardCoroutine[Accepted]:
-        """Walk `tree` from its root; returns the accepted path and the token that follows it.
+        """Walk `tree` from its root.
 
         A rule that needs more rows first is a generator that lets the tree grow (`NodeDistributions.grow`) as often as
         it needs to; nothing becomes text before it decides.
+
+        Args:
+            tree: The draft, rooted at the last token.
+            laws: The target's distributions at its nodes.
+            seq: The sequence, with its sampler, seed and position.
+
+        Returns:
+            The accepted path and the token that follows it.
         """

@@ -28,7 +28,9 @@ __all__ = ["CachePolicy"]
 
 @dataclass(frozen=True)
 class CachePolicy(Contract):
-    """What one text remembers of what it read. Fields are settings.
+    """What one text remembers of what it read.
+
+    Fields are settings.
 
     A budget is what one key-value head keeps or reads in one layer: up to 1 a share of the text so far, rounded up,
     above 1 a number of tokens. Under a budget of 1 a text is what it is without a policy. Layers with a sliding window
@@ -45,14 +47,19 @@ class CachePolicy(Contract):
 
     @abstractmethod
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        """What it remembers of a text whose prompt has `prompt` tokens, for the cache of that text."""
+        """What it remembers of a text whose prompt has `prompt` tokens, for the cache of that text.
+
+        Args:
+            model: Whose keys and values the cache holds.
+            prompt: Tokens of the prompt.
+        """
 
     def settle(self, seq: Sequence) -> ForwardCoroutine[None] | None:
         """Done once, when a text's prompt is read: here a policy may read rows of its own."""
         return None
 
     def open(self, seq: Sequence, rows: int) -> ForwardCoroutine[torch.Tensor | None] | None:
-        """Done once, after a prompt is read and before its first token is chosen: a policy may read rows of its own.
+        """Read rows of its own after a prompt is read and before its first token is chosen.
 
         Args:
             seq: the text.
@@ -78,12 +85,19 @@ class CachePolicy(Contract):
         return type(self).open is not CachePolicy.open
 
     def over(self, model: Reader, prompt: int) -> Remembering:
-        """The model, whose texts with a prompt of `prompt` tokens remember as this policy says."""
+        """The model, whose texts with a prompt of `prompt` tokens remember as this policy says.
+
+        Args:
+            model: The model without the policy.
+            prompt: Tokens of the prompt.
+        """
         return Remembering(cast(LanguageModel, model), self, prompt)
 
 
 class Remembering(OwnCaches):
-    """A model under a cache policy. It equals the model itself, see `OwnCaches`.
+    """A model under a cache policy.
+
+    It equals the model itself, see `OwnCaches`.
 
     Its context is the model's, or all positions that can be counted where the policy knows no end.
     """
@@ -104,7 +118,12 @@ class Remembering(OwnCaches):
 
 
 class State(AttentionPolicy):
-    """What a policy remembers of one text. prompt: how many tokens its prompt has."""
+    """What a policy remembers of one text.
+
+    Args:
+        config: The model's configuration.
+        prompt: How many tokens its prompt has.
+    """
 
     def __init__(self, config: ModelConfig, prompt: int) -> None:
         self.config, self.prompt = config, prompt
@@ -118,7 +137,12 @@ class State(AttentionPolicy):
 
 
 def entries(budget: float, length: int) -> int:
-    """How many of `length` tokens a budget allows; at least one."""
+    """How many of `length` tokens a budget allows; at least one.
+
+    Args:
+        budget: A share of the text up to 1, or a number of tokens above 1.
+        length: Tokens of the text.
+    """
     count = math.ceil(round(budget * length, 9)) if budget <= 1 else int(budget)
     return min(max(count, 1), length)
 
@@ -132,12 +156,24 @@ def require_budget(name: str, budget: float) -> None:
 
 
 def window_begins(budget: float, sinks: int, position: int) -> int:
-    """Where the window of a row at `position` begins, when a budget holds the first `sinks` tokens and the window."""
+    """Where the window of a row at `position` begins, if a budget holds `sinks` tokens and the window.
+
+    Args:
+        budget: See `entries`.
+        sinks: First tokens that are kept beside the window.
+        position: Of the row.
+    """
     return position + 1 - max(entries(budget, position + 1) - sinks, 1)
 
 
 def shared_out(weights: np.ndarray, mean: float, least: float = 0.01) -> np.ndarray:
-    """Shares in proportion to weights, each from `least` to 1, whose mean is `mean` if that can be."""
+    """Shares in proportion to weights, each from `least` to 1, whose mean is `mean` if that can be.
+
+    Args:
+        weights: Of each share, not negative.
+        mean: The mean of all shares.
+        least: The smallest share.
+    """
     shares = np.full(len(weights), np.nan)
     while (free := np.isnan(shares)).any():
         left = mean * len(weights) - np.nansum(shares)
@@ -155,7 +191,10 @@ def shared_out(weights: np.ndarray, mean: float, least: float = 0.01) -> np.ndar
 def best(scores: np.ndarray, counts: np.ndarray | int, allowed: np.ndarray | None = None) -> np.ndarray:
     """[..., slots] bool: the `counts` [...] highest of [..., slots] scores; of equal ones the earliest.
 
-    allowed: [..., slots] bool, which of them may be chosen.
+    Args:
+        scores: [..., slots].
+        counts: [...] how many to choose.
+        allowed: [..., slots] bool, which of them may be chosen.
     """
     worth = scores if allowed is None else np.where(allowed, scores, -np.inf)
     order = np.argsort(-worth, axis=-1, kind="stable")

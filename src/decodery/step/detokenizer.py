@@ -20,10 +20,16 @@ class Detokenizer(Protocol):
 
 
 class TextStream:
-    """Decodes tokens as they are committed, ends at the first stop string and releases text that is safe to show.
+    """Decodes committed tokens, ends at the first stop string and releases text that is safe to show.
 
     Text that could be the beginning of a stop string is held back until it is settled, and so is that of the last `lag`
-    tokens, which may be taken back. stop_tokens: by id the stop strings that are tokens which no text shows.
+    tokens, which may be taken back.
+
+    Args:
+        detokenizer: What turns ids into text.
+        stop: Stop strings.
+        lag: Tokens at the end that may be taken back.
+        stop_tokens: By id the stop strings that are tokens which no text shows.
     """
 
     def __init__(
@@ -50,11 +56,19 @@ class TextStream:
         return found
 
     def finish(self) -> str | None:
-        """No token will follow: what was held back is text after all. Returns a stop string it completed, if any."""
+        """No token will follow: what was held back is text after all.
+
+        Returns:
+            A stop string that it completed, if any.
+        """
         return self._append(self._detokenizer.finish())
 
     def fork(self, released: TextStream | None = None) -> TextStream:
-        """The same text, to be continued apart. released: what has shown all that was safe of it so far."""
+        """The same text, to be continued apart.
+
+        Args:
+            released: What has shown all that was safe of it so far.
+        """
         clone = copy(self)
         clone._detokenizer, clone._ends = copy(self._detokenizer), self._ends.copy()
         clone._released = (released or self)._released

@@ -31,9 +31,12 @@ LARGEST = 1024
 class Outlook:
     """What is known right before a draw of a drafter that draws token by token.
 
-    drawn: tokens drawn in this step so far. hidden: [hidden], the draft model's last layer after the last token it has
-    read, which is the one before the newest; None where nothing of this step has been read. law: [vocab], the
-    unnormalised log-probabilities of the next draw; asking for them lets the draft model read the newest token.
+    Args:
+        drawn: Tokens drawn in this step so far.
+        hidden: [hidden], the draft model's last layer after the last token it has read, which is the one before the
+            newest; None where nothing of this step has been read.
+        law: [vocab], the unnormalised log-probabilities of the next draw; asking for them lets the draft model read the
+            newest token.
     """
 
     def __init__(
@@ -55,10 +58,15 @@ class Outlook:
 class Budget:
     """Upper bounds for one step's draft: `nodes` drafted tokens, none further than `depth` from the root.
 
-    sequences: how many share the pass. pass_seconds: gives, by the tokens in the cache, the times of passes over
-    0, 1, 2, ... rows on this machine, [rows] float64, where they are known; asking the first time may take seconds.
-    context: tokens in the cache of this text. measured: whether the times were measured here, so that what steps take
-    may correct them, or given and final. ask: see `goes_on`.
+    Attributes:
+        nodes: Most drafted tokens.
+        depth: Greatest distance of a drafted token from the root.
+        sequences: How many share the pass.
+        pass_seconds: Gives, by the tokens in the cache, the times of passes over 0, 1, 2, ... rows on this machine,
+            [rows] float64, where they are known; asking the first time may take seconds.
+        ask: See `goes_on`.
+        measured: Whether the times were measured here, so that what steps take may correct them, or given and final.
+        context: Tokens in the cache of this text.
     """
 
     nodes: int
@@ -70,14 +78,17 @@ class Budget:
     context: int = 0
 
     def seconds(self, rows: np.ndarray) -> np.ndarray:
-        """Times of passes over `rows` [k] int rows after this text: [k] float64, all 1 where they are not known."""
+        """Times [k] float64 of passes over `rows` [k] rows after this text; 1 where unknown."""
         return np.ones(len(rows)) if self.pass_seconds is None else _at(self.pass_seconds(self.context), rows)
 
     def batch_seconds(self, rows: np.ndarray, contexts: Ordered[int]) -> np.ndarray:
         """Times of passes that n texts share: [k] float64, all 1 where they are not known.
 
-        rows: [n, k] int, of each text in each pass. contexts: n numbers of tokens in the texts' caches. Linear layers
-        see all rows of a pass together; what a text's own context costs, it costs that text's rows alone.
+        Linear layers see all rows of a pass together; what a text's own context costs, it costs that text's rows alone.
+
+        Args:
+            rows: [n, k] int, of each text in each pass.
+            contexts: n numbers of tokens in the texts' caches.
         """
         if self.pass_seconds is None:
             return np.ones(rows.shape[1])
@@ -88,10 +99,11 @@ class Budget:
         return seconds
 
     def goes_on(self, outlook: Outlook) -> bool | ForwardCoroutine[bool]:
-        """Whether to draw one more token; drafters that `ask` call it once before every draw, the first included.
+        """Whether to draw one more token.
 
-        The answer depends on what has been drawn, never on the token about to be, and what has been drawn stays in the
-        draft: otherwise rules that test draws would be biased.
+        Drafters that `ask` call it once before every draw, the first included. The answer depends on what has been
+        drawn, never on the token about to be, and what has been drawn stays in the draft: otherwise rules that test
+        draws would be biased.
         """
         return self.ask is None or self.ask(outlook)
 
@@ -105,7 +117,9 @@ def _at(known: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DraftLengthPolicy:
-    """Decides how much every step drafts. Fields are settings; memory lives in `seq.budget_state`.
+    """Decides how much every step drafts.
+
+    Fields are settings; memory lives in `seq.budget_state`.
 
     Bounds are upper ones: a drafter's own settings bound its drafts as well. One that stops drafters between their
     draws says `requirements = Requirements(pauses=True)`.
@@ -130,7 +144,10 @@ class DraftLengthPolicy:
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
         """The bounds of this step's draft, within `limit`; 0 nodes where plain decoding is better.
 
-        batch: all sequences in progress, this one among them.
+        Args:
+            seq: The sequence whose draft is bounded.
+            limit: The bounds that hold in any case.
+            batch: All sequences in progress, this one among them.
         """
         return limit
 
@@ -139,4 +156,10 @@ class DraftLengthPolicy:
         return True
 
     def observe(self, seq: Sequence, seen: VerificationFeedback, seconds: float) -> None:
-        """Learn from a step: its tree, what of it was accepted, and how long drafting it took."""
+        """Learn from a step: its tree, what of it was accepted, and how long drafting it took.
+
+        Args:
+            seq: The sequence after the step.
+            seen: What the pass gave.
+            seconds: Time that drafting took.
+        """

@@ -23,8 +23,10 @@ Change = Callable[[torch.Tensor, "DraftTree"], torch.Tensor]
 class Entered:
     """How far a drafter has brought the nodes of its tree through the target's own layers.
 
-    states: [n, hidden] after `layer` layers, whose keys and values stand in the text's cache as tentative rows, in this
-    order and no others.
+    Attributes:
+        layer: How many layers the nodes have passed.
+        states: [n, hidden] after `layer` layers, whose keys and values stand in the text's cache as tentative rows, in
+            this order and no others.
     """
 
     layer: int
@@ -35,16 +37,21 @@ class Entered:
 class DraftTree:
     """Tokens in topological order: node 0 is the last token, every parent stands before its children.
 
-    tokens, parents: [n] int64, parents[0] == -1. origin: how siblings arose, which decides the rules that may verify
-    them: "deterministic" (a function of the prefix), "sampled" (independent draws) or "without-replacement".
-    Siblings stand in the order they were drawn in. logq: [n] float64, log-probability each node was drawn with.
-    distributions: {node: [vocab] float64 probabilities its children were drawn from}. draws: {node: its children in
-    draw order, once per draw}, for nodes of a sampled tree where equal draws became one child; see `drawn`.
-    inputs: [k, hidden] the embeddings that the k nodes read whose token is UNKNOWN, in their order; None where every
-    token is known. Such nodes ask what comes after a token not known yet. They are nobody's children: rules never see
-    them, and what they are scored with is for the drafter.
-    changes: what changes the states of such nodes on their way through the model, by site, see `models.hooks`.
-    entered: where scoring may go on, of exactly these nodes; a tree made of this one has none.
+    Attributes:
+        tokens, parents: [n] int64, parents[0] == -1.
+        origin: How siblings arose, which decides the rules that may verify them: "deterministic" (a function of the
+            prefix), "sampled" (independent draws) or "without-replacement". Siblings stand in the order they were drawn
+            in.
+        logq: [n] float64, log-probability each node was drawn with.
+        distributions: {node: [vocab] float64 probabilities its children were drawn from}.
+        draws: {node: its children in draw order, once per draw}, for nodes of a sampled tree where equal draws became
+            one child; see `drawn`.
+        inputs: [k, hidden] the embeddings that the k nodes read whose token is UNKNOWN, in their order; None where
+            every token is known. Such nodes ask what comes after a token not known yet. They are nobody's children:
+            rules never see them, and what they are scored with is for the drafter.
+        changes: What changes the states of such nodes on their way through the model, by hook point, see
+            `models.hooks`.
+        entered: Where scoring may go on, of exactly these nodes; a tree made of this one has none.
     """
 
     tokens: np.ndarray
@@ -72,7 +79,13 @@ class DraftTree:
         logq: np.ndarray | None = None,
         distributions: dict[int, torch.Tensor] | None = None,
     ) -> DraftTree:
-        """One token after another after the last one."""
+        """One token after another after the last token.
+
+        Args:
+            last: The last token, which becomes the root.
+            drafted: Token ids below it, in order.
+            origin, logq, distributions: See `DraftTree`.
+        """
         tokens = np.concatenate(([last_token], np.asarray(drafted, dtype=np.int64)))
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
         return cls(tokens, parents, origin, logq, distributions or {})
@@ -81,7 +94,10 @@ class DraftTree:
     def from_paths(cls, last_token: int, paths: Iterable[Sequence[int]], nodes: int | None = None) -> DraftTree:
         """The trie of several continuations of the last token.
 
-        nodes: how many drafted nodes it may have; what is beyond them is left out, last paths first.
+        Args:
+            last: The last token, which becomes the root.
+            paths: Token ids of each continuation.
+            nodes: How many drafted nodes it may have; what is beyond them is left out, last paths first.
         """
         tree = cls.root(last_token).extended(paths)
         if nodes is None or len(tree) <= nodes + 1:
@@ -112,8 +128,12 @@ class DraftTree:
     ) -> DraftTree:
         """This tree, of known tokens, and after each of its nodes a chain of nodes without a token.
 
-        counts: [n] how long the chains are; inputs: [longest, hidden] what the first, second, ... node of a chain
-        reads. The chains stand after all other nodes, in the order of those they hang on.
+        The chains stand after all other nodes, in the order of those they hang on.
+
+        Args:
+            counts: [n] how long the chains are.
+            inputs: [longest, hidden] what the first, second, ... node of a chain reads.
+            changes: See `DraftTree`.
         """
         owners = np.arange(len(self)).repeat(counts)
         places = np.arange(len(owners)) - (np.cumsum(counts) - counts).repeat(counts)
@@ -135,7 +155,10 @@ class DraftTree:
         return len(self.tokens)
 
     def validate(self, vocab_size: int | None = None) -> None:
-        """Raise ValueError where the arrays are no tree of distinct siblings in topological order, of known tokens."""
+        """Raise ValueError if the arrays are no tree of distinct siblings in topological order.
+
+        All tokens but those of mask nodes must be in the vocabulary.
+        """
         n = len(self.tokens)
         if n == 0 or len(self.parents) != n or self.parents[0] != -1:
             raise ValueError("a tree needs a root with parent -1 and one parent per token")
@@ -202,7 +225,7 @@ class DraftTree:
 
     @cached_property
     def chains(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of all nodes without a token: which they are, which known node their chain hangs on, and their places in it.
+        """All mask nodes, the known node that each one's chain follows, and their positions in it.
 
         Each is [k]; the first node of a chain has place 0.
         """
@@ -213,7 +236,7 @@ class DraftTree:
         return nodes, owners, places
 
     def embedded(self, model: EmbeddingModel) -> torch.Tensor:
-        """[n, hidden] what `model` reads at the nodes: the tokens' embeddings, and `inputs` where there are some."""
+        """[n, hidden] what `model` reads at the nodes: token embeddings, and `inputs` if given."""
         rows = model.embed_tokens(torch.from_numpy(self.tokens.clip(min=0)).to(model.device))
         if self.inputs is not None:
             rows[torch.from_numpy(self.tokens == MASK_TOKEN)] = self.inputs.to(rows)
@@ -249,9 +272,10 @@ class DraftTree:
         return DraftTree(self.tokens[nodes], np.arange(-1, len(nodes) - 1), self.origin, logq, laws)
 
     def prune(self, keep: np.ndarray) -> DraftTree:
-        """The tree of the nodes marked in `keep` [n] bool whose ancestors are marked too; the root always stays.
+        """The tree of the nodes marked in `keep` [n] bool whose ancestors are marked too.
 
-        Which sampled siblings survive must not depend on their tokens, or sampling rules are biased.
+        The root always stays. Which sampled siblings survive must not depend on their tokens, or sampling rules are
+        biased.
         """
         kept = keep.copy()
         kept[0] = True
@@ -277,7 +301,8 @@ class DraftTree:
     def merge(self, other: DraftTree) -> DraftTree:
         """Union of the paths of both trees, by longest shared prefix; a deterministic tree.
 
-        Raises ValueError where the roots differ.
+        Raises:
+            ValueError: If the roots differ.
         """
         if self.tokens[0] != other.tokens[0]:
             raise ValueError(f"trees of different last tokens {self.tokens[0]} and {other.tokens[0]}")

@@ -31,11 +31,13 @@ __all__ = ["Drafter", "VerificationFeedback"]
 class VerificationFeedback:
     """What one pass taught about one sequence.
 
-    tree: the rows that were scored: the step's draft, or a chunk of the prompt as a chain.
-    logits: [n, vocab] float32 of the tree's nodes, the model's own; of a prompt those that somebody needed, who may be
-    nobody. hidden: {tap: [n, width]}, as tapped.
-    path: accepted nodes below the root; emitted: tokens the text grew by, the bonus token included.
-    start: where in the text the tree's root stands.
+    Attributes:
+        tree: The rows that were scored: the step's draft, or a chunk of the prompt as a chain.
+        logits: [n, vocab] float32 of the tree's nodes, the model's own; of a prompt only those that were needed.
+        hidden: {tap: [n, width]}, as tapped.
+        path: Accepted nodes below the root.
+        emitted: Tokens the text grew by, the bonus token included.
+        start: Where in the text the tree's root stands.
     """
 
     tree: DraftTree
@@ -66,7 +68,9 @@ class VerificationFeedback:
 
 @dataclass(frozen=True)
 class Drafter(Contract):
-    """A way of guessing the next tokens. Fields are hyper-parameters; its state of a text is `seq.states[self]`.
+    """A way of guessing the next tokens.
+
+    Fields are hyper-parameters; its state of a text is `seq.states[self]`.
 
     One that needs passes of a model is a generator that asks for them, see `decodery.step.forward_request`.
 
@@ -81,13 +85,15 @@ class Drafter(Contract):
 
     @property
     def provides(self) -> Provides:
-        """How siblings in its trees may arise, which decides the rules that may verify them, and what budgets find."""
+        """How siblings in its trees may arise, which decides the acceptance rules, and what policies find."""
         return Provides(drafts=("deterministic",))
 
     def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         """The same drafter with what comes along for texts of `model`, where that is left to it.
 
-        source: what takes the model's place, None where nothing does.
+        Args:
+            model: The model of the texts.
+            logits_source: What takes the model's place, None where nothing does.
         """
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         found = {name: _bound(value, model, logits_source) for name, value in own.items()}
@@ -99,25 +105,47 @@ class Drafter(Contract):
         return None
 
     def skips_step(self, seq: Sequence, budget: Budget) -> bool:
-        """Whether it lets this step pass: it is not asked for a tree, nor shown the step unless the text ends by it.
+        """Whether it skips this step: no tree, and no feedback unless the text ends by it.
 
         Asked once before every step whose drafts no budget policy bounds.
+
+        Args:
+            seq: The sequence.
+            budget: Bounds of this step's draft.
         """
         return False
 
     @abstractmethod
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree | ForwardCoroutine[DraftTree]:
-        """A tree rooted at the last token, within the budget; the root alone where nothing can be guessed."""
+        """A tree rooted at the last token, within the budget; the root alone where nothing can be guessed.
+
+        Args:
+            seq: The sequence; its memory for this drafter is `seq.draft_state`.
+            budget: Bounds of the draft.
+        """
 
     def ahead(self, seq: Sequence, tree: DraftTree) -> ForwardCoroutine[None] | None:
-        """What it does while the target scores `tree`, None for nothing: it may ask for passes of other models."""
+        """What it does while the target scores `tree`, with passes of other models; None for nothing.
+
+        Args:
+            seq: The sequence.
+            tree: The draft that is scored.
+        """
         return None
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already."""
+        """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already.
+
+        Args:
+            seq: The sequence after the step.
+            seen: The scored tree, what was accepted of it, and what the drafter requires.
+        """
 
     def forget(self, seq: Sequence) -> None:
-        """Give back the memory of what other models have read of the text; it is read again where it is needed."""
+        """Give back the memory of what other models have read of the text.
+
+        It is read again where it is needed.
+        """
 
     def largest(self) -> int | None:
         """How many nodes it would draft in a step at most, by its settings; None where they set no bound."""

@@ -17,7 +17,10 @@ _Recent = OrderedDict[Hashable, dict[Hashable, Any]]
 
 
 class Guarded:
-    """A store that several texts may use at a time: who reads or writes it holds its lock; a copy has its own."""
+    """A store that several texts may use at a time.
+
+    Code that reads or writes it holds its lock; a copy has a lock of its own.
+    """
 
     def __init__(self) -> None:
         self.lock = RLock()
@@ -31,12 +34,17 @@ class Guarded:
 
 
 class Memory:
-    """Stores that outlive a sequence, by scope. Whoever makes engines owns one and hands it to them.
+    """Stores that outlive a sequence, by scope.
 
-    Texts of different cache namespaces share none, so that nobody's drafts tell what another has written. Stores bound
-    themselves; of the process-wide ones those of the `namespaces` used last are kept, of the problem-wide ones those of
-    the `problems` prompts. What is learned from one text shapes the drafts of later ones, never their tokens. Safe to
-    share between threads.
+    The owner of several engines hands one to them.
+
+    Texts of different cache namespaces share none, so that drafts tell nothing about other users' texts. Stores bound
+    themselves; of the process-wide ones those of the `cache namespaces` used last are kept, of the problem-wide ones
+    those of the `problems` prompts. What is learned from one text shapes the drafts of later ones, never their tokens.
+    Safe to share between threads.
+
+    Args:
+        problems: Prompts whose stores are kept. cache namespaces: Cache namespaces whose stores are kept.
     """
 
     def __init__(self, problems: int = 8, namespaces: int = 16) -> None:
@@ -47,7 +55,14 @@ class Memory:
         self._lock = Lock()
 
     def recall(self, scope: Scope, seq: Sequence, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The store of this scope under `key`, made where there is none; for a request always a new one."""
+        """The store of this scope under `key`, made where there is none; for a request always a new one.
+
+        Args:
+            scope: How long the store lives: for a request, a prompt or the process.
+            seq: The sequence that asks.
+            key: What tells one store from another.
+            make: Makes a store.
+        """
         if scope == "request":
             return make()
         with self._lock:
@@ -64,7 +79,7 @@ class Memory:
             return stores[key]
 
     def shared(self) -> dict[int, Any]:
-        """All stores, and the parts of those that are tuples, by identity: what a copy of a state must not copy."""
+        """By identity, all stores and the parts of tuples, which copies of a state must not copy."""
         with self._lock:
             held = [*self._process.values(), *self._problem.values()]
             stores = [store for each in held for store in each.values()]

@@ -16,11 +16,14 @@ from .embedded import Embeddings
 
 
 def dynamic(model: Reader, text: Merged, net: MergeNet | None = None) -> tuple[list[int], Embeddings | None]:
-    """A prompt of merged tokens, for `Request(tokens, embeddings=...)` or `LLM.request`; None where nothing is merged.
+    """A prompt of merged tokens, for `Request(tokens, embeddings=...)` or `LLM.request`.
 
-    A row that stands for several tokens is what a trained network makes of their embeddings, or without one their mean
-    (as in Fast Vocabulary Transfer, 2022); others are the model's own. Rows are at positions of their own, one after
-    the other. Raises SettingsError for a model that takes no embeddings, or a network of another one.
+    None where nothing is merged. A row that stands for several tokens is what a trained network makes of their
+    embeddings, or without one their mean (as in Fast Vocabulary Transfer, 2022); others are the model's own. Rows are
+    at positions of their own, one after the other.
+
+    Raises:
+        SettingsError: For a model that takes no embeddings, or a network of another one.
     """
     places = [place for place, (first, stop) in enumerate(text.spans) if stop - first > 1]
     if not places:

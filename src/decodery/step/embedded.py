@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 class Embeddings:
     """What stands at some places of a prompt in the place of a token's embedding.
 
-    places: [n] int64, ascending; rows: [n, hidden], as they enter the first layer. The prompt has some token at these
-    places, which nobody reads: it stands for them wherever a text is a list of tokens, as in penalties.
+    The prompt has some token at these places, which is not read: it stands for them wherever a text is a list of
+    tokens, as in penalties.
+
+    Attributes:
+        places: [n] int64, ascending.
+        rows: [n, hidden], as they enter the first layer.
     """
 
     places: np.ndarray
@@ -47,10 +51,12 @@ class Embeddings:
     def placed(
         cls, tokens: Sequence[int], placeholder: int, parts: Sequence[torch.Tensor]
     ) -> tuple[list[int], Embeddings]:
-        """A prompt whose placeholders stand for `parts` [n, hidden], in order: a token for each row, and the rows.
+        """A prompt with a token for each row of `parts` [n, hidden], in place of its placeholders in order.
 
-        A placeholder stands for a part once, or as often as the part has rows, as processors write it. Raises
-        PromptError where the two do not go together.
+        A placeholder stands for a part once, or as often as the part has rows, as processors write it.
+
+        Raises:
+            PromptError: If the two do not go together.
         """
         found: list[int] = []
         # Where each token stands among what takes the places.
@@ -95,7 +101,7 @@ class Embeddings:
         return np.isin(np.arange(start, start + count), self.places)
 
     def behind(self, start: int, count: int) -> torch.Tensor:
-        """[count, 1 + hidden] of places from `start` on: whether an embedding stands after each, 1 or 0, and which."""
+        """[count, 1 + hidden] for positions from `start` on: 1 or 0, whether an embedding follows, and it."""
         held = self.mask(start + 1, count)
         found = self.rows.new_zeros(count, 1 + self.rows.shape[1])
         first, end = np.searchsorted(self.places, (start + 1, start + 1 + count))
@@ -124,7 +130,15 @@ def chunk(
     embeddings: Embeddings | None,
     logit_rows: Sequence[int] | None = None,
 ) -> Segment:
-    """`Segment.chunk` of a text that may hold embeddings; tokens: those right after what `cache` has seen."""
+    """`Segment.chunk` of a text that may hold embeddings.
+
+    Args:
+        model: The model that reads it.
+        tokens: Those right after what `cache` has seen.
+        cache: The text's cache.
+        embeddings: Those of the prompt, None for tokens alone.
+        logit_rows: Rows whose logits are wanted.
+    """
     segment = Segment.chunk(tokens, cache, logit_rows)
     start, end = cache.next_position, cache.next_position + len(segment)
     first, last = (0, 0) if embeddings is None else np.searchsorted(embeddings.places, (start, end))
@@ -139,5 +153,5 @@ def chunk(
 
 
 def reading(seq: Text, tokens: Sequence[int], logit_rows: Sequence[int] | None = None) -> Segment:
-    """The rows of `tokens`, the next that a text's cache has not seen, embeddings where its prompt holds them."""
+    """The rows of `tokens` that a text's cache has not read, as embeddings where the prompt holds them."""
     return chunk(seq.request.model, tokens, seq.cache, seq.request.prompt_embeds, logit_rows)

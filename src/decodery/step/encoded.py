@@ -1,4 +1,4 @@
-"""What an encoder has read for a text: asked for once, by whoever needs it first."""
+"""What an encoder has read for a text: asked for once, when it is first needed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Asking: whoever needs rows scored says so and is sent the scores; who runs the passes is somebody else's business.
+"""Asking: a coroutine yields the rows to be scored and receives the scores; the driver runs the passes.
 
 A method that needs no pass is a plain function. One that does is a generator: it yields a list of asks and is sent as
-many answers, as often as it needs to. Whoever drives several of them runs one pass per model over the asks of all.
+many answers, as often as it needs to. A driver of several of them runs one pass per model over the asks of all.
 """
 
 from __future__ import annotations
@@ -32,11 +32,17 @@ T = TypeVar("T")
 class ForwardRequest:
     """The wish to see the rows of a segment scored by a model.
 
-    taps: where hidden states are read, see `models.hooks.site`. role: what another model than the text's own goes by in
-    the ledger, such as "draft", or a part of that model: route, which way the rows take through it. beside: what else
-    may be asked while this is scored, of other models and caches: it is over when the answer comes. Who runs the pass
-    runs it at the same time where there is more than one core or the model has a device of its own, before or after it
-    elsewhere: its result must not depend on that.
+    Who runs the pass runs it at the same time where there is more than one core or the model has a device of its own,
+    before or after it elsewhere: its result must not depend on that.
+
+    Attributes:
+        model: What scores the rows.
+        segment: Rows of one text, with their cache.
+        taps: Where hidden states are read, see `models.hooks.site`.
+        role: What another model than the text's own goes by in the ledger, such as "draft", or a part of that model.
+        route: Which way the rows take through it.
+        beside: What else may be asked while this is scored, of other models and caches: it is over when the answer
+            comes.
     """
 
     model: LanguageModel
@@ -49,9 +55,12 @@ class ForwardRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardResult:
-    """The answer. logits: [m, vocab] of the rows whose logits the segment wants; hidden: {tap: [n, width]} of all.
+    """The answer.
 
-    cost: what the rows cost, where the model says so.
+    Attributes:
+        logits: [m, vocab] of the rows whose logits the segment wants.
+        hidden: {tap: [n, width]} of all.
+        cost: What the rows cost, where the model says so.
     """
 
     logits: torch.Tensor
@@ -61,10 +70,13 @@ class ForwardResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocking:
-    """A function that may take long, wanted in place of a pass. An engine runs it on a thread of its own.
+    """A function that may take long, wanted in place of a pass.
 
-    shared: what must not be used on two threads at a time; functions that share it run one after the other. The
-    function must not touch the engine or its caches.
+    An engine runs it on a thread of its own. The function must not touch the engine or its caches.
+
+    Attributes:
+        function: Called without arguments; its result is the answer.
+        shared: What must not be used on two threads at a time; functions that share it run one after the other.
     """
 
     function: Callable[[], Any]
@@ -83,7 +95,7 @@ ForwardCoroutine = Generator[list[ForwardRequest], list[ForwardResult], T]
 
 
 class Composed(Contract, Reader):
-    """What scores a text by asking others: models in several contexts, several models, layers of one model."""
+    """Scores a text with several models, several contexts or some layers of one model."""
 
     fingerprint = ""
 
@@ -94,11 +106,16 @@ class Composed(Contract, Reader):
 
     @abstractmethod
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
-        """The rows of a segment, whose cache came from this object's `new_cache`, scored by what this makes of them."""
+        """The rows of a segment, scored by the composition; its cache came from `new_cache`.
+
+        Args:
+            segment: Rows of one text, with their cache.
+            taps, role: See `ForwardRequest`.
+        """
 
 
 class OfOneModel(Composed):
-    """What scores a text by one model in another way: its tokens, its sizes and its caches are that model's."""
+    """Scores a text by one model in another way, with that model's tokens, sizes and caches."""
 
     model: Reader
 
@@ -134,7 +151,13 @@ def score(
     layer_plan: LayerPlan = WHOLE,
     beside: ForwardCoroutine[None] | None = None,
 ) -> ForwardCoroutine[ForwardResult]:
-    """One segment, scored by a model or by what a source composes, which has no routes and lets nothing run beside."""
+    """One segment scored by a model or a composition without routes and work beside it.
+
+    Args:
+        model: What scores the rows.
+        segment: Rows of one text, with their cache.
+        taps, role, route, beside: See `ForwardRequest`.
+    """
     if isinstance(model, Composed):
         return (yield from model.compose(segment, taps, role))
     (scored,) = yield [ForwardRequest(cast(LanguageModel, model), segment, tuple(taps), role, layer_plan, beside)]
@@ -144,7 +167,13 @@ def score(
 def score_all(
     model: Reader, segments: Sequence[Segment], taps: Sequence[Tap] = (), role: str = ""
 ) -> ForwardCoroutine[list[ForwardResult]]:
-    """Several segments, scored together."""
+    """Several segments, scored together.
+
+    Args:
+        model: What scores the rows.
+        segments: Rows of several texts, each with its cache.
+        taps, role: See `ForwardRequest`.
+    """
     if isinstance(model, Composed):
         return (yield from gather([model.compose(segment, taps, role) for segment in segments]))
     own = cast(LanguageModel, model)
@@ -152,7 +181,7 @@ def score_all(
 
 
 def off_loop(function: Callable[[], T], shared: object = None) -> ForwardCoroutine[T]:
-    """What a function returns that may block: whoever else waits for passes goes on meanwhile.
+    """What a function returns that may block: other texts go on meanwhile.
 
     Args:
         function: Called once, on another thread where an engine drives this. It must not touch the engine.
@@ -176,7 +205,11 @@ def as_coroutine(found: T | ForwardCoroutine[T]) -> ForwardCoroutine[T]:
 
 
 def gather(coroutines: Sequence[ForwardCoroutine[T]]) -> ForwardCoroutine[list[T]]:
-    """Drive several at once, so that those that wait at the same time share passes; returns their results in order."""
+    """Drive several at once, so that those that wait at the same time share passes.
+
+    Returns:
+        Their results in order.
+    """
     results: dict[int, T] = {}
     waiting: dict[int, list[ForwardRequest]] = {}
     answers: dict[int, list[ForwardResult] | None] = dict.fromkeys(range(len(coroutines)))

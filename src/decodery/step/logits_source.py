@@ -20,7 +20,10 @@ so that a constraint which forbids all others finds something to choose from."""
 
 @dataclass(frozen=True)
 class LogitsSource(Contract):
-    """What a request is scored by in place of the model alone. Fields are settings; equal ones share their passes."""
+    """What a request is scored by in place of the model alone.
+
+    Fields are settings; equal ones share their passes.
+    """
 
     @property
     def requirements(self) -> Requirements:
@@ -48,11 +51,19 @@ class LogitsSource(Contract):
         A row's logits depend on the tokens before it alone, never on what else is in a pass, so that drafts, trees and
         batches give the tokens of plain decoding. Two of them compare equal where they score alike and differ in
         what their caches hold only: the engine then runs them together.
+
+        Args:
+            model: The model that was loaded.
+            prompt: Token ids.
         """
 
 
 def token_ids(text: str | tuple[int, ...], name: str, setting: str, vocab_size: int) -> tuple[int, ...]:
-    """The ids of a text that stands in the prompt's place. Raises SettingsError where it is still a text or empty."""
+    """The ids of a text that stands in the prompt's place.
+
+    Raises:
+        SettingsError: If it is still a text or empty.
+    """
     if isinstance(text, str):
         raise SettingsError(f"{name} has a text as {setting}: give its token ids, or decode through `LLM`")
     if not text:

@@ -29,9 +29,12 @@ WHOLE = 1 << 40
 class Row:
     """A committed token and the row of the pass that it was chosen at.
 
-    token: its id; position: its place in the output, 0 for the first. logits: [vocab] of that row, the model's own.
-    hidden: {tap: [width]} of that row: what the model made of all that stands before the token. final: whether the text
-    ends after it.
+    Attributes:
+        token: Its id.
+        position: Its place in the output, 0 for the first.
+        final: Whether the text ends after it.
+        logits: [vocab] of that row, the model's own.
+        hidden: {tap: [width]} of that row: what the model made of all that stands before the token.
     """
 
     token: int
@@ -43,9 +46,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """Rows of the prompt as it is read, in chunks from the first on. tokens: their ids; hidden: {tap: [n, width]}.
+    """Rows of the prompt as it is read, in chunks from the first on.
 
-    last: whether the prompt ends here.
+    Attributes:
+        tokens: Their ids.
+        hidden: {tap: [n, width]}.
+        last: Whether the prompt ends here.
     """
 
     tokens: list[int]
@@ -60,8 +66,12 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Take back the last `tokens` tokens. ban: what is not written at the first of these places; write: what the text
-    goes on with there.
+    """Take back the last `tokens` tokens.
+
+    Attributes:
+        tokens: How many of the last tokens are taken back.
+        ban: What is not written at the first of these places.
+        write: What the text goes on with there.
     """
 
     tokens: int
@@ -71,7 +81,10 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Regenerate:
-    """Take back the whole text and write it anew with another seed, a few times at most; what is written then stays."""
+    """Take back the whole text and write it anew with another seed, a few times at most.
+
+    What is written after that stays.
+    """
 
 
 Action = Stop | Rollback | Regenerate
@@ -79,10 +92,14 @@ Action = Stop | Rollback | Regenerate
 
 @dataclass(slots=True)
 class MonitorReport:
-    """What a monitor found of a text. limit: scores above it are flagged.
+    """What a monitor found of a text.
 
-    scores: after every output token, None where nothing was known yet. flagged: the first output position whose score
-    was above the limit, None for none. error: what turned it off, where it was to go on without.
+    Attributes:
+        name: The monitor's.
+        limit: Scores above it are flagged.
+        scores: After every output token, None where nothing was known yet.
+        flagged: The first output position whose score was above the limit, None for none.
+        error: What turned it off, where it was to go on without.
     """
 
     name: str
@@ -105,14 +122,18 @@ class MonitorReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Monitor(Contract):
-    """What watches one text. Fields are settings; what it remembers of a text is a state of its own, never changed in
-    place, so that forks share it and a text that is taken back has its earlier one again.
+    """What watches one text.
 
-    It sees committed tokens alone, in their order, whatever was drafted, and so finds the same with any drafter and in
-    any batch. threshold: scores above it are flagged; None is the one that its trained part was calibrated at, and
-    where there is none nothing is flagged. action: what follows. errors: whether an error of it ends the text with that
-    error, or turns it off, which the text's report then says.
+    Fields are settings; what it remembers of a text is a state of its own, never changed in place, so that forks share
+    it and a text that is taken back has its earlier one again. It sees committed tokens alone, in their order, whatever
+    was drafted, and so finds the same with any drafter and in any batch.
 
+    Attributes:
+        threshold: Scores above it are flagged; None is the one that its trained part was calibrated at, and where there
+            is none nothing is flagged.
+        action: What follows.
+        errors: Whether an error of it ends the text with that error, or turns it off, which the text's report then
+            says.
     """
 
     threshold: float | None = None
@@ -121,8 +142,9 @@ class Monitor(Contract):
 
     @property
     def requirements(self) -> Requirements:
-        """What it must find of the model: its taps, `prompt_taps` to see the prompt's rows, `changes` to steer, `keys`
-        to take tokens back.
+        """What it requires of the model.
+
+        `taps`, `prompt_taps` for the prompt's rows, `changes` to steer, `keys` to take tokens back.
         """
         return Requirements()
 
@@ -141,7 +163,7 @@ class Monitor(Contract):
         return
 
     def check(self, seq: Sequence) -> None:
-        """Raise SettingsError, or warn, where a text is of another form than those that a trained part goes with."""
+        """Raise SettingsError, or warn, if a text is of another form than a trained part needs."""
         return
 
     @abstractmethod
@@ -149,12 +171,22 @@ class Monitor(Contract):
         """The state before anything is read."""
 
     def read(self, state: Any, rows: Prompt) -> Any:
-        """The state after further rows of the prompt; asked where `needs.prompt_taps` is set."""
+        """The state after further rows of the prompt; asked where `needs.prompt_taps` is set.
+
+        Args:
+            state: What `start` or `read` gave before.
+            rows: Rows of the prompt that follow.
+        """
         return state
 
     @abstractmethod
     def observe(self, state: Any, row: Row) -> Any:
-        """The state after one more committed token."""
+        """The state after one more committed token.
+
+        Args:
+            state: The state before the token.
+            row: The token and the row that it was chosen at.
+        """
 
     @abstractmethod
     def score(self, state: Any) -> float | None:
@@ -171,7 +203,12 @@ class Monitor(Contract):
         return actions.get(self.action)
 
     def resume(self, before: Any, after: Any) -> Any:
-        """The state to go on with where tokens were taken back. before: as it was there; after: when it asked."""
+        """The state to go on with where tokens were taken back.
+
+        Args:
+            before: As it was there.
+            after: When it asked.
+        """
         return before
 
     def steering(self, state: Any) -> Hashable | None:

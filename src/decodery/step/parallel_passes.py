@@ -22,10 +22,15 @@ def cores() -> int:
 
 
 def side_by_side(main: Callable[[], T], beside: Callable[[], U], *, waits: bool = False) -> tuple[T, U]:
-    """What both return, run at the same time: `main` here on all threads but one, `beside` on one of its own.
+    """Results of `main`, on all threads but one, and `beside`, on one, run at the same time.
 
-    waits: `main` computes on a device of its own, and is given one thread, `beside` the others. Where there is one
-    thread alone and nobody waits they run one after the other. An error of either is raised when both are done.
+    Where there is one thread alone and `waits` is false they run one after the other. An error of either is raised when
+    both are done.
+
+    Args:
+        main: The function with most work.
+        beside: A function that one thread is enough for.
+        waits: `main` computes on a device of its own, and is given one thread, `beside` the others.
     """
     threads = cores()
     if threads < 2 and not waits:

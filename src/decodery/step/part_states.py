@@ -7,10 +7,11 @@ from typing import Any
 
 
 class PartStates:
-    """What each part of a step remembers of one text: drafters, policies, monitors, a model that writes whole texts.
+    """What each part of a step remembers of one text.
 
-    A part stores its state under itself and finds it there: `seq.states[self]`. Parts are told apart by identity, so
-    that two equal drafters of a combination have a state each.
+    Drafters, policies, monitors, a model that writes whole texts. A part stores its state under itself and finds it
+    there: `seq.states[self]`. Parts are told apart by identity, so that two equal drafters of a combination have a
+    state each.
     """
 
     __slots__ = ("_states",)

@@ -56,8 +56,11 @@ _known: WeakKeyDictionary[LanguageModel, CostCurve] = WeakKeyDictionary()
 class CostCurve:
     """Time of a pass by its number of rows and the tokens before them.
 
-    rows: ascending, at least one; times: seconds of each after `CONTEXT` tokens. token, row_token: seconds that every
-    further token in the cache costs, once and for every row that attends to it.
+    Attributes:
+        rows: Ascending, at least one.
+        times: Seconds of each after `CONTEXT` tokens.
+        token, row_token: Seconds that every further token in the cache costs, once and for every row that attends to
+            it.
     """
 
     rows: tuple[int, ...]
@@ -78,7 +81,10 @@ class CostCurve:
 
         What else runs on the machine only ever adds time, so the shortest timing is the nearest to the truth; and fewer
         rows never need longer than more rows, so a point above a later one is a disturbance and is lowered.
-        far: timings of `FAR_ROWS` after `FAR_CONTEXT` tokens; without them a longer text costs nothing.
+
+        Args:
+            timings: Seconds of each repeat, by number of rows.
+            far: Timings of `FAR_ROWS` after `FAR_CONTEXT` tokens; without them a longer text costs nothing.
         """
         rows = sorted(timings)
         shortest = np.array([min(timings[n]) for n in rows])
@@ -108,10 +114,10 @@ class CostCurve:
 
 
 def cost_curve(model: LanguageModel) -> CostCurve:
-    """The curve of this model on this machine; the first call measures for at most about a second and keeps the result.
+    """The curve of this model on this machine.
 
-    It says so where a person is watching. A kept curve is compared with a few passes first: where these are much
-    faster, it was measured on a busy machine.
+    The first call measures for at most about a second and keeps the result. It says so where a person is watching. A
+    kept curve is compared with a few passes first: where these are much faster, it was measured on a busy machine.
     """
     if model in _known:
         return _known[model]
@@ -150,7 +156,7 @@ def _read(kept: dict[str, Any]) -> CostCurve:
 
 
 def measured() -> list[tuple[dict[str, str], CostCurve]]:
-    """The kept curves of this machine as it is now, each with what identifies its model: `config`, `precision`, ..."""
+    """The kept curves of this machine in its present state, with what identifies each model."""
     found = []
     for path in sorted((store.home() / "cost").glob("*.json")):
         # A file that a person has edited or that another version wrote is measured anew when it is needed.
@@ -169,10 +175,16 @@ def time_passes(
     context: int = CONTEXT,
     enough: Callable[[int], bool],
 ) -> dict[str, dict[int, list[float]]]:
-    """Seconds of single passes by model and number of rows, repeats interleaved so that disturbances hit all alike.
+    """Seconds of single passes by model and number of rows.
 
-    Every pass scores a chain of tokens after `context` tokens in the cache and wants all logits. enough: called
-    with the number of rounds done, says when to stop. Numbers of rows beyond a model's context are left out.
+    Repeats are interleaved so that disturbances affect all alike. Every pass scores a chain of tokens after `context`
+    tokens in the cache and wants all logits. Numbers of rows beyond a model's context are left out.
+
+    Args:
+        models: What is timed, by name.
+        rows: Numbers of rows.
+        context: Tokens in the cache before a pass.
+        enough: Called with the number of rounds done, says when to stop.
     """
     prepared = {name: _prepare(model, context, max(rows)) for name, model in models.items()}
     cases = [

@@ -33,13 +33,19 @@ __all__ = ["Candidates", "Scorer", "judge", "log_scores"]
 class Candidates:
     """Texts after one prompt, to be scored together.
 
-    prompt: token ids. outputs: m lists of the ids that were written after it, end tokens left out. finished: of each,
-    whether it is an answer or a beginning. hidden: {tap: [m, hidden]} states of the last tokens, where the scorer
-    needs them. texts: the outputs as text where somebody has it already; decode: ids to text, None without a tokenizer.
-    begins: how many ids of each output stand before its last step, None where texts do not grow by steps.
-    model: what reads for scorers that ask; states: what it has read of each output's text at least up to the prompt's
-    end, to be forked and never changed; None to read all of it. calls: opens texts after prompts of a scorer's own;
-    None where the prompt is token ids alone. role: what `model` goes by in the ledger where it is not the writer.
+    Attributes:
+        prompt: Token ids.
+        outputs: m lists of the ids that were written after it, end tokens left out.
+        finished: Of each, whether it is an answer or a beginning.
+        hidden: {tap: [m, hidden]} states of the last tokens, where the scorer needs them.
+        texts: The outputs as text if known already.
+        decode: Ids to text, None without a tokenizer.
+        model: What reads for scorers that ask.
+        states: What it has read of each output's text at least up to the prompt's end, to be forked and never changed;
+            None to read all of it.
+        begins: How many ids of each output stand before its last step, None where texts do not grow by steps.
+        calls: Opens texts after prompts of a scorer's own; None where the prompt is token ids alone.
+        role: What `model` goes by in the ledger where it is not the writer.
     """
 
     prompt: Sequence[int]
@@ -71,7 +77,9 @@ class Candidates:
 
 
 class Scorer(Contract):
-    """How good texts are: higher is better, whatever is counted. Fields are settings; one instance serves many.
+    """How good texts are: higher is better, whatever is counted.
+
+    Fields are settings; one instance serves many.
 
     A score depends on the prompt and the candidate alone, not on what else is scored with it, when, or how often.
     """
@@ -98,7 +106,7 @@ class Scorer(Contract):
 
     @property
     def apart(self) -> bool:
-        """Whether it is read after prompts of its own, made of question and answer, which any model can be asked."""
+        """Whether it is read after prompts of its own, of question and answer, which any model can be asked."""
         return False
 
     @property
@@ -120,20 +128,33 @@ class Scorer(Contract):
         return
 
     def remark(self, prompt: str, text: str) -> str:
-        """What is wrong with a finished text, for whoever writes the next one; "" where nothing is known of that."""
+        """What is wrong with a finished text, for the writer of the next one.
+
+        The text is "" if nothing is known.
+
+        Args:
+            prompt: Text before the answer.
+            text: A finished text.
+        """
         return ""
 
     @abstractmethod
     def score(self, candidates: Candidates) -> torch.Tensor | ForwardCoroutine[torch.Tensor]:
-        """[m] scores, of which a list or an array will do as well; a generator where a model has to be asked, see
-        `decodery.step.forward_request`. Call it through `judge`.
+        """[m] scores, as a tensor, a list or an array.
+
+        It is a generator if a model has to be asked, see `decodery.step.forward_request`. Call it through `judge`.
         """
 
 
 def judge(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
     """[m] scores of the candidates, entered in the ledger of the request.
 
-    Raises SettingsError for candidates of a kind that this scorer does not score, and for scores that are none.
+    Args:
+        scorer: What scores.
+        candidates: What is scored.
+
+    Raises:
+        SettingsError: For candidates of a kind that this scorer does not score, and for scores that are none.
     """
     for kind, known, wanted in (
         ("answers", scorer.answers, any(candidates.finished)),
@@ -170,7 +191,7 @@ def _as_scores(scorer: Scorer, given: object) -> torch.Tensor:
 
 
 def scores_of(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
-    """What a scorer says; a plain function runs beside the loop of whoever drives this.
+    """What a scorer says; a plain function runs beside the driver's loop.
 
     Args:
         scorer: Used on one thread at a time.
@@ -186,7 +207,7 @@ def scores_of(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.
 
 
 def remark_of(scorer: Scorer, prompt: str, text: str) -> ForwardCoroutine[str]:
-    """What a scorer remarks on a text, see `Scorer.remark`, beside the loop of whoever drives this.
+    """What a scorer remarks on a text, see `Scorer.remark`, beside the driver's loop.
 
     Args:
         scorer: Used on one thread at a time.
@@ -202,7 +223,11 @@ def remark_of(scorer: Scorer, prompt: str, text: str) -> ForwardCoroutine[str]:
 
 
 def log_scores(scorer: Scorer, scores: torch.Tensor) -> torch.Tensor:
-    """[m] float64: natural logarithms of the weights that these scores are. Raises SettingsError for negative ones."""
+    """[m] float64: natural logarithms of the weights that these scores are.
+
+    Raises:
+        SettingsError: For negative ones.
+    """
     scores = scores.double()
     if scorer.log:
         return scores

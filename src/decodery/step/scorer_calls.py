@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 class ScorerCalls(Protocol):
     """What a scorer finds of the request whose texts it scores, and how it has further texts written.
 
-    conversation: of the request, from which other prompts are made. reader: the model that reads them. remembered:
-    what scorers have found out for this prompt.
+    Attributes:
+        conversation: Of the request, from which other prompts are made.
+        reader: The model that reads them.
+        remembered: What scorers have found out for this prompt.
     """
 
     conversation: Conversation
@@ -26,7 +28,11 @@ class ScorerCalls(Protocol):
     remembered: dict[Hashable, Any]
 
     def read_by(self, reader: Reader, encode: Callable[[Prompt], list[int]]) -> Self:
-        """The same with a second model as the reader. encode: its tokens of a prompt."""
+        """The same with a second model as the reader.
+
+        Args:
+            encode: Its tokens of a prompt.
+        """
         ...
 
     def judge(

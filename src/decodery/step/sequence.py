@@ -29,7 +29,13 @@ FinishReason = Literal["stop", "length", "content_filter", "cancelled", "error"]
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """Log-probability of an emitted token under the model's own softmax, and of the most likely tokens beside it."""
+    """Log-probability of an emitted token under the model's softmax, and those of the most likely ones.
+
+    Attributes:
+        token: The token's id.
+        logprob: Natural logarithm of its probability.
+        top: Ids and log-probabilities of the most likely tokens, best first.
+    """
 
     token: int
     logprob: float
@@ -38,9 +44,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptText:
-    """What a finished text leaves for one that goes on from it. tokens: its own, of which `cache` holds all but one.
+    """What a finished text leaves for one that goes on from it.
 
-    model: whose keys and values these are; they do not keep it in memory.
+    Attributes:
+        tokens: Its own, of which `cache` holds all but one.
+        cache: Its keys and values.
+        logits_source: What it was scored by, None for the model alone.
+        model: Whose keys and values these are; they do not keep it in memory.
     """
 
     tokens: list[int]
@@ -68,7 +78,9 @@ class Scheduling:
 
 @dataclass
 class Sequence:
-    """A text in progress. Its fields are what a step changes; the cache holds all tokens but the last.
+    """A text in progress.
+
+    Its fields are what a step changes; the cache holds all tokens but the last.
 
     Args:
         request: What the text is to become and the parts that write it; no step changes it.
@@ -186,9 +198,10 @@ class Sequence:
             self.states[drafter] = drafter.start(self)
 
     def fork(self) -> Sequence:
-        """A branch of this text with the state of all that acts on it; memory is shared until one of the two writes.
+        """A branch of this text with the state of all that acts on it.
 
-        The trace stays common to both: it counts what all branches cost together. Drafters do not follow.
+        Memory is shared until one of the two writes. The trace stays common to both: it counts what all branches cost
+        together. Drafters do not follow.
         """
         request = self.request
         clone = replace(
@@ -221,9 +234,9 @@ class Sequence:
         return clone
 
     def clone(self) -> Sequence:
-        """A text of its own that goes on from here as this one would: with its drafter and its draft length policy.
+        """A text of its own that goes on from here as this one would.
 
-        What is remembered beyond one text stays common to both.
+        With its drafter and its draft length policy. What is remembered beyond one text stays common to both.
         """
         clone = self.branch(self.request.seed)
         clone.trace = Trace(list(self.trace.steps), deepcopy(self.trace.ledger))

@@ -35,11 +35,14 @@ UNSAID = -1e30
 
 @dataclass(frozen=True)
 class TreeDrafter(Drafter):
-    """A drafter that can say what it expects after any node of any tree, so that trees can be grown with it.
+    """A drafter that gives a distribution after any node of any tree, so that trees can be grown.
 
-    tree_policy: the policy that grows them, as an instance or a text; None drafts a chain of up to `length` tokens,
-    each drawn as the target's sampler would draw it and with the target's noise. bounds_trees: whether `length` bounds
-    the depth of trees as well; elsewhere it is refused beside a tree_policy, as it would change nothing.
+    Attributes:
+        bounds_trees: Whether `length` bounds the depth of trees as well; elsewhere it is refused beside a tree_policy,
+            as it would change nothing.
+        length: Tokens of a chain, or levels of a tree where `bounds_trees` holds.
+        tree_policy: The policy that grows them, as an instance or a text; None drafts a chain of up to `length` tokens,
+            each drawn as the target's sampler would draw it and with the target's noise.
     """
 
     bounds_trees: ClassVar[bool] = False
@@ -87,7 +90,10 @@ class TreeDrafter(Drafter):
     ) -> torch.Tensor | ForwardCoroutine[torch.Tensor]:
         """The drafter's own logits [len(nodes), vocab] of the token after each of `nodes`, in one draft pass.
 
-        tree: rooted at the last token; one that was asked about before may only have grown.
+        Args:
+            seq: The sequence.
+            tree: Rooted at the last token; one that was asked about before may only have grown.
+            nodes: Nodes of the tree whose children are expected.
         """
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
@@ -96,7 +102,7 @@ class TreeDrafter(Drafter):
 
     @property
     def rates(self) -> tuple[tuple[float, ...], ...]:
-        """By depth and rank: how often its guess was the right one, where somebody measured it; otherwise empty."""
+        """By depth and rank: how often its guess was right; empty if not measured."""
         return ()
 
     def reach(self, seq: Sequence) -> int:
@@ -124,6 +130,10 @@ class TreeDrafter(Drafter):
 
         They are those of the request's own sampler, every row summing to 1. shaped=False, and temperature 0, leave
         out temperature and truncation: its masks and penalties alone.
+
+        Args:
+            seq, tree, nodes: See `logits`.
+            shaped: Whether truncation and temperature are applied; else only what forbids tokens.
         """
         logits = yield from self.writable(seq, tree, nodes)
         return expected(seq, tree, nodes, logits, shaped=shaped)
@@ -131,7 +141,12 @@ class TreeDrafter(Drafter):
     def likeliest(
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
     ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
-        """The k most likely tokens of `expand`: ids [len(nodes), at most k] int64, best first, and logprobs."""
+        """The k most likely tokens of `expand`: ids [len(nodes), at most k] int64, best first, and logprobs.
+
+        Args:
+            seq, tree, nodes, shaped: See `expand`.
+            k: How many tokens per node.
+        """
         if not seq.request.sampler.keeps(shaped=shaped):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
         # Most of a distribution over a whole vocabulary is never looked at: no copy of it is made.
@@ -195,7 +210,14 @@ class TreeDrafter(Drafter):
 def expected(
     seq: Sequence, tree: DraftTree, nodes: Ordered[int], logits: torch.Tensor, *, shaped: bool = True
 ) -> torch.Tensor:
-    """What a drafter's own logits [len(nodes), vocab] come to under the request's sampler, see `TreeDrafter.expand`."""
+    """Log-probabilities of a drafter's logits [len(nodes), vocab] under the request's sampler.
+
+    See `TreeDrafter.expand`.
+
+    Args:
+        seq, tree, nodes, shaped: See `TreeDrafter.expand`.
+        logits: [len(nodes), vocab], the drafter's own.
+    """
     # Warps that hear log-probabilities stay where they are: what is drawn from need not be the target's law.
     sampler = seq.request.sampler
     contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
@@ -213,7 +235,11 @@ def logged(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray
 
 
 def expanding(drafter: Drafter | str, name: str) -> TreeDrafter:
-    """The drafter that the method `name` is to grow trees with. Raises SettingsError where it cannot expand."""
+    """The drafter that the method `name` is to grow trees with.
+
+    Raises:
+        SettingsError: If it cannot expand.
+    """
     resolved = resolve("drafter", drafter)
     if not isinstance(resolved, TreeDrafter):
         raise SettingsError(f"{name} grows trees with a drafter that can expand, such as draft-model, not {drafter}")

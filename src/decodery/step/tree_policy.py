@@ -22,7 +22,9 @@ __all__ = ["TreePolicy"]
 
 @dataclass(frozen=True)
 class TreePolicy(Contract):
-    """A way of growing trees with any drafter that can expand. Fields are hyper-parameters; nothing is remembered.
+    """A way of growing trees with any drafter that can expand.
+
+    Fields are hyper-parameters; nothing is remembered.
 
     What sampled policies draw from, and in which order, is verified as drawn. So the number of a node's children may
     depend on all that was drawn before, never on the token about to be drawn, and a drawn node stays in the tree.
@@ -49,4 +51,10 @@ class TreePolicy(Contract):
 
     @abstractmethod
     def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        """A tree rooted at the last token, within the budget (`nodes` and `depth` at least 1)."""
+        """A tree rooted at the last token, within the budget (`nodes` and `depth` at least 1).
+
+        Args:
+            expander: A drafter that gives distributions after any node.
+            seq: The sequence.
+            budget: Bounds of the tree, at least 1.
+        """

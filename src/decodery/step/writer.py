@@ -11,10 +11,12 @@ if TYPE_CHECKING:
 
 
 class Writer(LanguageModel, Protocol):
-    """A model without `Capabilities.rows`: somebody else's, whose texts come as they are written."""
+    """A model without `Capabilities.rows`: of another program, whose texts come as they are written."""
 
     def advance(self, seq: Sequence) -> None:
-        """Let a text grow by what has come of it, and end where it has ended. The first call begins it, and returns.
+        """Let a text grow by what has come of it, and end where it has ended.
+
+        The first call begins it, and returns.
 
         A later one returns as soon as there is something of any text that this thread has begun.
         """

@@ -1,4 +1,4 @@
-"""The laws of exact decoding, as checks any method can be run through."""
+"""The invariants of exact decoding, as checks any method can be run through."""
 
 from .caches import check_cache
 from .constraints import check_constraint

@@ -1,4 +1,4 @@
-"""The law of a cache: whatever it went through, it is what a fresh one would be that read the same tokens."""
+"""The invariant of a cache: whatever it went through, it is what a fresh one would be that read the same tokens."""
 
 from __future__ import annotations
 
@@ -21,12 +21,22 @@ _MOST_FORKS = 4
 def check_cache(
     model: LanguageModel, *, programs: int = 6, steps: int = 14, seed: int = 0, tolerance: float = 1e-9
 ) -> float:
-    """State-identical, for the caches of `model` alone: any kind that stands after the interface of `KVCache`.
+    """Check that the caches of `model`, of any kind with the interface of `KVCache`, keep exact states.
 
     Random programs of trees fed in one pass or several, through all layers or part of them at a time, kept paths, cuts,
     forks, marks and returns to them. After every step every cache of the family must score rows as a model does that
-    reads all of its tokens in one pass. Returns the largest absolute difference of logits seen; raises LawBroken with
-    the step after which one was above `tolerance`.
+    reads all of its tokens in one pass.
+
+    Args:
+        model: Whose caches are checked.
+        programs: Random programs that are run.
+        steps: Steps of each.
+        seed: Decides the programs.
+        tolerance: Largest absolute difference of logits.
+
+    Returns:
+        The largest absolute difference of logits seen; raises LawBroken with the step after which one was above
+        `tolerance`.
     """
     worst = 0.0
     for program in range(programs):

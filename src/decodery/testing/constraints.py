@@ -1,4 +1,4 @@
-"""The laws of constraints: what every one of them must keep, whatever it allows."""
+"""The invariants of constraints: what every one of them must keep, whatever it allows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,17 @@ def check_constraint(
 
     A state never changes; one that is walked to again allows the same; the text may end exactly where it is complete;
     forced tokens are all that is allowed; what is permitted includes what is allowed, and what is accepted is that.
-    Returns the walks.
+
+    Args:
+        constraint: A constraint of the kind to be checked, bound to a vocabulary.
+        eos_ids: End tokens.
+        prompt: Token ids before the text.
+        walks: How many texts are written.
+        length: Most tokens of each.
+        seed: Decides the walks.
+
+    Returns:
+        The walks.
     """
     random = np.random.default_rng(seed)
     ends = list(eos_ids)

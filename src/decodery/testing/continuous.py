@@ -12,7 +12,13 @@ from decodery.speculative.acceptance.continuous.density_ratio import Density
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of Gaussians. weights: [k]; means, widths (standard deviations, axis by axis): [k, d]."""
+    """A mixture of Gaussians.
+
+    Attributes:
+        weights: [k].
+        means: [k, d].
+        widths: [k, d] standard deviations, axis by axis.
+    """
 
     weights: np.ndarray
     means: np.ndarray
@@ -46,7 +52,7 @@ def normals(uniforms: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Diffusion:
-    """A diffusion head that draws from about a mixture in `steps` steps, with the best mean and width at each of them.
+    """A diffusion head that draws from a mixture in `steps` steps, with the best mean and width at each.
 
     What it draws has no density in closed form; along one trajectory the last step has. Source of the widths:
     Analytic-DPM (2022).
@@ -105,7 +111,10 @@ class Diffusion:
 
 @dataclass(frozen=True)
 class LastStep:
-    """The last step of a trajectory: a Gaussian of mean and width [d], over the product exp(earlier) of all others."""
+    """The last step of a trajectory, a Gaussian of mean and width [d].
+
+    It is over the product exp(earlier) of all others.
+    """
 
     mean: np.ndarray
     width: np.ndarray
@@ -131,9 +140,14 @@ class LastStep:
 
 @dataclass(frozen=True)
 class MixtureChain:
-    """Each value is drawn from a mixture whose means are linear in the value before it (zeros before the first).
+    """A chain whose values are drawn from mixtures with means linear in the value before.
 
-    weights: [k]; slopes: [k, d, d]; offsets, widths: [k, d].
+    The value before the first is zero.
+
+    Attributes:
+        weights: [k].
+        slopes: [k, d, d].
+        offsets, widths: [k, d].
     """
 
     weights: np.ndarray

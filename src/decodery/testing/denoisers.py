@@ -19,11 +19,18 @@ _FLOOR = 1e-9
 
 
 class OracleDenoiser:
-    """Knows all answers [n, length] to a prompt, and how likely each is; the last token of its vocabulary is the mask.
+    """Knows all answers [n, length] to a prompt, and how likely each is.
 
-    A row's law is that of its token among the answers that agree with all that is written. Where none does, tokens of
-    one pass have contradicted each other: then it is the law among the nearest answers, and `dead` counts the rows'
-    passes that were like that. It reads whole canvases, so it goes with no cache. weights: [n], None for all alike.
+    The last token of its vocabulary is the mask. A row's distribution is that of its token among the answers that agree
+    with all that is written. Where none does, tokens of one pass have contradicted each other: then it is the law among
+    the nearest answers, and `dead` counts the rows' passes that were like that. It reads whole canvases, so it goes
+    with no cache.
+
+    Args:
+        answers: [n, length] token ids.
+        vocab_size: Tokens, of which the last is the mask.
+        prompt_length: Tokens before an answer.
+        weights: [n], None for all alike.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The law of distributions: what is drawn over many seeds is what can be worked out."""
+"""The invariant of distributions: what is drawn over many seeds is what can be computed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ from .statistics import chi_square
 
 
 def enumerate_law(model: Reader, prompt: Ordered[int], sampler: Sampler, length: int) -> np.ndarray:
-    """Probabilities [vocab ** length] of all continuations of `length` tokens, first token slowest."""
+    """Probabilities [vocab ** length] of all continuations of `length` tokens, first token slowest.
+
+    Args:
+        model: What is decoded.
+        prompt: Token ids.
+        sampler: What shapes the distributions.
+        length: Tokens of a continuation.
+    """
     size = model.vocab_size
     law = np.zeros(size**length)
 
@@ -56,10 +63,21 @@ def check_distribution(
     first_seed: int = 0,
     least: float = 1e-4,
 ) -> float:
-    """Distribution-identical: the joint law of the first tokens over many seeds is the enumerated one.
+    """Distribution-identical: the first tokens over many seeds follow the enumerated distribution.
 
-    Returns the p-value of a chi-square test; raises where it is below `least`, or where no draft was accepted below
-    its first token, so that the test would say nothing about drafts.
+    Args:
+        model: A model of few tokens.
+        prompt: Token ids.
+        drafter, draft_length, acceptance_rule, logits_source: The methods under test, instances or texts.
+        sampler: What shapes the distributions; by default temperature 1.
+        length: Tokens of a text.
+        draws: How many texts are drawn.
+        first_seed: Seed of the first; they count up.
+        least: The smallest p-value that passes.
+
+    Returns:
+        The p-value of a chi-square test; raises where it is below `least`, or where no draft was accepted below its
+        first token, so that the test would say nothing about drafts.
     """
     sampler = sampler or Sampler.from_settings(temperature=1.0)
     scored_by = model if logits_source is None else logits_source.over(model, prompt)

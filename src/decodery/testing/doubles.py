@@ -18,9 +18,14 @@ _STREAM = 98
 
 
 class Tabular(TableModel):
-    """A random model over few tokens: each law is drawn evenly from all there are, and hangs on the whole text.
+    """A random model over few tokens, with a uniformly drawn distribution for every text.
 
     Texts of a fixed length can be enumerated: see `law`.
+
+    Args:
+        vocab_size: Tokens.
+        length: Tokens of the longest text.
+        seed: Decides the distributions.
     """
 
     def __init__(self, vocab_size: int = 4, length: int = 4, seed: int = 0) -> None:
@@ -60,9 +65,15 @@ class TabularReward(Scorer):
 
 
 def best_of_law(law: torch.Tensor, scores: torch.Tensor, n: int) -> torch.Tensor:
-    """[texts] the law of the best scored of n draws from `law`: F^n less what lies below, F being the scores' law.
+    """[texts] distribution of the best scored of n draws from `law`.
 
-    Of texts with equal scores the one drawn first wins, so that they share their chance as they share their mass.
+    F^n less what lies below, F being the scores' distribution. Of texts with equal scores the one drawn first wins, so
+    that they share their chance as they share their mass.
+
+    Args:
+        law: [texts] probabilities.
+        scores: [texts].
+        n: Draws.
     """
     below = torch.stack([law[scores < score].sum() for score in scores])
     level = torch.stack([law[scores == score].sum() for score in scores])

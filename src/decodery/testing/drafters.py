@@ -16,7 +16,12 @@ from decodery.step.sequence import Sequence
 
 @dataclass(frozen=True)
 class Garbage(Drafter):
-    """Random trees of random tokens, up to `nodes` of them; no draft may ever change what is decoded."""
+    """Random trees of random tokens, up to `nodes` of them; no draft may ever change what is decoded.
+
+    Attributes:
+        nodes: Most drafted tokens.
+        seed: Decides the trees.
+    """
 
     nodes: int = 12
     seed: int = 0
@@ -33,9 +38,14 @@ class Garbage(Drafter):
 
 @dataclass(frozen=True)
 class Oracle(Drafter):
-    """Trees that hold the true continuation among random branches, in scattered rows and to a random depth.
+    """Trees that hold the true continuation among random branches, to a random depth.
 
-    answer: the whole true text, prompt included. Accepted paths then lie anywhere in a pass.
+    Accepted paths then lie anywhere in a pass.
+
+    Attributes:
+        answer: The whole true text, prompt included.
+        nodes: Most drafted tokens.
+        seed: Decides the trees.
     """
 
     answer: tuple[int, ...]
@@ -57,9 +67,14 @@ class Oracle(Drafter):
 
 @dataclass(frozen=True)
 class Foretold(Drafter):
-    """Chains of the true continuation, whose length is as asked; another token stands at the places that are `wrong`.
+    """Chains of the true continuation, whose length is as asked.
 
-    answer: the whole true text, prompt included, in which places are counted.
+    Another token stands at the places that are `wrong`.
+
+    Attributes:
+        answer: The whole true text, prompt included, in which places are counted.
+        length: Tokens of a chain.
+        wrong: Output positions at which another token is drafted.
     """
 
     answer: tuple[int, ...]

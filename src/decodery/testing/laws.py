@@ -1,4 +1,4 @@
-"""The laws of texts: no draft and no company changes what is decoded; each raises LawBroken with what was seen.
+"""The invariants of texts: no draft and no company changes what is decoded; each raises LawBroken with what was seen.
 
 They hold for any model after `LanguageModel`. A method of your own is checked by passing it in:
 
@@ -63,10 +63,26 @@ def check_identical(
     """Greedy-identical and seed-identical: speculation gives exactly the tokens of plain decoding.
 
     Where kernels may round a pass over several rows differently, a text may depart at a position where plain decoding
-    preferred its token by less than `near_tie`, in at most `excuses` texts. Where less than `tested` happened the law
-    is broken too, and where a processor changes the logits that it is given. plain: what plain decoding gave; by
-    default it is decoded, once for all drafters that are compared with the same texts of the same model, unless texts
-    are excused or a source has its say. Returns the speculative runs, whose traces tell how much was accepted.
+    preferred its token by less than `near_tie`, in at most `excuses` texts. Where less than `tested` happened the
+    invariant is broken too, and where a processor changes the logits that it is given.
+
+    Args:
+        model: The target.
+        prompts: Token ids of each.
+        drafter, draft_length, acceptance_rule, logits_source, cache_policy, monitors: The methods under test, instances
+            or texts.
+        sampler: By default greedy.
+        seeds: Of the texts of each prompt.
+        max_new_tokens: Tokens of a text at most.
+        eos_ids: End tokens.
+        near_tie: Score difference in nats that counts as a tie.
+        excuses: Texts that may depart at a tie.
+        tested: What has to happen for the check to count.
+        plain: What plain decoding gave; by default it is decoded, once for all drafters that are compared with the same
+            texts of the same model, unless texts are excused or a source has its say.
+
+    Returns:
+        The speculative runs, whose traces tell how much was accepted.
     """
     if drafter is None and acceptance_rule is None:
         raise LawBroken("plain decoding was compared with itself: give a drafter or a rule")
@@ -165,10 +181,15 @@ def first_difference(expected: Ordered[int], got: Ordered[int]) -> int:
 
 
 def margin(model: Reader, expected: Sequence, got: Sequence, at: int) -> float:
-    """By how much `expected` preferred its token at output position `at` over `got`'s: a score difference in nats.
+    """Score difference in nats between the expected and the actual token at output position `at`.
 
     The score is what the token is the argmax of: warped logits, and the request's noise where it samples. Infinite
     where one of the texts has no such position. Warps that hear log-probabilities are not replayed.
+
+    Args:
+        model: The target.
+        expected, got: The two texts.
+        at: The output position.
     """
     if at >= min(len(expected.generated), len(got.generated)):
         return float("inf")
@@ -201,9 +222,18 @@ def check_batch(
     max_new_tokens: int = 16,
     tested: Tested | None = None,
 ) -> None:
-    """A sequence in a batch with ragged prompts and ragged trees is what it is alone, chunked prefill or not.
+    """A sequence in a ragged batch equals the sequence alone, with or without chunked prefill.
 
-    Where less than `tested` happened the law is broken too.
+    Where less than `tested` happened the invariant is broken too.
+
+    Args:
+        model: The target.
+        prompts: Token ids of each.
+        drafter, draft_length, acceptance_rule, logits_source, cache_policy: The methods under test, instances or texts.
+        sampler: By default greedy.
+        seeds: Of the texts of each prompt.
+        max_new_tokens: Tokens of a text at most.
+        tested: What has to happen for the check to count.
     """
     if len(prompts) * len(seeds) < 2:
         raise LawBroken(f"a batch of one is no batch: {_UNTESTED}")

@@ -22,7 +22,11 @@ from decodery.models.torch.weights import Dense, Layer, Linear, Weights
 
 
 class Counted:
-    """A model whose passes are counted. rows: of every pass, in order."""
+    """A model whose passes are counted.
+
+    Args:
+        rows: Of every pass, in order.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self.model, self.rows = model, list[int]()
@@ -36,11 +40,18 @@ class Counted:
 
 
 class TableModel:
-    """A language model whose logits are a seeded function of the last `order` tokens; every law can be enumerated.
+    """A language model whose logits are a seeded function of the last `order` tokens.
 
-    Logits are float64 in [-spread, spread]; a row's hidden state is its token. The cache stores token ids where a
-    transformer stores keys, so that `keep`, `truncate` and `fork` are put to the test as well. It counts as one layer;
-    a row that does not go through all of it, and its hidden state put to the head, knows the newest token alone.
+    Every distribution can be enumerated. Logits are float64 in [-spread, spread]; a row's hidden state is its token.
+    The cache stores token ids where a transformer stores keys, so that `keep`, `truncate` and `fork` are put to the
+    test as well. It counts as one layer; a row that does not go through all of it, and its hidden state put to the
+    head, knows the newest token alone.
+
+    Args:
+        vocab_size: Tokens.
+        order: How many last tokens decide about the next one.
+        seed: Decides the logits.
+        spread: Standard deviation of the logits.
     """
 
     def __init__(self, vocab_size: int = 5, *, order: int = 2, seed: int = 0, spread: float = 2.0) -> None:
@@ -132,7 +143,14 @@ def tiny_transformer(
     dtype: torch.dtype = torch.float64,
     max_positions: int = 512,
 ) -> Transformer:
-    """A randomly initialised Llama-style transformer, large enough to have caches, groups and rotations."""
+    """A randomly initialised Llama-style transformer, large enough to have caches, groups and rotations.
+
+    Args:
+        seed: Decides the weights.
+        vocab_size, hidden_size, num_layers: Its sizes.
+        dtype: Of its weights.
+        max_positions: Its context, in tokens.
+    """
     config = ModelConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,

@@ -1,4 +1,4 @@
-"""The law of cache policies: what a text remembers under one does not depend on drafts, company or chunks."""
+"""The invariant of cache policies: what a text remembers under one does not depend on drafts, company or chunks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,19 @@ _MOST = 9
 def check_cache_policy(
     model: LanguageModel, prompts: Ordered[Ordered[int]], cache_policy: CachePolicy | str, *, tolerance: float = 1e-9
 ) -> None:
-    """Plain decoding under a policy, by every way there is: with drafts that are right and drafts that are wrong, with
-    prompts in chunks, in a batch, and by a fork in the middle.
+    """Plain decoding under a policy gives the same in all ways of running it.
 
-    Tokens must be the same, and what the caches hold in the end: slots, positions, keys, values, and what they make of
-    rows that come next, a tree among them. Raises LawBroken with the first thing that differs.
+    With right and wrong drafts, chunked prompts, batches and forks. Tokens must be the same, and what the caches hold
+    in the end: slots, positions, keys, values, and what they make of rows that come next, a tree among them.
+
+    Args:
+        model: The target.
+        prompts: Token ids of each.
+        cache_policy: The policy under test, an instance or a text.
+        tolerance: Largest absolute difference.
+
+    Raises:
+        LawBroken: With the first thing that differs.
     """
     settings = {"cache_policy": cache_policy, "max_new_tokens": _MOST}
     plain = decode(model, prompts, together=False, **settings)  # type: ignore[arg-type]

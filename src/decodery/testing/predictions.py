@@ -1,4 +1,4 @@
-"""What right and wrong predictions cost: the laws of algorithms that act on predictions, for drafts.
+"""What right and wrong predictions cost: the invariants of algorithms that act on predictions, for drafts.
 
 Perfect ones make decoding as cheap as it can be, arbitrary ones no dearer than it was without them, and between the two
 the cost grows by no more than what was wrong. The Predicted-Updates Dynamic Model (2023) states the same of graphs.
@@ -20,10 +20,16 @@ from .running import LawBroken, decode
 def check_predictions(
     model: LanguageModel, prompt: Ordered[int], *, length: int = 4, max_new_tokens: int = 41, **settings: Any
 ) -> None:
-    """Chains of `length` tokens that are predicted rightly but at planted places cost the passes that they must.
+    """Chains of `length` tokens, right but at given places, cost the number of passes they must.
 
     No place: one pass for length + 1 tokens. Some: at most a pass more for each of them. All: one for each token.
-    settings: of the request, as in `decode`.
+
+    Args:
+        model: The target.
+        prompt: Token ids.
+        length: Tokens of a draft.
+        max_new_tokens: Tokens of the text.
+        settings: Of the request, as in `decode`.
     """
     (plain,) = decode(model, [prompt], max_new_tokens=max_new_tokens, **settings)
     places = range(len(prompt), len(plain.tokens))

@@ -1,4 +1,4 @@
-"""The laws of processors: what each must keep so that any rule, on any device, finds the same law at the same place."""
+"""The invariants of processors: any rule, on any device, finds the same distribution at the same position."""
 
 from __future__ import annotations
 
@@ -21,14 +21,21 @@ Text = tuple[Ordered[int], Ordered[int]]
 def check_logits_processor(
     processor: LogitsProcessor, *, vocab_size: int = 64, texts: Ordered[Text] | None = None, seed: int = 0
 ) -> None:
-    """A processor changes nothing in place, sees no other row, remembers only what it declares, and revives no token.
+    """A processor is pure, sees no other row, remembers only what it declares and revives no token.
 
     Along each text it is asked at every position as the text gets there, each time with the neighbouring branch begun
     and left; and then about all positions one by one backwards, together, and together in another order, each by a copy
-    that has been asked nothing else. All answers must be equal to the bit, and `-inf` stays `-inf`. texts: where the
-    processor does something; random ones, half of which repeat themselves, by default. vocab_size: of the random
-    logits. Raises LawBroken where a law does not hold, and where no row was changed by a processor that says it is not
-    neutral.
+    that has been asked nothing else. All answers must be equal to the bit, and `-inf` stays `-inf`.
+
+    Args:
+        processor: The processor under test.
+        vocab_size: Of the random logits.
+        texts: Where the processor does something; random ones, half of which repeat themselves, by default.
+        seed: Decides logits and texts.
+
+    Raises:
+        LawBroken: If an invariant does not hold, and where no row was changed by a processor that says it is not
+            neutral.
     """
     backwards, together, shuffled = (copy.deepcopy(processor) for _ in range(3))
     random = np.random.default_rng(seed)

@@ -17,7 +17,13 @@ NOTHING = Chars(())
 
 @dataclass(frozen=True)
 class RegexState:
-    """rest: what may still follow. tail: bytes of a character that is not complete. ended: an end token was written."""
+    """State of `ReferenceRegex`.
+
+    Attributes:
+        rest: What may still follow.
+        tail: Bytes of a character that is not complete.
+        ended: An end token was written.
+    """
 
     rest: Node
     tail: bytes = b""
@@ -25,7 +31,7 @@ class RegexState:
 
 
 class ReferenceRegex(Constraint):
-    """Texts that a pattern matches from end to end, by derivatives: what is left of the pattern after each character.
+    """A regular expression by derivatives: what is left of the pattern after each character.
 
     Every token of the vocabulary is tried, byte by byte. Source: Derivatives of Regular Expressions (1964).
     """

@@ -28,12 +28,12 @@ from decodery.step.sequence import Sequence
 
 
 class LawBroken(AssertionError):
-    """A law of exact decoding does not hold, or nothing was put to the test."""
+    """An invariant of exact decoding does not hold, or nothing was put to the test."""
 
 
 @dataclass(frozen=True)
 class BothWays(Coupled):
-    """The coupled rule, which also compares the two ways a rule may ask for laws: node by node, and the tree at once.
+    """The coupled rule, which compares distributions requested node by node and for the tree at once.
 
     A CPU is asked the first way and an accelerator the second, so that a processor that looks at other rows of its
     call, or whose states are not their nodes' own, would show on one of them only.
@@ -116,7 +116,20 @@ def decode(
     prefill_chunk: int = 512,
     together: bool = True,
 ) -> list[Sequence]:
-    """Finished sequences for every prompt and seed; all in one batch, or one after another."""
+    """Finished sequences for every prompt and seed; all in one batch, or one after another.
+
+    Args:
+        model: The target.
+        prompts: Token ids of each.
+        drafter, draft_length, acceptance_rule, logits_source, cache_policy, monitors: Instances or texts; None for
+            none.
+        sampler: By default greedy.
+        seeds: Of the texts of each prompt.
+        max_new_tokens: Tokens of a text at most.
+        eos_ids: End tokens.
+        prefill_chunk: Most tokens of a prompt that one pass reads.
+        together: Whether all texts share passes.
+    """
     engine = law_engine(model, prefill_chunk)
     finished: list[Sequence] = []
     # Names are for the request to resolve.

@@ -1,4 +1,4 @@
-"""The laws of scorers: what each must keep so that a search may ask when and in whatever company it likes."""
+"""The invariants of scorers: what each must keep so that a search may ask when and in whatever company it likes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,18 @@ def check_scorer(
     *,
     tolerance: float = 1e-9,
 ) -> None:
-    """A score hangs on prompt and candidate alone; scorers keep within their bounds, and spend what the ledger says.
+    """A score depends on prompt and candidate alone.
 
-    Candidates are scored together, again, alone, in another order, begun and finished, and by what a model has read
-    of them as well as by nothing: the scores are the same, within `tolerance` where a model is asked, and what was read
-    is left as it was. texts: prompts and what was written after each; those of one prompt are scored together. Raises
-    LawBroken, also where all candidates are worth the same, so that nothing was put to the test.
+    Scorers keep within their bounds, and spend what the ledger says. Candidates are scored together, again, alone, in
+    another order, begun and finished, and by what a model has read of them as well as by nothing: the scores are the
+    same, within `tolerance` where a model is asked, and what was read is left as it was. Raises LawBroken, also where
+    all candidates are worth the same, so that nothing was put to the test.
+
+    Args:
+        scorer: The scorer under test.
+        model: What it asks.
+        texts: Prompts and what was written after each; those of one prompt are scored together.
+        tolerance: Largest difference of scores where a model is asked.
     """
     trial, seen = _Trial(scorer, model, tolerance), list[float]()
     for prompt in dict.fromkeys(tuple(prompt) for prompt, _ in texts):

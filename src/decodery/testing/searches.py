@@ -1,4 +1,4 @@
-"""The law of searches: branches never touch each other, and what is returned is in order."""
+"""The invariant of searches: branches never touch each other, and what is returned is in order."""
 
 from __future__ import annotations
 
@@ -23,10 +23,17 @@ def check_search(
     tolerance: float = 1e-9,
     **settings: Any,
 ) -> list[list[Sequence]]:
-    """Every result is finished, stops where it should, and its cache equals a fresh prefill; the best comes first.
+    """Every result is finished, stops where it should, and its cache equals a fresh prefill.
 
-    Also: the same again gives the same, whatever the chunks a prompt is read in; and a text that others go on from is
-    left as it was. settings: of the requests. Returns what was found, prompt by prompt.
+    The best comes first. Also: the same again gives the same, whatever the chunks a prompt is read in; and a text that
+    others go on from is left as it was. Returns what was found, prompt by prompt.
+
+    Args:
+        model: The target.
+        prompts: Token ids of each.
+        search: The search under test.
+        tolerance: Largest absolute difference.
+        settings: Of the requests.
     """
     found = []
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""The law of states: what a text's caches hold is what a fresh reading of its tokens would."""
+"""The invariant of states: what a text's caches hold is what a fresh reading of its tokens would."""
 
 from __future__ import annotations
 
@@ -37,10 +37,21 @@ def check_state(
     max_new_tokens: int = 24,
     tolerance: float = 1e-9,
 ) -> float:
-    """State-identical: after every step every cache equals a fresh prefill of the same tokens, positions included.
+    """After every step every cache equals a fresh prefill of the same tokens, positions included.
 
     The prompts run in one batch, each twice: the second one shares the first one's prefill by a fork and has a seed of
-    its own. Returns the largest absolute difference seen.
+    its own.
+
+    Args:
+        model: The target.
+        prompts: Token ids of each.
+        drafter, draft_length, acceptance_rule, logits_source: The methods under test, instances or texts.
+        sampler: By default greedy.
+        max_new_tokens: Tokens of a text at most.
+        tolerance: Largest absolute difference.
+
+    Returns:
+        The largest absolute difference seen.
     """
     engine = law_engine(model, 7)
     sampler, acceptance_rule = sampler or Sampler.from_settings(), acceptance_rule or Coupled()
@@ -69,7 +80,8 @@ def check_state(
 def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
     """Largest difference between a sequence's caches and ones that read their tokens in one chunk.
 
-    model: what it was decoded with; what a source made of it stands in the sequence.
+    Args:
+        model: What it was decoded with; what a source made of it stands in the sequence.
     """
     n = seq.cache.next_position
     if seq.generated and n != len(seq.tokens) - 1:

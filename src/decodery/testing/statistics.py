@@ -1,4 +1,4 @@
-"""The one statistic the laws need."""
+"""The one statistic that the invariants need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import torch
 def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
     """p-value of observed counts [k] under probabilities [k]; cells expecting fewer than five are pooled.
 
-    Returns 0.0 where something was observed that has probability zero.
+    Args:
+        counts: [k] observed.
+        probabilities: [k] expected, summing to 1.
+
+    Returns:
+        0.0 where something was observed that has probability zero.
     """
     total = counts.sum()
     if counts[probabilities <= 0].sum() > 0:

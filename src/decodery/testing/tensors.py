@@ -14,8 +14,11 @@ from torch.utils._pytree import tree_leaves
 class TensorBytes(TorchDispatchMode):
     """A context in which the memory of every new tensor is counted until it is given back.
 
-    counts: which tensors count, by default all; views of counted memory add nothing. now, peak: bytes. What native code
-    and numpy take for themselves is not seen.
+    What native code and numpy take for themselves is not seen.
+
+    Args:
+        counts: Which tensors count, by default all; views of counted memory add nothing.
+        now, peak: Bytes.
     """
 
     def __init__(self, counts: Callable[[torch.Tensor], bool] = lambda tensor: True) -> None:

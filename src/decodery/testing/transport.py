@@ -1,8 +1,8 @@
-"""How well a rule could do at all: the laws of what node rules emit, and the optimal-transport bound on acceptance.
+"""How well a rule can do: the distributions that node rules emit, and the optimal-transport bound on acceptance.
 
-Siblings drawn from q are a coupling's one marginal, the target's law p is the other. No rule that keeps p can emit one
-of the drawn tokens more often than the coupling that maximises this (SpecTr: Fast Speculative Decoding via Optimal
-Transport, 2023).
+Siblings drawn from q are a coupling's one marginal, the target's distribution p is the other. No rule that keeps p can
+emit one of the drawn tokens more often than the coupling that maximises this (SpecTr: Fast Speculative Decoding via
+Optimal Transport, 2023).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 
 def enumerate_draws(q: torch.Tensor, k: int, *, replacement: bool) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every way to draw k tokens from q [vocab] one after another, with its probability; those of 0 are left out.
+    """Every way to draw k tokens from q [vocab] one after another, with its probability.
 
-    Without replacement fewer than k are drawn where q has no more.
+    Those of 0 are left out. Without replacement fewer than k are drawn where q has no more.
     """
     support = torch.nonzero(q).flatten().tolist()
     size = k if replacement else min(k, len(support))
@@ -33,10 +33,11 @@ def enumerate_draws(q: torch.Tensor, k: int, *, replacement: bool) -> Iterator[t
 
 
 def node_law(tests: Iterable[tuple[float, torch.Tensor]], tokens: Iterable[int]) -> tuple[torch.Tensor, float]:
-    """The law [vocab] of the token emitted at a node, and the probability that it is one of the drafted tokens' own.
+    """The distribution [vocab] of the token emitted at a node, and the probability that it was drafted.
 
-    tests: for each of `tokens` the probability of its acceptance where none before it was accepted, then a last pair
-    with the law of what is emitted if none is; see `recursive_law`.
+    Args:
+        tests: For each of `tokens` the probability of its acceptance where none before it was accepted, then a last
+            pair with the law of what is emitted if none is; see `recursive_law`.
     """
     *accepts, (_, rest) = list(tests)
     emitted, reach = torch.zeros_like(rest), 1.0

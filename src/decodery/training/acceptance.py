@@ -34,9 +34,12 @@ check_folder = check_of(AcceptanceHead.FILE, "is no acceptance head")
 class AcceptanceRecipe:
     """How a head is trained; the published numbers, with a schedule for thousands of tokens, not millions.
 
-    depth: residual blocks. rejected: what a rejection weighs against an acceptance in the loss; the published 6 is for
-    a draft that is mostly accepted, with 1 the head's chances are true ones. kept: share of positions where the text's
-    own token stays in place of the draft's. epochs: how often every judged token is learned from.
+    Attributes:
+        depth: Residual blocks.
+        rejected: What a rejection weighs against an acceptance in the loss; the published 6 is for a draft that is
+            mostly accepted, with 1 the head's chances are true ones.
+        kept: Share of positions where the text's own token stays in place of the draft's.
+        epochs: How often every judged token is learned from.
     """
 
     depth: int = 3
@@ -62,14 +65,19 @@ def train_acceptance(
     facts: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> dict[str, float]:
-    """Train a head for `draft` drafting for `target` on texts the target has written; `out` is what `SpecDecPP` takes.
+    """Train a head for `draft` drafting for `target` on texts the target has written.
 
-    corpus: texts that the draft has not learned from, or its acceptance looks better than it is; every twentieth is
-    held out. facts: what else to write down beside the head.
+    `out` is what `SpecDecPP` takes. An interrupted run goes on where it stopped.
 
-    An interrupted run goes on where it stopped. Returns "loss" and "constant": the weighted cross-entropy above that of
-    a perfect judge (nats per judged token), on texts held out, of the head and of the best judge that always says the
-    same; "acceptance": the mean chance of acceptance there; "tokens": how many tokens were judged in all.
+    Args:
+        corpus: Texts that the draft has not learned from, or its acceptance looks better than it is; every twentieth is
+            held out.
+        facts: What else to write down beside the head.
+
+    Returns:
+        "loss" and "constant": the weighted cross-entropy above that of a perfect judge (nats per judged token), on
+        held-out texts, of the head and of the best judge that always says the same; "acceptance": the mean chance of
+        acceptance there; "tokens": how many tokens were judged in all.
     """
     recipe = recipe or AcceptanceRecipe()
     check_folder(out)
@@ -160,7 +168,10 @@ perfect judge's {scores["loss"]:.4f} nats per token, that of the best judge that
 
 
 def weighted_loss(scores: torch.Tensor, labels: torch.Tensor, rejected: float) -> torch.Tensor:
-    """Mean cross-entropy of soft labels [n] under scores [n, 2] of rejected and accepted, rejections weighted."""
+    """Mean cross-entropy of soft labels [n] under scores [n, 2], with rejections weighted.
+
+    Scores are of rejected and accepted.
+    """
     odds = scores[:, 1] - scores[:, 0]
     refused = 1 - labels
     total = -(labels * logsigmoid(odds) + rejected * refused * logsigmoid(-odds)).sum()
@@ -186,7 +197,10 @@ def judged(
     At each position after the prompt the draft draws a token from what it expects after the text so far; its label is
     min(1, p / q). Then the draft reads the text with these in place of the text's own, but for a share `kept` of them,
     and its states after its own tokens are taken: labels are those of a pure prefix, states those of a mixed one, as
-    published. temperature: the one the text was written at; at 0 both models take their most likely token.
+    published.
+
+    Args:
+        temperature: The one the text was written at; at 0 both models take their most likely token.
     """
     tokens = np.asarray(text.tokens, dtype=np.int64)
     first, random = max(text.written, 1), torch.Generator().manual_seed(seed)
@@ -224,7 +238,7 @@ def _examples(
     made: str,
     progress: Progress,
 ) -> Iterator[Examples]:
-    """Every text's examples, in order; what has been worked out before, `made` of the same, is read from `folder`."""
+    """Every text's examples, in order; what has been computed before, `made` of the same, is read from `folder`."""
     temperatures = corpus.facts.get("temperatures", [1.0])
     for begin in range(0, len(corpus), _SHARD):
         path, numbers = folder / f"{begin // _SHARD:05d}.safetensors", range(begin, min(begin + _SHARD, len(corpus)))

@@ -32,10 +32,14 @@ _TOGETHER = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answered:
-    """One question as the model answered it. wrong: by exact match. tokens: of the answer, n of them.
+    """One question as the model answered it.
 
-    signatures: [n, k + 5], as `Signature.numbers`. prompt: {site: [2 * width]}, the mean of the prompt's rows beside
-    the last of them; new: {site: [n, width]}, the rows that the tokens were chosen at.
+    Attributes:
+        wrong: By exact match.
+        tokens: Of the answer, n of them.
+        signatures: [n, k + 5], as `Signature.numbers`.
+        prompt: {site: [2 * width]}, the mean of the prompt's rows beside the last of them.
+        new: {site: [n, width]}, the rows that the tokens were chosen at.
     """
 
     question: CheckableQuestion
@@ -47,12 +51,15 @@ class Answered:
 
 
 class ActivationCollector:
-    """What a model shows while it answers, in shards of the folder `out`; those that are there already are read.
+    """What a model shows while it answers, in shards of the folder `out`.
 
-    sites: named taps; k: log-probabilities kept of a row. Greedy answers of up to `max_new_tokens` tokens. chat:
-    questions are messages of a user's, by the model's chat template, whole answers are kept, and one that holds the
-    wanted one is right; else they are plain texts, and answers are the rest of the line. States are kept in half
-    precision.
+    Those that are there already are read. States are kept in half precision.
+
+    Args:
+        sites: Named taps.
+        k: log-probabilities kept of a row. Greedy answers of up to `max_new_tokens` tokens.
+        chat: Questions are messages of a user's, by the model's chat template, whole answers are kept, and one that
+            holds the wanted one is right; else they are plain texts, and answers are the rest of the line.
     """
 
     def __init__(
@@ -69,7 +76,11 @@ class ActivationCollector:
         self.recorder = Recorder(tuple(sites), k)
 
     def collect(self, questions: Ordered[CheckableQuestion], progress: Progress = silent) -> list[Answered]:
-        """Answer them all, or read what is there. Raises SettingsError for a folder with answers to others."""
+        """Answer them all, or read what is there.
+
+        Raises:
+            SettingsError: For a folder with answers to others.
+        """
         self.out.mkdir(parents=True, exist_ok=True)
         found: list[Answered] = []
         for first in range(0, len(questions), SHARD):

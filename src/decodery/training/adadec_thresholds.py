@@ -25,11 +25,14 @@ _HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class EntropyThreshold:
-    """tau: the entropy in nats above which the first choice is more likely wrong than right.
+    """An entropy threshold and what it was learned from.
 
-    weight, bias: of the logistic regression P(right) = sigmoid(weight * H + bias); cutoff: the probability that tau
-    stands for; accuracy: of telling right from wrong by it, on the balanced part held out; tokens: how many were looked
-    at, and wrong: how many of these were not the model's first choice.
+    Attributes:
+        tau: The entropy in nats above which the first choice is more likely wrong than right.
+        weight, bias: Of the logistic regression P(right) = sigmoid(weight * H + bias).
+        cutoff: The probability that tau stands for.
+        accuracy: Of telling right from wrong by it, on the balanced part held out.
+        tokens: How many were looked at, and wrong: how many of these were not the model's first choice.
     """
 
     tau: float
@@ -42,7 +45,10 @@ class EntropyThreshold:
 
 
 def read_solutions(path: Path) -> list[tuple[str, str]]:
-    """Pairs (prompt, solution) of a file of JSON lines {"prompt": ..., "solution" or "canonical_solution": ...}."""
+    """Pairs (prompt, solution) of a file of JSON lines {"prompt": ..., "solution" or "canonical_solution".
+
+    ...}.
+    """
     pairs = []
     for number, entry in read_json_lines(path):
         try:
@@ -59,7 +65,7 @@ def read_solutions(path: Path) -> list[tuple[str, str]]:
 def observe(
     model: LanguageModel, tokenizer: Tokenizer, solutions: Iterable[tuple[str, str]], progress: Progress = silent
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Entropy [n] in nats before every token of the solutions, and whether the model would have chosen it: [n] bool.
+    """Entropy [n] in nats before every solution token, and whether the model would choose it [n] bool.
 
     One reading of every prompt with its solution; what does not fit the model's context is left out.
     """
@@ -83,10 +89,12 @@ def observe(
 
 
 def fit(entropies: np.ndarray, right: np.ndarray, *, seed: int = 0) -> EntropyThreshold:
-    """The threshold from entropies [n] and whether the first choice was right [n]: both kinds weigh the same.
+    """The threshold from entropies [n] and whether the first choice was right [n], classes balanced.
 
     A fifth is held out; the cut-off is the one of 0.01 to 0.99 that tells most of it right, the middle one of equals.
-    Raises SettingsError where either kind is too rare to learn from, or a higher entropy is no sign of an error.
+
+    Raises:
+        SettingsError: If either kind is too rare to learn from, or a higher entropy is no sign of an error.
     """
     draw = np.random.default_rng(seed)
     kinds = [draw.permutation(np.flatnonzero(right == kind)) for kind in (False, True)]

@@ -28,9 +28,11 @@ check_folder = check_of(Adapter.FILE, "is no adapter")
 
 
 class AdaptedLinear(TrainedForm):
-    """A linear layer that stays, and what is added to it. part: None where nothing is.
+    """A linear layer that stays, and what is added to it.
 
-    progress_made: whose `written` rows alone it is added to, None for all rows.
+    Args:
+        part: None where nothing is.
+        progress_made: Whose `written` rows alone it is added to, None for all rows.
     """
 
     def __init__(
@@ -104,9 +106,10 @@ class S2FTRemaking(Remaking):
 class LoRARemaking(Remaking):
     """LoRA: Low-Rank Adaptation of Large Language Models (2021), of these linear layers.
 
-    alpha: what is added counts alpha / rank. Matrices that are kept as one are tuned as one. masked: prompts but for
-    their last tokens are read without it, as Efficient Reasoning on the Edge (2026) has it, so that its texts share
-    what the model itself has read; for the search edge.
+    Attributes:
+        alpha: What is added counts alpha / rank. Matrices that are kept as one are tuned as one.
+        masked: Prompts but for their last tokens are read without it, as Efficient Reasoning on the Edge (2026) has it,
+            so that its texts share what the model itself has read; for the search edge.
     """
 
     rank: int = 8
@@ -148,11 +151,15 @@ def train_adapter(
 ) -> Adapter:
     """Train an adapter for `target` on texts and leave it in the folder `out`, for the source `adapter`.
 
-    corpus: see `remade.learn`. What is returned says in its facts what `judged` says of texts held out, without it and
-    with it, in the precision of `target`. Interrupted, it goes on where it was when called again.
+    What is returned says in its facts what `judged` says of held-out texts, without it and with it, in the precision of
+    `target`. Interrupted, it goes on where it was when called again.
 
-    Raises UnsupportedModel for models that adapters do not go with, SettingsError for other texts than the model's, and
-    for masked training on texts without a prompt.
+    Args:
+        corpus: See `remade.learn`.
+
+    Raises:
+        UnsupportedModel: For models that adapters do not go with.
+        SettingsError: For other texts than the model's, and for masked training on texts without a prompt.
     """
     recipe = recipe or CopyRecipe(lr=2e-4)
     check_folder(out)

@@ -50,7 +50,12 @@ _BELIEF = 32.0
 
 @dataclass(frozen=True)
 class AheadRecipe:
-    """How it is learned. places: how many places of a text are taught in a step; batch: texts per step."""
+    """How it is learned.
+
+    Attributes:
+        places: How many places of a text are taught in a step.
+        batch: Texts per step.
+    """
 
     steps: int = 300
     lr: float = 3e-2
@@ -67,9 +72,12 @@ class AheadRecipe:
 class AheadBatch:
     """Some places of one text, each with a segment of rows after it; [p, n] is by place and row.
 
-    A place is the last token known: the model itself says the next one, the rows those after it. likely, share: [p, n,
-    k] what the model expects where a row stands, knowing the tokens before. weight: [p, n] what that counts, 0 where it
-    is not taught. right: [p, n] the tokens of the text there, -1 after its end.
+    A place is the last token known: the model itself says the next one, the rows those after it.
+
+    Attributes:
+        likely, share: [p, n, k] what the model expects where a row stands, knowing the tokens before.
+        weight: [p, n] what that counts, 0 where it is not taught.
+        right: [p, n] the tokens of the text there, -1 after its end.
     """
 
     segments: list[Segment]
@@ -98,10 +106,13 @@ def sure_runs(text: TrainingText, alpha: float) -> np.ndarray:
 class AheadTrainee:
     """The model, which stays as it is, what learns, and what that is taught.
 
-    reader: the model at the precision it is used at; it reads the texts. model: the same one in floating point. ahead:
-    how many rows stand after a place; places: how many places of a text are taught in a step. alpha: taught are the
-    tokens of runs in which the model gave each at least this probability; decay: what a row counts, as a part of what
-    the one before it does.
+    Args:
+        reader: The model at the precision it is used at; it reads the texts.
+        model: The same one in floating point.
+        ahead: How many rows stand after a place.
+        places: How many places of a text are taught in a step.
+        alpha: Taught are the tokens of runs in which the model gave each at least this probability.
+        decay: What a row counts, as a part of what the one before it does.
     """
 
     taps: tuple[Tap, ...] = ()
@@ -125,8 +136,9 @@ class AheadTrainee:
     def behind(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
         """The rows after a place of a text, to be run through `route`.
 
-        past: [layers, 2, kv_heads, n, head_dim] keys and values up to the place, itself included. hidden: what was read
-        at `taps`, [n, hidden], up to there.
+        Args:
+            past: [layers, 2, kv_heads, n, head_dim] keys and values up to the place, itself included.
+            hidden: What was read at `taps`, [n, hidden], up to there.
         """
 
     def training_batch(
@@ -231,7 +243,7 @@ class AheadTrainee:
 
 
 def distance(logq: torch.Tensor, training_batches: Sequence[AheadBatch]) -> torch.Tensor:
-    """Cross-entropy of `logq` [places, n, vocab] against what the model expected, in nats per token taught."""
+    """Cross-entropy of `logq` [places, n, vocab] against the model's distributions, in nats per token."""
     likely, share, weight = (
         torch.cat([getattr(each, name) for each in training_batches]).to(logq.device)
         for name in ("likely", "share", "weight")
@@ -247,7 +259,11 @@ def behind(states: torch.Tensor, place: int, past: torch.Tensor, **settings: Any
 
 
 def shares(corpus: Corpus, target: LoadedModel, alpha: float = 0.0, every: int = 20) -> tuple[list[int], list[int]]:
-    """Numbers of the texts to learn from and of those held out. Raises SettingsError where there are too few."""
+    """Numbers of the texts to learn from and of those held out.
+
+    Raises:
+        SettingsError: If there are too few.
+    """
     if corpus.facts.get("vocab_size") != target.model.vocab_size:
         raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
     learned, others = corpus.split(every)
@@ -269,7 +285,7 @@ def teach(
 ) -> History:
     """Let what learns in `trainee` learn; it goes on from the checkpoint that is in `out`.
 
-    Kept is what has the least cross-entropy on texts held out: how often guesses are right needs many more places.
+    Kept is what has the least cross-entropy on held-out texts: how often guesses are right needs many more places.
     """
     others = [corpus[number] for number in held[:_HELD]]
     batch = batches(len(learned), recipe.batch, recipe.seed)
@@ -320,7 +336,11 @@ def card(
     where: str = "",
     explained: str,
 ) -> str:
-    """The text beside what was made. where: at what places it was learned, as a part of a sentence."""
+    """The text beside what was made.
+
+    Args:
+        where: At what places it was learned, as a part of a sentence.
+    """
     before, after = history.metrics["0"], facts["validation"]
     rows = "\n".join(f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in after.items())
     command = command_lines(facts["command"])

@@ -10,10 +10,11 @@ __all__ = ["aligned"]
 
 
 def aligned(source: torch.Tensor, target: torch.Tensor, size: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of both, [n, width] and [m, width], in one space [n, size] and [m, size], float64, without any labels.
+    """Both sets of rows, [n, width] and [m, width], in one space [n, size] and [m, size], unsupervised.
 
-    Of either the `size` leading eigenvectors of its uncentred second moment, E_s and E_t, [width, size]: the source
-    goes to S E_s (E_s^T E_t), the target to T E_t. size is this package's; the paper's code is not public.
+    All are float64. Of either the `size` leading eigenvectors of its uncentred second moment, E_s and E_t, [width,
+    size]: the source goes to S E_s (E_s^T E_t), the target to T E_t. size is this package's; the paper's code is not
+    public.
     """
     if source.shape[1] != target.shape[1] or not 1 <= size <= source.shape[1]:
         raise SettingsError(

@@ -39,9 +39,12 @@ class _Looked(SideBySide):
 
 
 def looked_at(model: Transformer, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Logits [texts, n, vocab] of texts [texts, n], and what every layer's heads attend to: [texts, heads, n, n] each.
+    """Logits [texts, n, vocab] and every layer's attention [texts, heads, n, n] of texts [texts, n].
 
-    Both have gradients. Raises UnsupportedModel for a model whose layers have no such weights, or not of all tokens.
+    Both have gradients.
+
+    Raises:
+        UnsupportedModel: For a model whose layers have no such weights, or not of all tokens.
     """
     config = model.config
     if config.keeps_order or config.latent is not None or not config.causal or config.sliding_window is not None:
@@ -57,12 +60,15 @@ def row_entropy(weights: torch.Tensor) -> torch.Tensor:
 
 
 def most(rows: int) -> torch.Tensor:
-    """[rows] the largest entropy that a causal row can have, which sees itself and those before it: log(t + 1)."""
+    """[rows] maximal entropy log(t + 1) of a causal row that sees itself and the rows before it."""
     return torch.arange(1, rows + 1, dtype=torch.float64, device="cpu").log()
 
 
 def evenness(maps: Sequence[torch.Tensor], skip: int = 8) -> torch.Tensor:
-    """[layers, heads] mean share of the largest entropy that each head's rows have, without the first `skip` rows."""
+    """[layers, heads] mean entropy of each head's rows as a share of the maximum.
+
+    The first `skip` rows are left out.
+    """
     largest = most(maps[0].shape[-1])[skip:]
     return torch.stack([(row_entropy(each)[..., skip:] / largest.to(each)).mean(dim=(0, 2)) for each in maps])
 
@@ -77,11 +83,16 @@ def entropy_penalty(
 ) -> torch.Tensor:
     """How far the entropies of rows are from where their heads should be: 0 inside of a band.
 
-    thresholds: [layers, heads], any numbers, whose sigmoid is the share of the largest entropy that a head aims at; to
-    be learned too. tolerance: of the band, to either side, as a share of the largest entropy. Squared distances outside
-    of it are averaged over heads, texts and rows from `skip` on. published: as the paper's code has it, summed over
-    texts and rows, with the entropy of a row of full length as the largest one and the first layer's thresholds for
-    all. Raises SettingsError for thresholds that are not one per head.
+    Args:
+        thresholds: [layers, heads], any numbers, whose sigmoid is the share of the largest entropy that a head aims at;
+            to be learned too.
+        tolerance: Of the band, to either side, as a share of the largest entropy. Squared distances outside of it are
+            averaged over heads, texts and rows from `skip` on.
+        published: As the paper's code has it, summed over texts and rows, with the entropy of a row of full length as
+            the largest one and the first layer's thresholds for all.
+
+    Raises:
+        SettingsError: For thresholds that are not one per head.
     """
     heads, n = maps[0].shape[1], maps[0].shape[-1]
     if thresholds.shape != (len(maps), heads) or not 0 <= tolerance <= 1:
@@ -100,7 +111,10 @@ def locality_penalty(maps: Sequence[torch.Tensor], block: int) -> torch.Tensor:
     """How much heads give to other blocks of so many tokens: 0 where they keep to their own.
 
     For each head and block the norm of all that rows of other blocks give to it (a group lasso, which empties whole
-    blocks), summed over blocks and averaged over heads, texts and layers. Raises SettingsError for blocks of nothing.
+    blocks), summed over blocks and averaged over heads, texts and layers.
+
+    Raises:
+        SettingsError: For blocks of nothing.
     """
     if block < 1:
         raise SettingsError(f"blocks have at least one token, not {block}")

@@ -19,11 +19,13 @@ from .remade import Remaking, TrainedForm, TrainingProgress
 
 @dataclass(frozen=True)
 class TernaryRemaking(Remaking):
-    """BitNet b1.58 Reloaded (2024): weights of -1, 0, 1 and activations of 8 bits, through both of which gradients go.
+    """Ternary weights and 8-bit activations with gradients (BitNet b1.58 Reloaded, 2024).
 
-    measure: of a matrix's scale, see `transform.BitNet`. ramp: over which share of the steps rounding comes in, from
-    none of it to all; 0 for all of it at once. The paper's norm inside of each layer is left out: without rounding, the
-    copy begins as the model itself.
+    The paper's norm inside of each layer is left out: without rounding, the copy begins as the model itself.
+
+    Attributes:
+        measure: Of a matrix's scale, see `transform.BitNet`.
+        ramp: Over which share of the steps rounding comes in, from none of it to all; 0 for all of it at once.
     """
 
     measure: Measure = "median"

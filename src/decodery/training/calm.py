@@ -41,10 +41,13 @@ check_folder = check_of(EXITS, "holds no calibration")
 
 @dataclass(frozen=True)
 class CalmRecipe:
-    """What is promised: a mean loss of at most `delta`, but for a chance of `epsilon` over the prompts of the test.
+    """Settings of the calibration: a mean loss of at most `delta`, except with probability `epsilon`.
 
-    The loss of a text is 1 minus its ROUGE-L, over tokens, with the text of the whole model. confidence, every, tokens:
-    see the source `calm`; tokens is also how long the texts are.
+    The probability is over the prompts of the test. The loss of a text is 1 minus its ROUGE-L, over tokens, with the
+    text of the whole model.
+
+    Attributes:
+        confidence, every, tokens: See the source `calm`; tokens is also how long the texts are.
     """
 
     confidence: Confidence = "state"
@@ -65,7 +68,11 @@ class CalmRecipe:
         return [round(1 - 0.05 * step, 4) for step in range(1, 20)]
 
     def source(self, threshold: float, classifier: torch.Tensor | None = None) -> CALM:
-        """What is tested. classifier: see `Exits`, for that confidence alone."""
+        """What is tested.
+
+        Args:
+            classifier: See `Exits`, for that confidence alone.
+        """
         if self.confidence != "classifier":
             return CALM(threshold, self.confidence, self.every, self.tokens)
         plain = CALM(threshold, "state", self.every, self.tokens)
@@ -75,7 +82,7 @@ class CalmRecipe:
 
 
 def hoeffding(losses: np.ndarray, delta: float) -> float:
-    """How likely losses [n] in [0, 1] with a mean this small are, at most, where their expectation is above `delta`."""
+    """Upper bound of the probability of losses [n] in [0, 1] with so small a mean if they expect `delta`."""
     return math.exp(-2 * len(losses) * max(0.0, delta - float(losses.mean())) ** 2)
 
 
@@ -84,8 +91,10 @@ def last_passed(
 ) -> tuple[float, list[list[float]]]:
     """The last threshold that passed before the first that did not, NEVER for none, and what was tested.
 
-    losses: thresholds in a fixed order with the losses [n] of each; no more are drawn than needed. Of every threshold
-    tested: itself, its mean loss, its p-value.
+    Of every threshold tested: itself, its mean loss, its p-value.
+
+    Args:
+        losses: Thresholds in a fixed order with the losses [n] of each; no more are drawn than needed.
     """
     found, rows = NEVER, []
     for threshold, each in losses:
@@ -118,12 +127,17 @@ def calibrate(
     command: str = "",
     progress: Progress = silent,
 ) -> Exits:
-    """Calibrate the source `calm` for `target` on prompts (token ids), and leave the threshold in the folder `out`.
+    """Calibrate the source `calm` for `target` on prompts, and write the threshold to the folder `out`.
 
-    learned: prompts of the texts that a classifier learns from, where that is the confidence; others than those of the
-    test, whose losses would be too small otherwise. Interrupted, it goes on after the last threshold that was tested
-    when called again. Raises SettingsError for prompts so few that no threshold can pass or no classifier can be
-    trained, and for models that cannot be left early.
+    Interrupted, it goes on after the last threshold that was tested when called again.
+
+    Args:
+        learned: Prompts of the texts that a classifier learns from, where that is the confidence; others than those of
+            the test, whose losses would be too small otherwise.
+
+    Raises:
+        SettingsError: For prompts so few that no threshold can pass or no classifier can be trained, and for models
+            that cannot be left early.
     """
     recipe = recipe or CalmRecipe()
     check_folder(out)
@@ -194,7 +208,7 @@ def _classifier(
 def written(
     target: LoadedModel, prompts: Sequence[Sequence[int]], source: LogitsSource | None, tokens: int, progress: Progress
 ) -> tuple[list[list[int]], float]:
-    """Greedy texts of all prompts, and how many layers their tokens went through on average, first tokens left out."""
+    """Greedy texts of all prompts, and their tokens' mean number of layers, first tokens left out."""
     texts, layers, rows = list[list[int]](), 0.0, 0.0
     for first in range(0, len(prompts), _TOGETHER):
         engine = Engine(target.model)

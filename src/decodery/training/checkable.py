@@ -65,9 +65,13 @@ MORE = ("opposites", "continents")
 
 @dataclass(frozen=True, slots=True)
 class CheckableQuestion:
-    """prompt: plain text, after which the answer is the rest of the line, or what a user says in a chat. group: what
-    must not be both learned from and tested on. family: the kind of question; stratum: how hard it looks from outside,
-    such as its number of digits.
+    """A question whose answer can be checked.
+
+    Attributes:
+        prompt: Plain text, after which the answer is the rest of the line, or what a user says in a chat.
+        group: What must not be both learned from and tested on.
+        family: The kind of question.
+        stratum: How hard it looks from outside, such as its number of digits.
     """
 
     prompt: str
@@ -77,7 +81,7 @@ class CheckableQuestion:
     stratum: str = ""
 
     def right(self, text: str) -> bool:
-        """Exact match of the first line, without case, accents, punctuation at the ends and an article before it."""
+        """Exact match of the first line, without case, accents, outer punctuation and a leading article."""
         return _plain(text.strip().partition("\n")[0]) == _plain(self.answer)
 
     def held_by(self, text: str) -> bool:
@@ -99,9 +103,10 @@ def capitals() -> dict[str, str]:
 def built_in(
     count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES, *, chat: bool = False
 ) -> list[CheckableQuestion]:
-    """`count` questions in a random order: sums of numbers of one to three digits, and lists as far as they go.
+    """`count` questions in random order: sums of numbers of up to three digits, and lists.
 
-    chat: as a user asks them; else after examples.
+    Args:
+        chat: As a user asks them; else after examples.
     """
     if count < 1 or not families or set(families) - {*FAMILIES, *MORE}:
         raise SettingsError(f"built-in questions are of {', '.join((*FAMILIES, *MORE))}, and at least one is needed")
@@ -132,7 +137,10 @@ def built_in(
 
 
 def read_checkable(path: Path) -> list[CheckableQuestion]:
-    """Of a file of JSON lines {"prompt": text, "answer": text, "group": text}; without a group each stands alone."""
+    """Of a file of JSON lines {"prompt": text, "answer": text, "group": text}.
+
+    Without a group each stands alone.
+    """
     found = []
     for number, entry in read_json_lines(path):
         known = entry if isinstance(entry, dict) else {}

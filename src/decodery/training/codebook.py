@@ -24,12 +24,16 @@ from .cut import parameters
 
 
 class Coding(Hooks):
-    """Visits that replace rows by the mean of their codes. lost: the squared distances that this came to, by site.
+    """Visits that replace rows by the mean of their codes.
 
-    normed: codes come near the normed rows, as in the paper, where the model learns to live with their length; else
-    near the rows as they are, which a model that stays as it is needs. The gradient goes to the codes, and through
-    them to what they come near as if it had stayed. Without the norm nothing would hold the length of rows that are
-    learned: no loss depends on it, and codes that run after it would never arrive.
+    The gradient goes to the codes, and through them to what they come near as if it had stayed. Without the norm
+    nothing would hold the length of rows that are learned: no loss depends on it, and codes that run after it would
+    never arrive.
+
+    Args:
+        normed: Codes come near the normed rows, as in the paper, where the model learns to live with their length; else
+            near the rows as they are, which a model that stays as it is needs.
+        lost: The squared distances that this came to, by hook point.
     """
 
     def __init__(self, codes: Mapping[HookPoint, torch.Tensor], k: int, normed: bool) -> None:
@@ -56,7 +60,11 @@ def in_groups(rows: torch.Tensor, groups: int, normed: bool) -> torch.Tensor:
 
 
 def group_shape(tap: str, config: ModelConfig) -> tuple[int, int]:
-    """Groups and width of each at a site. Raises SettingsError for one that has no codes."""
+    """Groups and width of each at a hook point.
+
+    Raises:
+        SettingsError: For one that has no codes.
+    """
     place = hook_point(tap, config.num_layers)
     if place.name not in OF_LAYERS:
         raise SettingsError(f"codebooks are for {', '.join(f'{name}.L' for name in OF_LAYERS)}, not {tap}")
@@ -78,13 +86,17 @@ def train_codebook(
     facts: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Codebooks:
-    """Codebooks of these sites, begun at rows of the first texts.
+    """Codebooks of these hook points, begun at rows of the first texts.
 
-    draw: tokens [texts, length] of the next step. The loss is the cross-entropy of what the model predicts through the
-    codes, plus their squared distance from what they replace. whole: train the model's own weights as well, in place,
-    as the paper does; else it stays as it is, and the codebooks are for it. held: [texts, length] tokens that `draw`
-    never gives, for the report in `facts`, see `compared`. Raises UnsupportedModel for a model whose passes have no
-    gradients.
+    Args:
+        draw: Tokens [texts, length] of the next step. The loss is the cross-entropy of what the model predicts through
+            the codes, plus their squared distance from what they replace.
+        whole: Train the model's own weights as well, in place, as the paper does; else it stays as it is, and the
+            codebooks are for it.
+        held: [texts, length] tokens that `draw` never gives, for the report in `facts`, see `compared`.
+
+    Raises:
+        UnsupportedModel: For a model whose passes have no gradients.
     """
     if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
         raise UnsupportedModel("codebooks are trained through a model in floating point: load it with dtype=float32")
@@ -121,12 +133,12 @@ def train_codebook(
 def compared(
     model: Transformer, held: torch.Tensor, books: Mapping[str, torch.Tensor], begun: Mapping[str, torch.Tensor], k: int
 ) -> dict[str, Any]:
-    """What codes cost a model that stays as it is, on texts that nothing was learned from, the same for all figures.
+    """What codes cost a model that stays unchanged, on held-out texts.
 
     Args:
         model: the model.
         held: [texts, length] tokens.
-        books: the codes of each site.
+        books: the codes of each hook point.
         begun: the same before training.
         k: codes that a row has.
 

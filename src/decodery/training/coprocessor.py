@@ -27,10 +27,14 @@ check_folder = check_of(CoprocessorWeights.FILE, "holds no coprocessor")
 
 @dataclass(frozen=True)
 class CoprocessorRecipe:
-    """How a coprocessor learns. latents: how many it makes. ahead: tokens after a prompt that it is to make likelier.
+    """How a coprocessor learns.
 
-    rank: width of its adapters. static: to learn latents that are the same for all prompts, with no coprocessor: what
-    the same number of entries is worth without looking at the prompt.
+    Attributes:
+        latents: How many it makes.
+        ahead: Tokens after a prompt that it is to make more likely.
+        rank: Width of its adapters.
+        static: To learn latents that are the same for all prompts, with no coprocessor: what the same number of entries
+            is worth without looking at the prompt.
     """
 
     steps: int = 300
@@ -86,7 +90,11 @@ class CoprocessorTrainee:
         return latents(self.tensors, self.model.forward(Batch([soft]), taps=[last]).hidden[last])
 
     def nll(self, tokens: Sequence[int], prompt: int, given: torch.Tensor | None, past: torch.Tensor) -> torch.Tensor:
-        """[ahead] nats of the tokens after a prompt. given: [m, hidden] embeddings before the first of them."""
+        """[ahead] nats of the tokens after a prompt.
+
+        Args:
+            given: [m, hidden] embeddings before the first of them.
+        """
         ahead = self.recipe.ahead
         ids = torch.tensor(tokens[prompt - 1 : prompt + ahead], dtype=torch.int64, device=self.model.device)
         rows = self.model.embed_tokens(ids[:-1])
@@ -107,7 +115,11 @@ class CoprocessorTrainee:
 
     @torch.no_grad()
     def foreseen(self, texts: Sequence[Sequence[int]], alone: bool = False) -> torch.Tensor:
-        """[ahead] mean nats by how far ahead a token is. alone: of the model without latents."""
+        """[ahead] mean nats by how far ahead a token is.
+
+        Args:
+            alone: Of the model without latents.
+        """
         found = []
         for tokens in texts:
             prompt = self.prompt(tokens)
@@ -125,12 +137,15 @@ def train_coprocessor(
     command: str = "",
     progress: Progress = silent,
 ) -> CoprocessorWeights:
-    """Train a coprocessor on `texts` (token ids) and leave it in the folder `out`, for the cache policy `coprocessor`.
+    """Train a coprocessor on `texts` and write it to `out`, for the cache policy `coprocessor`.
 
     Each step reads a text up to one place without gradients and learns there, where the paper learns at many places of
     a text at once. One text in eight is held out, and the step with the least loss there is what remains. Interrupted,
-    it goes on from its last checkpoint in `out` when called again. Raises SettingsError for a model that is not in
-    floating point, PromptError for too few or too short texts.
+    it goes on from its last checkpoint in `out` when called again.
+
+    Raises:
+        SettingsError: For a model that is not in floating point.
+        PromptError: For too few or too short texts.
     """
     recipe = recipe or CoprocessorRecipe()
     check_folder(out)

@@ -30,9 +30,12 @@ _FACTS = "corpus.json"
 class TrainingText:
     """One text to learn from.
 
-    tokens: [n] int32. written: where what is to be learned begins: tokens before it are a prompt.
-    likely, logprobs: [n, k] int32 and float16, the k most likely tokens after each one according to the target at
-    temperature 1, most likely first; logprobs are -inf where it was not asked, as in prompts. None: never asked.
+    Attributes:
+        tokens: [n] int32.
+        written: Where what is to be learned begins: tokens before it are a prompt.
+        likely, logprobs: [n, k] int32 and float16, the k most likely tokens after each one according to the target at
+            temperature 1, most likely first; logprobs are -inf where it was not asked, as in prompts. None: never
+            asked.
     """
 
     tokens: np.ndarray
@@ -42,9 +45,12 @@ class TrainingText:
 
 
 class Corpus:
-    """The texts of a folder, in order; of an unfinished one those that are there. Shards are read as needed.
+    """The texts of a folder, in order; of an unfinished one those that are there.
 
-    facts: the settings the folder was made with.
+    Shards are read as needed.
+
+    Args:
+        facts: The settings the folder was made with.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +81,7 @@ class Corpus:
             yield from self._read(path)
 
     def split(self, every: int = 20) -> tuple[list[int], list[int]]:
-        """Numbers of the texts to train on, and of those held out: one of every `every`, each time at another place.
+        """Numbers of the training texts, and of held-out texts: one at a random place in every `every`.
 
         Always at the same place they would all be of one temperature, which texts take in turns.
         """
@@ -85,7 +91,7 @@ class Corpus:
 
 
 def padded(texts: Sequence[TrainingText]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Texts side by side: ids [b, n] int64, zeros after each end, and [b, n] bool: which token is to be learned."""
+    """Padded ids [b, n] int64 of texts, and [b, n] bool: which tokens are to be learned."""
     size = max(len(text.tokens) for text in texts)
     ids = torch.zeros(len(texts), size, dtype=torch.int64, device="cpu")
     learned = torch.zeros(len(texts), size, dtype=torch.bool, device="cpu")

@@ -48,9 +48,11 @@ check_folder = check_of(Slots.FILE, "holds no slots")
 class CPPDRecipe:
     """How slots learn: their shape, and `steps` of `batch` texts each.
 
-    layers: of each branch. longest: tokens of a text that have a slot, at most; one more is for its end. symbols: of
-    how many tokens, the most frequent ones, it is counted how often they occur. aside: what the two things learned
-    beside the tokens count, 0 for nothing.
+    Attributes:
+        layers: Of each branch.
+        longest: Tokens of a text that have a slot, at most; one more is for its end.
+        symbols: Of how many tokens, the most frequent ones, it is counted how often they occur.
+        aside: What the two things learned beside the tokens count, 0 for nothing.
     """
 
     layers: int = 2
@@ -77,10 +79,13 @@ def train_cppd(
     command: str = "",
     progress: Progress = silent,
 ) -> Slots:
-    """Train slots for `target`, in floating point, on what it writes of `sources`, and leave them in the folder `out`.
+    """Train slots for `target` on what it writes of `sources`, and write them to the folder `out`.
 
-    Interrupted, it goes on from what is in `out` when called again. Raises SettingsError for a model without an
-    encoder, PromptError for too few sources.
+    Interrupted, it goes on from what is in `out` when called again.
+
+    Raises:
+        SettingsError: For a model without an encoder.
+        PromptError: For too few sources.
     """
     recipe, model = recipe or CPPDRecipe(), target.model
     check_folder(out)
@@ -123,7 +128,10 @@ def written(
     out: Path,
     progress: Progress = silent,
 ) -> list[Pair]:
-    """What the model writes greedily of sources, `most` tokens of it, kept in `out`; what is there already is read."""
+    """What the model writes greedily of sources, `most` tokens of it, kept in `out`.
+
+    What is there already is read.
+    """
     engine, pairs, made = Engine(model), list[Pair](), f"{model.fingerprint} {most}"
     for first in range(0, len(sources), _SHARD):
         shard = [list(map(int, each)) for each in sources[first : first + _SHARD]]
@@ -212,7 +220,7 @@ class CPPDTrainee:
         return {f"aside.{name}": tensor for name, tensor in self.aside.items()} if self.recipe.aside else {}
 
     def loss(self, pairs: Sequence[Pair]) -> torch.Tensor:
-        """Cross-entropy of the tokens in their slots, and with weight `aside` of counts and of which slots are held."""
+        """Cross-entropy of the tokens in their slots, plus that of counts and occupancy with weight `aside`."""
         states, missing = states_of(self.model, [source for source, _ in pairs])
         wanted = self._wanted([text for _, text in pairs])
         aside = self.aside
@@ -248,8 +256,10 @@ def states_of(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[
 
 @torch.no_grad()
 def figures(model: EncoderDecoder, slots: Slots, pairs: Sequence[Pair]) -> dict[str, float]:
-    """passes: of the decoder for a text, where the slots draft and it decodes greedily; exact: the share of texts that
-    the slots alone say as the model writes them; right: the share of their tokens."""
+    """passes: of the decoder for a text, where the slots draft and it decodes greedily.
+
+    Exact: the share of texts that the slots alone say as the model writes them; right: the share of their tokens.
+    """
     passes, exact, right, tokens = 0, 0, 0, 0
     for first in range(0, len(pairs), _TOGETHER):
         some = pairs[first : first + _TOGETHER]

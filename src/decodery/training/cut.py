@@ -21,11 +21,14 @@ from .data import TrainingText
 
 @dataclass(frozen=True)
 class DraftShape:
-    """What the draft looks like. layers: as many of the target's first ones; width of their feed-forward part: inner.
+    """What the draft looks like.
 
-    tokens: how many have a row in embedding and head. window: how far back attention sees, in tokens; texts may then be
-    longer than those it learned from. exits: after how many layers it is to be a draft of its own, ascending, up to all
-    of them; () for none but the last.
+    Attributes:
+        layers: As many of the target's first ones; width of their feed-forward part: inner.
+        tokens: How many have a row in embedding and head.
+        window: How far back attention sees, in tokens; texts may then be longer than those it learned from.
+        exits: After how many layers it is to be a draft of its own, ascending, up to all of them; () for none but the
+            last.
     """
 
     layers: int = 1
@@ -52,9 +55,10 @@ class DraftShape:
 
 
 def keep_tokens(texts: Iterable[TrainingText], size: int, target: Transformer, always: Sequence[int] = ()) -> Kept:
-    """The `size` tokens that are written most often, `always` among them; the target's embeddings say what is similar.
+    """The `size` tokens that are written most often, `always` among them.
 
-    Tokens never written fill up what is left, those with the lowest ids first.
+    The target's embeddings say what is similar. Tokens never written fill up what is left, those with the lowest ids
+    first.
     """
     vocab = target.vocab_size
     counts: Counter[int] = Counter(dict.fromkeys(always, 1 << 40))
@@ -71,7 +75,7 @@ def keep_tokens(texts: Iterable[TrainingText], size: int, target: Transformer, a
 
 
 def cut_draft(target: Transformer, shape: DraftShape, kept: Kept) -> Transformer:
-    """The draft before training, float32: the target's first layers, their strongest inner units, its `kept` rows."""
+    """The float32 draft before training: first layers, strongest inner units, `kept` rows."""
     old = target.config
     shape.check(old)
     config = replace(

@@ -54,10 +54,14 @@ def write_texts(
 ) -> Corpus:
     """Let `target` continue each of `prompts` (token ids) and keep what it writes in the folder `out`.
 
-    Text i is drawn at temperatures[i % len(temperatures)] with the seed `seed + i`. top: how many of the most likely
-    tokens to keep beside each one but the first, see `TrainingText`. batch: texts decoded at a time. progress: told how
-    many texts of how many are written, halves of two counting as one. embeddings: what each of the prompts holds beside
-    tokens, where they hold any. A folder that was begun with the same settings is continued; with others refused.
+    TrainingText i is drawn at temperatures[i % len(temperatures)] with the seed `seed + i`. A folder that was begun
+    with the same settings is continued; with others refused.
+
+    Args:
+        top: How many of the most likely tokens to keep beside each one but the first, see `TrainingText`.
+        batch: Texts decoded at a time.
+        embeddings: What each of the prompts holds beside tokens, where they hold any.
+        progress: Told how many texts of how many are written, halves of two counting as one.
     """
     if not prompts:
         raise PromptError("there are no prompts to write from: give at least one")
@@ -112,9 +116,10 @@ def cut_files(
     length: int = 256,
     progress: Progress = silent,
 ) -> Corpus:
-    """Cut UTF-8 text files, each a document, into texts of at most `length` tokens, kept in the folder `out`.
+    """Cut UTF-8 text files, each a document, into texts of at most `length` tokens, kept in `out`.
 
-    progress: told how many bytes of how many are read.
+    Args:
+        progress: Told how many bytes of how many are read.
     """
     if length < 2:
         raise SettingsError(f"a text to learn from needs at least 2 tokens, not length={length}")

@@ -29,11 +29,16 @@ def build_datastore(
     progress: Progress = silent,
     shard_tokens: int = SHARD,
 ) -> int:
-    """Write the suffix arrays of UTF-8 text files, each a document, into the folder `out`; returns how many tokens.
+    """Write the suffix arrays of UTF-8 text files, each a document, into the folder `out`.
 
     Memory is bounded by one shard. Everything goes into `out`.partial first, which takes the name `out` when it is
     whole: a run that was interrupted leaves nothing that looks finished, and the next one begins anew.
-    progress: told how many bytes of how many are read.
+
+    Args:
+        progress: Told how many bytes of how many are read.
+
+    Returns:
+        How many tokens.
     """
     if out.exists():
         raise SettingsError(f"{out} exists already: name a new folder, or remove it first")

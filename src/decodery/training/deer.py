@@ -39,11 +39,14 @@ _JUDGED = 24
 
 @dataclass(frozen=True)
 class DeerRecipe:
-    """How a block drafter learns. block: tokens of a draft, and of the longest block that is learned.
+    """How a block drafter learns.
 
-    places: of a text, after which blocks stand, in a step of `batch` texts. continuing, refining: how often all texts
-    are learned from in the first and the second stage, at the rates lr and lr / 2. alpha: what a token of a block
-    counts in the second stage, as a multiple of what the one after it does.
+    Attributes:
+        block: Tokens of a draft, and of the longest block that is learned.
+        places: Of a text, after which blocks stand, in a step of `batch` texts.
+        continuing, refining: How often all texts are learned from in the first and the second stage, at the rates lr
+            and lr / 2.
+        alpha: What a token of a block counts in the second stage, as a multiple of what the one after it does.
     """
 
     block: int = 8
@@ -64,10 +67,14 @@ class DeerRecipe:
 
 @dataclass(frozen=True)
 class MaskedBlock:
-    """A block after a place of a text, the last token that is known. hidden: [length] which of its tokens are masked.
+    """A block after a place of a text, the last token that is known.
 
-    weight: [length] what each counts. The first one is said by the row of the place itself, and is always hidden; so is
-    the last one, in whose place stands the end of the block.
+    The first one is said by the row of the place itself, and is always hidden; so is the last one, in whose place
+    stands the end of the block.
+
+    Attributes:
+        hidden: [length] which of its tokens are masked.
+        weight: [length] what each counts.
     """
 
     place: int
@@ -209,7 +216,7 @@ class _DEERTraining:
         )
 
     def figures(self) -> dict[str, float]:
-        """What validation looks at: blocks of which nothing is known, at places evenly spread along texts held out.
+        """What validation looks at: blocks of which nothing is known, at places evenly spread along held-out texts.
 
         cross_entropy: of all that is taught there, in nats a token. right_n: how often the most likely token at place n
         of a block is the text's; accepted: how many in a row are, from the first on, on average.
@@ -248,11 +255,13 @@ def train_deer(
     command: str = "",
     progress: Progress = silent,
 ) -> dict[str, float]:
-    """Train a block drafter for `target` on text it has written and leave it in the folder `out`, for `deer`.
+    """Train a block drafter for `target` on text it wrote and write it to `out`, for `deer`.
 
-    corpus: see `data.write_texts`, of which every twentieth text is held out. Returns what `_Course.figures` says of
-    the finished drafter, before it is quantized. Interrupted, it goes on from its last checkpoint in `out` when called
-    again.
+    Returns what `_Course.figures` says of the finished drafter, before it is quantized. Interrupted, it goes on from
+    its last checkpoint in `out` when called again.
+
+    Args:
+        corpus: See `data.write_texts`, of which every twentieth text is held out.
     """
     shape, recipe = shape or DraftShape(layers=3), recipe or DeerRecipe()
     check_folder(out)

@@ -29,7 +29,11 @@ from .loop import History, TrainingPlan, train
 
 @dataclass(frozen=True)
 class ModelSize:
-    """experts: of which each row takes two, each with `inner` units; 0 is an MLP that all rows take."""
+    """Shape of a diffusion model.
+
+    Attributes:
+        experts: Of which each row takes two, each with `inner` units; 0 is an MLP that all rows take.
+    """
 
     width: int
     layers: int
@@ -56,10 +60,15 @@ check_folder = check_of(MODEL, "is no model")
 
 @dataclass(frozen=True)
 class DiffusionRecipe:
-    """tasks: names, see `lists`; letters: of the longest list; size: see `SIZES`.
+    """How a diffusion model is trained.
 
-    blank: how often a prompt is masked too, which guidance needs. places: canvases of a step have any one length up to
-    this, answers that do not fit being cut, so that the model fills canvases of all lengths; None is what answers need.
+    Attributes:
+        tasks: Names, see `lists`.
+        letters: Of the longest list.
+        size: See `SIZES`.
+        blank: How often a prompt is masked too, which guidance needs.
+        places: Canvases of a step have any one length up to this, answers that do not fit being cut, so that the model
+            fills canvases of all lengths; None is what answers need.
     """
 
     tasks: tuple[str, ...] = ("copy", "reverse", "shuffle", "replace-random")
@@ -98,10 +107,11 @@ class DiffusionRecipe:
 def train_diffusion(
     recipe: DiffusionRecipe, out: Path, *, command: str = "", validate_every: int = 100, progress: Progress = silent
 ) -> History:
-    """Train a model in the folder `out`, ready to be loaded; interrupted, it goes on from there when called again.
+    """Train a model in the folder `out`, ready to be loaded.
 
-    Of every example k of its answer's n tokens are masked, every k equally often, and the loss is the mean
-    cross-entropy over these: the same optimum as LLaDA's loss over all masking rates, with less variance.
+    Interrupted, it goes on from there when called again. Of every example k of its answer's n tokens are masked, every
+    k equally often, and the loss is the mean cross-entropy over these: the same optimum as LLaDA's loss over all
+    masking rates, with less variance.
     """
     check_folder(out)
     model = untrained(recipe)
@@ -141,9 +151,10 @@ def tune(
 ) -> History:
     """Train a model of `train_diffusion` further and keep it in `out`; called again, it goes on there.
 
-    held: the loss of what training does not see, the least of which tells what model is kept. It has to be of the kind
-    that is trained on: by another one the model that training begins with may well stay the best. told: how it was
-    made, for its card.
+    Args:
+        held: The loss of what training does not see, the least of which tells what model is kept. It has to be of the
+            kind that is trained on: by another one the model that training begins with may well stay the best.
+        told: How it was made, for its card.
     """
 
     def judged() -> dict[str, float]:
@@ -166,7 +177,11 @@ def held_back(model: Transformer, recipe: DiffusionRecipe) -> torch.Tensor:
 
 
 def trained(folder: Path) -> Transformer:
-    """A model of `train_diffusion`, to be trained further. Raises SettingsError for any other."""
+    """A model of `train_diffusion`, to be trained further.
+
+    Raises:
+        SettingsError: For any other.
+    """
     model = load(str(folder), dtype="float32", device="cpu").model
     if not isinstance(model, Transformer) or model.config.family not in ("llada", "llada_moe"):
         raise SettingsError(f"{folder} holds no model of `decodery train diffusion`: make one first")
@@ -179,9 +194,11 @@ def trained(folder: Path) -> Transformer:
 
 @dataclass(frozen=True)
 class Masked:
-    """Examples with some of their answers masked. tokens, shown: [n, prompt + canvas], whole and as they are shown.
+    """Examples with some of their answers masked.
 
-    weights: [n, canvas], of each token in the loss; a row sums to 1 / n.
+    Attributes:
+        tokens, shown: [n, prompt + canvas], whole and as they are shown.
+        weights: [n, canvas], of each token in the loss; a row sums to 1 / n.
     """
 
     tokens: np.ndarray
@@ -277,7 +294,11 @@ def parameters(model: Transformer) -> dict[str, torch.Tensor]:
 
 
 def accuracy(outputs: Sequence[Sequence[str]], asked: Sequence[ListExample]) -> dict[str, float]:
-    """By task, the share of answers that are right; outputs: words, without an end."""
+    """By task, the share of answers that are right.
+
+    Args:
+        outputs: Words, without an end.
+    """
     found: dict[str, list[bool]] = {}
     for words, example in zip(outputs, asked, strict=True):
         found.setdefault(example.task, []).append(example.right(words))

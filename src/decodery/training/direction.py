@@ -32,7 +32,11 @@ ASKED = "Say something."
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A sentence and its label. group: what must not be both learned from and tested on."""
+    """A sentence and its label.
+
+    Attributes:
+        group: What must not be both learned from and tested on.
+    """
 
     text: str
     label: bool
@@ -51,7 +55,10 @@ def built_in_statements(seed: int = 0) -> list[Statement]:
 
 
 def read_statements(path: Path) -> list[Statement]:
-    """Of a file of JSON lines {"text": text, "label": true or false, "group": text}; a group may be left out."""
+    """Of a file of JSON lines {"text": text, "label": true or false, "group": text}.
+
+    A group may be left out.
+    """
     return [Statement(*each) for each in read_labelled(path, "text", "label")]
 
 
@@ -84,8 +91,12 @@ def halves(statements: Ordered[Statement], seed: int = 0) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadStatement:
-    """A statement as the model read it. states: {site: [width]}, means of its rows; tokens: of it; doubt: the mean of
-    -log p over them, in nats.
+    """A statement as the model read it.
+
+    Attributes:
+        states: {site: [width]}, means of its rows.
+        tokens: Of it.
+        doubt: The mean of -log p over them, in nats.
     """
 
     statement: Statement
@@ -155,10 +166,13 @@ def best_axis(
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
 ) -> Probe:
-    """The axis of the site at which the labels of the validation part are told best, either way round for a component.
+    """The axis of the hook point that separates the validation labels best, in either sign.
 
-    It is learned from the part "train" of `ranking.parts`. `facts` hold all sites as "selection", and as "way" -1 where
-    the label stands at the low end. chat: whether the statements were read after the chat template.
+    It is learned from the part "train" of `ranking.parts`. `facts` hold all hook points as "selection", and as "way" -1
+    where the label stands at the low end.
+
+    Args:
+        chat: Whether the statements were read after the chat template.
     """
     part = parts([each.group for each in statements], seed)
     learned, chosen = part == "train", part == "validation"
@@ -187,10 +201,14 @@ def axis_of(
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
 ) -> Probe:
-    """A direction of rows [n, width], as a probe whose logit is the projection in standard deviations of these rows.
+    """A direction of rows [n, width], as a probe whose logit is the standardised projection.
 
-    kind: "lr", logistic regression on the labels; "pc3", the third principal component. Its threshold is one nothing is
-    above. Raises SettingsError for another kind.
+    Args:
+        kind: "lr", logistic regression on the labels; "pc3", the third principal component. Its threshold is one
+            nothing is above.
+
+    Raises:
+        SettingsError: For another kind.
     """
     data = rows.double()
     mean = data.mean(dim=0)

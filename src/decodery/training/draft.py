@@ -1,7 +1,7 @@
 """Train a small draft model for a target: FastDraft's recipe, scaled to minutes on a CPU.
 
 FastDraft: How to Train Your Draft (2024) shrinks the target's own kind of block, pre-trains it on plain text and aligns
-it with text that the target has written. Here tokens that the target seldom writes lose their row in embedding and
+it with text that the target has written. Here tokens that the target rarely writes lose their row in embedding and
 head, and every matrix begins as a part of the target's, because minutes are too short to learn words from nothing.
 """
 
@@ -34,7 +34,11 @@ check_folder = check_of(DESCRIPTION, "is no draft")
 
 
 def check_target(target: LoadedModel) -> Transformer:
-    """The model of `target`. Raises SettingsError where no draft can be cut from it."""
+    """The model of `target`.
+
+    Raises:
+        SettingsError: If no draft can be cut from it.
+    """
     if not isinstance(target.model, Transformer):
         raise SettingsError(
             f"{target.name} runs through transformers, and a draft is cut only from models that this package runs "
@@ -65,11 +69,15 @@ def train_draft(
     seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, float]:
-    """Train a draft for `target` on text it has written and leave it in the folder `out`, ready to be loaded.
+    """Train a draft model for `target` on text it wrote and write it to `out`, ready to be loaded.
 
-    corpus: see `data.write_texts`, of which every twentieth text is held out; pretraining: plain text to begin with,
-    once over. plan: None for one of `epochs` over the corpus. Returns what `judged` says of the finished, quantized
-    draft on the texts held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
+    Returns what `judged` says of the finished, quantized draft on the held-out texts. Interrupted, it goes on from its
+    last checkpoint in `out` when called again.
+
+    Args:
+        corpus: See `data.write_texts`, of which every twentieth text is held out.
+        plan: None for one of `epochs` over the corpus.
+        pretraining: Plain text to begin with, once over.
     """
     shape = shape or DraftShape()
     check_folder(out)
@@ -154,7 +162,7 @@ def temper(draft: Transformer, taught: TrainingBatch) -> None:
 
 
 def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: str) -> None:
-    """Keep a quantized draft in the folder `out`, with its target's tokenizer and chat template and a model card."""
+    """Write a quantized draft model with tokenizer, chat template and model card to the folder `out`."""
     fused.save(out / WEIGHTS, draft.weights)
     with replacing(out / TOKENIZER) as temporary:
         target.tokenizer.backend.save(str(temporary), pretty=False)

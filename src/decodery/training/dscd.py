@@ -23,12 +23,16 @@ _MOST_LOSS = 5.0
 
 @dataclass(frozen=True)
 class SelfDistillationRecipe:
-    """tasks, letters: of the examples, as the teacher knows them. control: train as long on the examples alone, masked
-    as they were for the teacher, to tell what the distillation brings from what more training does.
+    """How a diffusion model is distilled.
 
-    temperature: of both laws; first, last: the share of the consistency loss, which stays at the first for a tenth of
-    the steps. everywhere: compare the laws wherever the student has a mask, as published; else only where the teacher
-    has one too, since a small teacher was never trained to say anything of tokens that it sees.
+    Attributes:
+        tasks, letters: Of the examples, as the teacher knows them.
+        temperature: Of both distributions.
+        first, last: The share of the consistency loss, which stays at the first for a tenth of the steps.
+        everywhere: Compare the distributions wherever the student has a mask, as published; else only where the teacher
+            has one too, since a small teacher was never trained to say anything of tokens that it sees.
+        control: Train as long on the examples alone, masked as they were for the teacher, to tell what the distillation
+            brings from what more training does.
     """
 
     tasks: tuple[str, ...]
@@ -59,7 +63,12 @@ class SelfDistillationRecipe:
 
 @dataclass(frozen=True)
 class NestedMasks:
-    """Examples masked twice. tokens: [n, length]; student, teacher: [n, length] bool, the latter inside the former."""
+    """Examples masked twice.
+
+    Attributes:
+        tokens: [n, length].
+        student, teacher: [n, length] bool, the latter inside the former.
+    """
 
     tokens: np.ndarray
     student: np.ndarray
@@ -117,7 +126,10 @@ def losses(
 def distil(
     folder: Path, settings: SelfDistillationRecipe, out: Path, *, command: str = "", progress: Progress = silent
 ) -> History:
-    """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`; called again, it goes on there."""
+    """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`.
+
+    Called again, it goes on there.
+    """
     student, teacher = (trained(folder) for _ in range(2))
 
     def loss(step: int) -> torch.Tensor:

@@ -28,9 +28,12 @@ _ROWS = 512
 class ExitChoice:
     """Settings of `del`, and what they promise.
 
-    layers: exits, ascending; length: the longest draft that promises most for any text. acceptance: by layer, how often
-    its token is the model's. gain: tokens per layer loaded, by that of plain decoding, if every text drafts at the best
-    of these exits; fixed: if all texts draft at the best single one, and as many tokens. 1 where nothing is won.
+    Attributes:
+        layers: Exits, ascending.
+        length: The longest draft that promises most for any text.
+        acceptance: By layer, how often its token is the model's.
+        gain: Tokens per layer loaded, by that of plain decoding, if every text drafts at the best of these exits.
+        fixed: If all texts draft at the best single one, and as many tokens. 1 where nothing is won.
     """
 
     layers: tuple[int, ...]
@@ -42,7 +45,7 @@ class ExitChoice:
 
 @torch.no_grad()
 def shadows(model: OpenModel, text: TrainingText) -> tuple[np.ndarray, int]:
-    """[layers] at how many written places each layer's token is the one that the model says, and of how many."""
+    """[layers] at how many output positions each layer's token is the model's, and of how many."""
     layers, first = model.config.num_layers, max(text.written - 1, 0)
     taps = tuple(range(1, layers + 1))
     segment = Segment.chunk(text.tokens.astype(np.int64), model.new_cache(), logit_rows=[])
@@ -57,10 +60,16 @@ def shadows(model: OpenModel, text: TrainingText) -> tuple[np.ndarray, int]:
 
 
 def choose(right: np.ndarray, asked: np.ndarray, *, exits: int = 3, longest: int = 18, head: float = 0.0) -> ExitChoice:
-    """Exits of which each text has a good one. right: [texts, layers], asked: [texts], see `shadows`.
+    """Exits of which each text has a good one.
 
-    exits: how many at most; one that is the best of no text is not taken. longest: tokens of a draft at most. head:
-    what the vocabulary projection costs in layers, 0 as published. Sets grow by the layer that promises most.
+    Sets grow by the layer that promises most.
+
+    Args:
+        right: [texts, layers].
+        asked: [texts], see `shadows`.
+        exits: How many at most; one that is the best of no text is not taken.
+        longest: Tokens of a draft at most.
+        head: What the vocabulary projection costs in layers, 0 as published.
     """
     texts, layers = right.shape
     if exits < 1 or longest < 1 or not head >= 0:

@@ -41,7 +41,10 @@ def write_shown(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Shown:
-    """Let `target` write `count` texts after these prompts, in turns; those that are in the folder `out` are read."""
+    """Let `target` write `count` texts after these prompts, in turns.
+
+    Those that are in the folder `out` are read.
+    """
     tokens, embeddings = zip(*(prompts[number % len(prompts)] for number in range(count)), strict=True)
     corpus = write_texts(
         target, tokens, out, max_new_tokens=max_new_tokens, seed=seed, embeddings=embeddings, progress=progress
@@ -66,7 +69,11 @@ def save_prompts(path: Path, prompts: Sequence[tuple[Sequence[int], Embeddings]]
 
 
 def read_prompts(path: Path, model: Reader) -> list[tuple[list[int], Embeddings]]:
-    """What `save_prompts` wrote. Raises ModelNotFound, CorruptFile or SettingsError where it is not for `model`."""
+    """What `save_prompts` wrote.
+
+    Raises:
+        ModelNotFound, CorruptFile, SettingsError: If it is not for `model`.
+    """
     found = Artifact.read(path, KIND, _MADE)
     refuse_other("this set of prompts", found.model, model, _MADE)
     try:

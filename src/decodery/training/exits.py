@@ -27,9 +27,12 @@ _ROWS = 256
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The places of one text at which a token follows. states: [n, checks, hidden] float32, the residual stream there.
+    """The places of one text at which a token follows.
 
-    following: [n] int64, the text's next token; last: [n] int64, the one that the whole model finds most likely.
+    Attributes:
+        states: [n, checks, hidden] float32, the residual stream there.
+        following: [n] int64, the text's next token.
+        last: [n] int64, the one that the whole model finds most likely.
     """
 
     states: torch.Tensor
@@ -40,7 +43,8 @@ class Places:
 class ExitChecks:
     """The checks of a model that can be left early, and the texts it is seen to read at them.
 
-    Raises SettingsError for models that have no checks or cannot be left early.
+    Raises:
+        SettingsError: For models that have no checks or cannot be left early.
     """
 
     def __init__(self, target: LoadedModel, every: int) -> None:
@@ -64,8 +68,10 @@ class ExitChecks:
 
     @torch.no_grad()
     def said(self, states: torch.Tensor, heads: ExitHeads | None = None) -> torch.Tensor:
-        """[n, checks] int64: the most likely token by the head, corrected where there are corrections, of states
-        [n, checks, hidden]."""
+        """[n, checks] int64: the most likely token by the head, corrected where corrections exist.
+
+        States are [n, checks, hidden].
+        """
         n, checks, width = states.shape
         flat, numbers = states.reshape(-1, width), np.tile(np.arange(checks), n)
         found = []
@@ -78,9 +84,13 @@ class ExitChecks:
 
 
 class ExitTexts:
-    """Texts as a model reads them, by number. learned, held: the numbers of those to learn from and of those held out.
+    """Texts as a model reads them, by number.
 
-    Raises SettingsError where there is nothing to learn from or to hold out.
+    Args:
+        learned, held: The numbers of those to learn from and of those held out.
+
+    Raises:
+        SettingsError: If there is nothing to learn from or to hold out.
     """
 
     def __init__(self, checks: ExitChecks, store: FeatureStore) -> None:
@@ -111,10 +121,10 @@ class ExitTexts:
 
 
 def fit_agreement(reading: ExitTexts, out: Path, *, progress: Progress) -> tuple[torch.Tensor, dict[str, float]]:
-    """What tells, by states at the checks, whether the model's head finds the last layer's token most likely there.
+    """A classifier, on states at the checks, of whether the head agrees with the last layer.
 
     A logistic regression [hidden + 1] float32 (`models.trained.exits.agreeing`), both answers counting the same; and of
-    texts held out: how often the head agrees, and how often the regression is right about that, as the mean over both
+    held-out texts: how often the head agrees, and how often the regression is right about that, as the mean over both
     answers. Interrupted, it goes on from its checkpoint in `out`.
     """
     said = reading.said([*reading.learned, *reading.held], None, progress)

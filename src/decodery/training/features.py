@@ -1,4 +1,4 @@
-"""What a target shows of texts while it reads them: hidden states and most likely tokens, worked out once and kept."""
+"""What a target shows of texts while it reads them: hidden states and most likely tokens, computed once and kept."""
 
 from __future__ import annotations
 
@@ -32,10 +32,15 @@ _TOGETHER = 8
 
 @dataclass(frozen=True, eq=False)
 class FeatureRows:
-    """One text as the target reads it. text: its tokens; states: {tap: [n, width]} float16 after each of them.
+    """One text as the target reads it.
 
-    likely, logprobs: [n, k] int64 and float32, the k tokens the target finds most likely after each, at temperature 1.
     after: [n, 1 + hidden], see `heads.head.EMBEDDED`; None for a text of tokens alone.
+
+    Attributes:
+        text: Its tokens.
+        states: {tap: [n, width]} float16 after each of them.
+        likely, logprobs: [n, k] int64 and float32, the k tokens the target finds most likely after each, at temperature
+            1.
     """
 
     text: TrainingText
@@ -46,10 +51,13 @@ class FeatureRows:
 
 
 class FeatureStore:
-    """The features of a corpus in the folder `out`, made where they are missing; shards are read as needed.
+    """The features of a corpus in the folder `out`, made where they are missing.
 
-    device: where they are wanted. Of the memory that is free on a GPU at most half is used.
-    embeddings: what the prompts of the texts hold beside tokens, in turns; none for texts of tokens alone.
+    Shards are read as needed. Of the memory that is free on a GPU at most half is used.
+
+    Args:
+        embeddings: What the prompts of the texts hold beside tokens, in turns; none for texts of tokens alone.
+        device: Where they are wanted.
     """
 
     def __init__(

@@ -42,12 +42,17 @@ check_folder = check_of(TokenRouters.FILE, "holds no routers")
 
 @dataclass(frozen=True)
 class FTPRecipe:
-    """How routers are made. sparsity: mean share of layers that tokens leave out. width: of a router's hidden layer.
+    """How routers are made.
 
-    evolution: of the schedule, which is judged on `texts` texts with the static router. length: tokens read of a text.
-    steps: of training, of one text each; 0: the static router is kept. guide, rate, divergence: what weighs how badly
-    a router says what the static one decides (falling to 0 along the way), how far its share is from the layer's
-    target, and how far the model is from the whole one. sinks: see the source `ftp`.
+    Attributes:
+        sparsity: Mean share of layers that tokens leave out.
+        width: Of a router's hidden layer.
+        evolution: Of the schedule, which is judged on `texts` texts with the static router.
+        length: Tokens read of a text.
+        steps: Of training, of one text each; 0: the static router is kept.
+        guide, rate, divergence: What weighs how badly a router says what the static one decides (falling to 0 along the
+            way), how far its share is from the layer's target, and how far the model is from the whole one.
+        sinks: See the source `ftp`.
     """
 
     sparsity: float = 0.2
@@ -73,7 +78,7 @@ class FTPRecipe:
 
 
 def pruned(model: LanguageModel, routers: TokenRouters, sinks: int, tokens: np.ndarray) -> tuple[Climb, torch.Tensor]:
-    """Read tokens [n] as a prompt: what was decided on the way, and the states [n, hidden] after the last layer."""
+    """Read tokens [n] as a prompt; gives the decisions and the states [n, hidden] after the last layer."""
     reader = Pruned(model, routers, sinks, tuple(tokens.tolist()))
     climb = Climb(reader, reader.new_cache(), "layers")
     return climb, run_sync(climb.run())
@@ -87,8 +92,10 @@ def masked(
 ) -> torch.Tensor:
     """[n, hidden] states after the last layer of tokens [n], all of them computed in every layer.
 
-    skips: {layer: [n] bool}, whose states stay as they were there and who is not seen. keeps: the same as numbers that
-    gradients go through, 1 for those that go through the layer and 0 for the others.
+    Args:
+        skips: {layer: [n] bool}, whose states stay as they were there and who is not seen.
+        keeps: The same as numbers that gradients go through, 1 for those that go through the layer and 0 for the
+            others.
     """
     causal, states = np.tri(len(tokens), dtype=bool), None
     for layer in range(model.config.num_layers):
@@ -114,10 +121,12 @@ def said(model: LanguageModel, states: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What the whole model makes of what was written after a prompt: of m rows, from the prompt's last one on.
+    """The whole model's results for what follows a prompt, for m rows from the prompt's last one on.
 
-    text: prompt and what was written; ids: [m, k] the most likely tokens, logprobs: [m, k + 1] of these and of all
-    others together.
+    Attributes:
+        text: Prompt and what was written.
+        ids: [m, k] the most likely tokens.
+        logprobs: [m, k + 1] of these and of all others together.
     """
 
     text: TrainingText
@@ -160,8 +169,9 @@ def train_routers(
 ) -> History:
     """Train the weights of `routers` in place on texts whose prompts they prune; the model stays as it is.
 
-    held: texts that decide which step was best. out: the folder of the checkpoint, from which an interrupted run goes
-    on.
+    Args:
+        held: Texts that decide which step was best.
+        out: The folder of the checkpoint, from which an interrupted run goes on.
     """
     parameters = dict(routers.weights)
     chosen, expected = batches(len(texts), 1, recipe.seed), [Expected.of(model, text) for text in held]
@@ -198,7 +208,11 @@ def train_routers(
 def router_loss(
     model: LanguageModel, routers: TokenRouters, expected: Expected, recipe: FTPRecipe, guiding: float
 ) -> torch.Tensor:
-    """What routers are trained by, on one text. guiding: the share of the guide's weight that is left."""
+    """What routers are trained by, on one text.
+
+    Args:
+        guiding: The share of the guide's weight that is left.
+    """
     tokens, written = expected.text.tokens, expected.text.written
     with torch.no_grad():
         climb, _ = pruned(model, routers, recipe.sinks, tokens[:written])
@@ -281,8 +295,12 @@ def train_ftp(
 ) -> TokenRouters:
     """A schedule and routers for `target`, trained on its own texts and left in the folder `out`.
 
-    learning: the same model in floating point. corpus: see `data.write_texts`, of which every twentieth text is held
-    out. Raises SettingsError for texts of another model, and for models whose layers cannot be run apart.
+    Args:
+        learning: The same model in floating point.
+        corpus: See `data.write_texts`, of which every twentieth text is held out.
+
+    Raises:
+        SettingsError: For texts of another model, and for models whose layers cannot be run apart.
     """
     recipe = recipe or FTPRecipe()
     check_folder(out)

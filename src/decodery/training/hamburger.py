@@ -45,8 +45,13 @@ Grouped = tuple[TrainingText, list[int]]
 
 @dataclass(frozen=True)
 class HamburgerRecipe:
-    """How groups are learned. most: tokens of a group. layers: of the small decoder. epochs: over all texts, `batch` of
-    them a step. base_lr: the rate of the model itself, whose copy learns with the rest; 0: it stays as it is.
+    """How groups are learned.
+
+    Attributes:
+        most: Tokens of a group.
+        layers: Of the small decoder.
+        epochs: Over all texts, `batch` of them a step.
+        base_lr: The rate of the model itself, whose copy learns with the rest; 0: it stays as it is.
     """
 
     most: int = 4
@@ -67,7 +72,10 @@ class HamburgerRecipe:
 
 
 def entropies(text: TrainingText) -> np.ndarray:
-    """[m] nats, how unsure the model was of each written token, by those that it found most likely; 0 where unknown."""
+    """[m] nats, how unsure the model was of each written token, by those that it found most likely.
+
+    0 where unknown.
+    """
     assert text.logprobs is not None
     logprobs = text.logprobs[text.written - 1 : -1].astype(np.float64)
     kept = np.exp(logprobs)
@@ -78,7 +86,7 @@ def entropies(text: TrainingText) -> np.ndarray:
 
 
 def groups(entropy: np.ndarray, most: int) -> list[int]:
-    """Sizes of groups of tokens of these entropies [m]: a token joins the one before it where the model was sure."""
+    """Sizes of groups by entropies [m]: a token joins the one before it where the model was confident."""
     sizes, highest = list[int](), 0.0
     for nats in entropy.tolist():
         if sizes and sizes[-1] < most and (nats < SURE or nats < SURER * highest):
@@ -95,11 +103,18 @@ def _grouped(text: TrainingText, most: int) -> Grouped:
 
 @dataclass(frozen=True, eq=False)
 class GroupBatch:
-    """Texts in groups. ids: [t] all their tokens. members: [g, most] which of them each group has; lengths: [g].
+    """Texts in groups.
 
-    parts: of each text its rows: where its prompt lies among the tokens, which groups are its own, and their positions.
-    heads: [g] the row that says each group's first token. likely, share: [m, k] what is to be said of each grouped
-    token; right: [m] the tokens; ends: [m] 1 where a group ends; after: [m] bool, what the small decoder says.
+    Attributes:
+        ids: [t] all their tokens.
+        members: [g, most] which of them each group has.
+        lengths: [g].
+        parts: Of each text its rows: where its prompt lies among the tokens, which groups are its own, and their
+            positions.
+        heads: [g] the row that says each group's first token.
+        likely, share: [m, k] what is to be said of each grouped token.
+        right: [m] the tokens.
+        ends: [m] 1 where a group ends; after: [m] bool, what the small decoder says.
     """
 
     ids: torch.Tensor
@@ -115,7 +130,11 @@ class GroupBatch:
 
     @classmethod
     def of(cls, texts: Sequence[TrainingText], sizes: Sequence[Sequence[int]], most: int) -> GroupBatch:
-        """sizes: of the groups of each text."""
+        """A batch of grouped texts.
+
+        Args:
+            sizes: Of the groups of each text.
+        """
         ids, members, parts, heads, likely, share = [], [], [], [], [], []
         first, rows = 0, 0
         for text, own in zip(texts, sizes, strict=True):
@@ -156,7 +175,7 @@ def _wanted(text: TrainingText) -> tuple[np.ndarray, np.ndarray]:
 
 
 def said(base: Transformer, parts: MicroSteps, training_batch: GroupBatch) -> torch.Tensor:
-    """[m, hidden] what is said of each grouped token, as the head reads it, all texts in one pass of each module."""
+    """[m, hidden] states that the head reads for each grouped token, one pass of each module for all."""
     embedded = base.embed_tokens(training_batch.ids.to(base.device)).to(parts.dtype)
     rows = embedded[training_batch.members]
     merged = parts.merged(rows, training_batch.lengths)
@@ -209,7 +228,11 @@ def untrained(base: Transformer, recipe: HamburgerRecipe) -> MicroSteps:
 
 @dataclass(frozen=True, eq=False)
 class HamburgerTraining:
-    """What learns, and on what. texts: with the sizes of their groups, those held out apart."""
+    """What learns, and on what.
+
+    Attributes:
+        texts: With the sizes of their groups, those held out apart.
+    """
 
     base: Transformer
     parts: MicroSteps
@@ -250,9 +273,11 @@ class HamburgerTraining:
 
     @torch.no_grad()
     def figures(self) -> dict[str, float]:
-        """Of texts held out, cut into groups by the model's own entropies: loss; nats of what is to be said of a
-        group's first token and of those after it, and how often the most likely token is the text's; how often the stop
-        head is right; tokens of a group."""
+        """Of held-out texts, cut into groups by the model's own entropies: loss.
+
+        Nats of what is to be said of a group's first token and of those after it, and how often the most likely token
+        is the text's; how often the stop head is right; tokens of a group.
+        """
         totals = dict.fromkeys(("loss", "nats first", "nats behind", "right first", "right behind", "ends right"), 0.0)
         counts, tokens = {"first": 0, "behind": 0}, 0
         for number in range(0, len(self.held), self.recipe.batch):
@@ -282,10 +307,15 @@ def train_hamburger(
 ) -> MicroSteps:
     """Train micro steps for `target` on its own texts, and leave them in the folder `out`.
 
-    corpus: see `data.write_texts`, with its most likely tokens; every twentieth text is held out. Where the model
-    learns, too, its copy is left in the folder `model` there, in int8, and the parts are for that one. Interrupted, it
-    goes on from what is in `out` when called again. Raises SettingsError for texts of another model or without most
-    likely tokens, UnsupportedModel for a model that groups cannot be learned with.
+    Where the model learns, too, its copy is left in the folder `model` there, in int8, and the parts are for that one.
+    Interrupted, it goes on from what is in `out` when called again.
+
+    Args:
+        corpus: See `data.write_texts`, with its most likely tokens; every twentieth text is held out.
+
+    Raises:
+        SettingsError: For texts of another model or without most likely tokens.
+        UnsupportedModel: For a model that groups cannot be learned with.
     """
     recipe, model = recipe or HamburgerRecipe(), target.model
     check_folder(out)

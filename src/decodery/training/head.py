@@ -39,10 +39,13 @@ check_folder = check_of(HEAD, "is no draft head")
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """How a head is trained. outputs: tokens it can draft, those that the texts hold most often; 0: all.
+    """How a head is trained.
 
-    length: tokens of a text that are learned from at a time; batch: texts per step; decay: what a step further ahead
-    weighs against the one before it.
+    Attributes:
+        outputs: Tokens it can draft, those that the texts hold most often; 0: all.
+        batch: Texts per step.
+        length: Tokens of a text that are learned from at a time.
+        decay: What a step further ahead weighs against the one before it.
     """
 
     outputs: int = 6144
@@ -73,11 +76,14 @@ def train_head(
 ) -> dict[str, float]:
     """Train a head of a kind on texts that `target` has written; `out` is what its drafter takes.
 
-    shape: what the kind's `untrained` takes beside the model. shown: texts after embeddings, from which it learns more
-    and more in the second half of its steps, in place of the others, and by which it is then judged. Every twentieth
-    text is held out. start: an earlier head of this kind that the training begins with. Returns what `judged` says of
-    the finished int8 head. Interrupted, it goes on from its last checkpoint in `out` when called again; the best head
-    up to that checkpoint is in `out`, too.
+    Returns what `judged` says of the finished int8 head. Interrupted, it goes on from its last checkpoint in `out` when
+    called again; the best head up to that checkpoint is in `out`, too.
+
+    Args:
+        shape: What the kind's `untrained` takes beside the model.
+        shown: Texts after embeddings, from which it learns more and more in the second half of its steps, in place of
+            the others, and by which it is then judged. Every twentieth text is held out.
+        start: An earlier head of this kind that the training begins with.
     """
     recipe = recipe or HeadRecipe()
     check_folder(out)

@@ -22,10 +22,14 @@ _RANKS = 10
 
 @dataclass(frozen=True, eq=False)
 class Taught:
-    """Texts side by side. states: {tap: [b, n, width]}; tokens: [b, n + steps - 1], of which token i follows state i.
+    """Texts side by side.
 
-    likely, share: [b, n + steps - 1, k], what the target expects after each of these tokens, as outputs of the head,
-    and with which probability; 0 for tokens the head lacks. weight: [b, n + steps - 1], 0 where nothing is taught.
+    Attributes:
+        states: {tap: [b, n, width]}.
+        tokens: [b, n + steps - 1], of which token i follows state i.
+        likely, share: [b, n + steps - 1, k], what the target expects after each of these tokens, as outputs of the
+            head, and with which probability; 0 for tokens the head lacks.
+        weight: [b, n + steps - 1], 0 where nothing is taught.
     """
 
     states: dict[Tap, torch.Tensor]
@@ -47,7 +51,9 @@ def taught(
 ) -> Taught:
     """At most the last `length` places of each text; prompts are read, and what is written is learned.
 
-    place: [vocab] the output of a token, -1 for those without, on the device of the texts. lead: see `BoundHead`.
+    Args:
+        place: [vocab] the output of a token, -1 for those without, on the device of the texts.
+        lead: See `BoundHead`.
     """
     texts = [_end(each, length + 1) for each in texts]
     n = max(len(each.text.tokens) for each in texts) - 1
@@ -87,7 +93,7 @@ def _end(each: FeatureRows, most: int) -> FeatureRows:
 
 
 def distance(head: BoundHead, guesses: list[Guess], training_batch: Taught, decay: float) -> torch.Tensor:
-    """Cross-entropy of the guesses against what the target expects, in nats per token, steps weighted by `decay`."""
+    """Cross-entropy of guesses against the target, in nats per token, steps weighted by `decay`."""
     total, weights = torch.zeros((), dtype=torch.float32, device=training_batch.weight.device), 0.0
     for step, guess in enumerate(guesses):
         rows, likely, share, weight = _step(training_batch, step)
@@ -112,7 +118,7 @@ def _step(training_batch: Taught, step: int) -> tuple[torch.Tensor, torch.Tensor
 
 @torch.no_grad()
 def judged(head: BoundHead, training_batches: Sequence[Taught], decay: float) -> dict[str, float]:
-    """What a head is worth on texts held out, unrolled over their own tokens.
+    """What a head is worth on held-out texts, unrolled over their own tokens.
 
     agreement.D: how often its most likely token is the target's, D tokens ahead; cross_entropy: see `distance`; tokens:
     accepted per greedy chain of as many drafts, were the depths independent.
@@ -137,7 +143,7 @@ def judged(head: BoundHead, training_batches: Sequence[Taught], decay: float) ->
 
 @torch.no_grad()
 def rank_rates(head: BoundHead, training_batches: Sequence[Taught]) -> list[list[float]]:
-    """How often its guess of each of the first ranks is the target's choice, by depth, judged as in `judged`."""
+    """How often each of the first ranks is the target's choice, by depth, measured as in `judged`."""
     depths = min(DEPTHS, head.reach)
     hits, places = np.zeros((depths, _RANKS)), np.zeros(depths)
     for training_batch in training_batches:

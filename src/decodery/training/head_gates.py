@@ -47,10 +47,12 @@ check_folder = check_of(HeadGates.FILE, "holds no head gates")
 
 @dataclass(frozen=True)
 class GateRecipe:
-    """How gates learn. sinks, recent: first and last tokens that a streaming head reads, the row itself among them.
+    """How gates learn.
 
-    price: what a mean gate of 1 counts beside the mean squared change of the last hidden states at the answers, as a
-    part of their mean square.
+    Attributes:
+        sinks, recent: First and last tokens that a streaming head reads, the row itself among them.
+        price: What a mean gate of 1 counts beside the mean squared change of the last hidden states at the answers, as
+            a part of their mean square.
     """
 
     steps: int = 150
@@ -67,7 +69,13 @@ class GateRecipe:
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """tokens: [n] ids; rows: [m], those that the answers follow; answers: [m] ids."""
+    """A document whose answer needs old tokens.
+
+    Attributes:
+        tokens: [n] ids.
+        rows: [m], those that the answers follow.
+        answers: [m] ids.
+    """
 
     tokens: np.ndarray
     rows: np.ndarray
@@ -80,7 +88,8 @@ class Document:
 def hide_keys(tokenizer: Tokenizer, texts: Sequence[Sequence[int]], keys: int = 4, seed: int = 0) -> list[Document]:
     """Texts in which numbers are hidden, each asked for and answered at its end, in another order.
 
-    Raises PromptError for texts that are too short to hide something in.
+    Raises:
+        PromptError: For texts that are too short to hide something in.
     """
     if not 1 <= keys <= len(WORDS) or any(len(text) <= keys for text in texts):
         raise PromptError(f"{keys} numbers cannot be hidden: give longer texts, and from 1 to {len(WORDS)} numbers")
@@ -106,7 +115,11 @@ def _hidden(tokenizer: Tokenizer, text: Sequence[int], keys: int, draw: random.R
 
 
 class Mixed(AttentionPolicy):
-    """gates: [layers, kv_heads], how much of what each head gives is read of everything; the rest is of a window."""
+    """Attention as a mixture of full and windowed attention.
+
+    Args:
+        gates: [layers, kv_heads], how much of what each head gives is read of everything; the rest is of a window.
+    """
 
     merges = True
 
@@ -177,11 +190,14 @@ def train_head_gates(
     command: str = "",
     progress: Progress = silent,
 ) -> HeadGates:
-    """Learn from `documents` which heads their answers need, and leave the gates in the folder `out`, for `lserve`.
+    """Learn which heads the answers of `documents` need, and write the gates to `out`, for `lserve`.
 
     One document in eight is held out, and the step with the least loss there is what remains. Interrupted, it goes on
-    from its last checkpoint in `out` when called again. The model stays as it is. Raises SettingsError for a model that
-    is not in floating point, PromptError for too few documents.
+    from its last checkpoint in `out` when called again. The model stays as it is.
+
+    Raises:
+        SettingsError: For a model that is not in floating point.
+        PromptError: For too few documents.
     """
     recipe = recipe or GateRecipe()
     check_folder(out)

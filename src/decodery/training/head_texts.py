@@ -1,4 +1,4 @@
-"""What attention heads write in whole texts, and how well codes of heads tell a behaviour on texts held out."""
+"""What attention heads write in whole texts, and how well codes of heads tell a behaviour on held-out texts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """An example as the model went on from it. rows: [tokens, layers * heads, head_dim] half precision, what every head
-    wrote where each token was chosen, the first at the prompt's end. doubt: the mean of -log p over the prompt.
+    """An example as the model went on from it.
+
+    Attributes:
+        rows: [tokens, layers * heads, head_dim] half precision, what every head wrote where each token was chosen, the
+            first at the prompt's end.
+        doubt: The mean of -log p over the prompt.
     """
 
     example: BehaviourExample

@@ -34,8 +34,11 @@ check_folder = check_of(TRANSFER, "holds no hidden transfer")
 
 @dataclass(frozen=True)
 class TransferRecipe(AheadRecipe):
-    """How maps learn. layers: after how many layers the state of the first, second, ... token after is made,
-    ascending; decay: what each counts, as a part of the one before.
+    """How maps learn.
+
+    Attributes:
+        layers: After how many layers the state of the first, second, ... token after is made, ascending.
+        decay: What each counts, as a part of the one before.
     """
 
     layers: tuple[int, ...] = (18, 21, 24)
@@ -98,12 +101,16 @@ def train_transfer(
     command: str = "",
     progress: Progress = silent,
 ) -> tuple[Transfer, History]:
-    """Train maps for `target` on texts it has written and leave them in the folder `out`, for `hidden-transfer`.
+    """Train maps for `target` on texts it wrote and write them to `out`, for `hidden-transfer`.
 
-    model: the same one in floating point, through which gradients go. corpus: see `data.write_texts`, of which every
-    ninth text is held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
+    Interrupted, it goes on from its last checkpoint in `out` when called again.
 
-    Raises SettingsError for a model that is not in floating point, and for texts that teach nothing.
+    Args:
+        model: The same one in floating point, through which gradients go.
+        corpus: See `data.write_texts`, of which every ninth text is held out.
+
+    Raises:
+        SettingsError: For a model that is not in floating point, and for texts that teach nothing.
     """
     recipe = recipe or TransferRecipe()
     check_folder(out)

@@ -34,10 +34,13 @@ _TABLES = ("start", "transition", "emission")
 
 @dataclass(frozen=True)
 class HMMRecipe:
-    """How a hidden Markov model is learned. states: of it; tokens: that have columns of their own, the commonest.
+    """How a hidden Markov model is learned.
 
-    prior: how many times every state is taken to have been met before, saying tokens as all texts do. seed: decides
-    where it begins.
+    Attributes:
+        states: Of it.
+        tokens: That have columns of their own, the commonest.
+        prior: How many times every state is taken to have been met before, saying tokens as all texts do.
+        seed: Decides where it begins.
     """
 
     states: int = 256
@@ -55,7 +58,11 @@ class HMMRecipe:
 
 @dataclass(frozen=True, eq=False)
 class ExpectedCounts:
-    """What is expected of the states of texts, see `counted`, shaped as in `HMM`. likelihood: in nats, of all texts."""
+    """What is expected of the states of texts, see `counted`, shaped as in `HMM`.
+
+    Attributes:
+        likelihood: In nats, of all texts.
+    """
 
     start: torch.Tensor
     transition: torch.Tensor
@@ -63,9 +70,13 @@ class ExpectedCounts:
     likelihood: float
 
     def most_likely(self, before: HMM, prior: float, common: torch.Tensor) -> HMM:
-        """The model that makes these counts most likely. prior: see `HMMRecipe`; common: [K + 1] law of all texts.
+        """The model that makes these counts most likely.
 
         With a prior of 0 what no state says is never said again.
+
+        Args:
+            prior: See `HMMRecipe`.
+            common: [K + 1] distribution of all texts.
         """
         even = torch.full_like(self.start, 1 / len(self.start))
         start, transition, emission = (
@@ -80,13 +91,13 @@ class ExpectedCounts:
 
 
 def _laws(counts: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Rows of counts as laws; what was never met stays as it was."""
+    """Rows of counts as distributions; what was never met stays as it was."""
     sums = counts.sum(dim=-1, keepdim=True)
     return torch.where(sums > 0, counts / sums.clamp(min=torch.finfo(counts.dtype).tiny), before)
 
 
 def counted(hmm: HMM, texts: Sequence[np.ndarray], *, only_likelihood: bool = False) -> ExpectedCounts:
-    """Expected counts of states over texts [n] of columns, by the forward and backward recursions, scaled per token."""
+    """Expected counts of states over texts [n] of columns, by scaled forward-backward recursions."""
     start, transition = torch.zeros_like(hmm.start), torch.zeros_like(hmm.transition)
     said, likelihood = torch.zeros_like(hmm.emission.T), 0.0
     says = hmm.emission.T.contiguous()
@@ -132,10 +143,13 @@ def _side_by_side(texts: Sequence[np.ndarray]) -> Iterator[tuple[torch.Tensor, t
 def begun(
     texts: Sequence[np.ndarray], vocab_size: int, recipe: HMMRecipe, vocabulary: str = ""
 ) -> tuple[HMM, torch.Tensor]:
-    """Where learning begins, in float64, and the law [K + 1] of all texts. texts: [n] token ids each.
+    """Where learning begins, in float64, and the distribution [K + 1] of all texts.
 
     A state says one of the commonest tokens half of the time, each state another one, and otherwise what chance made of
-    the law of all texts: so states differ from the first, and what follows a token is seen at once.
+    the distribution of all texts: so states differ from the first, and what follows a token is seen at once.
+
+    Args:
+        texts: [n] token ids each.
     """
     counts = np.bincount(np.concatenate(texts), minlength=vocab_size)
     kept = np.argsort(-counts, kind="stable")[: min(recipe.tokens, int((counts > 0).sum()))]
@@ -167,11 +181,16 @@ def train_hmm(
     command: str = "",
     progress: Progress = silent,
 ) -> HMM:
-    """Learn a hidden Markov model of the texts that `target` has written, and leave it in the folder `out`.
+    """Learn a hidden Markov model of texts that `target` wrote, and write it to the folder `out`.
 
-    corpus: see `data.write_texts`. Kept is the iteration that gives the texts held out, every twentieth, most; the
-    facts tell bits per token by iteration. Interrupted, it goes on after its last iteration when called again, and
-    ends the same. Raises SettingsError for texts of another vocabulary, and for too few of them.
+    Kept is the iteration that gives the held-out texts, every twentieth, most; the facts tell bits per token by
+    iteration. Interrupted, it goes on after its last iteration when called again, and ends the same.
+
+    Args:
+        corpus: See `data.write_texts`.
+
+    Raises:
+        SettingsError: For texts of another vocabulary, and for too few of them.
     """
     recipe = recipe or HMMRecipe()
     check_folder(out)
@@ -235,7 +254,7 @@ class _Run:
             self._restore()
 
     def judge(self, nats: float) -> None:
-        """Note what texts held out say of the model as it is."""
+        """Note what held-out texts say of the model as it is."""
         if nats > max(self.held, default=-float("inf")):
             self.best = {name: getattr(self.hmm, name) for name in _TABLES}
         self.held.append(nats)

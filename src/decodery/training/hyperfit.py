@@ -69,10 +69,12 @@ class WholeLinear(TrainedForm):
 
 @dataclass(frozen=True)
 class HyperfitRecipe:
-    """How a model is hyperfitted: on so many texts, `epochs` times, `batch` at a time, or until the loss is `enough`.
+    """Settings of hyperfitting.
 
     The paper takes 2,000 texts of 256 tokens, 20 epochs and a learning rate of 1e-6; fewer of them take a larger one.
-    written: how many tokens are written from each context that the model is judged by.
+
+    Attributes:
+        written: How many tokens are written from each context that the model is judged by.
     """
 
     texts: int = 64
@@ -101,11 +103,16 @@ def hyperfit(
 ) -> dict[str, dict[str, float]]:
     """Tune all of a model on a few texts until it knows them, and leave it in the folder `out`.
 
-    corpus: see `data.cut_files`. Beside the model lie the texts, for the processor `no-citation`. Returns what `judged`
-    says of the model "before" and "after", of texts that were held out. Interrupted, it goes on from its last
-    checkpoint in `out` when called again.
+    Beside the model lie the texts, for the processor `no-citation`. Returns what `judged` says of the model "before"
+    and "after", of texts that were held out. Interrupted, it goes on from its last checkpoint in `out` when called
+    again.
 
-    Raises UnsupportedModel for models that cannot be changed, SettingsError for too few texts.
+    Args:
+        corpus: See `data.cut_files`.
+
+    Raises:
+        UnsupportedModel: For models that cannot be changed.
+        SettingsError: For too few texts.
     """
     recipe = recipe or HyperfitRecipe()
     check_folder(out)
@@ -170,8 +177,11 @@ def hyperfit(
 
 @torch.no_grad()
 def judged(model: Transformer, texts: Sequence[np.ndarray], written: int) -> dict[str, float]:
-    """What a model is like: loss, mean cross-entropy of texts [n] int32 each, and entropy of what it predicts there, in
-    nats per token; ttr, of greedy continuations of their beginnings, distinct tokens as a share of the last 96."""
+    """Loss, entropy and distinct tokens of a model.
+
+    Loss: mean cross-entropy of texts [n] int32 each. Entropy: of its predictions there, in nats per token. Distinct
+    tokens (ttr): of greedy continuations, as a share of the last 96.
+    """
     losses, entropies = [], []
     for text in texts:
         laws = model.forward(Batch([Segment(np.arange(len(text)), tokens=text.astype(np.int64))])).logits.double()

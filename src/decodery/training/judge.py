@@ -32,10 +32,11 @@ def fit(
 ) -> tuple[Head, History]:
     """Weighted logistic regression on the examples of four questions in five; validated on the others.
 
-    model: `fingerprint` of the model whose states the examples hold.
-
     Both labels weigh the same in all. The head's facts say how well it tells valid from invalid on the held-out
     questions: auc (the probability that it ranks a pair rightly), and which threshold rejects 90% of the invalid ones.
+
+    Args:
+        model: `fingerprint` of the model whose states the examples hold.
     """
     held = found.question % HELD_OUT == HELD_OUT - 1
     for part, name in ((~held, "train on"), (held, "validate with")):
@@ -96,7 +97,10 @@ def fit(
 def auc(scores: np.ndarray, truth: np.ndarray) -> float:
     """The probability that a valid example scores higher than an invalid one; a tie counts half.
 
-    truth: which are valid, or how much of each is, from 0 to 1. Where all are of one kind, 0.5.
+    Where all are of one kind, 0.5.
+
+    Args:
+        truth: Which are valid, or how much of each is, from 0 to 1.
     """
     values, place = np.unique(scores, return_inverse=True)
     share = np.asarray(truth, dtype=np.float64)

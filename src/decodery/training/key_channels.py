@@ -20,7 +20,7 @@ check_folder = check_of(KeyChannels.FILE, "holds no key channels")
 
 
 class Sizes(AttentionPolicy):
-    """Sums of what is asked and what is there, by channel: queries [layers, heads, d], keys [layers, kv_heads, d]."""
+    """Sums of magnitudes by channel of queries [layers, heads, d] and keys [layers, kv_heads, d]."""
 
     def __init__(self, model: LanguageModel) -> None:
         config = model.config
@@ -38,7 +38,7 @@ class Sizes(AttentionPolicy):
 
 @torch.no_grad()
 def calibrate(model: LanguageModel, texts: Sequence[Sequence[int]], progress: Progress = silent) -> KeyChannels:
-    """The channels of each key-value head in the order of mean |query| times mean |key|, summed over its group.
+    """Channels of each key-value head in the order of mean |query| times mean |key|, over its group.
 
     Both are taken after rotation, and the two channels that rotation mixes stand together, the better pair first: what
     one of them says at one position the other says at the next.

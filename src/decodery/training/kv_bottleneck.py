@@ -24,9 +24,12 @@ _DEAD = 1e-2
 
 @dataclass(frozen=True)
 class KeyRecipe:
-    """How keys are found. codebooks of `keys` keys of `dim` numbers; rank: numbers of a value.
+    """How keys are found. codebooks of `keys` keys of `dim` numbers.
 
-    decay: of the moving averages. epochs: how often all states are gone through.
+    Attributes:
+        rank: Numbers of a value.
+        decay: Of the moving averages.
+        epochs: How often all states are gone through.
     """
 
     codebooks: int = 16
@@ -51,7 +54,11 @@ def learn_keys(
     facts: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> KeySet:
-    """Keys for a model's last states, from texts of token ids. Raises SettingsError for fewer states than keys."""
+    """Keys for a model's last states, from texts of token ids.
+
+    Raises:
+        SettingsError: For fewer states than keys.
+    """
     recipe = recipe or KeyRecipe()
     if not isinstance(model, Transformer):
         raise UnsupportedModel("keys go with models that this package runs itself: load another model")

@@ -30,10 +30,15 @@ _TOGETHER = 32
 
 @dataclass(frozen=True, eq=False)
 class LabelledBlocks:
-    """Blocks as passes found them. confidence: [n, b]; final, open: [n, b] bool; prompt: [n] whose they are.
+    """Blocks as passes found them.
 
-    final: whether the proposal is what static decoding writes. passes: that this took, if only such were written, and
-    static: that static decoding took, of all prompts together.
+    Attributes:
+        confidence: [n, b].
+        final: [n, b] bool, whether the proposal is what static decoding writes.
+        open: [n, b] bool, whether a position was open.
+        prompt: [n] whose they are.
+        passes: How many this took for all prompts, if only such were written.
+        static: How many static decoding took.
     """
 
     confidence: torch.Tensor
@@ -56,8 +61,11 @@ class LabelledBlocks:
 class Replay(UnmaskingPolicy):
     """Writes every proposal that is right, however unsure: the fewest passes that a filter could come to.
 
-    answers: [L] what is right. Where nothing of a block is, the block is written as it should be. What it saw is kept
-    in `seen`: confidences [b], which were right [b], which were open [b].
+    Where nothing of a block is, the block is written as it should be. What it saw is kept in `seen`: confidences [b],
+    which were right [b], which were open [b].
+
+    Attributes:
+        answers: [L] what is right.
     """
 
     answers: Any = None
@@ -85,7 +93,7 @@ def labelled(
     eos_ids: Sequence[int] = (),
     progress: Progress = silent,
 ) -> LabelledBlocks:
-    """What static decoding in blocks of `places` writes after prompts, and which proposals on the way are that."""
+    """What static decoding in blocks of `places` writes, and which proposals on the way equal it."""
     method = Static(block=places)
     rows, owners, passes, static = [], list[int](), 0, 0
     for first in range(0, len(prompts), _TOGETHER):
@@ -113,8 +121,10 @@ def fit_filter(
     """The filter that does best on prompts held out, and how well it does on others.
 
     auc: how often it ranks a final proposal above one that is not, and plain_auc the confidence itself; precision: of
-    what is above rho, the part that is final; recall: of what is final, the part above rho. Raises SettingsError for
-    too few prompts.
+    what is above rho, the part that is final; recall: of what is final, the part above rho.
+
+    Raises:
+        SettingsError: For too few prompts.
     """
     learned, held, judged = found.of(-1), found.of(0), found.of(1)
     if not all(len(each.prompt) for each in (learned, held, judged)):

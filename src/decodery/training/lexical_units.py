@@ -34,8 +34,10 @@ check_folder = check_of(UNITS, "holds no units")
 class UnitsRecipe(AheadRecipe):
     """How placeholders learn; there are few numbers to learn, so that one text per step is enough.
 
-    span: tokens of the longest unit, of which the first needs no placeholder. alpha: taught are the tokens of runs in
-    which the model gave each token at least this probability; 0 teaches all.
+    Attributes:
+        span: Tokens of the longest unit, of which the first needs no placeholder.
+        alpha: Taught are the tokens of runs in which the model gave each token at least this probability; 0 teaches
+            all.
     """
 
     span: int = 4
@@ -82,12 +84,16 @@ def train_units(
     command: str = "",
     progress: Progress = silent,
 ) -> tuple[Placeholders, History]:
-    """Train placeholders for `target` on texts it has written and leave them in the folder `out`, for `lexical-unit`.
+    """Train placeholders for `target` on texts it wrote and write them to `out`, for `lexical-unit`.
 
-    model: the same one in floating point, through which gradients go. corpus: see `data.write_texts`, of which every
-    twentieth text is held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
+    Interrupted, it goes on from its last checkpoint in `out` when called again.
 
-    Raises SettingsError for a model that is not in floating point, and for texts that teach nothing.
+    Args:
+        model: The same one in floating point, through which gradients go.
+        corpus: See `data.write_texts`, of which every twentieth text is held out.
+
+    Raises:
+        SettingsError: For a model that is not in floating point, and for texts that teach nothing.
     """
     recipe = recipe or UnitsRecipe()
     check_folder(out)

@@ -22,9 +22,12 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The values of a JSON Lines file, each with its line's number from 1; None for a line that is not JSON.
+    """The values of a JSON Lines file, each with its line's number from 1.
 
-    Raises CorruptFile for a file without lines.
+    None for a line that is not JSON.
+
+    Raises:
+        CorruptFile: For a file without lines.
     """
     lines = _lines(path)
     if not lines:

@@ -36,10 +36,14 @@ Words = list[str]
 
 @dataclass(frozen=True)
 class ListTask:
-    """pose: the words after the task's name, of a list of letters. answer: a right one to what was posed, at random.
+    """A task about a list of letters.
 
-    right: whether an answer to what was posed is one. room: places that an answer to `most` letters needs, an end with
-    them; asks: words that are posed at most.
+    Attributes:
+        pose: The words after the task's name, of a list of letters.
+        answer: A right one to what was posed, at random.
+        right: Whether an answer to what was posed is one.
+        room: Places that an answer to `most` letters needs, an end with them.
+        asks: Words that are posed at most.
     """
 
     pose: Callable[[Words, np.random.Generator], Words]
@@ -246,7 +250,8 @@ VOCABULARY = (
 class ListExample:
     """A prompt [length] and one answer [places], ends after it, as words.
 
-    posed: what stands between the task's name and the sign that the prompt ends with.
+    Attributes:
+        posed: What stands between the task's name and the sign that the prompt ends with.
     """
 
     task: str
@@ -270,9 +275,7 @@ class ListExample:
 
 
 def prompt_length(tasks: Sequence[str], most: int = MOST) -> int:
-    """Tokens of a prompt of these tasks, on lists of up to `most` letters: with fillers in front, so that answers begin
-    at one place.
-    """
+    """Tokens of a prompt of these tasks, padded in front, on lists of up to `most` letters."""
     return 2 + max(TASKS[task].asks(most) for task in tasks)
 
 
@@ -294,7 +297,11 @@ def examples(tasks: Sequence[str], count: int, draws: np.random.Generator, most:
 
 
 def known(names: Sequence[str], most: int = MOST) -> tuple[str, ...]:
-    """These names of tasks. Raises SettingsError for others, and for lists of a length that there is none of."""
+    """These names of tasks.
+
+    Raises:
+        SettingsError: For others, and for lists of a length that there is none of.
+    """
     if not names or (unknown := [name for name in names if name not in TASKS]):
         wrong = unknown[0] if names else ""
         raise SettingsError(f"there is no task {wrong!r} on lists; the tasks are {', '.join(TASKS)}")

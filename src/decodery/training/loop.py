@@ -25,10 +25,13 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How to train. lr: at its peak, after `warmup` of the steps; it ends at `final` of that, along a cosine.
+    """How to train.
 
-    clip: largest norm of the gradient, infinity for any. validate_every: steps between validations; save_seconds:
-    between checkpoints.
+    Attributes:
+        lr: At its peak, after `warmup` of the steps; it ends at `final` of that, along a cosine.
+        clip: Largest norm of the gradient, infinity for any.
+        validate_every: Steps between validations.
+        save_seconds: Between checkpoints.
     """
 
     steps: int
@@ -58,9 +61,13 @@ class TrainingPlan:
 
 @dataclass
 class History:
-    """What a run has come to. step: steps done; best: the best value of the metric so far, at step `best_step`.
+    """What a run has come to.
 
-    losses: {step: mean training loss since the last validation}; metrics: {step: {name: value}}.
+    Attributes:
+        step: Steps done.
+        best: The best value of the metric so far, at step `best_step`.
+        losses: {step: mean training loss since the last validation}.
+        metrics: {step: {name: value}}.
     """
 
     step: int = 0
@@ -88,16 +95,20 @@ def train(
 ) -> History:
     """Train `parameters` in place, and leave in them the values that were best on validation.
 
-    loss: the loss of step s, a scalar that depends on `parameters`, s and nothing else: with batches that are a
-    function of the step (see `batches`) a run that was interrupted gives the same bits as one that was not.
-    validate: called every `plan.validate_every` steps, at the start and at the end; metric: the name among its values
-    that decides, the lowest being best unless `higher`; enough: of these values, whether to end before the last step,
-    with the parameters as they are then. shares: of the plan's rate, what parameters of these names learn at in place
-    of all of it. out: the folder of the checkpoint. settings: whatever else the run depends on; a checkpoint of other
-    settings is refused. progress: told how many steps of how many are done. saved: called after each checkpoint, with
-    the values that are best so far.
+    Args:
+        loss: The loss of step s, a scalar that depends on `parameters`, s and nothing else: with batches that are a
+            function of the step (see `batches`) a run that was interrupted gives the same bits as one that was not.
+        out: The folder of the checkpoint.
+        validate: Called every `plan.validate_every` steps, at the start and at the end.
+        metric: The name among its values that decides, the lowest being best unless `higher`.
+        enough: Of these values, whether to end before the last step, with the parameters as they are then.
+        shares: Of the plan's rate, what parameters of these names learn at in place of all of it.
+        settings: Whatever else the run depends on; a checkpoint of other settings is refused.
+        progress: Told how many steps of how many are done.
+        saved: Called after each checkpoint, with the values that are best so far.
 
-    Raises NumericalError when the loss is no longer finite.
+    Raises:
+        NumericalError: If the loss is no longer finite.
     """
     made = json.dumps({"plan": asdict(plan), "metric": metric, **(settings or {})}, sort_keys=True)
     optimizer = _optimizer(parameters, plan, shares or {})
@@ -150,7 +161,10 @@ def train(
 
 
 def batches(count: int, size: int, seed: int) -> Callable[[int], list[int]]:
-    """Which of `count` items make up the batch of step s: all once in a random order, then all in another one, ..."""
+    """Which of `count` items make up the batch of step s.
+
+    All once in a random order, then all in another one, ...
+    """
     if count < 1 or size < 1:
         raise SettingsError(f"there is nothing to make batches of: {count} texts, {size} per batch")
     orders: dict[int, np.ndarray] = {}
@@ -188,7 +202,8 @@ def content(data: object) -> str:
 def known_figures(path: Path, settings: Mapping[str, Any], name: str) -> list[float]:
     """The list `name` in the JSON file that an earlier run of the same settings left, none where there is no file.
 
-    Raises SettingsError for a file of other settings.
+    Raises:
+        SettingsError: For a file of other settings.
     """
     if not path.is_file():
         return []

@@ -43,10 +43,12 @@ def train_los(
 ) -> LOSHead:
     """The network with the least cross-entropy on the validation part.
 
-    k: log-probabilities of each row that it is given, as many as were collected at most; 0 for the taken token's alone.
-    Binary cross-entropy, AdamW; the published rate of 1e-4 is for many more answers. It ends after 30 epochs without
-    gain, but not before 400 steps without: few answers make short epochs. every: tokens between two evaluations of a
-    text; the threshold is of the highest of them. rate, chat, tokens: see `train_probe`, and for what is raised.
+    Args:
+        k: log-probabilities of each row that it is given, as many as were collected at most; 0 for the taken token's
+            alone. Binary cross-entropy, AdamW; the published rate of 1e-4 is for many more answers. It ends after 30
+            epochs without gain, but not before 400 steps without: few answers make short epochs.
+        every: Tokens between two evaluations of a text; the threshold is of the highest of them.
+        rate, chat, tokens: See `train_probe`, and for what is raised.
     """
     part = parts([each.question.group for each in answers], seed)
     wrong = torch.tensor([float(each.wrong) for each in answers], dtype=torch.float32, device="cpu")

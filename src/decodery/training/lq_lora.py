@@ -18,9 +18,10 @@ from .remade import Remaking, TrainedForm, TrainingProgress
 
 @dataclass(frozen=True)
 class LowRankRemaking(Remaking):
-    """LQ-LoRA: Low-rank Plus Quantized Matrix Decomposition (2023): thin matrices learn, all else is as it was split.
+    """Trains the low-rank part of LQ-LoRA (2023); everything else stays as it was split.
 
-    split: how matrices are split to begin with.
+    Attributes:
+        split: How matrices are split to begin with.
     """
 
     split: LQLoRA = field(default_factory=LQLoRA)
@@ -38,7 +39,11 @@ class LowRankRemaking(Remaking):
 
 
 class LowRank(TrainedForm):
-    """One such layer. found: its parts, of which the thin ones learn."""
+    """One such layer.
+
+    Args:
+        found: Its parts, of which the thin ones learn.
+    """
 
     def __init__(self, whole: Dense, split: LQLoRA) -> None:
         found = split.decompose(whole.weight.detach())

@@ -34,8 +34,13 @@ _LEAST = 16
 
 @dataclass(frozen=True)
 class MergeRecipe:
-    """How it learns. width: of the network. most: of a text's prompt, its first half, up to so large a share of rows
-    is merged away, drawn anew in every step; texts that are held out are judged at two thirds of it."""
+    """How it learns.
+
+    Attributes:
+        width: Of the network.
+        most: Of a text's prompt, its first half, up to so large a share of rows is merged away, drawn anew in every
+            step; texts that are held out are judged at two thirds of it.
+    """
 
     steps: int = 300
     lr: float = 1e-3
@@ -57,7 +62,11 @@ class MergeTrainee:
         self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in first.tensors.items()}
 
     def shortened(self, tokens: Sequence[int], step: int | None = None) -> Merged:
-        """The first half of a text. step: of training, None for one that is held out."""
+        """The first half of a text.
+
+        Args:
+            step: Of training, None for one that is held out.
+        """
         share = self.recipe.most * 2 / 3
         if step is not None:
             share = self.recipe.most * float(np.random.default_rng(nth_seed(self.recipe.seed, step)).random())
@@ -100,11 +109,14 @@ def train_merges(
     command: str = "",
     progress: Progress = silent,
 ) -> MergeNet:
-    """Train a network on `texts` (token ids) and leave it in the folder `out`, for `step.dynamic_tokens.dynamic`.
+    """Train a network on `texts` and write it to `out`, for `step.dynamic_tokens.dynamic`.
 
     One text in eight is held out, and the step with the least loss there is what remains. Interrupted, it goes on from
-    its last checkpoint in `out` when called again. Raises SettingsError for a model that is not in floating point,
-    PromptError for too few or too short texts.
+    its last checkpoint in `out` when called again.
+
+    Raises:
+        SettingsError: For a model that is not in floating point.
+        PromptError: For too few or too short texts.
     """
     recipe = recipe or MergeRecipe()
     check_folder(out)

@@ -27,11 +27,15 @@ check_folder = check_of(MetaTokens.FILE, "holds no meta-tokens")
 
 @dataclass(frozen=True)
 class MetaRecipe:
-    """How meta-tokens learn. library: rows of it; tokens: how many are mixed for a prompt, each of `sparse` rows.
+    """How meta-tokens learn.
 
-    ahead: tokens at the end of a text whose attention to what comes before them is the example. hot, cold: temperatures
-    of the mixture, at first and at last. even: what the entropy of the mean mixture counts, so that no row is left
-    aside. static: to learn tokens that are the same for all prompts, to compare with.
+    Attributes:
+        library: Rows of it.
+        tokens: How many are mixed for a prompt, each of `sparse` rows.
+        ahead: Tokens at the end of a text whose attention to what comes before them is the example.
+        hot, cold: Temperatures of the mixture, at first and at last.
+        even: What the entropy of the mean mixture counts, so that no row is left aside.
+        static: To learn tokens that are the same for all prompts, to compare with.
     """
 
     steps: int = 300
@@ -52,7 +56,11 @@ class MetaRecipe:
 
 
 class RecordedAttention(AttentionPolicy):
-    """paid: by layer, what a pass's rows from `first` on pay to the first `n` slots [kv_heads, n], summing to 1."""
+    """What rows of a pass attend to.
+
+    Args:
+        paid: By layer, what a pass's rows from `first` on pay to the first `n` slots [kv_heads, n], summing to 1.
+    """
 
     observes = True
 
@@ -86,7 +94,7 @@ class MetaTokenTrainee:
 
     @torch.no_grad()
     def example(self, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a text's end pays to what comes before it [layers, kv_heads, n], and the keys and values of that."""
+        """Attention of a text's end to the text before it [layers, kv_heads, n], with keys and values."""
         n, cache = len(tokens) - self.recipe.ahead, self.model.new_cache()
         cache.policy = watching = RecordedAttention(n, n)
         self.model.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[])]))
@@ -94,7 +102,11 @@ class MetaTokenTrainee:
         return watching.found, cache.data[:, :, :, :n]
 
     def mixed(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:
-        """[tokens, library] the mixture for the prompt of a text. step: of training, None without noise."""
+        """[tokens, library] the mixture for the prompt of a text.
+
+        Args:
+            step: Of training, None without noise.
+        """
         recipe = self.recipe
         prompt = torch.tensor(tokens[: len(tokens) - recipe.ahead], dtype=torch.int64, device=self.model.device)
         shown = feature(self.model.embed_tokens(prompt).float(), recipe.static)
@@ -144,11 +156,14 @@ def train_meta_tokens(
     command: str = "",
     progress: Progress = silent,
 ) -> MetaTokens:
-    """Train meta-tokens on `texts` (token ids) and leave them in the folder `out`, for the cache policy `meta-soft`.
+    """Train meta-tokens on `texts` and write them to `out`, for the cache policy `meta-soft`.
 
     One text in eight is held out, and the step with the least divergence there is what remains. Interrupted, it goes on
-    from its last checkpoint in `out` when called again. Raises SettingsError for a model that is not in floating point,
-    PromptError for too few or too short texts.
+    from its last checkpoint in `out` when called again.
+
+    Raises:
+        SettingsError: For a model that is not in floating point.
+        PromptError: For too few or too short texts.
     """
     recipe = recipe or MetaRecipe()
     check_folder(out)

@@ -39,7 +39,11 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 @dataclass(frozen=True)
 class JudgedQuestion:
-    """Something to answer. right, wrong: two answers that part ways where the wrong one goes wrong; None: mined."""
+    """Something to answer.
+
+    Attributes:
+        right, wrong: Two answers that part ways where the wrong one goes wrong; None: mined.
+    """
 
     prompt: str
     right: str | None = None
@@ -48,7 +52,13 @@ class JudgedQuestion:
 
 @dataclass(frozen=True)
 class Examples:
-    """states: [m, hidden] float32 of root mean square 1. valid: [m] bool. question: [m], which one each is from."""
+    """Hidden states with their labels.
+
+    Attributes:
+        states: [m, hidden] float32 of root mean square 1.
+        valid: [m] bool.
+        question: [m], which one each is from.
+    """
 
     states: np.ndarray
     valid: np.ndarray
@@ -106,9 +116,12 @@ def examples(
     mining: Mining | None = None,
     progress: Progress = silent,
 ) -> Examples:
-    """The examples of all questions, made with `target` and kept in `out`; those that are there already are read.
+    """The examples of all questions, made with `target` and kept in `out`.
 
-    progress: told how many questions of how many are done.
+    Those that are there already are read.
+
+    Args:
+        progress: Told how many questions of how many are done.
     """
     from safetensors.numpy import save_file
 
@@ -166,7 +179,7 @@ def _of_question(target: LoadedModel, question: JudgedQuestion, mining: Mining) 
 def from_answers(
     model: LanguageModel, prompt: list[int], right: list[int], wrong: list[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """States and labels of two answers: every token of the right one is valid, the first other one of the wrong is not.
+    """States and labels of two answers: right tokens are valid, the first different one is not.
 
     What follows a mistake is not used.
     """
@@ -185,7 +198,10 @@ def mined(
     mining: Mining,
     eos_ids: Sequence[int] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """States and labels of the target's own alternatives, see `Mining`; none where its answer has no result."""
+    """States and labels of the target's own alternatives, see `Mining`.
+
+    None where its answer has no result.
+    """
     engine = Engine(model)
     answer = engine.submit(Request(prompt, max_new_tokens=mining.max_new_tokens, eos_ids=eos_ids))
     engine.run([answer])

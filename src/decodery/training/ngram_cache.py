@@ -25,10 +25,15 @@ def learn_contexts(
     """The contexts the target of `corpus` met most often, and what it expected after them.
 
     Expected is what it gave most probability over all places where the context stood; contexts of more than one token
-    count only where they stood twice. most: contexts kept per length; width: tokens kept per context. The rates are
-    counted on the texts held out, every twentieth. corpus: see `data.write_texts`.
+    count only where they stood twice.
 
-    Raises SettingsError where it holds too few texts, or none the target scored.
+    Args:
+        corpus: See `data.write_texts`.
+        width: Tokens kept per context. The rates are counted on the held-out texts, every twentieth.
+        most: Contexts kept per length.
+
+    Raises:
+        SettingsError: If it holds too few texts, or none the target scored.
     """
     learned, held = corpus.split()
     if not held:
@@ -96,7 +101,7 @@ def _ranked(
 def _tried(
     corpus: Corpus, held: list[int], contexts: dict[int, np.ndarray], rows: dict[int, np.ndarray], width: int
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """How often each place of a ranking was right on the texts held out, and how often its first and any of them."""
+    """How often each place of a ranking was right on the held-out texts, and how often its first and any of them."""
     store = Contexts(CONTEXTS, width)
     for order in CONTEXTS:
         store.fill(order, contexts[order], rows[order])

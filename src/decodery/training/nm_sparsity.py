@@ -29,13 +29,16 @@ _FAINT = 5.0
 class SparseRemaking(Remaking):
     """Progressive Gradient Flow for Robust N:M Sparsity Training in Transformers (2024).
 
-    The n strongest of every m consecutive weights are found anew in every step. schedule: what the others are
-    multiplied by falls to 0 in a straight line ("linear") or exponentially ("exponential") over the share `decay` of
-    the steps that comes after the share `dense`, in which all count; "structure": they are 0 after that share, and
-    of each m first m - 1 stay, then m/2, m/4, ... and n in the end; "sr-ste": they are 0 from the first step on, and
-    gradients go through to them and make them smaller, as Learning N:M Fine-grained Structured Sparse Neural Networks
-    (2021) does. straight: gradients of the decays go through undiminished, as in the published code; else they are
-    multiplied by what the weight is.
+    The n strongest of every m consecutive weights are found anew in every step.
+
+    Attributes:
+        schedule: What the others are multiplied by falls to 0 in a straight line ("linear") or exponentially
+            ("exponential") over the share `decay` of the steps that comes after the share `dense`, in which all count;
+            "structure": they are 0 after that share, and of each m first m - 1 stay, then m/2, m/4, ... and n in the
+            end; "sr-ste": they are 0 from the first step on, and gradients go through to them and make them smaller, as
+            Learning N:M Fine-grained Structured Sparse Neural Networks (2021) does.
+        straight: Gradients of the decays go through undiminished, as in the published code; else they are multiplied by
+            what the weight is.
     """
 
     n: int = 2

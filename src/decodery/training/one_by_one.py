@@ -40,9 +40,14 @@ def long_enough(texts: Sequence[Sequence[int]], least: int) -> None:
 
 
 class ExampleSplit(Generic[Example]):
-    """Examples, by what a recipe says. held: those that nothing is learned from.
+    """Examples, by what a recipe says.
 
-    kind: what a run's settings and facts call the examples. Raises PromptError for too few of them.
+    Args:
+        kind: What a run's settings and facts call the examples.
+        held: Those that nothing is learned from.
+
+    Raises:
+        PromptError: For too few of them.
     """
 
     def __init__(self, examples: Sequence[Example], recipe: TrainingRecipe, kind: str = "texts") -> None:
@@ -67,8 +72,9 @@ class ExampleSplit(Generic[Example]):
     ) -> History:
         """Train `tensors`, which become those of the best step, by the loss of an example in each step.
 
-        loss: of an example in a step, counted from 0. data: all examples, as JSON writes them: checkpoints in `out` are
-        gone on from where it is the same.
+        Args:
+            loss: Of an example in a step, counted from 0.
+            data: All examples, as JSON writes them: checkpoints in `out` are gone on from where it is the same.
         """
         recipe = self.recipe
         order = batches(len(self._learned), 1, recipe.seed)

@@ -56,10 +56,14 @@ def train_partial(
 ) -> History:
     """Train `weights` in place on pairs (source ids, target ids), by the cross-entropy of the targets.
 
-    echo: weight of the source's auto-encoding: how badly its rows say the token they read. held: pairs that decide
-    which step was best, by their targets alone. also: further tensors to train, such as the model's own; by default the
-    model stays as it is. out: the folder of the checkpoint, from which an interrupted run goes on. Raises SettingsError
-    for nothing to learn from.
+    Args:
+        held: Pairs that decide which step was best, by their targets alone.
+        out: The folder of the checkpoint, from which an interrupted run goes on.
+        also: Further tensors to train, such as the model's own; by default the model stays as it is.
+        echo: Weight of the source's auto-encoding: how badly its rows say the token they read.
+
+    Raises:
+        SettingsError: For nothing to learn from.
     """
     if not pairs or not held:
         raise SettingsError("partial attention needs pairs to train on and pairs to hold out")
@@ -105,8 +109,11 @@ def fit_partial(
 ) -> PartialWeights:
     """A second attention for `model`, trained on nine in ten of `pairs` and left in the folder `out`.
 
-    facts: what else to write down beside it. Their "validation" then holds the cross-entropy of the targets held out,
-    in nats per token: of the model alone, and with the second attention. Interrupted, it goes on where it stopped.
+    Interrupted, it goes on where it stopped.
+
+    Args:
+        facts: What else to write down beside it. Their "validation" then holds the cross-entropy of the targets held
+            out, in nats per token: of the model alone, and with the second attention.
     """
     if not isinstance(model, Transformer) or not 1 <= (1 if last is None else last) <= model.config.num_layers:
         raise SettingsError("partial attention needs one of this package's own models, and from 1 to all of its layers")
@@ -136,9 +143,11 @@ def fit_partial(
 def pair_loss(
     model: Transformer, weights: PartialWeights | None, pairs: Iterable[Pair], *, echo: float = 0.0
 ) -> torch.Tensor:
-    """Mean cross-entropy in nats per target token; weights: None for the model alone.
+    """Mean cross-entropy in nats per target token.
 
-    echo: times as much is added of the mean cross-entropy of source tokens at the rows that read them.
+    Args:
+        weights: None for the model alone.
+        echo: Times as much is added of the mean cross-entropy of source tokens at the rows that read them.
     """
     by_length: dict[int, list[Pair]] = {}
     for pair in pairs:

@@ -28,7 +28,12 @@ check_folder = check_of(PROMPTS, "holds no prompt tokens")
 
 @dataclass(frozen=True)
 class PPDRecipe(AheadRecipe):
-    """How prompt tokens learn. ahead: how many there are (k); decay: what each counts, as a part of the one before."""
+    """How prompt tokens learn.
+
+    Attributes:
+        ahead: How many there are (k).
+        decay: What each counts, as a part of the one before.
+    """
 
     ahead: int = 3
     decay: float = 0.8
@@ -50,12 +55,16 @@ def train_ppd(
     command: str = "",
     progress: Progress = silent,
 ) -> tuple[Placeholders, History]:
-    """Train prompt tokens for `target` on texts it has written and leave them in the folder `out`, for `ppd`.
+    """Train prompt tokens for `target` on texts it wrote and write them to `out`, for `ppd`.
 
-    model: the same one in floating point, through which gradients go. corpus: see `data.write_texts`, of which every
-    ninth text is held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
+    Interrupted, it goes on from its last checkpoint in `out` when called again.
 
-    Raises SettingsError for a model that is not in floating point, and for texts that teach nothing.
+    Args:
+        model: The same one in floating point, through which gradients go.
+        corpus: See `data.write_texts`, of which every ninth text is held out.
+
+    Raises:
+        SettingsError: For a model that is not in floating point, and for texts that teach nothing.
     """
     recipe = recipe or PPDRecipe()
     check_folder(out)

@@ -44,16 +44,22 @@ def train_probe(
     tokens: int | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Probe:
-    """The probe of the site at which wrong answers of the validation part rank highest (AUROC; all in `facts`).
+    """The probe of the hook point that ranks wrong answers of the validation part highest (AUROC).
 
-    rows: "prompt" for one row per question, the mean of the prompt's rows beside the last; "new" for the row of each
-    token, labelled as its answer is. inner: widths of hidden layers, () for a linear probe. Binary cross-entropy, AdamW
-    with weight decay 1e-2; of `steps` steps the one that ranks validation best is kept. rate: of right answers that the
-    threshold flags at most, each by its highest score, set on the calibration part. model: the fingerprint of the
-    model. chat, tokens: whether the prompts had the chat template, and how long answers could be, which is what the
-    threshold is for. Answers are split by group.
+    All figures are in `facts`. Answers are split by group.
 
-    Raises SettingsError where a part lacks right or wrong answers.
+    Args:
+        rows: "prompt" for one row per question, the mean of the prompt's rows beside the last; "new" for the row of
+            each token, labelled as its answer is.
+        model: The fingerprint of the model.
+        rate: Of right answers that the threshold flags at most, each by its highest score, set on the calibration part.
+        inner: Widths of hidden layers, () for a linear probe. Binary cross-entropy, AdamW with weight decay 1e-2; of
+            `steps` steps the one that ranks validation best is kept.
+        chat, tokens: Whether the prompts had the chat template, and how long answers could be, which is what the
+            threshold is for.
+
+    Raises:
+        SettingsError: If a part lacks right or wrong answers.
     """
     part = parts([each.question.group for each in answers], seed)
     wrong = np.array([each.wrong for each in answers])
@@ -130,7 +136,7 @@ def _fit(
     lr: float,
     seed: int,
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """Tensors of the best probe at a site, and how well it ranks the answers of the validation part."""
+    """Tensors of the best probe at a hook point, and how well it ranks the answers of the validation part."""
     learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
     held = [each for each, name in zip(answers, part, strict=True) if name == "validation"]
     states = [rows_of(each, site, rows) for each in learned]

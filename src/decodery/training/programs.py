@@ -28,9 +28,12 @@ class ProgramPair:
 
 @dataclass(frozen=True, eq=False)
 class LabelledProgram:
-    """One side of a pair. tokens: [n] ids; changed: [n] bool, the tokens that make the difference.
+    """One side of a pair.
 
-    control: 0 for a program after its fix, 1 before it.
+    Attributes:
+        tokens: [n] ids.
+        changed: [n] bool, the tokens that make the difference.
+        control: 0 for a program after its fix, 1 before it.
     """
 
     tokens: np.ndarray
@@ -74,7 +77,7 @@ def changed_characters(before: str, after: str) -> tuple[np.ndarray, np.ndarray]
 
 
 def tokens_of(tokenizer: Tokenizer, text: str, marked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids [n] of a text, and [n] bool: which tokens hold any of the characters `marked` [len(text)] bool."""
+    """Token ids [n] of a text, and which tokens hold any character of `marked` [len(text)] bool."""
     ids = tokenizer.encode(text)
     pieces = [b"" if id in tokenizer.special_ids else tokenizer.piece(id) for id in ids]
     spelled, meant = b"".join(pieces), text.encode()

@@ -30,12 +30,17 @@ _MASK, _END = VOCABULARY.index(MASK), VOCABULARY.index(END)
 
 @dataclass(frozen=True)
 class R2Recipe:
-    """tasks, letters: of the examples, as the model knows them. trajectories: canvases that it fills by `r2` first.
+    """How a diffusion model is tuned to r2.
 
     A step learns from `batch` states of those that came out right: what the pass wrote there weighs 1 in the
     cross-entropy, what it left open `others`, and `entropy` is the weight of how undecided the model is about the
-    former, in nats. control: train as long on fresh examples, masked at random as they were before, to tell what the
-    trajectories bring from what more training does.
+    former, in nats.
+
+    Attributes:
+        tasks, letters: Of the examples, as the model knows them.
+        trajectories: Canvases that it fills by `r2` first.
+        control: Train as long on fresh examples, masked at random as they were before, to tell what the trajectories
+            bring from what more training does.
     """
 
     tasks: tuple[str, ...]
@@ -60,8 +65,12 @@ class R2Recipe:
 
 @dataclass(frozen=True)
 class CanvasStates:
-    """Canvases as passes found them. shown, tokens: [n, length], then and in the end; written: [n, length] bool, by the
-    pass. right: the share of all trajectories whose answer is, which are those that are here.
+    """Canvases as passes found them.
+
+    Attributes:
+        shown, tokens: [n, length], then and in the end.
+        written: [n, length] bool, by the pass.
+        right: The share of all trajectories whose answer is, which are those that are here.
     """
 
     shown: np.ndarray
@@ -78,7 +87,7 @@ class CanvasStates:
 
     @property
     def held(self) -> CanvasStates:
-        """Those that are not: the last ones, of trajectories that nothing is learned from, but for one at most."""
+        """The last states, of trajectories that are not trained on except for at most one."""
         return self.some(np.arange(self._learned, len(self.shown)))
 
     @property
@@ -89,9 +98,10 @@ class CanvasStates:
 def states(
     model: Transformer, settings: R2Recipe, method: DiffusionDecoder | None = None, progress: Progress = silent
 ) -> CanvasStates:
-    """What passes of `method`, by default `r2`, found and wrote of examples, where the answer came out right.
+    """What passes of `method`, by default `r2`, proposed and wrote of examples with a right answer.
 
-    Raises SettingsError where none did.
+    Raises:
+        SettingsError: If none did.
     """
     recipe, filling = settings.recipe, method or R2()
     drawn = examples(recipe.tasks, settings.trajectories, np.random.default_rng([settings.seed, 2]), recipe.letters)
@@ -126,7 +136,7 @@ def _passes(canvas: Canvas) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 
 def redundancy_loss(model: Transformer, some: CanvasStates, others: float, entropy: float) -> torch.Tensor:
-    """The weighted mean cross-entropy of masked places, and how undecided the model is where something was written."""
+    """Weighted mean cross-entropy of masked positions, and the model's entropy at written ones."""
     places = torch.from_numpy(np.flatnonzero(some.shown == _MASK))
     written = torch.from_numpy(some.written.reshape(-1))[places]
     logits = logits_at(model, some.shown, places)
@@ -142,11 +152,11 @@ def redundancy_loss(model: Transformer, some: CanvasStates, others: float, entro
 def tune_r2(
     folder: Path, settings: R2Recipe, out: Path, *, command: str = "", progress: Progress = silent
 ) -> tuple[History, CanvasStates | None]:
-    """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`; called again, it goes on there.
+    """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`.
 
-    Returns what training noted, and what it learned from, None for the control. The paper (R2-dLLM: Accelerating
-    Diffusion Large Language Models via Spatio-Temporal Redundancy Reduction, 2026) has no code of its tuning; this is
-    a reading of it.
+    Called again, it goes on there. Returns what training noted, and what it learned from, None for the control. The
+    paper (R2-dLLM: Accelerating Diffusion Large Language Models via Spatio-Temporal Redundancy Reduction, 2026) has no
+    code of its tuning; this is a reading of it.
     """
     check_folder(out)
     model = trained(folder)

@@ -22,7 +22,7 @@ def parts(groups: Ordered[str], seed: int = 0) -> np.ndarray:
 
 
 def require_kinds(wrong: np.ndarray, part: np.ndarray) -> None:
-    """Raise SettingsError where the train or validation part of answers, [n] of wrong and of names, has one kind."""
+    """Raise SettingsError if the train or validation part of answers has only one class."""
     for name in ("train", "validation"):
         if len(set(wrong[part == name].tolist())) < 2:
             raise SettingsError(

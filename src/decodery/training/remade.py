@@ -40,10 +40,12 @@ _HELD = 32
 
 @dataclass
 class TrainingProgress:
-    """How far a training has come. done: share of its steps, 1 when it is over and when what it came to is judged.
+    """How far a training has come.
 
-    written: [N, 1] of the rows of the pass, 1 for what was written and the last token of its prompt, else 0; None
-    where nobody said.
+    Attributes:
+        done: Share of its steps, 1 when it is over and when what it came to is judged.
+        written: [N, 1] of the rows of the pass, 1 for what was written and the last token of its prompt, else 0; None
+            if not given.
     """
 
     done: float = 1.0
@@ -64,7 +66,11 @@ class TrainedForm(Contract):
 
     @abstractmethod
     def made(self, itemsize: int) -> Made:
-        """What it has become. itemsize: bytes of a floating point number in the copy."""
+        """What it has become.
+
+        Args:
+            itemsize: Bytes of a floating point number in the copy.
+        """
 
 
 @dataclass(frozen=True)
@@ -90,12 +96,19 @@ class Remaking(Contract):
     def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
         """The form of a linear layer before its training.
 
-        name: such as "layers.3.down". whole: in float32 or float64, its own to change.
+        Args:
+            name: Such as "layers.3.down".
+            whole: In float32 or float64, its own to change.
         """
 
 
 class Remade:
-    """A model whose linear layers are forms. model: with gradients; parameters: all that learns, by name."""
+    """A model whose linear layers are forms.
+
+    Args:
+        parameters: All that learns, by name.
+        model: With gradients.
+    """
 
     def __init__(self, original: Transformer, remaking: Remaking) -> None:
         self.original, self._remaking, self.progress_made = original, remaking, TrainingProgress()
@@ -152,7 +165,11 @@ class Remade:
 
 @dataclass(frozen=True)
 class CopyRecipe:
-    """How a copy learns. steps: of `batch` texts each."""
+    """How a copy learns.
+
+    Attributes:
+        steps: Of `batch` texts each.
+    """
 
     steps: int = 300
     batch: int = 4
@@ -169,7 +186,11 @@ class CopyRecipe:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a training came to. held: what copies are judged by, see `judged`."""
+    """What a training came to.
+
+    Attributes:
+        held: What copies are judged by, see `judged`.
+    """
 
     history: History
     held: TrainingBatch
@@ -184,10 +205,12 @@ def learn(
     recipe: CopyRecipe,
     progress: Progress,
 ) -> Learned:
-    """Let forms learn what texts teach, of which every twentieth is held out; they end as they were best on those.
+    """Let forms learn what texts teach, of which every twentieth is held out.
 
-    Interrupted, it goes on from its last checkpoint in `out` when called again. Raises SettingsError for texts of
-    another vocabulary, and for too few of them.
+    They end as they were best on those. Interrupted, it goes on from its last checkpoint in `out` when called again.
+
+    Raises:
+        SettingsError: For texts of another vocabulary, and for too few of them.
     """
     original = remade.original
     if corpus.facts.get("vocab_size") != original.vocab_size:
@@ -249,10 +272,15 @@ def train_copy(
 ) -> dict[str, dict[str, float]]:
     """Train a copy of `target` in another form on texts it has written, and leave it in the folder `out`.
 
-    corpus: see `data.write_texts` and `learn`. Returns what `judged` says of the copy on texts held out, "untrained"
-    and "trained", in the form in which it is kept. Interrupted, it goes on where it was when called again.
+    Returns what `judged` says of the copy on held-out texts, "untrained" and "trained", in the form in which it is
+    kept. Interrupted, it goes on where it was when called again.
 
-    Raises UnsupportedModel for models that cannot be transformed, SettingsError for other texts than the model's.
+    Args:
+        corpus: See `data.write_texts` and `learn`.
+
+    Raises:
+        UnsupportedModel: For models that cannot be transformed.
+        SettingsError: For other texts than the model's.
     """
     recipe = recipe or CopyRecipe()
     check_folder(out)

@@ -17,7 +17,10 @@ def not_better(rewards: Sequence[float]) -> list[float]:
     """[m] the share of the m - 1 other samples of a prompt whose reward is no higher than a sample's own.
 
     Ties count as not better, because the question is whether restarting would do better: where nothing is ever right, a
-    wrong text has the label 1, and no further sample is drawn for it. Raises SettingsError for a single sample.
+    wrong text has the label 1, and no further sample is drawn for it.
+
+    Raises:
+        SettingsError: For a single sample.
     """
     if len(rewards) < 2:
         raise SettingsError("a text is compared with others of its prompt: give at least two for each")
@@ -25,7 +28,7 @@ def not_better(rewards: Sequence[float]) -> list[float]:
 
 
 def compared(judged: Sequence[tuple[P, str, float]]) -> list[tuple[P, str, float]]:
-    """The same (prompt, text, reward), in their order, with the label of `not_better` in place of the reward."""
+    """The same (prompt, text, reward), with the label of `not_better` in place of the reward."""
     places: dict[P, list[int]] = {}
     for place, (prompt, _, _) in enumerate(judged):
         places.setdefault(prompt, []).append(place)

@@ -26,9 +26,11 @@ _HELD_OUT = 4
 class Decisions:
     """What both models did, step by step.
 
-    states: [n, hidden] the second model's, at the last token of its step. escalated: [n] bool, whether the larger
-    model wrote the step before. advantage: [n] how much more the larger model's step is worth. text: [n] which text it
-    was in.
+    Attributes:
+        states: [n, hidden] the second model's, at the last token of its step.
+        escalated: [n] bool, whether the larger model wrote the step before.
+        advantage: [n] how much more the larger model's step is worth.
+        text: [n] which text it was in.
     """
 
     states: torch.Tensor
@@ -51,8 +53,9 @@ def decisions(
 ) -> Decisions:
     """Those of texts that the oracle of `arbitrage` has written.
 
-    requests: each with a search `arbitrage:router=oracle` that names the second model. tap: after how many of its
-    layers states are read, None for all.
+    Args:
+        requests: Each with a search `arbitrage:router=oracle` that names the second model.
+        tap: After how many of its layers states are read, None for all.
     """
     tap = second.config.num_layers if tap is None else tap
     states, escalated, advantage, texts = list[torch.Tensor](), list[bool](), list[float](), list[int]()
@@ -83,10 +86,12 @@ def decisions(
 def fit_router(
     found: Decisions, tap: int, model: str = "", *, inner: int = 32, steps: int = 300, lr: float = 1e-2, seed: int = 0
 ) -> tuple[RouterHead, float]:
-    """The router that foresees best on held-out texts which of the two steps is worth more, and how well it does.
+    """The router that predicts best on held-out texts which of two steps is better, and its accuracy.
 
     That is Spearman's correlation of its probabilities with the advantage. Both kinds of steps weigh the same.
-    Raises SettingsError where there are not both kinds to learn from and something to validate with.
+
+    Raises:
+        SettingsError: If there are not both kinds to learn from and something to validate with.
     """
     held = found.text % _HELD_OUT == _HELD_OUT - 1
     train, others = found.of(~held), found.of(held)

@@ -31,8 +31,10 @@ _PLACES, _THINGS = ("store", "park", "school", "office"), ("drink", "book", "let
 
 @dataclass(frozen=True, slots=True)
 class BehaviourExample:
-    """A prompt after which a behaviour completes, or one of the same form after which it cannot. group: what must not
-    be both learned from and tested on.
+    """A prompt after which a behaviour completes, or one of the same form after which it cannot.
+
+    Attributes:
+        group: What must not be both learned from and tested on.
     """
 
     prompt: str
@@ -41,8 +43,9 @@ class BehaviourExample:
 
 
 def built_in_examples(count: int, seed: int = 0) -> list[BehaviourExample]:
-    """Indirect objects: "When Mary and John went to the store, John gave a drink to"; without the behaviour, a third
-    person gives. Half of each kind, the same names in both.
+    """Indirect objects: "When Mary and John went to the store, John gave a drink to".
+
+    Without the behaviour, a third person gives. Half of each kind, the same names in both.
     """
     random = np.random.default_rng(seed)
     drawn = [list(each) for each in permutations(_NAMES, 3)]
@@ -57,13 +60,16 @@ def built_in_examples(count: int, seed: int = 0) -> list[BehaviourExample]:
 
 
 def read_examples(path: Path) -> list[BehaviourExample]:
-    """Of a file of JSON lines {"prompt": text, "positive": true or false, "group": text}; a group may be left out."""
+    """Of a file of JSON lines {"prompt": text, "positive": true or false, "group": text}.
+
+    A group may be left out.
+    """
     return [BehaviourExample(*each) for each in read_labelled(path, "prompt", "positive")]
 
 
 @torch.no_grad()
 def head_rows(lm: LLM, prompts: Ordered[str], progress: Progress = silent) -> torch.Tensor:
-    """[prompts, layers * heads, head_dim] float32: what every head writes at the last token of each prompt."""
+    """[prompts, layers * heads, head_dim] float32 head outputs at each prompt's last token."""
     config = lm.model.config
     taps, found = [f"head_out.{layer}" for layer in range(config.num_layers)], []
     for number, prompt in enumerate(prompts):
@@ -81,7 +87,11 @@ def watched(codes: HeadCodes, top: int) -> list[int]:
 
 
 def highest(codes: HeadCodes, texts: Ordered[torch.Tensor], top: int) -> list[float]:
-    """The highest score of each text, as its monitor comes by it. texts: [tokens, heads, dim] each."""
+    """The highest score of each text, as its monitor comes by it.
+
+    Args:
+        texts: [tokens, heads, dim] each.
+    """
     order = watched(codes, top)
     return [
         float(shares(codes.tensors["own"], codes.of(rows.flatten(0, 1)).unflatten(0, rows.shape[:2]), order).max())
@@ -110,12 +120,17 @@ def train_sae(
 ) -> HeadCodes:
     """Codes of all heads, from half of the examples; the threshold is set on the others of the other half.
 
-    rows: [examples, layers * heads, dim], see `head_rows`. One autoencoder for all heads, which is what makes them
-    comparable: a head that writes much the same everywhere has one code. texts: what heads write in the whole text of
-    each example, [tokens, layers * heads, dim]: the threshold is set on the highest score of each, or without them on
-    that of the example's own row. chat, tokens: of these texts, see `Threshold`. top: heads that the threshold is for,
-    and pairs of heads that `facts` list as edges; rate: of examples without the behaviour that it flags at most. Raises
-    SettingsError where a half lacks one of the two kinds, or is too small for the rate.
+    Args:
+        rows: [examples, layers * heads, dim], see `head_rows`. One autoencoder for all heads, which is what makes them
+            comparable: a head that writes much the same everywhere has one code.
+        texts: What heads write in the whole text of each example, [tokens, layers * heads, dim]: the threshold is set
+            on the highest score of each, or without them on that of the example's own row.
+        rate: Of examples without the behaviour that it flags at most.
+        top: Heads that the threshold is for, and pairs of heads that `facts` list as edges.
+        chat, tokens: Of these texts, see `Threshold`.
+
+    Raises:
+        SettingsError: If a half lacks one of the two kinds, or is too small for the rate.
     """
     labels = torch.tensor(list(positive), dtype=torch.bool, device="cpu")
     for kind in (True, False):
@@ -146,7 +161,12 @@ def train_sae(
 
 
 def own_codes(codes: torch.Tensor, positive: torch.Tensor, features: int) -> dict[str, torch.Tensor]:
-    """ "own" and "score" of `HeadCodes`. codes: [examples, heads] of all heads; positive: [examples] bool."""
+    """The tensors "own" and "score" of `HeadCodes`.
+
+    Args:
+        codes: [examples, heads] of all heads.
+        positive: [examples] bool.
+    """
     seen = torch.nn.functional.one_hot(codes, features).bool()
     own = seen[positive].any(dim=0) & ~seen[~positive].any(dim=0)
     score = (seen[positive] & own).any(dim=2).double().mean(dim=0)
@@ -154,8 +174,12 @@ def own_codes(codes: torch.Tensor, positive: torch.Tensor, features: int) -> dic
 
 
 def edges(codes: torch.Tensor, positive: torch.Tensor, top: int) -> list[tuple[tuple[int, int], float]]:
-    """The pairs of heads that tell a behaviour best, by the share of its examples on which both wrote codes that they
-    write together on no other example. codes, positive: as `own_codes` takes them; a pair: two columns of codes.
+    """The pairs of heads that best indicate a behaviour.
+
+    They are ordered by the share of its examples with codes of both heads that no other example has together.
+
+    Args:
+        codes, positive: As `own_codes` takes them; a pair: two columns of codes.
     """
     others, heads = codes[~positive], codes.shape[1]
     found = torch.zeros(heads, heads, dtype=torch.double, device="cpu")
@@ -171,8 +195,10 @@ def edges(codes: torch.Tensor, positive: torch.Tensor, top: int) -> list[tuple[t
 def pair_shares(
     codes: torch.Tensor, positive: torch.Tensor, pairs: Ordered[tuple[int, int]], asked: torch.Tensor
 ) -> torch.Tensor:
-    """[n] the share of these pairs whose codes were seen together on the behaviour's examples alone. asked: [n, heads]
-    codes of what is to be told; the others as `edges` takes and gives them.
+    """[n] the share of these pairs whose codes were seen together on the behaviour's examples alone.
+
+    Args:
+        asked: [n, heads] codes of what is to be told; the others as `edges` takes and gives them.
     """
     found = torch.zeros(len(asked), dtype=torch.double, device="cpu")
     for pair in pairs:

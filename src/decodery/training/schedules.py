@@ -13,10 +13,14 @@ from decodery.models.trained.token_routers import uniform
 
 @dataclass(frozen=True)
 class Evolution:
-    """How schedules are bred. population: of each generation; generations: after the first one, which is random.
+    """How schedules are bred.
 
-    tournament: a parent is the best of so many drawn; moves: pairs of layers between which a child's mass is moved;
-    elite: the best so many live on unchanged.
+    Attributes:
+        population: Of each generation.
+        generations: After the first one, which is random.
+        tournament: A parent is the best of so many drawn.
+        moves: Pairs of layers between which a child's mass is moved.
+        elite: The best so many live on unchanged.
     """
 
     population: int = 16
@@ -38,7 +42,7 @@ class Evolution:
 
 
 def fitted(shares: np.ndarray, total: float) -> np.ndarray:
-    """The shares [n], cut to lie between 0 and 1 and moved evenly from there until their sum is `total` <= n."""
+    """The shares [n] clipped to [0, 1] and shifted evenly until their sum is `total` <= n."""
     found = np.clip(shares, 0.0, 1.0)
     missing = total - found.sum()
     room = 1.0 - found if missing > 0 else found
@@ -49,7 +53,7 @@ def fitted(shares: np.ndarray, total: float) -> np.ndarray:
 def evolve(
     loss: Callable[[tuple[float, ...]], float], layers: int, sparsity: float, evolution: Evolution, seed: int
 ) -> tuple[tuple[float, ...], list[float]]:
-    """The schedule [layers] of least loss among those tried, and the loss of each in the order in which it was tried.
+    """The schedule [layers] of least loss among those tried, and all losses in the order tried.
 
     All of them have the mean `sparsity`, and nothing in the first and the last layer; the uniform one is tried first.
     Which are tried follows from the seed and the losses alone.

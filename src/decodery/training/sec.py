@@ -34,11 +34,17 @@ _CLASSIFIER_EPOCHS, _CLASSIFIER_LR = 5, 1e-3
 
 @dataclass(frozen=True)
 class SECRecipe:
-    """How the heads of `sec` learn. every: layers between two checks. rank: of the corrections.
+    """How the heads of `sec` learn.
 
-    outputs: the corrections learn with so many tokens for a vocabulary, the texts' most frequent ones and, in the room
-    that is left, any others; they then speak all of it. epochs: how often they see all texts, `batch` of which make a
-    step; lr: at its peak. The classifier then sees the texts five times, as in the paper.
+    The classifier then sees the texts five times, as in the paper.
+
+    Attributes:
+        every: Layers between two checks.
+        rank: Of the corrections.
+        outputs: The corrections learn with so many tokens for a vocabulary, the texts' most frequent ones and, in the
+            room that is left, any others; they then speak all of it.
+        epochs: How often they see all texts, `batch` of which make a step.
+        lr: At its peak.
     """
 
     every: int = 5
@@ -57,9 +63,12 @@ class SECRecipe:
 def labels(right: torch.Tensor) -> torch.Tensor:
     """What every check should have said: [n, checks] of `STOP`, `EXIT` and `CONTINUE`.
 
-    right: [n, checks + 1] bool, whether the next token is what each check's head says, and what the whole model says.
     From the first check that is right on a row should leave; where nobody is right the text should end. As published,
     it does not matter that a later check may be wrong again.
+
+    Args:
+        right: [n, checks + 1] bool, whether the next token is what each check's head says, and what the whole model
+            says.
     """
     seen = right.cummax(dim=1).values
     found = torch.where(seen[:, :-1], EXIT, CONTINUE)
@@ -77,12 +86,16 @@ def train_sec(
     command: str = "",
     progress: Progress = silent,
 ) -> ExitHeads:
-    """Train heads for `target` on texts that are as they should be, and leave them in the folder `out`, for `sec`.
+    """Train heads for `target` on correct texts and write them to the folder `out`, for `sec`.
 
-    model: the same one in floating point, through whose head gradients go. corpus: such as `data.cut_files` makes, of
-    which every tenth text is held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
+    Interrupted, it goes on from its last checkpoint in `out` when called again.
 
-    Raises SettingsError for a model that is not in floating point or cannot be left early, and for too few texts.
+    Args:
+        model: The same one in floating point, through whose head gradients go.
+        corpus: Such as `data.cut_files` makes, of which every tenth text is held out.
+
+    Raises:
+        SettingsError: For a model that is not in floating point or cannot be left early, and for too few texts.
     """
     recipe = recipe or SECRecipe()
     check_folder(out)
@@ -229,7 +242,7 @@ def _figures(
     taught: Mapping[int, torch.Tensor],
     classifier: torch.Tensor,
 ) -> dict[str, Any]:
-    """Of held-out texts, by check: how often head and corrected head are right, and likeliest classes, and of what."""
+    """Of held-out texts, by check: how often head, corrected head and most likely classes are right."""
     following = torch.cat([reading[number].following for number in reading.held])[:, None]
     plain, heads, wanted = (torch.cat([each[n] for n in reading.held]) for each in (before, after, taught))
     whole = torch.cat([reading[number].last for number in reading.held])[:, None] == following

@@ -53,8 +53,11 @@ _TRIPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """What a user says, turn by turn. completes: the turn, from 0, after which the whole is what is looked for, None
-    for never. group: what must not be both learned from and tested on.
+    """What a user says, turn by turn.
+
+    Attributes:
+        completes: The turn, from 0, after which the whole is what is looked for, None for never.
+        group: What must not be both learned from and tested on.
     """
 
     turns: tuple[str, ...]
@@ -83,8 +86,10 @@ def built_in_talks(count: int, seed: int = 0, *, injected: int = 0) -> list[Talk
     """Shopping lists of 4 to 8 things, half of which hold a secret triple.
 
     They come in fours: two that hold a triple, and the same two with one member of each exchanged for the other's. So
-    what a single turn holds has the same law in both kinds, and no judge of single turns can tell them. injected: turns
-    about something else, between the others.
+    what a single turn holds has the same distribution in both kinds, and no judge of single turns can tell them.
+
+    Args:
+        injected: Turns about something else, between the others.
     """
     random, secret, found = np.random.default_rng(seed), triples(), list[Talk]()
     while len(found) < count:
@@ -143,8 +148,11 @@ def read_talks(path: Path) -> list[Talk]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadConversation:
-    """A talk as the model read it. states: {site: [2 * width]} at the end of every turn, see `Turns`. doubt: -log p of
-    the first token that the model would answer, in nats.
+    """A talk as the model read it.
+
+    Attributes:
+        states: {site: [2 * width]} at the end of every turn, see `Turns`.
+        doubt: -log p of the first token that the model would answer, in nats.
     """
 
     talk: Talk
@@ -169,7 +177,7 @@ def hear(lm: LLM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress 
 
 
 def judged(heard: Ordered[ReadConversation]) -> list[Answered]:
-    """Every beginning of every conversation as something to learn from: "wrong" once what is looked for is complete."""
+    """Every beginning of every conversation as an example, "wrong" once the pattern is complete."""
     return list(_beginnings(heard))
 
 
@@ -188,10 +196,16 @@ def train_sequential(
     data: str = "",
     facts: Mapping[str, Any] | None = None,
 ) -> Probe:
-    """A probe that tells complete beginnings from others; its threshold is of whole conversations, as chats.
+    """A probe that tells complete beginnings from others.
 
-    rate: of conversations that never become what is looked for, those flagged at some turn at most, set on the
-    calibration part. Raises SettingsError where a part has too few.
+    Its threshold is of whole conversations, as chats.
+
+    Args:
+        rate: Of conversations that never become what is looked for, those flagged at some turn at most, set on the
+            calibration part.
+
+    Raises:
+        SettingsError: If a part has too few.
     """
     found = train_probe(judged(heard), sites, "prompt", model=model, rate=rate, seed=seed, data=data, facts=facts)
     part = parts([each.talk.group for each in heard], seed)

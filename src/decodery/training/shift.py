@@ -26,8 +26,12 @@ _INNER, _BATCH, _APART = 256, 64, 0.1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Taught:
-    """Rows at which tokens of right answers are chosen. states: [n, hidden]; tokens: [n]; wrong: [n] bool, whether the
-    model's own answer was.
+    """Rows at which tokens of right answers are chosen.
+
+    Attributes:
+        states: [n, hidden].
+        tokens: [n].
+        wrong: [n] bool, whether the model's own answer was wrong.
     """
 
     states: torch.Tensor
@@ -46,12 +50,18 @@ def train_shift(
     facts: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Shift:
-    """The MLP, of three layers, that makes right answers likelier where the model was wrong.
+    """The MLP, of three layers, that makes right answers more likely where the model was wrong.
 
-    chat: whether the questions have the chat template. answers: to learn from, those of one part; of questions answered
-    wrongly it learns the right answer, token by token, and of those answered rightly to leave the distribution as it is
-    (0.1 of the divergence from it). The model itself is frozen, and only its final norm and head are differentiated.
-    Raises SettingsError without wrong answers, UnsupportedModel for a model whose head gives no gradients.
+    The model itself is frozen, and only its final norm and head are differentiated.
+
+    Args:
+        answers: To learn from, those of one part; of questions answered wrongly it learns the right answer, token by
+            token, and of those answered rightly to leave the distribution as it is (0.1 of the divergence from it).
+        chat: Whether the questions have the chat template.
+
+    Raises:
+        SettingsError: Without wrong answers.
+        UnsupportedModel: For a model whose head gives no gradients.
     """
     model = lm.model
     if not is_open(model) or not model.capabilities.gradients:

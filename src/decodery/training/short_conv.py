@@ -18,7 +18,9 @@ def with_short_convolutions(model: Transformer, shape: ShortConv, seed: int = 0)
     """The model with a convolution on queries, keys and values of every layer, whose filters are zero.
 
     Its logits are the model's own to the bit until they are trained. The model stays as it is, and shares its weights.
-    Raises UnsupportedModel for layers in int8 or int4, or without queries, keys and values.
+
+    Raises:
+        UnsupportedModel: For layers in int8 or int4, or without queries, keys and values.
     """
     config = model.config
     if config.keeps_order or config.latent is not None or not isinstance(model.weights.layers[0].qkv, Dense):

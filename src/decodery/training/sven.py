@@ -44,8 +44,11 @@ class LinearDecayPlan(TrainingPlan):
 class SVENRecipe:
     """How prefixes learn: as published for the smallest model, but for fewer epochs.
 
-    length: positions of a prefix. contrast, kl: weights of the losses. dropout: share of a prefix's numbers that is
-    left out in a step. batch: programs per step.
+    Attributes:
+        length: Positions of a prefix.
+        contrast, kl: Weights of the losses.
+        dropout: Share of a prefix's numbers that is left out in a step.
+        batch: Programs per step.
     """
 
     length: int = 5
@@ -66,7 +69,11 @@ class SVENRecipe:
 
 @dataclass(frozen=True)
 class SVENLosses:
-    """What `losses_of` a program are, each a mean in nats. right: share of changed tokens that its prefix favours."""
+    """What `losses_of` a program are, each a mean in nats.
+
+    Attributes:
+        right: Share of changed tokens that its prefix favours.
+    """
 
     language: torch.Tensor
     contrast: torch.Tensor
@@ -77,10 +84,14 @@ class SVENLosses:
 def losses_of(
     own: torch.Tensor, other: torch.Tensor, base: torch.Tensor, targets: torch.Tensor, changed: torch.Tensor
 ) -> SVENLosses:
-    """Of one program, from the logits [n, vocab] under its own prefix, under the other one, and without any.
+    """Losses of one program, from logits [n, vocab] under its own prefix, the other one and none.
 
-    targets: [n] the tokens that follow; changed: [n] bool. language: -log P_own of changed tokens; contrast: -log
-    P_own / (P_own + P_other) of them; kl: KL(base || own) + KL(base || other) where nothing changed.
+    language: -log P_own of changed tokens; contrast: -log P_own / (P_own + P_other) of them; kl: KL(base || own) +
+    KL(base || other) where nothing changed.
+
+    Args:
+        targets: [n] the tokens that follow.
+        changed: [n] bool.
     """
     own, other, base = (each.log_softmax(dim=-1) for each in (own, other, base))
     index = targets[changed, None]
@@ -119,7 +130,11 @@ class SVENTrainee:
         return [each * mask for each, mask in zip(parameters, masks, strict=True)]
 
     def losses(self, programs: Sequence[LabelledProgram], step: int | None = None) -> list[SVENLosses]:
-        """Of every program, all in one pass. step: of training, None for validation."""
+        """Of every program, all in one pass.
+
+        Args:
+            step: Of training, None for validation.
+        """
         pasts, segments = self.prefixes(step), []
         for program in programs:
             n = len(program.tokens) - 1
@@ -137,7 +152,10 @@ class SVENTrainee:
 
     @torch.no_grad()
     def alone(self, program: LabelledProgram) -> torch.Tensor:
-        """Logits [n - 1, vocab] without a prefix. What is kept of a program is its last states, which are small."""
+        """Logits [n - 1, vocab] without a prefix.
+
+        What is kept of a program is its last states, which are small.
+        """
         if program not in self._states:
             last, n = self.model.config.num_layers, len(program.tokens) - 1
             segment = Segment(np.arange(n), program.tokens[:-1], logit_rows=[])
@@ -166,11 +184,14 @@ def train_sven(
     command: str = "",
     progress: Progress = silent,
 ) -> tuple[Prefixes, History]:
-    """Train the prefixes "secure" and "unsafe" on pairs and leave them in the folder `out`, for the source `sven`.
+    """Train the prefixes "secure" and "unsafe" on pairs and write them to `out`, for `sven`.
 
-    One pair in ten is kept for validation, and the step with the least loss there is what remains. Interrupted, it
-    goes on from its last checkpoint in `out` when called again. Only the prefixes learn. Raises SettingsError for a
-    model that is not in floating point, PromptError for pairs that teach nothing.
+    One pair in ten is kept for validation, and the step with the least loss there is what remains. Interrupted, it goes
+    on from its last checkpoint in `out` when called again. Only the prefixes learn.
+
+    Raises:
+        SettingsError: For a model that is not in floating point.
+        PromptError: For pairs that teach nothing.
     """
     recipe = recipe or SVENRecipe()
     check_folder(out)

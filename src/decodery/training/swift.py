@@ -41,8 +41,10 @@ check_folder = check_of(SkipSet.FILE, "holds no set of sublayers")
 class SkipRecipe:
     """How a set is looked for.
 
-    ratio: share of the sublayers to skip, of all but those of the first and the last layer. proposals: sets tried,
-    every `bayes`-th of them a promising one. texts: how many are read for every set, `window` tokens of each.
+    Attributes:
+        ratio: Share of the sublayers to skip, of all but those of the first and the last layer.
+        proposals: Sets tried, every `bayes`-th of them a promising one.
+        texts: How many are read for every set, `window` tokens of each.
     """
 
     ratio: float = 0.45
@@ -58,7 +60,7 @@ class SkipRecipe:
 
 
 class TextWindow:
-    """The first tokens of some texts, after prompts that the whole model has read, and what it found most likely."""
+    """The first tokens of texts after prompts, and the whole model's most likely tokens there."""
 
     def __init__(self, model: LanguageModel, texts: Sequence[TrainingText], window: int) -> None:
         self.model, self.cases = model, list[tuple[KVCache, np.ndarray, np.ndarray]]()
@@ -90,12 +92,16 @@ def find_skips(
     command: str = "",
     progress: Progress = silent,
 ) -> SkipSet:
-    """Look for the sublayers that `target` does best without, and leave them in the folder `out`, for `swift`.
+    """Search the sublayers that `target` can skip best, and write them to `out`, for `swift`.
 
-    corpus: see `data.write_texts`, of which every twentieth text is held out. Interrupted, it goes on from the sets
-    tried so far when called again: which set is tried next follows from these alone.
+    Interrupted, it goes on from the sets tried so far when called again: which set is tried next follows from these
+    alone.
 
-    Raises SettingsError for texts of another model, and for models without sublayers to skip.
+    Args:
+        corpus: See `data.write_texts`, of which every twentieth text is held out.
+
+    Raises:
+        SettingsError: For texts of another model, and for models without sublayers to skip.
     """
     recipe = recipe or SkipRecipe()
     check_folder(out)

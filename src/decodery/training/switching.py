@@ -24,11 +24,16 @@ def calibrate(
     highest: float = 8.0,
     progress: Progress = silent,
 ) -> EntropyAdaptive:
-    """`source` with the threshold at which `model`, the large one, writes about `share` of the tokens of greedy texts.
+    """`source` with the threshold at which the large `model` writes a given share of the tokens.
 
-    length: tokens per text. The share falls as the threshold rises, so the interval from 0 to `highest` bits is halved
-    `rounds` times; of all thresholds tried the one that came closest is taken. Raises SettingsError for a share
-    outside [0, 1] or no prompts.
+    The share falls as the threshold rises, so the interval from 0 to `highest` bits is halved `rounds` times; of all
+    thresholds tried the one that came closest is taken.
+
+    Args:
+        length: Tokens per text.
+
+    Raises:
+        SettingsError: For a share outside [0, 1] or no prompts.
     """
     if not 0 <= share <= 1 or not prompts:
         raise SettingsError(f"calibration needs a share between 0 and 1, not {share}, and at least one prompt")

@@ -25,7 +25,12 @@ _HELD_OUT = 10
 
 @dataclass(frozen=True)
 class TextPRMRecipe:
-    """How judged texts are learned. delimiter: ends a step. tap: after how many layers states are read, None: all."""
+    """How judged texts are learned.
+
+    Attributes:
+        delimiter: Ends a step.
+        tap: After how many layers states are read, None: all.
+    """
 
     delimiter: str = "\n\n"
     tap: int | None = None
@@ -38,7 +43,12 @@ class TextPRMRecipe:
 
 @dataclass(frozen=True)
 class JudgedText:
-    """prompt, text: token ids, the end token left out. reward: from 0 to 1, of the whole text."""
+    """A text with the reward of its steps.
+
+    Attributes:
+        prompt, text: Token ids, the end token left out.
+        reward: From 0 to 1, of the whole text.
+    """
 
     prompt: Sequence[int]
     text: Sequence[int]
@@ -55,14 +65,15 @@ def train_text_prm(
     command: str = "",
     progress: Progress = silent,
 ) -> ProcessHead:
-    """Leave in `out` a head that tells, at the end of every step of a text, what reward the text may expect.
+    """Train a head that predicts, after every step of a text, its expected reward; write it to `out`.
 
     Every beginning has the reward of its text, as one rollout after it: for texts drawn by the model itself that is an
     unbiased label of it (Math-Shepherd, 2024, with one completion). One prompt in ten is held out, of those with a good
     text and of the others; the head's facts say how well it ranks beginnings there (auc), the cross-entropy, and that
     of always saying the mean. Interrupted, it goes on from what is in `out` when called again.
 
-    Raises SettingsError for texts from which nothing can be learned.
+    Raises:
+        SettingsError: For texts from which nothing can be learned.
     """
     recipe = recipe or TextPRMRecipe()
     tap = model.config.num_layers if recipe.tap is None else recipe.tap
@@ -116,9 +127,9 @@ def train_text_prm(
 
 
 def step_ends(tokenizer: Tokenizer, text: Sequence[int], delimiter: str) -> list[int]:
-    """The places in `text` of tokens with which steps end, as searches over steps end them; the last one is the end's.
+    """The places in `text` of tokens with which steps end, as searches over steps end them.
 
-    A delimiter may stand within a token, which then belongs to the step whole.
+    The last one is the end's. A delimiter may stand within a token, which then belongs to the step whole.
     """
     stream, piece, found = tokenizer.stream(), "", list[int]()
     for place, token in enumerate(text):

@@ -49,10 +49,17 @@ _HELD, _HELD_BATCHES = 1 << 32, 6
 
 @dataclass(frozen=True)
 class Adaptation:
-    """tasks: of `TASKS`; least, most: words of a list; places: of a canvas, an end and what fills it up with it.
+    """How a causal model becomes a diffusion model.
 
-    rank: of the thin matrices, of all linear layers; annealing: over which share of the steps the causal mask
-    dissolves: a place ahead is seen with a probability that rises to 1. A step learns from `batch` lists of one length.
+    A step learns from `batch` lists of one length.
+
+    Attributes:
+        tasks: Of `TASKS`.
+        least, most: Words of a list.
+        places: Of a canvas, an end and what fills it up with it.
+        rank: Of the thin matrices, of all linear layers.
+        annealing: Over which share of the steps the causal mask dissolves: a place ahead is seen with a probability
+            that rises to 1.
     """
 
     tasks: tuple[str, ...] = TASKS
@@ -111,14 +118,15 @@ def held_out(settings: Adaptation, count: int) -> list[WordTask]:
 
 
 def annealed_mask(length: int, share: float, draws: np.random.Generator) -> torch.Tensor:
-    """[length, length] bool, what a row sees: all that lies before it, and a share, drawn, of what lies ahead."""
+    """[length, length] bool: each row sees all earlier rows and a random share of later ones."""
     return torch.from_numpy(np.tri(length, dtype=bool) | (draws.random((length, length)) < share))
 
 
 def end_and_mask(loaded: LoadedModel) -> tuple[int, int]:
-    """The end token, and a special token that no text of this model has, to stand for what is not written yet.
+    """The end token, and an unused special token as the mask token.
 
-    Raises UnsupportedModel where there is none.
+    Raises:
+        UnsupportedModel: If there is none.
     """
     chat, config = loaded.chat_template, loaded.model.config
     taken = set(config.eos_ids) | {config.bos_id}
@@ -133,7 +141,9 @@ def end_and_mask(loaded: LoadedModel) -> tuple[int, int]:
 class MaskedTasks:
     """A batch of tasks with some of their answers masked.
 
-    tokens, shown: [n, length], whole and as the model sees them; weights: [n, length], of each token in the loss.
+    Attributes:
+        tokens, shown: [n, length], whole and as the model sees them.
+        weights: [n, length], of each token in the loss.
     """
 
     tokens: np.ndarray
@@ -142,7 +152,11 @@ class MaskedTasks:
 
     @classmethod
     def of(cls, rows: Sequence[tuple[list[int], list[int]]], mask: int, draws: np.random.Generator) -> MaskedTasks:
-        """rows: tokens of prompts and canvases, of one length; of a canvas k places are masked, every k as often."""
+        """A batch with masked positions.
+
+        Args:
+            rows: Tokens of prompts and canvases, of one length; of a canvas k places are masked, every k as often.
+        """
         tokens = np.array([prompt + canvas for prompt, canvas in rows])
         count, places = len(rows), len(rows[0][1])
         sizes = 1 + (int(draws.integers(places)) + draws.permutation(count)) % places
@@ -154,9 +168,11 @@ class MaskedTasks:
 
 
 class AdaptedModel:
-    """A causal model while it is adapted: thin matrices beside its weights, and a mask token's embedding, that learn.
+    """A causal model under adaptation: low-rank updates and a mask embedding learn.
 
-    parameters: what learns, by name; mask_row: the embedding, [hidden].
+    Args:
+        mask_row: The embedding, [hidden].
+        parameters: What learns, by name.
     """
 
     def __init__(self, loaded: LoadedModel, settings: Adaptation) -> None:
@@ -172,7 +188,8 @@ class AdaptedModel:
     def masked(self, examples: Sequence[WordTask], draws: np.random.Generator) -> MaskedTasks:
         """Tasks as tokens, some of which are masked.
 
-        Raises SettingsError where the tokenizer needs several tokens for a word, or an answer has no room.
+        Raises:
+            SettingsError: If the tokenizer needs several tokens for a word, or an answer has no room.
         """
         rows = []
         for each in examples:
@@ -186,7 +203,11 @@ class AdaptedModel:
         return MaskedTasks.of(rows, self.mask_id, draws)
 
     def loss(self, batch: MaskedTasks, share: float, draws: np.random.Generator) -> torch.Tensor:
-        """Mean over lists of the mean cross-entropy of their masked places, in nats. share: see `annealed_mask`."""
+        """Mean over lists of the mean cross-entropy of their masked places, in nats.
+
+        Args:
+            share: See `annealed_mask`.
+        """
         model, (count, length) = self._remade.model, batch.shown.shape
         tokens = torch.from_numpy(batch.shown.reshape(-1))
         rows = torch.where((tokens == self.mask_id)[:, None], self.mask_row, model.embed_tokens(tokens))
@@ -218,8 +239,13 @@ def adapt(
 ) -> History:
     """Adapt a model to fill canvases with answers about lists of words, and leave it in the folder `out`.
 
-    loaded: in floating point. Interrupted, it goes on from its last checkpoint when called again. Raises
-    UnsupportedModel for a model that fills canvases already or has no special token to spare.
+    Interrupted, it goes on from its last checkpoint when called again.
+
+    Args:
+        loaded: In floating point.
+
+    Raises:
+        UnsupportedModel: For a model that fills canvases already or has no special token to spare.
     """
     check_folder(out)
     adapted = AdaptedModel(loaded, settings)

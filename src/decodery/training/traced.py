@@ -16,7 +16,7 @@ from decodery.models.torch.weights import Dense
 
 
 class TracedCache(KVCache):
-    """What stands before the rows of one pass: past [layers, 2, kv_heads, n, head_dim], its first slot at `first`.
+    """Context of one pass: past [layers, 2, kv_heads, n, head_dim], its first slot at `first`.
 
     Rows are held aside and joined to it where they are attended to, so that gradients reach them, and the past where it
     is learned. It is read by one pass and never kept. Slots at negative positions belong to no token, as a prefix does.
@@ -59,7 +59,13 @@ class TracedCache(KVCache):
 
 
 def differentiable(model: LanguageModel, what: str) -> Transformer:
-    """The model, if gradients go through its passes. Raises SettingsError. what: what is trained, for the sentence."""
+    """The model, if gradients go through its passes.
+
+    Raises SettingsError.
+
+    Args:
+        what: What is trained, for the sentence.
+    """
     if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
         raise SettingsError(f"{what} are trained over a model in floating point: load it with dtype='float32'")
     return model

@@ -21,11 +21,15 @@ _UNIT = 128
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """What some texts teach. rows: [m], the rows among all of their tokens that have something to predict.
+    """What some texts teach.
 
-    likely: [m, k] outputs of the draft; share: [m, k] the target's probabilities of them, each row summing to 1;
-    weight: [m] how much of the target's probability that was, times what the row counts. Rows that fill up have weight
-    0.
+    Rows that fill up have weight 0.
+
+    Attributes:
+        rows: [m], the rows among all of their tokens that have something to predict.
+        likely: [m, k] outputs of the draft.
+        share: [m, k] the target's probabilities of them, each row summing to 1.
+        weight: [m] how much of the target's probability that was, times what the row counts.
     """
 
     batch: Batch
@@ -40,7 +44,9 @@ class TrainingBatch:
 class BatchPart:
     """What one text teaches: its segment, the rows [m] of it that learn, and what to learn there.
 
-    after: [m] the place in the text whose next token a row is to predict. weight: [m] what that counts.
+    Attributes:
+        after: [m] the place in the text whose next token a row is to predict.
+        weight: [m] what that counts.
     """
 
     text: TrainingText
@@ -66,7 +72,8 @@ def training_batch(texts: Sequence[TrainingText], kept: Kept, place: np.ndarray)
 def of_parts(parts: Sequence[BatchPart], kept: Kept, place: np.ndarray) -> TrainingBatch:
     """Where the target said what it finds likely, that is learned, elsewhere the text's own next token.
 
-    place: [vocab], the output of a token, -1 for those without.
+    Args:
+        place: [vocab], the output of a token, -1 for those without.
     """
     segments, rows, likely, shares, weights = [], [], [], [], []
     first = 0
@@ -111,7 +118,7 @@ def of_parts(parts: Sequence[BatchPart], kept: Kept, place: np.ndarray) -> Train
 
 
 def predictions(draft: Transformer, taught: TrainingBatch) -> list[torch.Tensor]:
-    """Log-probabilities [m, outputs] of the draft where there is something to predict, at each of its exits.
+    """Log-probabilities [m, outputs] of the draft at each exit, where there is something to predict.
 
     All of them come from one pass; a draft that was cut for no exits has one, after its last layer.
     """
@@ -122,7 +129,10 @@ def predictions(draft: Transformer, taught: TrainingBatch) -> list[torch.Tensor]
 
 
 def distance(said: Sequence[torch.Tensor], taught: TrainingBatch) -> torch.Tensor:
-    """Cross-entropy of the draft against the target's likely tokens, in nats per token; the mean over its exits."""
+    """Cross-entropy of the draft against the target's likely tokens, in nats per token.
+
+    The mean over its exits.
+    """
     each = [-(taught.share * logq.gather(1, taught.likely)).sum(dim=1) for logq in said]
     mean = torch.stack(each).mean(dim=0)
     return (mean * taught.weight).sum() / taught.weight.sum().clamp(min=1e-9)

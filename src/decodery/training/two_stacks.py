@@ -35,7 +35,7 @@ def _joined(heads: torch.Tensor) -> torch.Tensor:
 
 
 def read(model: EncoderDecoder, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The encoder's states [b * n, hidden] of sources [b, n], and [b, 1, 1, n] -inf where -1 fills them up."""
+    """The encoder's states [b * n, hidden] of sources [b, n], and the padding mask [b, 1, 1, n]."""
     config, stack = model.config, model.weights.encoder
     count, length = given.shape
     missing = torch.zeros(given.shape, dtype=torch.float32, device="cpu").masked_fill(given < 0, -torch.inf)[
@@ -57,7 +57,11 @@ def predicted(model: EncoderDecoder, given: torch.Tensor, written: torch.Tensor)
 
 
 def behind(model: EncoderDecoder, source: tuple[torch.Tensor, torch.Tensor], written: torch.Tensor) -> torch.Tensor:
-    """`predicted`, of sources that have been read. source: see `read`."""
+    """`predicted`, of sources that have been read.
+
+    Args:
+        source: See `read`.
+    """
     states, missing = source
     stack, places = model.weights.decoder, np.arange(written.shape[1])
     later = torch.from_numpy(places[None, :] > places[:, None])

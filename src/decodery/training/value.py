@@ -48,13 +48,17 @@ def train_value(
 ) -> LinearValue:
     """The linear head whose values of the prefixes of the model's own texts come closest to the rewards.
 
-    samples: texts of up to `length` tokens drawn per prompt at temperature 1. tap: after how many layers it reads, None
-    for all. method: "fudge" fits every prefix to its text's final reward, "q" to the value of the next prefix and only
-    the last one to the reward (CD-FUDGE and CD-Q of Controlled Decoding from Language Models, 2023). For a linear head
-    both are least-squares problems, solved outright instead of by gradients; the expectation over the next token that
-    CD-Q takes is over the sampled ones. ridge: of the mean square of the states.
+    Args:
+        method: "fudge" fits every prefix to its text's final reward, "q" to the value of the next prefix and only the
+            last one to the reward (CD-FUDGE and CD-Q of Controlled Decoding from Language Models, 2023). For a linear
+            head both are least-squares problems, solved outright instead of by gradients; the expectation over the next
+            token that CD-Q takes is over the sampled ones.
+        samples: Texts of up to `length` tokens drawn per prompt at temperature 1.
+        tap: After how many layers it reads, None for all.
+        ridge: Of the mean square of the states.
 
-    Raises SettingsError for nothing to learn from.
+    Raises:
+        SettingsError: For nothing to learn from.
     """
     if not prompts or samples < 1 or length < 1:
         raise SettingsError("a value head needs prompts, samples and length of at least 1")
@@ -79,10 +83,12 @@ def fit_value(
     tap: int | None = None,
     ridge: float = 1e-3,
 ) -> LinearValue:
-    """The linear head for texts that are judged already: (prompt ids, ids of what was written, reward) of each.
+    """Fit the linear head to scored texts: (prompt ids, output ids, reward) of each.
 
     Its values are those of texts like these, whoever wrote them. What does not fit the model's context is left out.
-    tap, method, ridge: see `train_value`, also for errors.
+
+    Args:
+        tap, method, ridge: See `train_value`, also for errors.
     """
     tap = model.config.num_layers if tap is None else tap
     if ridge < 0 or not 0 <= tap <= model.config.num_layers:
@@ -114,8 +120,13 @@ def fit_switch(
 ) -> LinearValue:
     """The linear head that tells by a prompt whether it is one to reason about; for the search edge.
 
-    prompts: (token ids, whether it is). The head reads the mean of the states of all tokens but the last, and its
-    values are probabilities as far as least squares make them. tap, ridge, errors: see `fit_value`.
+    The head reads the mean of the states of all tokens but the last, and its values are probabilities as far as least
+    squares make them. Errors are those of `fit_value`.
+
+    Args:
+        model: Whose states are read.
+        prompts: (token ids, whether it is one to reason about).
+        tap, ridge: See `fit_value`.
     """
     tap = model.config.num_layers if tap is None else tap
     pooled, hard = list[torch.Tensor](), list[float]()
@@ -153,7 +164,7 @@ def read_judged(path: Path) -> list[tuple[str, str, float]]:
 def _sample(
     model: LanguageModel, prompt: Ordered[int], samples: int, length: int, eos_ids: Ordered[int], seed: int
 ) -> list[Sequence]:
-    """Texts drawn from the model's own law; seeds count up from `seed`."""
+    """Texts drawn from the model's own distribution; seeds count up from `seed`."""
     engine, sampler = Engine(model), Sampler.from_settings(temperature=1.0)
     texts: list[Sequence] = []
     for first in range(0, samples, _TOGETHER):

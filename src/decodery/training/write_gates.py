@@ -29,11 +29,15 @@ check_folder = check_of(WriteGates.FILE, "holds no write gate")
 
 @dataclass(frozen=True)
 class WriteGateRecipe:
-    """How a gate learns. layer: where it looks. sizes: widths of the network between its layers.
+    """How a gate learns.
 
-    prompt: the share of a text that is taken for a prompt and stored in full. rate: the share of the rest that is to be
-    stored, and price what its squared distance counts beside the divergence. hot, cold: temperatures of the choice, at
-    first and at last.
+    Attributes:
+        layer: Where it looks.
+        sizes: Widths of the network between its layers.
+        prompt: The share of a text that is taken for a prompt and stored in full.
+        rate: The share of the rest that is to be stored, and price what its squared distance counts beside the
+            divergence.
+        hot, cold: Temperatures of the choice, at first and at last.
     """
 
     steps: int = 300
@@ -55,7 +59,11 @@ class WriteGateRecipe:
 
 
 class Admitted(AttentionPolicy):
-    """stored: [n] how much of each row, 0 or 1, later rows read from a layer on; a row reads itself."""
+    """Attention in which later rows read only admitted rows.
+
+    Args:
+        stored: [n] how much of each row, 0 or 1, later rows read from a layer on; a row reads itself.
+    """
 
     merges = True
 
@@ -74,9 +82,12 @@ class Admitted(AttentionPolicy):
 
 
 class Choosing(Admitted):
-    """Rows after the prompt are stored where their margin, with noise [n], is above 0; gradients see how nearly so.
+    """Rows after the prompt are stored where their margin, with noise [n], is above 0.
 
-    margins: [n], once they are known.
+    Gradients see how nearly so.
+
+    Args:
+        margins: [n], once they are known.
     """
 
     def __init__(
@@ -135,7 +146,11 @@ class WriteGateTrainee:
         return self.model.final_norm(self.model.forward(Batch([segment]), taps=[last]).hidden[last][first:])
 
     def choosing(self, tokens: Sequence[int], step: int | None = None) -> Choosing:
-        """step: of training, None for the choice without noise."""
+        """Which tokens are stored, with or without training noise.
+
+        Args:
+            step: Of training, None for the choice without noise.
+        """
         recipe, first = self.recipe, self.prompt(tokens)
         if step is None:
             return Choosing(self.model.config, recipe, self.tensors, first)
@@ -145,7 +160,7 @@ class WriteGateTrainee:
         return Choosing(self.model.config, recipe, self.tensors, first, torch.logit(even), temperature)
 
     def judged(self, tokens: Sequence[int], step: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """How far a text without what is not stored is from the whole one, in nats a token, and the share stored."""
+        """Distance of a text without what is not stored, in nats per token, and the share stored."""
         full, policy = self.whole(tokens), self.choosing(tokens, step)
         found = self.behind(tokens, policy)
         assert policy.stored is not None
@@ -186,12 +201,15 @@ def train_write_gate(
     command: str = "",
     progress: Progress = silent,
 ) -> WriteGates:
-    """Train a gate on `texts` (token ids) and leave it in the folder `out`, for the cache policy `write-gate`.
+    """Train a gate on `texts` and write it to `out`, for the cache policy `write-gate`.
 
     It learns to leave the model's distribution as it is, where the paper trains the model along with it. One text in
     eight is held out, and the step with the least loss there is what remains. Interrupted, it goes on from its last
-    checkpoint in `out` when called again. Raises SettingsError for a model that is not in floating point, PromptError
-    for too few texts.
+    checkpoint in `out` when called again.
+
+    Raises:
+        SettingsError: For a model that is not in floating point.
+        PromptError: For too few texts.
     """
     recipe = recipe or WriteGateRecipe()
     check_folder(out)

@@ -315,9 +315,10 @@ def test_methods() -> None:
     assert all(method.keys() == keys for method in listed)
     assert {"prompt-lookup", "coupled", "top-p"} <= {method["name"] for method in listed}
     (one,) = json.loads(inside("methods", "prompt-lookup", "--json")[1])
-    assert {"name": "length", "type": "int", "default": 10} in one["settings"]
+    length = {"name": "length", "type": "int", "default": 10, "description": "Tokens copied."}
+    assert length in one["settings"]
     page = inside("methods", "prompt-lookup")[1]
-    assert "Prompt Lookup Decoding (2023)" in page and "max_ngram: int = 3" in page
+    assert "Prompt Lookup Decoding (2023)" in page and "max_ngram: int = 3\n      Longest suffix" in page
     assert re.search(
         r"^  top-p +ready +2019 +Keeps .*$", inside("methods", "--family", "logits-processor")[1], re.MULTILINE
     )

@@ -134,7 +134,8 @@ _NEWEST = ("decodery_learn", "decodery_pack_supers")
 def library() -> ctypes.CDLL | None:
     """The loaded kernels with as many threads as PyTorch uses, or None where they were not built.
 
-    Raises CorruptFile where they were built from other sources than this file belongs to.
+    Raises:
+        CorruptFile: If they were built from other sources than this file belongs to.
     """
     path = Path(__file__).with_name("_native.so")
     if not path.exists():
@@ -224,7 +225,7 @@ def status() -> str:
 
 
 def read_bandwidth(*, mebibytes: int = 512, rounds: int = 5) -> float:
-    """Fastest streaming read of a buffer larger than the caches, by all threads, in GB/s (1e9 bytes per second)."""
+    """Fastest streaming read of a buffer larger than the caches by all threads, in GB/s (1e9 bytes/s)."""
     buffer = torch.ones(mebibytes * 2**20 // 8, dtype=torch.float64, device="cpu")
     size = buffer.nbytes
     lib = library()

@@ -17,10 +17,15 @@ __all__ = ["DiffusionCache", "Kept", "Plan"]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One pass. queries: [q] positions whose rows are computed; keys: [k] others that are read as they were left.
+    """One pass.
 
-    Positions in neither are not there for this pass. active: [a] positions that may be written, None for all that are
-    open in the region. fresh: whether everything that later passes read comes from this one.
+    Positions in neither are not there for this pass.
+
+    Attributes:
+        queries: [q] positions whose rows are computed.
+        keys: [k] others that are read as they were left.
+        active: [a] positions that may be written, None for all that are open in the region.
+        fresh: Whether everything that later passes read comes from this one.
     """
 
     queries: np.ndarray
@@ -34,10 +39,16 @@ NOTHING = np.zeros(0, dtype=np.int64)
 
 @dataclass
 class Kept:
-    """What a cache knows of the passes before. region: that of the last pass; passed: how many passes it has had.
+    """What a cache knows of the passes before.
 
-    age: passes since the last fresh one. final: how many positions from the first on will never be computed otherwise,
-    None where rows see what comes later. start: the number of the last fresh pass; read: [r] positions there in it.
+    Attributes:
+        region: That of the last pass.
+        passed: How many passes it has had.
+        age: Passes since the last fresh one.
+        final: How many positions from the first on will never be computed otherwise, None where rows see what comes
+            later.
+        start: The number of the last fresh pass.
+        read: [r] positions there in it.
     """
 
     region: tuple[int, int] | None = None
@@ -50,10 +61,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class DiffusionCache(Contract):
-    """A way of reusing keys and values. Fields are settings; what is remembered is in `Kept`.
+    """A way of reusing keys and values.
 
-    steady: whether what is read stays the same from the second pass of a region to its last. causal: whether it goes
-    with models whose rows see nothing of later blocks. predicted: whether it needs a method that is, see `Diffusion`.
+    Fields are settings; what is remembered is in `Kept`.
+
+    Attributes:
+        steady: Whether what is read stays the same from the second pass of a region to its last.
+        causal: Whether it goes with models whose rows see nothing of later blocks.
     """
 
     @property
@@ -70,7 +84,14 @@ class DiffusionCache(Contract):
 
     @abstractmethod
     def plan(self, canvas: Canvas, region: tuple[int, int], visible: int, kept: Kept) -> Plan:
-        """What the next pass over a region computes and reads. visible: how many positions its rows see."""
+        """What the next pass over a region computes and reads.
+
+        Args:
+            canvas: The canvas.
+            region: First and last position (exclusive).
+            visible: How many positions its rows see.
+            kept: What is known of the passes before.
+        """
 
 
 def require_refresh(name: str, value: int | None) -> None:

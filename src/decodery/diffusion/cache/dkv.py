@@ -20,13 +20,17 @@ from .base import DiffusionCache, Kept, Plan, require_refresh
 )
 @dataclass(frozen=True)
 class DKV(DiffusionCache):
-    """Keeps what is written, once it has been computed as a token and not as a mask: the published Decode variant.
+    """Keeps written positions once computed as tokens and not as masks (published as Decode variant).
 
-    refresh: passes of a block whose number, from 0 on, it divides compute everything again, as does pass 1: 0, 1, 4, 8
-    and so on for 4.
-    delayed: False keeps a token's row of the pass that wrote it, in which it was still a mask: worse, and here to be
-    compared with. prompt: True computes the prompt once for the whole canvas, as in the published PD variant; the
-    Prefill variant is `prefix` without a block. Memory: keys and values of the canvas.
+    Memory: keys and values of the canvas.
+
+    Attributes:
+        refresh: Passes of a block whose number, from 0 on, it divides compute everything again, as does pass 1: 0, 1,
+            4, 8 and so on for 4.
+        delayed: False keeps a token's row of the pass that wrote it, in which it was still a mask: worse, and here to
+            be compared with.
+        prompt: True computes the prompt once for the whole canvas, as in the published PD variant; the Prefill variant
+            is `prefix` without a block.
     """
 
     refresh: int = 8

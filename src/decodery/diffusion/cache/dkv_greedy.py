@@ -21,11 +21,14 @@ from .base import NOTHING, DiffusionCache, Kept, Plan, require_refresh
 )
 @dataclass(frozen=True)
 class DKVGreedy(DiffusionCache):
-    """Computes the place that is written, the one that was written last, and the open ones nearest to the former.
+    """Computes the position that is written, the last one written, and the open ones nearest to it.
 
-    It goes with `random`, which knows its order. refresh: after how many passes everything is computed again; window:
-    open places beside the one that is written. So a pass costs the same however long the canvas is. Memory: keys and
+    It goes with `random`, which knows its order. So a pass costs the same however long the canvas is. Memory: keys and
     values of the canvas.
+
+    Attributes:
+        refresh: After how many passes everything is computed again.
+        window: Open places beside the one that is written.
     """
 
     refresh: int = 2

@@ -21,8 +21,10 @@ from .base import NOTHING, DiffusionCache, Kept, Plan, require_refresh
 class Dual(DiffusionCache):
     """Computes all rows in the first pass of a block, and then those of the block alone.
 
-    refresh: after how many passes everything is computed again; None only at the next block. Memory: keys and values of
-    the canvas.
+    Memory: keys and values of the canvas.
+
+    Attributes:
+        refresh: After how many passes everything is computed again; None only at the next block.
     """
 
     refresh: int | None = None

@@ -22,8 +22,11 @@ from .base import DiffusionCache, Kept, Plan, require_refresh
 class Prefix(DiffusionCache):
     """Computes all rows in the first pass of a block, and then those from the block on.
 
-    refresh: after how many passes everything is computed again; None only at the next block. Of a model whose rows see
-    nothing of later blocks, finished blocks are computed once and for all. Memory: keys and values of the canvas.
+    Of a model whose rows see nothing of later blocks, finished blocks are computed once and for all. Memory: keys and
+    values of the canvas.
+
+    Attributes:
+        refresh: After how many passes everything is computed again; None only at the next block.
     """
 
     refresh: int | None = None

@@ -24,10 +24,14 @@ from .base import NOTHING, DiffusionCache, Kept, Plan, require_refresh
 class Window(DiffusionCache):
     """Computes the first open places and what was written lately, reads what is before and a little ahead.
 
-    inner: open places that are computed and may be written; outer: those that are there at all; refresh: passes from
-    one that computes all that is there to the next. The released code for LLaDA lets such a pass see the whole canvas,
-    that for Dream lets it write one token; here it sees the outer window and may write the inner one. Memory: keys and
-    values of the prompt, of what is written and of the outer window.
+    The released code for LLaDA lets such a pass see the whole canvas, that for Dream lets it write one token; here it
+    sees the outer window and may write the inner one. Memory: keys and values of the prompt, of what is written and of
+    the outer window.
+
+    Attributes:
+        inner: Open places that are computed and may be written.
+        outer: Those that are there at all.
+        refresh: Passes from one that computes all that is there to the next.
     """
 
     inner: int = 16

@@ -14,7 +14,9 @@ __all__ = ["ExpertSharing"]
 
 @dataclass(frozen=True)
 class ExpertSharing(Contract):
-    """A way of sharing. Every row then takes its most likely experts among those that are kept, weighed as ever.
+    """A way of sharing.
+
+    Every row then takes its most likely experts among those that are kept, weighed as ever.
 
     Shared are the rows of one canvas in one pass, in each layer by themselves, so what a canvas becomes does not hang
     on others in its pass. What it saves is the reading of experts' weights, which a pass over few rows is bound by;
@@ -23,6 +25,9 @@ class ExpertSharing(Contract):
 
     @abstractmethod
     def core(self, said: torch.Tensor, taken: int) -> torch.Tensor:
-        """[experts] bool, at least `taken` of them. said: [n, experts] how likely the router finds each; taken: by each
-        row.
+        """[experts] bool, at least `taken` of them.
+
+        Args:
+            said: [n, experts] how likely the router finds each.
+            taken: By each row.
         """

@@ -19,9 +19,12 @@ from .base import ExpertSharing
 )
 @dataclass(frozen=True)
 class DESSeq(ExpertSharing):
-    """Keeps the `each` most likely experts of every row, and lets every row take its choice among all of these.
+    """Keeps the `each` most likely experts of every row, and lets every row choose among all of them.
 
     A row takes as many as the model says, those that others brought among them: they are read anyway.
+
+    Attributes:
+        each: Experts kept for each row.
     """
 
     each: int = 3

@@ -19,10 +19,14 @@ from .base import ExpertSharing
 )
 @dataclass(frozen=True)
 class DESVote(ExpertSharing):
-    """Keeps a part beta of all experts: those with the most votes, a row's votes being its weights of those it takes.
+    """Keeps a share beta of all experts, those with the most votes.
 
-    At least as many are kept as a row takes; of equals the first. The published values of beta are 0.10 and 0.15 for
-    256 experts, 0.4 and 0.6 for 64. That many are read however many rows share a pass.
+    A row's votes are its weights of the experts that it takes. At least as many are kept as a row takes; of equals the
+    first. The published values of beta are 0.10 and 0.15 for 256 experts, 0.4 and 0.6 for 64. That many are read
+    however many rows share a pass.
+
+    Attributes:
+        beta: The share, above 0 and up to 1.
     """
 
     beta: float = 0.6

@@ -27,9 +27,13 @@ __all__ = ["SimultaneousPolicy", "SourceStream", "StreamOutput"]
 
 @dataclass(frozen=True)
 class StreamOutput:
-    """What there is after a chunk of the source. committed: tokens that never change again; guess: those after them.
+    """What there is after a chunk of the source.
 
-    read: tokens of the source that the encoder has read. text, guessed: the texts of both, where there is a tokenizer.
+    Attributes:
+        committed: Tokens that never change again.
+        guess: Those after them.
+        read: Tokens of the source that the encoder has read.
+        text, guessed: The texts of both, where there is a tokenizer.
     """
 
     committed: tuple[int, ...]
@@ -41,11 +45,18 @@ class StreamOutput:
 
 @dataclass
 class SourceStream:
-    """One source on its way, and the text so far. eos_ids: tokens that mean "wait for more", and are never written.
+    """One source on its way, and the text so far.
 
-    source: tokens read; ahead: those that have come and are no whole block yet. written: the hypothesis, of which
-    `committed` tokens stand; reads: of each of these, how much of the source had been read. reading: the encoder's
-    cache; cache: the decoder's, whose memory grows. state: the method's own. ended: the source is complete.
+    Attributes:
+        eos_ids: Tokens that mean "wait for more", and are never written.
+        reading: The encoder's cache.
+        cache: The decoder's, whose memory grows.
+        source: Tokens read.
+        ahead: Those that have come and are no whole block yet.
+        written: The hypothesis, of which `committed` tokens stand.
+        reads: Of each of these, how much of the source had been read.
+        ended: The source is complete.
+        state: The method's own.
     """
 
     model: EncoderDecoder
@@ -65,7 +76,11 @@ class SourceStream:
 
     @classmethod
     def of(cls, model: LanguageModel, eos_ids: Sequence[int]) -> SourceStream:
-        """A stream of which nothing has come. Raises SettingsError for a model that cannot read a source in blocks."""
+        """A stream of which nothing has come.
+
+        Raises:
+            SettingsError: For a model that cannot read a source in blocks.
+        """
         if not isinstance(model, EncoderDecoder) or model.config.block is None:
             raise SettingsError(
                 "only an encoder that reads its source in blocks can be listened to: make a model that does with "
@@ -85,7 +100,10 @@ class SourceStream:
         return self.model.config.max_positions - 1
 
     def arrive(self, tokens: Sequence[int], ended: bool) -> ForwardCoroutine[bool]:
-        """Let the encoder read what has come, whole blocks of it until the last; whether there was anything to read."""
+        """Let the encoder read what has come, whole blocks of it until the last.
+
+        Whether there was anything to read.
+        """
         if self.ended:
             raise ValueError("the source of this stream has ended: begin another one")
         self.ended = ended
@@ -109,8 +127,11 @@ class SourceStream:
     def reread(self, first: int) -> ForwardCoroutine[torch.Tensor]:
         """Read the text again from place `first` on, with all of the source that has come in view.
 
-        Returns logits [len(written) - first + 1, vocab]: row i of what is written at place first + i, the last one of
-        what follows. Rows before `first` stay as they were read, with less of the source in view.
+        Rows before `first` stay as they were read, with less of the source in view.
+
+        Returns:
+            Logits [len(written) - first + 1, vocab]: row i of what is written at place first + i, the last one of what
+            follows.
         """
         rows = [self.model.config.start_id, *self.written][first:]
         self.cache.truncate(first)
@@ -143,7 +164,10 @@ class SourceStream:
         """Cut the text where the model, with all of the source in view, would write something else.
 
         One pass over all of it, as over a draft; what stands is what greedy decoding writes after the first `floor`
-        tokens, which are taken as they are. Returns logits [vocab] of what follows.
+        tokens, which are taken as they are.
+
+        Returns:
+            Logits [vocab] of what follows.
         """
         logits = yield from self.reread(0)
         best = logits.argmax(dim=-1).tolist()
@@ -185,7 +209,11 @@ class SimultaneousPolicy(Contract):
 def listening(
     method: SimultaneousPolicy, stream: SourceStream, tokens: Sequence[int], ended: bool = False
 ) -> ForwardCoroutine[StreamOutput]:
-    """A chunk of the source has come. ended: it was the last one."""
+    """A chunk of the source has come.
+
+    Args:
+        ended: It was the last one.
+    """
     came = yield from stream.arrive(tokens, ended)
     if came or (ended and stream.source):
         yield from method.hear(stream)

@@ -18,10 +18,13 @@ from .base import SimultaneousPolicy, SourceStream, agreed
 )
 @dataclass(frozen=True)
 class LocalAgreement(SimultaneousPolicy):
-    """Commits what the texts after the last `n` chunks begin with alike; the rest is decoded anew after every chunk.
+    """Commits what the texts after the last `n` chunks begin with alike.
 
-    n: texts that must agree; with 1 all that is written is committed at once. The text after a chunk is greedy
-    decoding's after what is committed, found by verifying the earlier one in one pass.
+    The rest is decoded anew after every chunk. The text after a chunk is greedy decoding's after what is committed,
+    found by verifying the earlier one in one pass.
+
+    Attributes:
+        n: Texts that must agree; with 1 all that is written is committed at once.
     """
 
     n: int = 2

@@ -20,12 +20,15 @@ from .base import SimultaneousPolicy, SourceStream
 )
 @dataclass(frozen=True)
 class Stability(SimultaneousPolicy):
-    """Reads the last few tokens again after every chunk, and cuts the text at the first that has become unlikely.
+    """Reads the last few tokens again after every chunk, and cuts the text at the first unlikely one.
 
-    lookback: how many tokens are asked again; those before them are committed, and their keys and values stay as they
-    were read, with less of the source in view. A token stays where it is still the most likely, or where its logit has
-    not fallen since the last chunk. cap: tokens written per chunk at most. Cost: a pass over lookback + 1 rows and one
-    for each new token, however long the text is.
+    Cost: a pass over lookback + 1 rows and one for each new token, however long the text is.
+
+    Attributes:
+        lookback: How many tokens are asked again; those before them are committed, and their keys and values stay as
+            they were read, with less of the source in view. A token stays where it is still the most likely, or where
+            its logit has not fallen since the last chunk.
+        cap: Tokens written per chunk at most.
     """
 
     lookback: int = 2

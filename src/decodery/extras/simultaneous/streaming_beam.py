@@ -39,13 +39,18 @@ class _Beam:
 )
 @dataclass(frozen=True)
 class StreamingBeam(SimultaneousPolicy):
-    """Follows `width` texts, and cuts each after every chunk where one of its last tokens has become unlikely.
+    """Follows `width` texts; after every chunk, cuts each at the first recent token that is unlikely.
 
-    lookback: how many tokens of a text, after what is committed, are asked again: one that is not among the `width`
-    most likely any more ends its text there. Scores are those of all tokens with the newest source in view, so that
-    texts of different lengths and ages are compared as they are now. all: go on until every text waits, not the first
-    one alone. cap: tokens written per chunk at most. What all texts begin with is committed but for the last `lookback`
-    tokens. Cost: a pass over all texts after every chunk, and one for each token that they grow by.
+    What all texts begin with is committed but for the last `lookback` tokens. Cost: a pass over all texts after every
+    chunk, and one for each token that they grow by.
+
+    Attributes:
+        width: Texts that are followed.
+        lookback: How many tokens of a text, after what is committed, are asked again: one that is not among the `width`
+            most likely any more ends its text there. Scores are those of all tokens with the newest source in view, so
+            that texts of different lengths and ages are compared as they are now.
+        all: Go on until every text waits, not the first one alone.
+        cap: Tokens written per chunk at most.
     """
 
     width: int = 5

@@ -22,6 +22,9 @@ class WaitK(SimultaneousPolicy):
 
     Where the model would wait, it does; when the source ends, the text is written to its end. The model need not have
     been trained for a fixed lag, and the simplest of the baselines is what it is.
+
+    Attributes:
+        k: Tokens of the source before the first one is written.
     """
 
     k: int = 3

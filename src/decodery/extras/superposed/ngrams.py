@@ -26,7 +26,10 @@ _END = 2**32 - 1
 class NGrams:
     """What followed every run of tokens, of any length, in some texts; counted when it is asked for.
 
-    shards: suffix arrays over texts, each text with an end after it. Memory: 8 bytes per token.
+    Memory: 8 bytes per token.
+
+    Args:
+        shards: Suffix arrays over texts, each text with an end after it.
     """
 
     def __init__(self, shards: Iterable[SuffixArray] = ()) -> None:
@@ -62,7 +65,11 @@ class NGrams:
 def save_ngrams(
     path: Path, texts: Iterable[Sequence[int] | np.ndarray], vocab_size: int, facts: Mapping[str, Any]
 ) -> None:
-    """Write texts given as token ids to a safetensors file, for `load_ngrams`; facts: how they came about."""
+    """Write texts given as token ids to a safetensors file, for `load_ngrams`.
+
+    Args:
+        facts: How they came about.
+    """
     parts = [np.asarray(text, dtype=np.int64) for text in texts]
     kind = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     tokens = torch.from_numpy(np.concatenate(parts).astype(kind))
@@ -73,7 +80,9 @@ def save_ngrams(
 def load_ngrams(path: Path) -> NGrams:
     """Read what `save_ngrams` wrote.
 
-    Raises ModelNotFound where there is no such file, CorruptFile for anything else.
+    Raises:
+        ModelNotFound: If there is no such file.
+        CorruptFile: For anything else.
     """
     found = Artifact.read(path, _KIND, _MADE).tensors
     tokens, sizes = (found[name].numpy() if name in found else np.zeros(()) for name in ("tokens", "sizes"))
@@ -85,6 +94,6 @@ def load_ngrams(path: Path) -> NGrams:
 
 @lru_cache(maxsize=2)
 def ngrams_for(vocabulary: str) -> NGrams:
-    """Those that come with this package for models with this vocabulary (`ModelConfig.vocabulary`), or none."""
+    """The n-grams shipped for models with this vocabulary (`ModelConfig.vocabulary`), or none."""
     path = shipped(NGRAMS, vocabulary)
     return NGrams() if path is None else load_ngrams(path)

@@ -38,16 +38,20 @@ _CHUNK = 512
 )
 @dataclass(frozen=True)
 class Superposition:
-    """Writes several short drafts for the passes of one, as an editor's suggestions: `lm.suggestions(prompt, k)`.
+    """Writes several short drafts for the passes of one: `lm.suggestions(prompt, k)`.
 
     The model reads, at every position, the average of the drafts' last tokens; all drafts share its prediction, and
     what distinguishes them is how often their own last tokens went on with each candidate in other texts, and in the
-    prompt. For 5 to 20 tokens: the longer, the worse. alpha: weight of those n-grams against the model; temperature: of
-    the model's distribution; top: how many of its most likely tokens are candidates. unseen: what becomes of candidates
-    that the n-grams do not know after a draft. "floor" gives them a small frequency. "drop", as published, leaves them
-    out while the draft has others, and ranks a draft that has none last; the published tables are of 200,000 documents,
-    small ones drop what the model is sure of. `Superposition.published(k)` has the published values for k drafts but
-    this one; the defaults are those for three.
+    prompt. For 5 to 20 tokens: the longer, the worse. `Superposition.published(k)` has the published values for k
+    drafts but this one; the defaults are those for three.
+
+    Attributes:
+        alpha: Weight of those n-grams against the model.
+        temperature: Of the model's distribution.
+        top: How many of its most likely tokens are candidates.
+        unseen: What becomes of candidates that the n-grams do not know after a draft. "floor" gives them a small
+            frequency. "drop", as published, leaves them out while the draft has others, and ranks a draft that has none
+            last; the published tables are of 200,000 documents, small ones drop what the model is sure of.
     """
 
     alpha: float = 0.54
@@ -74,9 +78,12 @@ class Superposition:
 
 @dataclass(frozen=True)
 class Draft:
-    """One draft. tokens: what follows the prompt, an end of text included; score: its log-score, higher is better.
+    """One draft.
 
-    text: empty where there is no tokenizer.
+    Attributes:
+        tokens: What follows the prompt, an end of text included.
+        score: Its log-score, higher is better.
+        text: Empty where there is no tokenizer.
     """
 
     tokens: list[int]
@@ -100,11 +107,17 @@ def superpose(
     ngrams: NGrams,
     eos_ids: Ordered[int] = (),
 ) -> ForwardCoroutine[list[Draft]]:
-    """The k best drafts of up to `length` tokens, best first, for one pass over the prompt and one per further token.
+    """The k best drafts of up to `length` tokens, best first.
 
-    ngrams: what is known of the language; the prompt counts as the history of every draft. Raises SettingsError for
-    k or length below 1, PromptError for a prompt that is empty or leaves no room, UnsupportedModel for a model that
-    cannot read embeddings.
+    It takes one pass over the prompt and one for each further token.
+
+    Args:
+        ngrams: What is known of the language; the prompt counts as the history of every draft.
+
+    Raises:
+        SettingsError: For k or length below 1.
+        PromptError: For a prompt that is empty or leaves no room.
+        UnsupportedModel: For a model that cannot read embeddings.
     """
     if k < 1 or length < 1:
         raise SettingsError(f"drafts need k >= 1 and at least one new token, not k={k} and {length}")
@@ -136,7 +149,7 @@ def superpose(
 
 
 def candidates(logits: torch.Tensor, settings: Superposition) -> list[tuple[int, float]]:
-    """The most likely tokens of [vocab] logits and their log-probabilities among themselves, most likely first."""
+    """The most likely tokens of [vocab] logits, with log-probabilities among themselves, best first."""
     row = logits.double().cpu().numpy()
     # A stable sort: of equal logits the lowest id comes first, as in greedy decoding.
     near = np.flatnonzero(row >= np.partition(row, -min(settings.top, len(row)))[-min(settings.top, len(row))])
@@ -146,7 +159,7 @@ def candidates(logits: torch.Tensor, settings: Superposition) -> list[tuple[int,
 
 
 def ngram_scores(ngrams: NGrams, history: Ordered[int], tokens: Ordered[int]) -> np.ndarray:
-    """[n] the weighted relative frequency of each of `tokens` [n] after the last 1 to 5 tokens of `history`."""
+    """[n] weighted relative frequency of each of `tokens` after the last 1 to 5 tokens of `history`."""
     scores, wanted = np.zeros(len(tokens)), np.asarray(tokens)
     for n, weight in enumerate(_ORDER_WEIGHTS[: len(history)], start=1):
         scores += weight * ngrams.frequencies(history[len(history) - n :], wanted)

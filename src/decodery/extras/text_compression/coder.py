@@ -10,7 +10,10 @@ _MASK = (1 << BITS) - 1
 
 
 class ArithmeticEncoder:
-    """Turns symbols into bits. Of every symbol it is told where its share of the frequencies begins and ends."""
+    """Turns symbols into bits.
+
+    Of every symbol it is told where its share of the frequencies begins and ends.
+    """
 
     def __init__(self) -> None:
         self._low, self._high, self._pending = 0, _MASK, 0

@@ -41,9 +41,10 @@ def check_vocabulary(size: int) -> None:
 
 
 def frequencies(logits: torch.Tensor) -> np.ndarray:
-    """[n, vocab] float32 logits -> [n, vocab] int64 frequencies, each at least 1, which add up to `TOTAL` in each row.
+    """[n, vocab] float32 logits -> [n, vocab] int64 frequencies >= 1; rows add up to `TOTAL`.
 
-    Raises NumericalError for logits that are no distribution.
+    Raises:
+        NumericalError: For logits that are no distribution.
     """
     rows = logits.numpy()
     largest = rows.max(axis=1, keepdims=True)

@@ -18,10 +18,14 @@ _SUM = 4
 
 @dataclass(frozen=True)
 class Header:
-    """model: first bytes of the hash of its weights and its tokenizer. text: of the hash of the text.
+    """The beginning of a compressed file.
 
-    size: of the text in bytes. tokens: how many were coded; 0 of a text that is not empty: it stands there as it is.
-    window, overlap: how many tokens the model saw at most, and how many it read again when that was full.
+    Attributes:
+        model: First bytes of the hash of its weights and its tokenizer.
+        text: Of the hash of the text.
+        size: Of the text in bytes.
+        tokens: How many were coded; 0 of a text that is not empty: it stands there as it is.
+        window, overlap: How many tokens the model saw at most, and how many it read again when that was full.
     """
 
     model: bytes
@@ -45,7 +49,11 @@ def pack(header: Header, payload: bytes) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Header, bytes]:
-    """Header and payload of a file. Raises CorruptFile for anything that `pack` did not write."""
+    """Header and payload of a file.
+
+    Raises:
+        CorruptFile: For anything that `pack` did not write.
+    """
     if not data.startswith(MAGIC):
         raise CorruptFile(
             "this is no text that decodery has compressed: give a file that `decodery compress-text` made"

@@ -41,11 +41,16 @@ _ROWS = 64
 def compress(
     lm: LLM, text: bytes, *, window: int = WINDOW, overlap: int | None = None, progress: Progress = silent
 ) -> bytes:
-    """`text`, any bytes, as a file for `decompress` and the same model: in as many bits as the model is surprised by.
+    """Any bytes as a file that `decompress` restores with the same model.
 
-    window: tokens that the model sees at most, no more than its context has. overlap: of these read again when that is
-    full, a quarter if None.
-    Raises SettingsError for a model whose passes are not exact, or a text of more than 16 MiB.
+    It takes as many bits as the model's surprise.
+
+    Args:
+        window: Tokens that the model sees at most, no more than its context has.
+        overlap: Of these read again when that is full, a quarter if None.
+
+    Raises:
+        SettingsError: For a model whose passes are not exact, or a text of more than 16 MiB.
     """
     model = _exact(lm)
     if len(text) > MOST_BYTES:
@@ -103,9 +108,13 @@ def decompress(
 ) -> bytes:
     """The text that `compress` made `data` of.
 
-    drafter: an instance or a name, as in "prompt-lookup"; it makes for fewer passes and never for another text. trace:
-    where given, it gets the steps of all that was written. Raises CorruptFile for a damaged file, SettingsError where
-    it was made with another model.
+    Args:
+        drafter: An instance or a name, as in "prompt-lookup"; it makes for fewer passes and never for another text.
+        trace: Where given, it gets the steps of all that was written.
+
+    Raises:
+        CorruptFile: For a damaged file.
+        SettingsError: If it was made with another model.
     """
     from decodery.engine.request import Request
 

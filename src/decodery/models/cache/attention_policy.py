@@ -18,13 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Attention:
-    """One segment's attention in one layer. Slots are those of its cache: content, then tentative rows.
+    """One segment's attention in one layer.
 
-    queries: [n, heads, head_dim], normed, turned and scaled. keys, values: [kv_heads, slots, head_dim], the rows' own
-    included. bias: [n, slots] float64, what is added to the scores of all heads, None for nothing.
-    seen: [n, slots] bool, what mask, causal order and window let each row see, or [kv_heads, n, slots] where some heads
-    have lost slots. Afterwards weights: [heads, n, slots], 0 where nothing was read; mass: [n, heads], the
-    logarithm of the sum of exponentials that the weights were divided by; context: [n, heads, head_dim], what was read.
+    Slots are those of its cache: content, then tentative rows.
+
+    Attributes:
+        layer: The layer's number.
+        segment: The rows.
+        queries: [n, heads, head_dim], normed, turned and scaled.
+        keys, values: [kv_heads, slots, head_dim], the rows' own included.
+        seen: [n, slots] bool, what mask, causal order and window let each row see, or [kv_heads, n, slots] where some
+            heads have lost slots. Afterwards weights: [heads, n, slots], 0 where nothing was read.
+        bias: [n, slots] float64, what is added to the scores of all heads, None for nothing.
+        mass: [n, heads], the logarithm of the sum of exponentials that the weights were divided by.
+        context: [n, heads, head_dim], what was read.
     """
 
     layer: int
@@ -47,14 +54,18 @@ class Attention:
 
 
 class AttentionPolicy(Contract):
-    """Decides which slots of a cache attention reads; held by the cache, in the same way whatever computes attention.
+    """Decides which slots of a cache attention reads.
 
-    What is tentative may be forgotten again: a policy counts nothing before `kept` says that it has become content. A
-    row always reads itself. observes: whether `observe` wants attention's weights. merges: whether `merge` has anything
-    to add. most: how many slots of a layer it leaves, however long the text is; None where that is not known.
-    untouched: how many of the first tokens a cache holds as it does without a policy, with nothing noted beside it.
-    anew: whether what it leaves follows from a text's tokens alone, however they are read, so that a text can be read
-    again.
+    Held by the cache, in the same way whatever computes attention. What is tentative may be forgotten again: a policy
+    counts nothing before `kept` says that it has become content. A row always reads itself.
+
+    Attributes:
+        observes: Whether `observe` wants attention's weights.
+        merges: Whether `merge` has anything to add.
+        most: How many slots of a layer it leaves, however long the text is; None where that is not known.
+        untouched: How many of the first tokens a cache holds as it does without a policy, with nothing noted beside it.
+        anew: Whether what it leaves follows from a text's tokens alone, however they are read, so that a text can be
+            read again.
     """
 
     observes: bool = False
@@ -64,15 +75,24 @@ class AttentionPolicy(Contract):
     anew: bool = False
 
     def acts(self, layer: int) -> bool:
-        """Whether it decides and observes anything in a layer; elsewhere attention is what it is without a policy."""
+        """Whether it decides and observes anything in a layer.
+
+        Elsewhere attention is what it is without a policy.
+        """
         return True
 
     def select(self, attention: Attention) -> np.ndarray | None:
-        """Which of the slots that are seen are read: [kv_heads, n, slots] or [n, slots] bool; None for all of them."""
+        """Which of the slots that are seen are read: [kv_heads, n, slots] or [n, slots] bool.
+
+        None for all of them.
+        """
         return None
 
     def also(self, attention: Attention) -> np.ndarray | None:
-        """Which slots of the cache `merge` reads beside those that are selected: [n, slots] bool; None for none."""
+        """Which slots of the cache `merge` reads beside those that are selected: [n, slots] bool.
+
+        None for none.
+        """
         return None
 
     def observe(self, attention: Attention) -> None:
@@ -87,6 +107,10 @@ class AttentionPolicy(Contract):
         """These tentative rows have become content of the cache, as `KVCache.keep` says; the others are gone.
 
         What it no longer wants it may take out of the cache here.
+
+        Args:
+            cache: The cache.
+            rows, layers: See `KVCache.keep`.
         """
 
     def cut(self, cache: KVCache) -> None:

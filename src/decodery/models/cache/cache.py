@@ -30,7 +30,11 @@ _BEHIND = 256
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """What was content of a cache at some moment. lengths: [layers]."""
+    """What was content of a cache at some moment.
+
+    Attributes:
+        lengths: [layers].
+    """
 
     lengths: np.ndarray
     next_position: int
@@ -43,14 +47,24 @@ class KVCache:
     `keep` decides which of these become content. Memory is taken when the first rows are written, for `capacity` slots
     or more, or for all that is `expected`; from then on it grows by a sixteenth, so growing costs no copy per token.
     Forks share `blocks` of slots, and copy only those that they write to.
-    dtype: what keys and values are held in; torch.int8 is integers with a scale for each row (`models.cache.coded`).
-    prefix: how many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
-    window: how many positions back the rows of layers `windowed` see; None where every row may see all of them.
-    tentative: how many tentative rows there are. retained: how many of them the pass in progress found here. written:
-    [layers], how many of them, from the first on, each layer has been given.
-    policy: what decides which slots attention reads, None for all that a row sees. losses: content that only some heads
-    still hold. memory: what is remembered of a source that the text is written with in view, where there is one;
-    cutting the text leaves it in place. states: what layers that keep no keys and values have made of their slots.
+
+    Args:
+        layers, kv_heads, head_dim: Its sizes.
+        dtype: What keys and values are held in; torch.int8 is integers with a scale for each row
+            (`models.cache.coded`).
+        device: Where it lies.
+        capacity: Slots that are reserved at first.
+        window: How many positions back the rows of layers `windowed` see; None where every row may see all of them.
+        windowed: Layers that the window holds for.
+        prefix: How many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
+        tentative: How many tentative rows there are.
+        retained: How many of them the pass in progress found here.
+        written: [layers], how many of them, from the first on, each layer has been given.
+        policy: What decides which slots attention reads, None for all that a row sees.
+        losses: Content that only some heads still hold.
+        memory: What is remembered of a source that the text is written with in view, where there is one; cutting the
+            text leaves it in place.
+        states: What layers that keep no keys and values have made of their slots.
     """
 
     def __init__(
@@ -85,7 +99,10 @@ class KVCache:
 
     @property
     def data(self) -> torch.Tensor:
-        """[layers, 2 (keys, values), kv_heads, capacity, head_dim]; a copy where slots lie in pieces or are coded."""
+        """[layers, 2 (keys, values), kv_heads, capacity, head_dim].
+
+        A copy where slots lie in pieces or are coded.
+        """
         return self._numbers(self.pages.read(0, self.capacity))
 
     @property
@@ -143,7 +160,10 @@ class KVCache:
         return self.plain if self.policy is None else self.policy.anew
 
     def beginning(self, n: int) -> Self:
-        """A fork without a policy, of the first n tokens; of none where it does not `begins(n)` for its windows."""
+        """A fork without a policy, of the first n tokens.
+
+        Of none where it does not `begins(n)` for its windows.
+        """
         clone = self.fork()
         clone.policy = None
         clone.truncate(n)
@@ -183,16 +203,17 @@ class KVCache:
         return slots if most is None else min(slots, most)
 
     def provide(self, slots: int) -> None:
-        """Have room for exactly `slots` tokens, or for the content if that is more: no more memory, and no less."""
+        """Have room for exactly `slots` tokens, or for the content if that is more."""
         first, held = slots + self.prefix, self.length + self.tentative
         if self.capacity not in (0, first):
             self.pages.replace(max(first, held), held)
         self._first = first
 
     def prepend(self, data: torch.Tensor) -> None:
-        """Put keys and values [layers, 2, kv_heads, n, head_dim] that belong to no token before an empty cache's text.
+        """Put keys and values that belong to no token before an empty cache's text.
 
-        Keys are as attention uses them. The text still begins at position 0, and cutting it leaves them in place.
+        They are [layers, 2, kv_heads, n, head_dim]. Keys are as attention uses them. The text still begins at position
+        0, and cutting it leaves them in place.
         """
         if self.length or self.prefix:
             raise ValueError("only a cache that holds nothing can be given a prefix")
@@ -205,11 +226,15 @@ class KVCache:
         self._first += n
 
     def reserve(self, positions: np.ndarray, retained: int = 0, layers: Sequence[int] | None = None) -> None:
-        """Make room, owned by this cache alone, for tentative rows at `positions` [n]. Called once by each pass.
+        """Make room, owned by this cache alone, for tentative rows at `positions` [n].
 
-        retained: how many tentative rows remain before them. layers: those that the pass gives keys and values, None
-        for all; the others keep theirs as far as the new rows stand at the same positions, so that a pass can begin
-        with the hidden states that an earlier one left these rows with.
+        Called once by each pass.
+
+        Args:
+            retained: How many tentative rows remain before them.
+            layers: Those that the pass gives keys and values, None for all; the others keep theirs as far as the new
+                rows stand at the same positions, so that a pass can begin with the hidden states that an earlier one
+                left these rows with.
         """
         if retained and not 0 <= retained <= (known := int(self._known(layers).min(initial=self.tentative))):
             raise IndexError(f"{retained} rows cannot stay where there are {known} tentative ones")
@@ -226,7 +251,12 @@ class KVCache:
             self.written[these] = np.minimum(self.written[these], retained)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store the keys and values of a pass's rows, each [n, kv_heads, head_dim], of one layer."""
+        """Store the keys and values of a pass's rows, each [n, kv_heads, head_dim], of one layer.
+
+        Args:
+            layer: The layer's number.
+            keys, values: [n, kv_heads, head_dim].
+        """
         start, done = int(self.lengths[layer]), 0
         for slots in self.pages.pieces(start + self.retained, start + self.tentative, layer):
             rows = slice(done, done + slots.shape[2])
@@ -254,8 +284,12 @@ class KVCache:
     def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         """Turn these tentative rows into content, in this order, and forget the others.
 
-        Rows are counted from the first one that stayed, and must ascend in position. layers: which of them keep the
-        rows; None: every layer keeps those that it has been given, which after a pass through some layers may be none.
+        Rows are counted from the first one that stayed, and must ascend in position.
+
+        Args:
+            rows: Numbers of tentative rows.
+            layers: Which of them keep the rows; None: every layer keeps those that it has been given, which after a
+                pass through some layers may be none.
         """
         picked = list(rows)
         if picked:
@@ -274,7 +308,10 @@ class KVCache:
         """Let these slots of content and tentative rows be all the content, in ascending order of position.
 
         For models whose rows are computed out of order, such as masked diffusion models: what is not selected is
-        forgotten. Raises ValueError where layers differ, or where two slots hold the same position.
+        forgotten.
+
+        Raises:
+            ValueError: If layers differ, or where two slots hold the same position.
         """
         start, held = int(self.lengths[0]), self.tentative
         if self.evicted_apart or (held and int(self.written.min()) < held):
@@ -304,7 +341,11 @@ class KVCache:
         return snapshot
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Forget all that came after `mark`. Raises ValueError where some of what it marks is no longer there."""
+        """Forget all that came after `mark`.
+
+        Raises:
+            ValueError: If some of what it marks is no longer there.
+        """
         if snapshot not in self._snapshots:
             raise ValueError("what was marked has been cut or evicted since, or is another cache's: rewind before that")
         for layer, length in enumerate(snapshot.lengths):
@@ -365,7 +406,12 @@ class KVCache:
     def evict(self, layer: int, slots: Sequence[int], heads: Sequence[int] | None = None) -> None:
         """Drop these slots of one layer; the others keep their order and their positions.
 
-        heads: key-value heads that lose them, None for all. A slot takes memory until all heads have lost it.
+        A slot takes memory until all heads have lost it.
+
+        Args:
+            layer: The layer's number.
+            slots: Numbers of slots.
+            heads: key-value heads that lose them, None for all.
         """
         length, dropped = int(self.lengths[layer]), np.asarray(slots, dtype=np.int64)
         if heads is not None:
@@ -387,8 +433,13 @@ class KVCache:
     def refill(self, layer: int, keys: torch.Tensor, values: torch.Tensor, positions: np.ndarray) -> None:
         """Let one layer hold these keys and values [kv_heads, m, head_dim] and no others, of all heads alike.
 
-        m may not exceed what the layer holds. positions: [m] ascending, of the slots; where heads hold rows of
-        different positions in one slot, the latest of them.
+        m may not exceed what the layer holds.
+
+        Args:
+            layer: The layer's number.
+            keys, values: [kv_heads, m, head_dim].
+            positions: [m] ascending, of the slots; where heads hold rows of different positions in one slot, the latest
+                of them.
         """
         m = len(positions)
         if m > int(self.lengths[layer]):
@@ -415,7 +466,7 @@ class KVCache:
             self.pages.replace(self._first, self.length)
 
     def move(self, data: torch.Tensor) -> None:
-        """Copy what is held to `data` [layers, 2, kv_heads, capacity, head_dim], memory of its own from then on."""
+        """Copy the content to `data` [layers, 2, kv_heads, capacity, head_dim], from then on its memory."""
         self.pages.move(data, self.length + self.tentative)
 
     def rounded(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -516,7 +567,10 @@ class KVCache:
 
 
 def resident(caches: Iterable[KVCache]) -> int:
-    """Bytes that these caches keep in memory together; keys, values and sources that they share count once."""
+    """Bytes that these caches keep in memory together.
+
+    Keys, values and sources that they share count once.
+    """
     every = list(caches)
     sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
     states = sum(cache.states.bytes for cache in every)

@@ -20,7 +20,7 @@ def row_bytes(dim: int, dtype: torch.dtype) -> int:
 
 
 def encode(rows: torch.Tensor) -> torch.Tensor:
-    """[..., dim] floats -> [..., dim + SCALE] int8: integers of a step that is a row's largest over `MOST`.
+    """[..., dim] floats -> [..., dim + SCALE] int8 in steps of a row's largest over `MOST`.
 
     What `decode` makes of them is encoded as the same bytes. A row with a number that is not finite is none.
     """

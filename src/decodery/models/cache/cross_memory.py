@@ -11,9 +11,10 @@ import torch
 class CrossMemory:
     """Keys and values of the source's tokens, of every layer of the decoder.
 
-    data: [layers, 2 (keys, values), heads, m, head_dim]; states: [m, hidden], the encoder's, of which they are made and
-    others may draft. It is never written to: what shares it, forks of a cache above all, may keep it, and a source that
-    grows makes a longer one.
+    Attributes:
+        data: [layers, 2 (keys, values), heads, m, head_dim].
+        states: [m, hidden], the encoder's, of which they are made and others may draft. It is never written to: what
+            shares it, forks of a cache above all, may keep it, and a source that grows makes a longer one.
     """
 
     data: torch.Tensor

@@ -8,7 +8,10 @@ import numpy as np
 
 
 class Losses:
-    """By layer and key-value head, which slots of the content are lost; empty until a head loses something."""
+    """By layer and key-value head, which slots of the content are lost.
+
+    Empty until a head loses something.
+    """
 
     def __init__(self, layers: int, kv_heads: int) -> None:
         self._shape = layers, kv_heads
@@ -18,7 +21,10 @@ class Losses:
         return self._lost is not None
 
     def of(self, layer: int, length: int) -> np.ndarray | None:
-        """[kv_heads, length] bool of a layer that holds so many slots, to be read only; None where nothing was lost."""
+        """[kv_heads, length] bool of a layer that holds so many slots, to be read only.
+
+        None where nothing was lost.
+        """
         if self._lost is None:
             return None
         if (room := self._lost.shape[2]) < length:

@@ -14,7 +14,10 @@ from .cache import KVCache
 
 
 class KeptRows:
-    """Rows of `width` numbers in the layers `slots` of a cache, each with room for 2 * kv_heads * head_dim of them."""
+    """Rows of `width` numbers in the layers `slots` of a cache.
+
+    Each layer has room for 2 * kv_heads * head_dim of them.
+    """
 
     def __init__(self, slots: Sequence[int], width: int, room: int) -> None:
         self._slots, self._width, self._room = list(slots), width, room
@@ -36,8 +39,9 @@ class KeptRows:
 def parents(seen: torch.Tensor) -> torch.Tensor:
     """[T] the tentative row right before each of T tentative rows, -1 for none.
 
-    seen: [n, T] bool, which tentative rows each of the last n sees. Those of earlier passes stand where a row that sees
-    them has them; of those that none sees nothing is asked.
+    Args:
+        seen: [n, T] bool, which tentative rows each of the last n sees. Those of earlier passes stand where a row that
+            sees them has them; of those that none sees nothing is asked.
     """
     n, rows = seen.shape
     whole = torch.zeros(rows, rows, dtype=torch.bool, device=seen.device)
@@ -52,6 +56,7 @@ def parents(seen: torch.Tensor) -> torch.Tensor:
 def behind(line: torch.Tensor, reach: int) -> torch.Tensor:
     """[reach + T] the row right before each of `reach` rows of content and the tentative ones after them.
 
-    line: [T] what `parents` says of those.
+    Args:
+        line: [T] what `parents` says of those.
     """
     return torch.cat((torch.arange(-1, reach - 1, device=line.device), torch.where(line < 0, reach - 1, line + reach)))

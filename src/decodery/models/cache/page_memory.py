@@ -16,11 +16,15 @@ SLOTS = 16
 class PageMemory:
     """The memory of some blocks, and how many `bytes` of it are there.
 
-    data: [layers, 2 (keys, values), kv_heads, slots, head_dim]; whoever replaces it copies all slots. The last block
-    is shorter where the slots are no multiple of `SLOTS`. For every block [blocks] holders: how many texts hold it;
-    writer: the name of the one that may fill it up; frozen: how many of its first slots others may have been given;
-    needed: how many texts may still read it in the layers `windowed`; gone: whether what it holds of these was given
-    back. Its addresses stay, and read as zeros until they are written to.
+    Args:
+        data: [layers, 2 (keys, values), kv_heads, slots, head_dim]; a replacement copies all slots. The last block is
+            shorter where the slots are no multiple of `SLOTS`. For every block [blocks] holders: how many texts hold
+            it.
+        writer: The name of the one that may fill it up.
+        frozen: How many of its first slots others may have been given.
+        needed: How many texts may still read it in the layers `windowed`.
+        gone: Whether what it holds of these was given back. Its addresses stay, and read as zeros until they are
+            written to.
     """
 
     def __init__(self, data: torch.Tensor, windowed: Sequence[int] = ()) -> None:
@@ -44,7 +48,7 @@ class PageMemory:
             self.gone[first:last] = False
 
     def release_passed(self, first: int, last: int) -> None:
-        """One text less may read these; what nobody may, and somebody holds, is given back."""
+        """One text less may read these; what no text may read but one holds is given back."""
         if not self.windowed or first >= last:
             return
         self.needed[first:last] -= 1

@@ -46,19 +46,26 @@ class PageRun:
 class PageTable:
     """The slots of one text, logically one after another.
 
-    Memory comes when slots are to be written for the first time. A text whose blocks nobody shares stays in one piece,
+    Memory comes when slots are to be written for the first time. A text whose blocks are not shared stays in one piece,
     which grows by `_LEAST_SPARE` slots, or by a `_SPARE`th where that is more. One that shares its beginning has the
     rest in one piece of its own, which grows by a block, or by a `_SPARE`th: many forks hold little more than they have
     written, and growing copies less than a `_SPARE`th of what attention reads meanwhile. `room` tells before what it
     takes.
-    windowed: layers whose rows stop seeing old slots. passed: how many of the first blocks they no longer read; what is
-    in these layers there is gone once that holds for all texts that hold the block.
+
+    Args:
+        windowed: Layers whose rows stop seeing old slots.
+        passed: How many of the first blocks they no longer read; what is in these layers there is gone once that holds
+            for all texts that hold the block.
     """
 
     def __init__(
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str, windowed: Sequence[int] = ()
     ) -> None:
-        """shape: layers, kv_heads, elements of a row: head_dim, and more where rows are coded."""
+        """A cache of no slots.
+
+        Args:
+            shape: Layers, kv_heads, elements of a row: head_dim, and more where rows are coded.
+        """
         layers, kv_heads, head_dim = shape
         self.windowed, self.passed = tuple(windowed), 0
         self.nothing = torch.empty((layers, 2, kv_heads, 0, head_dim), dtype=dtype, device=device)
@@ -131,9 +138,13 @@ class PageTable:
         return self._planned(stop, least, most, *self._find(start))[1] if stop > self.capacity else self.capacity
 
     def own(self, start: int, stop: int, held: int, least: int, most: int | None = None) -> None:
-        """Let slots [start, stop) be there, and this text's alone to write. Where there is no memory nothing changes.
+        """Let slots [start, stop) be there, and this text's alone to write.
 
-        held: how many slots hold something. least, most: see `room`.
+        Where there is no memory nothing changes.
+
+        Args:
+            held: How many slots hold something.
+            least, most: See `room`.
         """
         if start >= stop or (self._mine[0] <= start and stop <= self._mine[1]):
             return
@@ -153,7 +164,7 @@ class PageTable:
         self.move(_allocate(self.nothing, slots), held)
 
     def move(self, data: torch.Tensor, held: int) -> None:
-        """Move the first `held` slots to `data` [layers, 2, kv_heads, slots, head_dim], from now on their slab."""
+        """Move the first `held` slots to `data` [layers, 2, kv_heads, slots, head_dim], its memory from now."""
         self._copy(0, held, data)
         self.release()
         self.runs, self._mine = [self._hold(data, 0)], (0, data.shape[3])
@@ -189,7 +200,10 @@ class PageTable:
         self.runs = []
 
     def release_passed(self, slot: int) -> None:
-        """Windowed layers read nothing before `slot` any more, to within a block: let go of what nobody else reads."""
+        """Free what windowed layers no longer read, before `slot`, to within a block.
+
+        What others read stays.
+        """
         last = max(slot // SLOTS, self.passed)
         for memory, begin, end in self._numbered(self.passed, last):
             memory.release_passed(begin, end)
@@ -202,7 +216,7 @@ class PageTable:
         self.passed = 0
 
     def _extend(self, stop: int) -> None:
-        """Take blocks after the last one that nobody holds any more, as far as slot `stop`."""
+        """Take blocks after the last one that are not held any more, as far as slot `stop`."""
         wanted = -(-(stop - self.capacity) // SLOTS)
         if wanted <= 0 or not self.runs or self.runs[-1].slots % SLOTS:
             return
@@ -297,9 +311,10 @@ class PageTable:
 
 
 def resident(texts: Iterable[PageTable], memories: Mapping[int, PageMemory] = MappingProxyType({})) -> int:
-    """Bytes that these texts keep in memory together: each slab once and whole, however little of it they hold.
+    """Bytes that these texts keep in memory together; each slab counts once and whole.
 
-    slabs: others that count as well, by identity.
+    Args:
+        slabs: Others that count as well, by identity.
     """
     held = {id(run.memory): run.memory.bytes for text in texts for run in text.runs}
     return sum(held.values()) + sum(memory.bytes for key, memory in memories.items() if key not in held)

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class SlotPositions:
-    """Positions of slots, kept once for all layers as long as the same slots of all of them hold the same ones."""
+    """Positions of slots, kept once while the same slots of all layers hold the same ones."""
 
     def __init__(self, layers: int) -> None:
         self._layers = layers
@@ -34,7 +34,8 @@ class SlotPositions:
     def put(self, lengths: np.ndarray, retained: int, positions: np.ndarray, room: int) -> None:
         """Hold `positions` [n] after the content of layers of these lengths [layers], and what stays there.
 
-        room: slots that may be written to before memory grows again.
+        Args:
+            room: Slots that may be written to before memory grows again.
         """
         starts, n = set(lengths.tolist()), len(positions)
         stop, held = max(starts) + retained + n, self._rows.shape[1]
@@ -49,7 +50,10 @@ class SlotPositions:
             self._rows[alike, start + retained : start + retained + n] = positions
 
     def gather(self, layers: list[int], start: int, rows: np.ndarray) -> None:
-        """Let slots from `start` on hold what those of `rows`, counted from there, hold, in layers that are alike."""
+        """Let slots from `start` on hold what those of `rows` hold, counted from there.
+
+        For layers that are alike.
+        """
         every = slice(None) if len(self._rows) == 1 else layers
         self._rows[every, start : start + len(rows)] = self._rows[every][:, start + rows]
 

@@ -16,9 +16,12 @@ from .attention_policy import Attention, reads, settle
 class SparseIndices:
     """What one segment reads in one layer.
 
-    read: [kv_heads, n, slots] bool. slots: the ones that are read, row after row of head after head, int32; starts:
-    [kv_heads * n + 1] int32, where each row's begin. weights: [heads / kv_heads, len(slots)] and mass [n, heads],
-    written by whoever attends, where the policy wants them.
+    Attributes:
+        read: [kv_heads, n, slots] bool.
+        slots: The ones that are read, row after row of head after head, int32.
+        starts: [kv_heads * n + 1] int32, where each row's begin.
+        weights: [heads / kv_heads, len(slots)] and mass [n, heads], written by whoever attends, where the policy wants
+            them.
     """
 
     attention: Attention
@@ -30,7 +33,11 @@ class SparseIndices:
 
     @classmethod
     def of(cls, segment: Segment, layer: int, queries: torch.Tensor, window: int | None) -> SparseIndices:
-        """To be asked when the rows' keys and values are written. queries: [n, heads, head_dim], scaled."""
+        """To be asked when the rows' keys and values are written.
+
+        Args:
+            queries: [n, heads, head_dim], scaled.
+        """
         cache = segment.cache
         assert cache is not None
         # Policies compute in the precision of the queries, whatever the cache holds.

@@ -40,9 +40,11 @@ class StaticPasses:
 
     A shape is (places, capacity, rows): so many caches side by side, room for so many tokens in each, so many rows of
     each; all are powers of two. Shapes of equal places and capacity share an arena, where the caches of a batch stay
-    until another batch comes. budget: bytes of key-value memory in all arenas of a thread; the least recently used is
-    given up when a new one would exceed it, or when there are `_MOST_ARENAS`. Caches that must leave get memory of
-    their own.
+    until another batch comes. Caches that must leave get memory of their own.
+
+    Args:
+        budget: Bytes of key-value memory in all arenas of a thread; the least recently used is given up when a new one
+            would exceed it, or when there are `_MOST_ARENAS`.
     """
 
     def __init__(self, budget: int) -> None:
@@ -156,7 +158,7 @@ class _Arena:
                 self._guests[place] = None
 
     def _admit(self, caches: list[KVCache]) -> list[int]:
-        """Where each cache stands once all of them, and no others, are here in memory they share with nobody."""
+        """Where each cache stands once all of them, and no others, are here in memory of its own."""
         here = [None if guest is None else guest() for guest in self._guests]
         homes = [cache.pages.home for cache in caches]
         found = [here.index(home) if home is not None and home in here else None for home in homes]
@@ -255,7 +257,10 @@ class StaticStep:
     """What all layers of one static pass share: rotation angles, masks and an arena's memory."""
 
     def __init__(self, arena: _Arena, positions: torch.Tensor, lengths: torch.Tensor, masks: torch.Tensor) -> None:
-        """positions [places * rows], lengths [places], masks [kinds, places, rows, capacity], as `_StaticPass` says."""
+        """Take positions [places * rows], lengths [places] and masks [kinds, places, rows, capacity].
+
+        See `_StaticPass`.
+        """
         self._arena = arena
         places, rows = masks.shape[1:3]
         self._place = torch.arange(places, device=masks.device)[:, None]
@@ -270,7 +275,10 @@ class StaticStep:
         return self._angles[self._arena.kinds[layer]]
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Write the rows' keys and values [N, kv_heads, head_dim] and attend: [N, heads, head_dim] -> [N, hidden]."""
+        """Write the rows' keys and values [N, kv_heads, head_dim] and attend.
+
+        [N, heads, head_dim] -> [N, hidden].
+        """
         cached_keys, cached_values = self._arena.memory[:, layer].unbind(1)
         (places, rows), (_, kv_heads, _, dim) = self._slots.shape, cached_keys.shape
         cached_keys[self._place, :, self._slots] = keys.view(places, rows, kv_heads, dim)

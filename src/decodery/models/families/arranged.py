@@ -30,7 +30,10 @@ ARRANGED = tuple(FUSED)
 
 
 def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
-    """[n] int64, which rows of its tensor a part such as "layers.3.q.weight" is; None: all of them, in their order."""
+    """[n] int64, which rows of its tensor a part such as "layers.3.q.weight" is.
+
+    None: all of them, in their order.
+    """
     names = part.split(".")
     if config.family not in ARRANGED or names[0] != "layers":
         return None

@@ -133,14 +133,17 @@ _RESTATED: dict[str, Iterable[str]] = {
 
 
 def refuse_unknown_fields(raw: Any, origin: str) -> None:
-    """Raise UnsupportedModel for a field of a model in one of `FAMILIES` that nobody has decided about, by its name."""
+    """Raise UnsupportedModel for an unknown configuration field of a family in `FAMILIES`."""
     named = "llada_moe" if is_moe(raw) else Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
     if named in FAMILIES:
         refuse_unknown(raw, origin, {*_RESTATED.get(named, _CONFIG)})
 
 
 def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
-    """The configuration of a model in one of `FAMILIES`; whatever could not be run faithfully is refused by name."""
+    """The configuration of a model in one of `FAMILIES`.
+
+    Whatever could not be run faithfully is refused by name.
+    """
     named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
     if named in SEEING:
         inner = Fields(raw, origin, {"text_config": Record({})}).need("text_config")

@@ -68,7 +68,10 @@ def _check(fields: Fields) -> None:
 
 
 def factors(raw: dict[str, Any], config: ModelConfig, origin: str) -> dict[str, float | torch.Tensor]:
-    """By part of a layer, or of the whole model, what its weights are multiplied by; [rows] where rows differ."""
+    """By part of a layer, or of the whole model, what its weights are multiplied by.
+
+    [rows] where rows differ.
+    """
     fields = Fields(raw, origin, FIELDS)
     key, enters, leaves, state_in, state_out, logits = (
         fields.get(f"{name}_multiplier", 1.0)

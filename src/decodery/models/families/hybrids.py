@@ -41,7 +41,7 @@ FIELDS: dict[str, Kind] = {
 
 
 def hybrid(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A configuration in Llama's names, and what its model has that Llama's have not, as fields of `ModelConfig`."""
+    """A configuration in Llama's names, and further fields of `ModelConfig`."""
     if family in _OTHERS:
         return _OTHERS[family].restated(raw, origin)
     fields = Fields(raw, origin, FIELDS)
@@ -109,7 +109,10 @@ _PURE = {"embedding": "backbone.embeddings", "norm": "backbone.norm_f", "head": 
 
 
 def hybrid_name(name: str, layer: str | None, kind: str, config: ModelConfig) -> str | None:
-    """What these families call a part of layer number `layer`, or of the whole model; None: what Llama's call it."""
+    """What these families call a part of layer number `layer`, or of the whole model.
+
+    None: what Llama's call it.
+    """
     if config.family in _OTHERS:
         return _OTHERS[config.family].tensor_name(name, layer, kind, config)
     pure = config.family == "mamba2"

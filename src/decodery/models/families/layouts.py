@@ -61,9 +61,10 @@ SWITCHES: dict[str, Kind] = {
 
 
 def restated(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A configuration in Llama's names, and what its model has that Llama's have not, as fields of `ModelConfig`.
+    """A configuration in Llama's names, and further fields of `ModelConfig`.
 
-    Raises UnsupportedModel for what is not in the forward pass.
+    Raises:
+        UnsupportedModel: For what is not in the forward pass.
     """
     fields = Fields(raw, origin, SWITCHES)
     for name, wanted in (
@@ -125,7 +126,10 @@ SIGHT = tuple(
 
 
 def layout_name(name: str, layer: str | None, kind: str, config: ModelConfig) -> str | None:
-    """What these families call a part of layer number `layer`, or of the whole model; None: what Llama's call it."""
+    """What these families call a part of layer number `layer`, or of the whole model.
+
+    None: what Llama's call it.
+    """
     family = config.family
     if layer is None:
         inner = HEADS_OF.get(family, {}).get(name)

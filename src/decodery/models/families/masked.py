@@ -79,12 +79,16 @@ UNREAD = (
 
 
 def is_moe(raw: Any) -> bool:
-    """Whether a configuration is LLaDA-MoE's, whose released files call it llada like the model of one MLP a layer."""
+    """Whether a configuration is LLaDA-MoE's; released files call it llada like the dense model."""
     return isinstance(raw, dict) and raw.get("model_type") in ("llada", "llada_moe") and "num_experts" in raw
 
 
 def as_qwen_moe(raw: Any, origin: str) -> dict[str, Any]:
-    """LLaDA-MoE's configuration in Qwen3-MoE's names. Raises UnsupportedModel for what those blocks do not do."""
+    """LLaDA-MoE's configuration in Qwen3-MoE's names.
+
+    Raises:
+        UnsupportedModel: For what those blocks do not do.
+    """
     sizes: dict[str, Kind] = {"hidden_size": WIDTH, "num_attention_heads": HEADS}
     fields = Fields(raw, origin, {name: kind for name, (kind, _) in MOE.items()} | sizes)
     for name, (_, wanted) in MOE.items():
@@ -100,7 +104,11 @@ def as_qwen_moe(raw: Any, origin: str) -> dict[str, Any]:
 
 
 def as_llama(raw: Any, origin: str) -> dict[str, Any]:
-    """LLaDA's configuration in Llama's names. Raises UnsupportedModel for what Llama's blocks do not do."""
+    """LLaDA's configuration in Llama's names.
+
+    Raises:
+        UnsupportedModel: For what Llama's blocks do not do.
+    """
     kinds = {name: kind for name, (kind, _) in WANTED.items()}
     fields = Fields(raw, origin, kinds | SIZES)
     for name, (_, wanted) in WANTED.items():
@@ -129,7 +137,7 @@ LLADA_LAYER = {
 
 
 def llada_name(part: str) -> str:
-    """What LLaDA's checkpoints call `part`, as in "layers.3.q.weight" -> "model.transformer.blocks.3.q_proj.weight"."""
+    """LLaDA's tensor name of `part`: "layers.3.q.weight" is "model.transformer.blocks.3.q_proj.weight"."""
     path, kind = part.rsplit(".", 1)
     if path in LLADA_HEAD:
         return f"model.transformer.{LLADA_HEAD[path]}.{kind}"

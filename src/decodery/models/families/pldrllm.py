@@ -52,7 +52,10 @@ def read_pldr(folder: str | Path) -> tuple[PowerLaw, Tokenizer]:
     """The model of a published folder in float32, with what makes its operators, and its tokenizer.
 
     Of a model that comes with operators in their place (`custom_G_type`), or whose positions are stretched, nothing is
-    read. Raises CorruptFile or UnsupportedModel with a sentence.
+    read.
+
+    Raises:
+        CorruptFile, UnsupportedModel: With a sentence.
     """
     at = Path(folder).expanduser()
     origin = str(at / "config.json")

@@ -64,7 +64,11 @@ _WRITTEN = "T5ForConditionalGeneration"
 
 
 def read_t5_config(raw: Any, origin: str = "config.json") -> EncoderDecoderConfig:
-    """The configuration of a T5. Raises UnsupportedModel by name for what could not be run faithfully."""
+    """The configuration of a T5.
+
+    Raises:
+        UnsupportedModel: By name for what could not be run faithfully.
+    """
     fields = Fields(raw, origin, _CONFIG)
     if any(name not in (_WRITTEN, "T5Model", "T5WithLMHeadModel") for name in fields.get("architectures", [])):
         raise UnsupportedModel(f"{origin}: architectures = {fields.get('architectures')} is not supported")
@@ -107,7 +111,11 @@ def read_t5_config(raw: Any, origin: str = "config.json") -> EncoderDecoderConfi
 
 
 def load_t5(folder: Path, name: str, dtype: str, device: torch.device) -> LoadedModel:
-    """Read a folder. Raises CorruptFile or UnsupportedModel with a sentence."""
+    """Read a folder.
+
+    Raises:
+        CorruptFile, UnsupportedModel: With a sentence.
+    """
     config = read_t5_config(read_json(folder / "config.json"), str(folder / "config.json"))
     shards = Shards(folder)
     chosen = choose_dtype(dtype, shards.precision(), device)
@@ -125,7 +133,11 @@ def load_t5(folder: Path, name: str, dtype: str, device: torch.device) -> Loaded
 def read_weights(
     config: EncoderDecoderConfig, tensor: Callable[[str], torch.Tensor], names: Any
 ) -> EncoderDecoderWeights:
-    """All weights, by what gives a tensor under its name in a checkpoint. names: those that there are."""
+    """All weights, by what gives a tensor under its name in a checkpoint.
+
+    Args:
+        names: Those that there are.
+    """
 
     def part(name: str, *shape: int) -> torch.Tensor:
         found = tensor(name)

@@ -36,7 +36,7 @@ _MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}
 
 
 def tensor_name(part: str, config: ModelConfig) -> str:
-    """What a checkpoint calls `part`, such as "layers.3.q.weight" -> "model.layers.3.self_attn.q_proj.weight"."""
+    """The tensor name of `part`: "layers.3.q.weight" is "model.layers.3.self_attn.q_proj.weight"."""
     if config.family == "llada":
         return llada_name(part)
     path, kind = part.rsplit(".", 1)

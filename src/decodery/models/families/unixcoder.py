@@ -62,7 +62,11 @@ def is_unixcoder(described: Any) -> bool:
 
 
 def load_unixcoder(folder: Path, name: str, dtype: str, device: torch.device) -> LoadedModel:
-    """Read a folder. Raises CorruptFile or UnsupportedModel with a sentence."""
+    """Read a folder.
+
+    Raises:
+        CorruptFile, UnsupportedModel: With a sentence.
+    """
     from ..loaders.dtype import choose_dtype
     from ..loaders.load import LoadedModel
 
@@ -124,7 +128,11 @@ def _config(fields: Fields) -> ModelConfig:
 
 
 def read_weights(config: ModelConfig, skipped: int, tensor: Callable[[str], torch.Tensor]) -> Weights:
-    """All weights, by what gives a tensor under its name in a checkpoint. skipped: positions that no token has."""
+    """All weights, by what gives a tensor under its name in a checkpoint.
+
+    Args:
+        skipped: Positions that no token has.
+    """
     hidden, inner = config.hidden_size, config.intermediate_size
 
     def part(name: str, *shape: int) -> torch.Tensor:
@@ -165,10 +173,13 @@ def read_weights(config: ModelConfig, skipped: int, tensor: Callable[[str], torc
 
 
 def framed(tokenizer: Tokenizer, text: str, mode: str, most: int = 1024) -> list[int]:
-    """Token ids of a text as a mode wants it: what begins it, its tokens and, but for a decoder, what ends it.
+    """Token ids of a text in a mode: prefix, tokens and, except for a decoder, suffix.
 
-    most: tokens in all; longer texts lose their end, and those of a decoder, which goes on from there, their begin.
-    Raises SettingsError for a mode that there is not.
+    Args:
+        most: Tokens in all; longer texts lose their end, and those of a decoder, which goes on from there, their begin.
+
+    Raises:
+        SettingsError: For a mode that there is not.
     """
     if mode not in MODES:
         raise SettingsError(f"there is no mode {mode!r}: choose {', '.join(MODES)}")
@@ -182,7 +193,10 @@ def framed(tokenizer: Tokenizer, text: str, mode: str, most: int = 1024) -> list
 
 @torch.no_grad()
 def vectors(model: Transformer, tokenizer: Tokenizer, texts: Sequence[str]) -> torch.Tensor:
-    """[texts, hidden] of the model as an encoder: the mean over a text's tokens, frame included, of length 1."""
+    """[texts, hidden] unit vectors of the model as an encoder: means over each text's tokens.
+
+    The frame's tokens count.
+    """
     found = []
     for text in texts:
         if not text:

@@ -128,7 +128,7 @@ def tensor_name(name: str, layer: str | None, kind: str, config: ModelConfig) ->
 
 
 def shared_name(path: str, kind: str, config: ModelConfig) -> str:
-    """What a checkpoint calls a part of a shared block, "shared.1.q", or of one of its uses, "uses.3.q_in".
+    """The tensor name of a part of a shared block, "shared.1.q", or of one of its uses, "uses.3.q_in".
 
     A block and all that layers add to it lie with the first layer that has it.
     """
@@ -145,6 +145,6 @@ def shared_name(path: str, kind: str, config: ModelConfig) -> str:
 
 
 def is_copy(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor of a checkpoint is a shared block's, written once more with another layer that has it."""
+    """Whether a tensor repeats one of a shared block for another layer that has it."""
     layers, blocks = config.sharing, 0 if config.shared is None else config.shared.blocks
     return any(name.startswith(f"model.layers.{layer}.shared_transformer.") for layer in layers[blocks:])

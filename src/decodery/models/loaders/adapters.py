@@ -34,7 +34,12 @@ _KEPT = 4
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Some columns of a matrix. columns: [k] int64, ascending; delta: [out, k] what is added to them."""
+    """Some columns of a matrix.
+
+    Attributes:
+        columns: [k] int64, ascending.
+        delta: [out, k] what is added to them.
+    """
 
     columns: torch.Tensor
     delta: torch.Tensor
@@ -56,7 +61,12 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Thin:
-    """A matrix of low rank. first: [out, rank], second: [rank, in]; their product is what is added."""
+    """A matrix of low rank.
+
+    Attributes:
+        first: [out, rank].
+        second: [rank, in]; their product is what is added.
+    """
 
     first: torch.Tensor
     second: torch.Tensor
@@ -77,7 +87,7 @@ class Thin:
 
 @dataclass(frozen=True, eq=False)
 class Exchanged(Thin):
-    """A matrix of low rank that takes the place of a part of the matrix it is added to, as PEFT trains PiSSA and OLoRA.
+    """A low-rank matrix that replaces part of the matrix it is added to (PiSSA and OLoRA of PEFT).
 
     PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large Language Models (2024); OLoRA: Orthonormal
     Low-Rank Adaptation of Large Language Models (2024).
@@ -101,12 +111,15 @@ class Exchanged(Thin):
 
 @dataclass(frozen=True, eq=False)
 class Adapter(TrainedPart):
-    """What is added to a model's matrices. parts: by names such as "layers.3.down". facts: how it was made.
+    """What is added to a model's matrices.
 
     Matrices are named as a model keeps them ("qkv", "output", "gate_up", "down") or by what they are made of ("q", "k",
     "v", "gate", "up"), as checkpoints of other stacks do.
 
-    model: `fingerprint` of the model it was trained for, "" where it goes with every one that it fits.
+    Attributes:
+        parts: By names such as "layers.3.down".
+        facts: How it was made.
+        model: `fingerprint` of the model it was trained for, "" where it goes with every one that it fits.
     """
 
     KIND = "adapter"
@@ -128,7 +141,8 @@ class Adapter(TrainedPart):
     def load(cls, given: Self | str | Path | None, setting: str = "") -> Self:
         """As `TrainedPart.load`; it also reads a folder of PEFT's LoRA.
 
-        Raises UnsupportedModel for what PEFT adds otherwise.
+        Raises:
+            UnsupportedModel: For what PEFT adds otherwise.
         """
         if isinstance(given, str | Path):
             at = Path(given).expanduser()
@@ -171,10 +185,14 @@ _making = Lock()
 
 
 def tuned(model: Reader, adapter: Adapter) -> Transformer:
-    """The model with an adapter's matrices added, which shares all others with it; made once for the last few of them.
+    """The model with an adapter's matrices added, which shares all others with it.
 
-    Matrices of integers become int8, rounded anew with what is added to them; the model itself stays as it is.
-    Raises UnsupportedModel for models that others run, SettingsError for an adapter of another one.
+    Made once for the last few of them. Matrices of integers become int8, rounded anew with what is added to them; the
+    model itself stays as it is.
+
+    Raises:
+        UnsupportedModel: For models that others run.
+        SettingsError: For an adapter of another one.
     """
     if not isinstance(model, Transformer) or model.config.experts:
         raise UnsupportedModel(

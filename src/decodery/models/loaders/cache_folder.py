@@ -23,10 +23,15 @@ _WEIGHTS = ".safetensors"
 class Kept:
     """One thing in the cache that can be removed by itself.
 
-    name: of the model it belongs to. kind: what it is of that model, such as the precision of a converted copy. path:
-    the file or folder. size: in bytes; that of the last copy used counts what all copies of a model share. used: when
-    it was last used, in seconds since 1970. source: what it was made from, None where nobody noted it; there: whether
-    the source still exists, None where that is not known. lock: held by whoever makes it, where it has one.
+    Attributes:
+        name: Of the model it belongs to.
+        kind: What it is of that model, such as the precision of a converted copy.
+        path: The file or folder.
+        size: In bytes; that of the last copy used counts what all copies of a model share.
+        used: When it was last used, in seconds since 1970.
+        source: What it was made from, None if unknown.
+        there: Whether the source still exists, None where that is not known.
+        lock: Held by whoever makes it, where it has one.
     """
 
     name: str
@@ -82,9 +87,11 @@ def superfluous(
 ) -> list[Kept]:
     """What should go, in the order in which it goes: whose source is gone, then what was used longest ago.
 
-    names: names, titles or sources; nothing else goes, and all of it where there is no other condition. before: what
-    was not used since that time goes. most: as much goes as leaves at most so many bytes in all, where what is not
-    held by a process is enough for that.
+    Args:
+        names: Names, titles or sources; nothing else goes, and all of it where there is no other condition.
+        before: What was not used since that time goes.
+        most: As much goes as leaves at most so many bytes in all, where what is not held by a process is enough for
+            that.
     """
     total = sum(kept.size for kept in found)
     goes = []
@@ -120,7 +127,7 @@ def remove(kept: Kept) -> bool:
 
 
 def remove_empty() -> None:
-    """Remove the folders of sources of which nothing is left but locks that nobody holds."""
+    """Remove the folders of sources of which only unused locks are left."""
     from filelock import FileLock, Timeout
 
     for folder in _folders(converted()):
@@ -195,7 +202,7 @@ def _exists(source: str) -> bool:
 
 
 def _outdated() -> Iterator[Kept]:
-    """What other versions of this package converted; what earlier ones did, nobody reads any more."""
+    """What other versions of this package converted; what earlier ones did, is not read any more."""
     for folder in _folders(home() / "converted"):
         if folder != converted() and folder.name[1:].isdecimal():
             there = False if int(folder.name[1:]) < FORMAT else None

@@ -8,7 +8,7 @@ from ..config import ModelConfig
 
 
 def check_config(config: ModelConfig, origin: str) -> None:
-    """Raise CorruptFile where the numbers of a configuration that was read from `origin` do not fit together."""
+    """Raise CorruptFile if numbers of a configuration that was read from `origin` are inconsistent."""
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise CorruptFile(
             f"{origin}: {config.num_heads} heads of {config.head_dim} do not fit {config.num_kv_heads} key-value heads"

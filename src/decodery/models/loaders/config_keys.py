@@ -211,7 +211,7 @@ _UNREAD_PREFIXES = ("_", "unsloth_", "summary_", "generation_")
 
 
 def refuse_unknown(raw: dict[str, Any], origin: str, read: Collection[str]) -> None:
-    """Raise UnsupportedModel for a field that nobody has decided about, by its name.
+    """Raise UnsupportedModel for a field that is not known, by its name.
 
     A field that is null, false, zero or empty switches nothing on.
 

@@ -39,7 +39,11 @@ class Parts(Protocol):
     """Where parts come from, by names such as "embedding.weight" or "layers.3.q.bias"."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a part. Raises CorruptFile where there is none."""
+        """Of a part.
+
+        Raises:
+            CorruptFile: If there is none.
+        """
         ...
 
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
@@ -66,11 +70,14 @@ def write(
 ) -> None:
     """Write the weights to `path`.
 
-    precision: "float32", "bfloat16" or "float16", or "int8" or "int4" for the linear layers: then the embedding, whose
-    rows are only looked up, is bfloat16, and all else float32. A checkpoint's own blocks stay as they are: in int8
-    those of more than four bits, in int4 all of them where some have four, as whoever gave a layer more had a reason.
-    What is fused of parts in different blocks is int8 there, and so is a head that has eight bits.
-    beside: the file of `parts`, of which what need not be changed is to be read in place: it is only noted where.
+    A checkpoint's own blocks stay as they are: in int8 those of more than four bits, in int4 all of them where some
+    have four, as a layer has more bits for a reason. What is fused of parts in different blocks is int8 there, and so
+    is a head that has eight bits.
+
+    Args:
+        precision: "float32", "bfloat16" or "float16", or "int8" or "int4" for the linear layers: then the embedding,
+            whose rows are only looked up, is bfloat16, and all else float32.
+        beside: The file of `parts`, of which what need not be changed is to be read in place: it is only noted where.
     """
     quantized = precision not in _FLOATS
     stored = [slot for slot in slots(config) if quantized or slot.name != "head.weight" or not config.tie_embeddings]

@@ -127,8 +127,9 @@ _DESCRIPTION: dict[str, Kind] = {
 class Description:
     """A model's configuration, the precision of its checkpoint, and what `TextFacts` says of its texts.
 
-    tokenizer_of: the model whose tokenizer it uses, None where it has its own. source: what it was converted from, a
-    file, a folder or what can be fetched again; None where nobody noted it.
+    Attributes:
+        tokenizer_of: The model whose tokenizer it uses, None where it has its own.
+        source: What it was converted from, a file, a folder or what can be fetched again; None if unknown.
     """
 
     config: ModelConfig

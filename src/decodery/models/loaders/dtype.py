@@ -47,7 +47,11 @@ def computes_bfloat16(device: torch.device) -> bool:
 
 
 def choose_device(device: str) -> torch.device:
-    """The device of a setting; "auto" is a GPU where PyTorch has one. Raises SettingsError where there is none."""
+    """The device of a setting; "auto" is a GPU where PyTorch has one.
+
+    Raises:
+        SettingsError: If there is none.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -24,8 +24,12 @@ _SAID = 200
 
 @dataclass(frozen=True)
 class Offers:
-    """What a server was found to do. model: as it names it. chat, plain: routes that are there. logprobs: how many
-    likely tokens it tells of beside each, None where it tells of none, by route.
+    """What a server was found to do.
+
+    Attributes:
+        model: As it names it.
+        chat, plain: Routes that are there.
+        logprobs: How many likely tokens it tells of beside each, None where it tells of none, by route.
     """
 
     model: str
@@ -36,8 +40,14 @@ class Offers:
 
 @dataclass(frozen=True)
 class Settings:
-    """url: with or without /v1. timeout: seconds between two pieces of a text; seconds: of a whole one. retries: how
-    often a request is sent again where the server is busy or not there, before it has answered anything.
+    """How a server is reached.
+
+    Attributes:
+        url: With or without /v1.
+        timeout: Seconds between two pieces of a text.
+        seconds: Of a whole one.
+        retries: How often a request is sent again where the server is busy or not there, before it has answered
+            anything.
     """
 
     url: str
@@ -48,7 +58,7 @@ class Settings:
 
 
 class Endpoint:
-    """One server. Safe to share between threads; whoever iterates a stream closes it to leave."""
+    """One server. Safe to share between threads; close a stream to leave it early."""
 
     def __init__(self, settings: Settings) -> None:
         try:
@@ -69,7 +79,10 @@ class Endpoint:
         )
 
     def probe(self, model: str | None) -> Offers:
-        """What the server does, found out by asking for one token by each route. Raises ServerError, SettingsError."""
+        """What the server does, found out by asking for one token by each route.
+
+        Raises ServerError, SettingsError.
+        """
         name = self._name(model)
         found: dict[str, int | None] = {}
         for path, ask in ((CHAT, {"messages": [{"role": "user", "content": "Hi"}]}), (PLAIN, {"prompt": "Hi"})):
@@ -92,7 +105,8 @@ class Endpoint:
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a text, and how often it was asked for again under "retries" with the first.
 
-        Raises ServerError where the server is not there, refuses, takes too long, or stops before the end.
+        Raises:
+            ServerError: If the server is not there, refuses, takes too long, or stops before the end.
         """
         import httpx
 

@@ -19,7 +19,11 @@ _SHOWN = 60
 
 
 class Kind:
-    """A kind of value. wanted: what there should be, in words that follow "should be"."""
+    """A kind of value.
+
+    Args:
+        wanted: What there should be, in words that follow "should be".
+    """
 
     @property
     def wanted(self) -> str:
@@ -92,7 +96,7 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Anything(Kind):
-    """A value that is looked at as a whole: only whether it is empty, zero or false, or for a few it may be."""
+    """A value that is only compared as a whole: empty, zero, false or one of a few."""
 
     wanted = "a plain value"
 
@@ -161,7 +165,10 @@ class Named(Kind):
 
 @dataclass(frozen=True)
 class Record(Kind):
-    """An object whose values have kinds by their names. A null is a value that is missing; other names may be there."""
+    """An object whose values have kinds by their names.
+
+    A null is a value that is missing; other names may be there.
+    """
 
     kinds: Mapping[str, Kind]
 
@@ -201,7 +208,11 @@ class Either(Kind):
 class Fields:
     """The named values of a file, of the kinds that `kinds` says; other names are not looked at.
 
-    origin: what errors call the file. Raises CorruptFile for a value of another kind.
+    Args:
+        origin: What errors call the file.
+
+    Raises:
+        CorruptFile: For a value of another kind.
     """
 
     def __init__(self, raw: Any, origin: str, kinds: Mapping[str, Kind]) -> None:
@@ -215,7 +226,11 @@ class Fields:
         return default if value is None else value
 
     def need(self, name: str) -> Any:
-        """The value. Raises CorruptFile where it is missing."""
+        """The value.
+
+        Raises:
+            CorruptFile: If it is missing.
+        """
         value = self.get(name)
         if value is None:
             raise CorruptFile(f"{self.origin} has no field {name}: the file is incomplete")

@@ -54,8 +54,9 @@ def model_files(folder: Path) -> list[Path]:
 class FolderCheckpoint:
     """A folder as a source of weights.
 
-    precision: the floating point type that most of the weights have, or for those of GPTQ and AWQ "int4", or
-    "quantized" where they need a fifth bit to stay as they are.
+    Args:
+        precision: The floating point type that most of the weights have, or for those of GPTQ and AWQ "int4", or
+            "quantized" where they need a fifth bit to stay as they are.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +79,11 @@ class FolderCheckpoint:
         return factors(self._described, self.config, str(self.folder)) if self.config.family == "falcon_h1" else {}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the part `name`. Raises CorruptFile where there is none."""
+        """Of the part `name`.
+
+        Raises:
+            CorruptFile: If there is none.
+        """
         if self.form(name) is not None:
             assert self._four_bits is not None
             return self._four_bits.shape(self._beside(name))

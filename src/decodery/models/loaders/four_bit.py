@@ -71,8 +71,11 @@ READ = (
 class FourBits:
     """How a checkpoint keeps its 4-bit weights.
 
-    group: inputs that share a step, -1: all; added: to a stored zero; reordered: whether inputs were quantized in
-    another order than they have, so that tensors must say which group each belongs to.
+    Attributes:
+        group: Inputs that share a step, -1: all.
+        added: To a stored zero.
+        reordered: Whether inputs were quantized in another order than they have, so that tensors must say which group
+            each belongs to.
     """
 
     awq: bool
@@ -82,7 +85,11 @@ class FourBits:
 
     @classmethod
     def read(cls, raw: Any, origin: str) -> FourBits:
-        """From a `quantization_config`. Raises UnsupportedModel for what is not read here."""
+        """From a `quantization_config`.
+
+        Raises:
+            UnsupportedModel: For what is not read here.
+        """
         fields = Fields(raw, f"{origin}: quantization_config", _CONFIG)
         method, bits = fields.get("quant_method", ""), fields.get("bits", 4)
         if method not in _METHODS or bits != 4:
@@ -106,7 +113,11 @@ class FourBits:
         return cls(method == "awq", group, added, method == "gptq" and fields.get("desc_act", False))
 
     def shape(self, read: Read) -> tuple[int, int]:
-        """(out, in) of a layer. Raises CorruptFile where its tensors do not fit together."""
+        """(out, in) of a layer.
+
+        Raises:
+            CorruptFile: If its tensors do not fit together.
+        """
         weight, zeros, scales = read("qweight"), read("qzeros"), read("scales")
         if weight.dim() != 2 or scales.dim() != 2 or {weight.dtype, zeros.dtype} != {torch.int32}:
             raise CorruptFile(
@@ -167,7 +178,11 @@ class FourBits:
         return _bits(weight[:, begin:end]).transpose(1, 2).flatten(0, 1)
 
     def check_order(self, read: Read, *, named: bool) -> None:
-        """Refuse inputs that are not in the order of their groups. named: whether a tensor says the groups."""
+        """Refuse inputs that are not in the order of their groups.
+
+        Args:
+            named: Whether a tensor says the groups.
+        """
         if named:
             inputs = self.shape(read)[1]
             apart = not torch.equal(read("g_idx").long(), self._groups(inputs))
@@ -187,7 +202,7 @@ def refused(fields: Fields) -> UnsupportedModel:
 
 
 def refuse_quantized(config: Any, origin: str, reason: UnsupportedModel) -> None:
-    """Raise UnsupportedModel where `transformers` would need other packages to read the weights of a config.json.
+    """Raise UnsupportedModel if `transformers` needs other packages to read the weights.
 
     Args:
         config: The content of the config.json.

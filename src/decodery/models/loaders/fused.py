@@ -58,7 +58,8 @@ def save(path: Path, weights: Weights) -> None:
 def read(path: Path, config: ModelConfig, device: torch.device, file: Path | None = None) -> Weights:
     """The weights that `convert.write` or `save` wrote; on a CPU they are mapped, not copied.
 
-    file: where what is not in `path` is read in place.
+    Args:
+        file: Where what is not in `path` is read in place.
     """
     try:
         tensors, metadata = read_tensors(path, device=str(device))

@@ -14,7 +14,11 @@ MORE_LINEARS = ("q_up", "shared_gate_up", "shared_down", "mix_in", "mix_out")
 
 @dataclass(frozen=True)
 class Slot:
-    """One fused tensor: its parts are stacked along the first dimension. linear: may be quantized."""
+    """One fused tensor: its parts are stacked along the first dimension.
+
+    Attributes:
+        linear: May be quantized.
+    """
 
     name: str
     shape: tuple[int, ...]

@@ -17,7 +17,11 @@ super-blocks scales and integers as `SuperBlockLinear` has them."""
 
 
 class Reader(NamedTuple):
-    """What a type's blocks become. read: from rows [n, bytes of a row] uint8."""
+    """What a type's blocks become.
+
+    Attributes:
+        read: From rows [n, bytes of a row] uint8.
+    """
 
     form: Form
     read: Callable[[np.ndarray], Blocks]
@@ -71,7 +75,7 @@ def q5_k(raw: np.ndarray) -> Blocks:
 
 
 def q6_k(raw: np.ndarray) -> Blocks:
-    """step * (number - 32), with steps that are 8-bit integers times a scale of 256 inputs."""
+    """step * (number - 32); steps are 8-bit integers times a scale of 256 inputs."""
     blocks = raw.reshape(len(raw), -1, 210)
     # 64 bytes hold the low bits of 128 numbers, 32 bytes the others.
     low = blocks[..., :128].reshape(len(raw), -1, 2, 1, 64)

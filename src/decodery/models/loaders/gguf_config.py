@@ -78,7 +78,10 @@ _CONFIG: dict[str, Kind] = {
 
 
 def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
-    """The configuration that a file's metadata and tensors describe. Raises CorruptFile or UnsupportedModel."""
+    """The configuration that a file's metadata and tensors describe.
+
+    Raises CorruptFile or UnsupportedModel.
+    """
     general = Fields(file.metadata, origin, _GENERAL)
     architecture = general.get("general.architecture")
     if architecture not in _FAMILIES:

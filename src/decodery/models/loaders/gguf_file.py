@@ -33,7 +33,13 @@ _SCALARS = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies. shape: rows first; kind: the number of its GGML type; offset: of its first byte in data."""
+    """Where a tensor lies.
+
+    Attributes:
+        shape: Rows first.
+        kind: The number of its GGML type.
+        offset: Of its first byte in data.
+    """
 
     shape: tuple[int, ...]
     kind: int
@@ -42,9 +48,12 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """An opened file. metadata: {key: str, number, bool, list or array}; tensors: {name: TensorInfo}.
+    """An opened file.
 
-    others: the parts after the first one of a split file, whose tensors are among those of the first.
+    Args:
+        others: The parts after the first one of a split file, whose tensors are among those of the first.
+        metadata: {key: str, number, bool, list or array}.
+        tensors: {name: TensorInfo}.
     """
 
     def __init__(self, path: Path) -> None:

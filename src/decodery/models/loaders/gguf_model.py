@@ -49,8 +49,9 @@ _LAYER = {
 class GGUFCheckpoint:
     """A GGUF file as a source of weights.
 
-    precision: of most of the layers' weights: a floating point type, "int4" for blocks of four bits that stay as they
-    are, or "quantized".
+    Args:
+        precision: Of most of the layers' weights: a floating point type, "int4" for blocks of four bits that stay as
+            they are, or "quantized".
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,7 +62,11 @@ class GGUFCheckpoint:
         self._refuse_unread()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the part `name`. Raises CorruptFile where the file has none."""
+        """Of the part `name`.
+
+        Raises:
+            CorruptFile: If the file has none.
+        """
         shape = self.file.info(self._name(name)).shape
         return (math.prod(shape),) if flat_part(name) else shape
 

@@ -34,14 +34,19 @@ _FLAT = ("decay.weight", "skip.weight", "gate_norm.weight")
 
 
 def state_name(part: str, family: str) -> str | None:
-    """What a file calls a part of a layer that its state has, such as "conv.weight"; None where it is another's."""
+    """What a file calls a part of a layer that its state has, such as "conv.weight".
+
+    None where it is another's.
+    """
     return dict(zip(_ENDS[family], ("ssm_in.weight", "ssm_out.weight"), strict=True)).get(part) or _NAMES.get(part)
 
 
 def states_config(fields: Fields, family: str, vocab_size: int, tied: bool, normed: bool) -> ModelConfig:
     """The configuration of such a file.
 
-    fields: its metadata, whose names are those after the architecture's; normed: whether what states say is normed.
+    Args:
+        fields: Its metadata, whose names are those after the architecture's.
+        normed: Whether what states say is normed.
     """
     inner, heads = fields.need("ssm.inner_size"), fields.need("ssm.time_step_rank")
     if inner % heads:

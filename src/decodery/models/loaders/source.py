@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 class Source:
     """Where a model comes from and where its converted form is kept.
 
-    entry: directory of the converted form. folder: the Hugging Face folder it comes from, None for a GGUF file. origin:
-    what is noted in the entry of where it comes from. file: the GGUF file.
+    Args:
+        entry: Directory of the converted form.
+        folder: The Hugging Face folder it comes from, None for a GGUF file.
+        origin: What is noted in the entry of where it comes from.
+        file: The GGUF file.
     """
 
     def __init__(

@@ -94,9 +94,10 @@ def _in_cache(path: Path) -> bool:
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """A directory inside the cache for something unfinished; it is gone when the block ends, however it ends.
+    """A directory inside the cache for something unfinished.
 
-    What a killed process left after is removed by the next one that needs a workspace.
+    It is gone when the block ends, however it ends. What a killed process left after is removed by the next one that
+    needs a workspace.
     """
     from filelock import FileLock
 
@@ -143,7 +144,7 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def contents(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """What tells the contents of a file, or of all files of a folder, from those before and after they are replaced.
+    """A fingerprint that changes when a file, or a file of a folder, is replaced.
 
     Args:
         path: the file or folder; folders within it do not count.
@@ -162,7 +163,10 @@ def contents(path: Path) -> tuple[tuple[str, int, int, int], ...]:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path whose file takes the place of `target` when the block ends well; otherwise nothing changes."""
+    """A temporary path whose file takes the place of `target` when the block ends well.
+
+    Otherwise nothing changes.
+    """
     make_directory(target.parent)
     try:
         # A file can only take a name on its own file system.
@@ -221,7 +225,7 @@ def sha256(path: Path, what: str, progress: Progress) -> str:
 
 
 def fingerprint(files: Sequence[Path]) -> str:
-    """A key that changes when one of these files is replaced: from names, sizes and times, without reading them."""
+    """A key from names, sizes and times that changes when one of these files is replaced."""
     digest = hashlib.sha256()
     for path in files:
         status = path.stat()
@@ -230,7 +234,7 @@ def fingerprint(files: Sequence[Path]) -> str:
 
 
 def remove_others(kept: Path) -> None:
-    """Remove the directories beside `kept`: earlier states of the same source that nothing refers to any more."""
+    """Remove the directories beside `kept`, earlier states of the same source that nothing uses."""
     for sibling in kept.parent.iterdir():
         if sibling != kept and sibling.is_dir():
             with suppress(OSError):
@@ -254,7 +258,11 @@ def silent(what: str, done: int, total: int) -> None:
 
 @contextmanager
 def terminal_progress(*, counts: bool = False) -> Iterator[Progress]:
-    """A progress bar on standard error where a person is watching, else silence. counts: not of bytes."""
+    """A progress bar on standard error where a person is watching, else silence.
+
+    Args:
+        counts: Not of bytes.
+    """
     if not sys.stderr.isatty():
         yield silent
         return

@@ -27,11 +27,16 @@ _HALF = packed.BLOCK // 2
 
 @dataclass
 class BlockLinear(Native):
-    """weight: [out, in * bits / 8] uint8; scales: [out, in / 32, 2] float16; bias: [out] float32 or None.
+    """A linear layer whose weights are codes of a few bits in blocks.
 
     A row of the weight begins with the lowest four bits of all numbers, the even input in the low half, and goes on
     with the others, eight inputs a byte or four, the first lowest; numbers of eight bits are bytes. The two scales of a
     block are its step and its least value, or the steps of its halves.
+
+    Attributes:
+        weight: [out, in * bits / 8] uint8.
+        scales: [out, in / 32, 2] float16.
+        bias: [out] float32 or None.
     """
 
     weight: torch.Tensor

@@ -27,7 +27,13 @@ _CUTS = (0.0, 0.04, 0.08, 0.12, 0.16)
 
 @dataclass
 class Int4Linear(Native):
-    """weight: [out, in / 2] uint8, the even input in the low half; step, least: [out, in / 32] float16; bias: [out]."""
+    """A linear layer of 4-bit weights.
+
+    Attributes:
+        weight: [out, in / 2] uint8, the even input in the low half.
+        step, least: [out, in / 32] float16.
+        bias: [out].
+    """
 
     weight: torch.Tensor
     step: torch.Tensor
@@ -37,10 +43,12 @@ class Int4Linear(Native):
 
     @classmethod
     def quantize(cls, weight: torch.Tensor, bias: torch.Tensor | None = None, *, bits: int = 4) -> Int4Linear:
-        """[out, in] floating point; 16 even steps per block, of those tried the ones with the least squared error.
+        """Quantize [out, in] floating point weights to 16 even steps per block, with least squared error.
 
-        Large weights count for more, as they do in what comes out. `in` must be a multiple of 32. bits: fewer of them
-        leave fewer steps, 2^bits, in the same room.
+        Large weights count for more, as they do in what comes out. `in` must be a multiple of 32.
+
+        Args:
+            bits: Fewer of them leave fewer steps, 2^bits, in the same room.
         """
         outputs, inputs = weight.shape
         if inputs % packed.BLOCK:
@@ -97,7 +105,7 @@ class Int4Linear(Native):
 
 
 def even_steps(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """2^bits even steps per block of 32 inputs, of those tried the ones with the least weighted squared error.
+    """2^bits even steps per block of 32 inputs, of those tried the ones with least weighted squared error.
 
     Args:
         weight: [out, in] in floating point; `in` a multiple of 32.

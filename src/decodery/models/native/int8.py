@@ -24,7 +24,13 @@ STEP = float(np.float32(1) / np.float32(127))
 
 @dataclass
 class Int8Linear(Native):
-    """weight: [out, in] int8 in [-127, 127]; scale: [out] float32; bias: [out] float32 or None."""
+    """A linear layer of 8-bit weights.
+
+    Attributes:
+        weight: [out, in] int8 in [-127, 127].
+        scale: [out] float32.
+        bias: [out] float32 or None.
+    """
 
     weight: torch.Tensor
     scale: torch.Tensor

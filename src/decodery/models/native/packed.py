@@ -59,9 +59,12 @@ class Arena:
 
 
 class Packed:
-    """One linear layer in the kernels' layout. `gated`: panels of 16 gates and the 16 values they open.
+    """One linear layer in the kernels' layout.
 
     One in floating point must have 16 bits.
+
+    Args:
+        gated: Panels of 16 gates and the 16 values they open.
     """
 
     def __init__(self, linear: Packable, arena: Arena | None = None, *, gated: bool = False) -> None:
@@ -149,7 +152,7 @@ class Packed:
 
 
 class Native(ABC):
-    """A linear layer of integers: on the native kernels where there are any, and else the same bits in PyTorch."""
+    """A linear layer of integers, on the native kernels or with the same bits in PyTorch."""
 
     _packed: Packed | None = None
 

@@ -14,11 +14,16 @@ MOST_SHIFT = 7
 
 @dataclass
 class RoundedInputs:
-    """A linear layer over inputs of 4 bits. weight: [out, in]; bias: [out] or None.
+    """A linear layer over inputs of 4 bits.
 
-    levels: [8] the magnitudes that inputs are rounded to, ascending from 0. shifts: [in] uint8, by how many powers of
-    two each input is larger when that happens; the weight's columns are as much smaller, so that inputs of unlike sizes
-    share one table. Shifts are exact: each input might as well have a table of its own.
+    Shifts are exact: each input might as well have a table of its own.
+
+    Attributes:
+        weight: [out, in].
+        levels: [8] the magnitudes that inputs are rounded to, ascending from 0.
+        shifts: [in] uint8, by how many powers of two each input is larger when that happens; the weight's columns are
+            as much smaller, so that inputs of unlike sizes share one table.
+        bias: [out] or None.
     """
 
     weight: torch.Tensor

@@ -18,8 +18,9 @@ from ..config import Mamba
 class NativeScan:
     """The mixer of one layer between its projections; None of its tensors may be moved while it lives.
 
-    tensors: convolution [channels, kernel], its bias or None, the steps' bias, decay < 0 and skip [heads] each, and the
-    gated norm [inner] or None, all float32 on the CPU.
+    Args:
+        tensors: Convolution [channels, kernel], its bias or None, the steps' bias, decay < 0 and skip [heads] each, and
+            the gated norm [inner] or None, all float32 on the CPU.
     """
 
     def __init__(self, shape: Mamba, tensors: Sequence[torch.Tensor | None], eps: float) -> None:
@@ -41,9 +42,11 @@ class NativeScan:
     ) -> torch.Tensor:
         """What the last n rows say, gated and normed: [n, inner].
 
-        held: [reach + T, channels + heads], rows of content and then all tentative ones; line: [T] the tentative row
-        right before each, -1 for none, None where they follow each other; state: [heads, head_dim, state] after the
-        content; gate: [n, inner] of a tensor whose rows may be further apart.
+        Args:
+            held: [reach + T, channels + heads], rows of content and then all tentative ones.
+            line: [T] the tentative row right before each, -1 for none, None where they follow each other.
+            state: [heads, head_dim, state] after the content.
+            gate: [n, inner] of a tensor whose rows may be further apart.
         """
         out = torch.empty(len(gate), self._shape.inner, dtype=torch.float32, device="cpu")
         mixed = MixedStruct(gate_stride=gate.stride(0), said=len(gate))

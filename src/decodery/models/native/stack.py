@@ -44,11 +44,11 @@ _MOST_PLANS = 256
 
 
 class NativeStack:
-    """All layers and the head of a model, run by one native call per pass, or one up to each visited site.
+    """All layers and the head of a model, in one native call per pass or per visited hook point.
 
     A row's result depends on that row alone, bit for bit: not on the number of rows, on chunking, on the other
-    sequences of the batch or on the shape of a tree. `angles(rope, positions)` gives cosines and sines
-    [N, head_dim / 2] float32.
+    sequences of the batch or on the shape of a tree. `angles(rope, positions)` gives cosines and sines [N, head_dim /
+    2] float32.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, angles: Angles) -> None:
@@ -149,7 +149,7 @@ class NativeStack:
 
 
 class _Walk:
-    """One pass: a native call as far as the next site where Python has something to do, and so on to the end."""
+    """One pass: a native call as far as the next hook point where Python has something to do, and so on to the end."""
 
     def __init__(
         self, stack: NativeStack, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], hooks: Hooks

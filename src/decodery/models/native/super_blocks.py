@@ -141,7 +141,11 @@ def _integer_sums(sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def block_layer(form: Form, weight: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> BlockKind:
-    """The layer of a form of blocks. first, second: see `gguf_blocks.Blocks`."""
+    """The layer of a form of blocks.
+
+    Args:
+        first, second: See `gguf_blocks.Blocks`.
+    """
     if form in packed.SUPER_BYTES:
         return SuperBlockLinear(form, weight, first, second)
     if form == Form.BLOCKS4:

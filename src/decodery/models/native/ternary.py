@@ -21,7 +21,13 @@ PER_BYTE = 4
 
 @dataclass
 class TernaryLinear(Native):
-    """weight: [out, in / 4] uint8, value + 1 of four inputs, the first lowest; scale: [out] float32; bias: [out]."""
+    """A linear layer of ternary weights.
+
+    Attributes:
+        weight: [out, in / 4] uint8, value + 1 of four inputs, the first lowest.
+        scale: [out] float32.
+        bias: [out].
+    """
 
     weight: torch.Tensor
     scale: torch.Tensor
@@ -30,7 +36,12 @@ class TernaryLinear(Native):
 
     @classmethod
     def of(cls, trits: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> TernaryLinear:
-        """trits: [out, in] of any dtype, -1, 0 or 1; `in` must be a multiple of 4. scale: [out] float32."""
+        """The layer of given ternary weights.
+
+        Args:
+            trits: [out, in] of any dtype, -1, 0 or 1; `in` must be a multiple of 4.
+            scale: [out] float32.
+        """
         outputs, inputs = trits.shape
         if inputs % PER_BYTE:
             raise UnsupportedModel(

@@ -26,8 +26,10 @@ class ChatTemplate:
     """A Jinja template that comes with a model and is not trusted.
 
     It is rendered in a sandbox in another process, which begins with the first template, is shared by all and is ended
-    where a prompt takes it more than 10 seconds or 1 GiB. special: texts of the special tokens it may name, such as
-    {"bos_token": "<s>"}.
+    where a prompt takes it more than 10 seconds or 1 GiB.
+
+    Args:
+        special: Texts of the special tokens it may name, such as {"bos_token": "<s>"}.
     """
 
     def __init__(self, source: str, special: Mapping[str, str] | None = None) -> None:
@@ -48,8 +50,12 @@ class ChatTemplate:
     ) -> str:
         """The prompt for these messages ({"role": ..., "content": ...}).
 
-        add_generation_prompt: end with what begins the model's turn. variables: further switches of the template.
-        Raises PromptError where the template does not accept the messages, or reaches the limits with them.
+        Args:
+            add_generation_prompt: End with what begins the model's turn.
+            variables: Further switches of the template.
+
+        Raises:
+            PromptError: If the template does not accept the messages, or reaches the limits with them.
         """
         try:
             given = {**self.special, **plain(variables), "messages": plain(messages), "tools": plain(tools)}

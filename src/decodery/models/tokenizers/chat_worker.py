@@ -25,9 +25,12 @@ def begin() -> Callable[[dict[str, Any]], dict[str, str]]:
 
 
 def answer(question: dict[str, Any]) -> dict[str, str]:
-    """`text`, or why there is none: `invalid` (the template itself), `refused` or `failed` (with these messages).
+    """`text`, or why there is none.
 
-    question: `source`, `given` (variables by name) and `most`, how many characters the text may have.
+    `invalid`: the template is wrong. `refused` or `failed`: with these messages.
+
+    Args:
+        question: `source`, `given` (variables by name) and `most`, how many characters the text may have.
     """
     try:
         template = _compiled(question["source"])

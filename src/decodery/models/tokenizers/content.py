@@ -17,7 +17,11 @@ Span = tuple[int, int]
 
 
 class Encoded(NamedTuple):
-    """Tokens of a text. spans: of each the characters that it stands for; empty where it was added."""
+    """Tokens of a text.
+
+    Attributes:
+        spans: Of each the characters that it stands for; empty where it was added.
+    """
 
     ids: list[int]
     spans: list[Span]
@@ -50,9 +54,13 @@ class ContentEncoder:
         self._unknown = _unknown(tokenizer)
 
     def encode(self, text: str, whole: Encoded, content: Sequence[Span], *, special: bool) -> Encoded:
-        """Tokens of `text`, whose parts in `content` are others'. whole: its tokens where all of it is the template's.
+        """Tokens of `text`, whose parts in `content` are others'.
 
-        Raises PromptError for content that cannot be told from control tokens.
+        Args:
+            whole: Its tokens where all of it is the template's.
+
+        Raises:
+            PromptError: For content that cannot be told from control tokens.
         """
         if _ANCHOR in text:
             raise PromptError("the prompt holds the characters U+FDD0 and U+FDD1, which are no text: leave them out")

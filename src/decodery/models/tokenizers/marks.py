@@ -18,8 +18,11 @@ _MOST = 0x7FFE
 class Marks:
     """Puts marks into messages and takes them out of a rendered text.
 
-    used: all that messages and template say, so that no mark occurs there. spelled: matches control tokens. free: False
-    where no characters are left to mark with; count: of the marks that were put in.
+    Args:
+        used: All that messages and template say, so that no mark occurs there.
+        spelled: Matches control tokens.
+        free: False where no characters are left to mark with.
+        count: Of the marks that were put in.
     """
 
     def __init__(self, used: str, spelled: re.Pattern[str] | None) -> None:
@@ -34,7 +37,11 @@ class Marks:
         return len(self._marked)
 
     def messages(self, messages: Any, *, whole: bool) -> Any:
-        """Messages with marks. whole: around what they say; otherwise around nothing but spelled control tokens."""
+        """Messages with marks.
+
+        Args:
+            whole: Around what they say; otherwise around nothing but spelled control tokens.
+        """
         return [self._message(number, message, whole) for number, message in enumerate(messages)]
 
     def spelled(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tokens of models whose vocabulary nobody knows: every piece of text gets a number when it is first heard."""
+"""Tokens of models whose vocabulary is unknown: every piece of text gets a number when it is first heard."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ MOST_PIECES = 1 << 31
 
 
 class Pieces:
-    """Stands where a tokenizer would. eos_ids: none, for ends come as such. Safe to share between threads.
+    """Stands where a tokenizer would.
 
-    Numbers are never used again, so memory grows with the distinct pieces heard; servers send tokens, of which there
-    are as many as their model has.
+    Safe to share between threads. Numbers are never used again, so memory grows with the distinct pieces heard; servers
+    send tokens, of which there are as many as their model has.
+
+    Args:
+        eos_ids: None, for ends come as such.
     """
 
     eos_ids: tuple[int, ...] = ()
@@ -46,7 +49,11 @@ class Pieces:
         return [self.id_of(word) for word in _WORD.findall(text)]
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of these numbers. special: makes no difference, as nobody hears of special tokens."""
+        """The text of these numbers.
+
+        Args:
+            special: Makes no difference, as nobody hears of special tokens.
+        """
         return "".join(self._texts[id] for id in ids)
 
     def stream(self) -> PieceStream:
@@ -72,5 +79,5 @@ def unseen(family: str, positions: int = 1 << 30) -> ModelConfig:
 
 
 def nothing_read() -> KVCache:
-    """The cache of a text that somebody else reads: it is never written to."""
+    """The cache of a text that another object reads: it is never written to."""
     return KVCache(1, 1, 1, capacity=1)

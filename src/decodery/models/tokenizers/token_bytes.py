@@ -15,7 +15,11 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenBytes:
-    """How a tokenizer spells bytes in its tokens. between: what stands before every token but the first of a text."""
+    """How a tokenizer spells bytes in its tokens.
+
+    Args:
+        between: What stands before every token but the first of a text.
+    """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         from tokenizers import models

@@ -34,7 +34,7 @@ _MARK = "\x02"
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Whatever the tokenizers library raises, bare exceptions and panics, becomes a CorruptFile that says `what`."""
+    """Turn any error of the tokenizers library, panics included, into a CorruptFile that says `what`."""
     try:
         yield
     except DecoderyError:
@@ -50,8 +50,10 @@ def library_errors(what: str) -> Iterator[None]:
 class TextFacts:
     """What a checkpoint says of texts beside its tokenizer.
 
-    bos_id, eos_ids: ids that begin (None: none) and end a text; special: texts of the special tokens by name, such
-    as "bos_token"; chat_template: source of the Jinja template, None where there is none.
+    Attributes:
+        bos_id, eos_ids: Ids that begin (None: none) and end a text.
+        special: Texts of the special tokens by name, such as "bos_token".
+        chat_template: Source of the Jinja template, None where there is none.
     """
 
     bos_id: int | None
@@ -73,10 +75,13 @@ def _prompt_errors() -> Iterator[None]:
 
 
 class Tokenizer:
-    """Wraps a `tokenizers.Tokenizer` whose tokens stand for bytes: byte-level, SentencePiece, or whole words.
+    """Wraps a `tokenizers.Tokenizer` of byte-level, SentencePiece or word tokens.
 
-    eos_ids: every id that ends a text. bos_id: the id that begins one, None where the model has none. control_ids:
-    those that tell the model something and are no text: special tokens and ends.
+    Args:
+        backend: A `tokenizers.Tokenizer`.
+        bos_id: The id that begins one, None where the model has none.
+        eos_ids: Every id that ends a text.
+        control_ids: Those that tell the model something and are no text: special tokens and ends.
     """
 
     def __init__(
@@ -97,7 +102,13 @@ class Tokenizer:
     def from_file(
         cls, path: Path, *, bos_id: int | None = None, eos_ids: Sequence[int] = (), tried: bool = False
     ) -> Tokenizer:
-        """Read a tokenizer.json. tried: see `read_tokenizer`."""
+        """Read a tokenizer.json.
+
+        Args:
+            path: The file.
+            bos_id, eos_ids: See `Tokenizer`.
+            tried: See `read_tokenizer`.
+        """
         from .tokenizer_file import read_tokenizer
 
         backend = read_tokenizer(path, tried=tried)
@@ -109,10 +120,14 @@ class Tokenizer:
         return self.backend.get_vocab_size()
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of `text`. special: add what the model wants around a text, such as its first token.
+        """Token ids of `text`.
 
-        Texts of special tokens are recognised inside `text` either way; a first token that is written there already
-        is not added. `encode_content` reads texts of others, in which nothing is special.
+        Texts of special tokens are recognised inside `text` either way; a first token that is written there already is
+        not added. `encode_content` reads texts of others, in which nothing is special.
+
+        Args:
+            text: Any text.
+            special: Add what the model wants around a text, such as its first token.
         """
         return self.encoding(text, special=special).ids
 
@@ -181,6 +196,9 @@ class Tokenizer:
         """Token ids of a gap between two texts, for a model to fill; None where it has no tokens for that.
 
         Nothing in the two texts is a special token.
+
+        Args:
+            before, behind: The text before and after the gap.
         """
         for signs in _GAPS:
             if all(self.token_id(sign) is not None for sign in signs):
@@ -191,12 +209,21 @@ class Tokenizer:
         return None
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of `ids`. special: show special tokens instead of leaving them out."""
+        """The text of `ids`.
+
+        Args:
+            ids: Token ids.
+            special: Show special tokens instead of leaving them out.
+        """
         stream = self.stream(special=special)
         return stream.push(ids) + stream.finish()
 
     def stream(self, *, special: bool = False, begins: bool = True) -> TokenStream:
-        """A decoder that is fed piece by piece. begins: with a text's beginning, where the first space is dropped."""
+        """A decoder that is fed piece by piece.
+
+        Args:
+            begins: With a text's beginning, where the first space is dropped.
+        """
         return TokenStream(self, special, begins and self._decoder.strips_first_space)
 
     def piece(self, id: int) -> bytes:
@@ -249,7 +276,9 @@ class Tokenizer:
 
 
 class TokenStream:
-    """Turns ids into text as they come. What `push` and `finish` return joins to `Tokenizer.decode` of all ids.
+    """Turns ids into text as they come.
+
+    What `push` and `finish` return joins to `Tokenizer.decode` of all ids.
 
     Bytes of an unfinished character are held back; bytes that are no character become U+FFFD.
     """

@@ -50,10 +50,15 @@ _PUT = ("content", "prepend", "replacement")
 
 
 def read_tokenizer(path: Path, *, tried: bool = False) -> tokenizers.Tokenizer:
-    """The tokenizer in a tokenizer.json. tried: it was written by this package, from one that was read so before.
+    """The tokenizer in a tokenizer.json.
 
-    Anything else is bounded first, and then read once in a process of its own that has little memory. Raises
-    CorruptFile for what is no tokenizer and for one that cannot encode.
+    Anything else is bounded first, and then read once in a process of its own that has little memory.
+
+    Args:
+        tried: It was written by this package, from one that was read so before.
+
+    Raises:
+        CorruptFile: For what is no tokenizer and for one that cannot encode.
     """
     import tokenizers
 

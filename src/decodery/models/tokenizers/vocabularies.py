@@ -40,7 +40,9 @@ def speaks(model: LanguageModel, tokenizer: Tokenizer) -> None:
 class Padding:
     """Ids that no token stands for, which nothing may draw: rows that a vocabulary was padded with.
 
-    first: the id from which on none is a token. others: [n] int64, those below it.
+    Attributes:
+        first: The id from which on none is a token.
+        others: [n] int64, those below it.
     """
 
     first: int
@@ -79,7 +81,7 @@ def padding_of(model: Reader) -> Padding | None:
 
 
 def excluded(model: Reader, logits: torch.Tensor) -> torch.Tensor:
-    """Logits [..., vocab] of a model, written to, without the ids that no token stands for: for what has no `Sequence`.
+    """Logits [..., vocab], changed in place, without ids that are no token; for code without a `Sequence`.
 
     Args:
         model: whose tokenizer is known.
@@ -102,9 +104,10 @@ def _padding(tokenizer: Tokenizer, size: int) -> Padding | None:
 
 
 def fitted(model: R, target: Reader) -> R | Fitted:
-    """`model` for the texts of `target`: itself, or with as many tokens, where the rest of one of the two is padding.
+    """`model` for the texts of `target`, padded to as many tokens where needed.
 
-    Raises VocabularyMismatch, with the first token that is not the same in both where that is known.
+    Raises:
+        VocabularyMismatch: With the first token that is not the same in both where that is known.
     """
     sizes = model.vocab_size, target.vocab_size
     names = model.config.vocabulary, target.config.vocabulary

@@ -14,9 +14,11 @@ from .tokenizer import Tokenizer
 class Vocabulary:
     """The texts of a model's tokens, for whatever decides which of them may be written.
 
-    pieces: [size] bytes of every id, empty where it has no text (ids the model has and the tokenizer lacks, too).
-    special_ids: tokens that are no text, those that end a text among them; eos_ids: the latter. encode: the tokenizer's
-    own tokens of a text, none added.
+    Attributes:
+        pieces: [size] bytes of every id, empty where it has no text (ids the model has and the tokenizer lacks, too).
+        special_ids: Tokens that are no text, those that end a text among them.
+        eos_ids: The latter.
+        encode: The tokenizer's own tokens of a text, none added.
     """
 
     pieces: list[bytes]
@@ -26,7 +28,12 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, size: int) -> Vocabulary:
-        """The vocabulary of a model with `size` logits for this tokenizer."""
+        """The vocabulary of a model with `size` logits for this tokenizer.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            size: Logits of the model.
+        """
         eos = tuple(id for id in tokenizer.eos_ids if id < size)
         special = frozenset(id for id in (*tokenizer.special_ids, *eos) if id < size)
         pieces = [tokenizer.piece(id) for id in range(size)]
@@ -41,7 +48,11 @@ class Vocabulary:
         return b"".join(self.pieces[token] for token in tokens if token not in self.special_ids)
 
     def holding(self, texts: Iterable[str]) -> tuple[int, ...]:
-        """Ids of the tokens that hold any of `texts`. Raises SettingsError for one that no token holds whole."""
+        """Ids of the tokens that hold any of `texts`.
+
+        Raises:
+            SettingsError: For one that no token holds whole.
+        """
         found = set[int]()
         for text in texts:
             ids = {id for id, piece in enumerate(self.pieces) if text.encode() in piece} if text else set()

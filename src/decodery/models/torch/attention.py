@@ -20,12 +20,16 @@ class Rows(Protocol):
         ...
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """What the rows see: queries [N, heads, head_dim], keys and values [N, kv_heads, head_dim] -> [N, hidden]."""
+        """Attention of queries [N, heads, head_dim], keys and values [N, kv_heads, head_dim] -> [N, hidden]."""
         ...
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn [N, heads, head_dim] by the rows' angles; cos and sin: [N, 1, head_dim / 2]."""
+    """Turn [N, heads, head_dim] by the rows' angles.
+
+    Args:
+        cos, sin: [N, 1, head_dim / 2].
+    """
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
@@ -65,8 +69,10 @@ def attend(
 ) -> torch.Tensor:
     """queries [n, heads, head_dim], keys and values [kv_heads, L, head_dim] -> [n, heads * head_dim].
 
-    mask: [n, L] or [kv_heads, n, L]. The query heads that share one key-value head are laid out as rows of that head,
-    so nothing is repeated.
+    The query heads that share one key-value head are laid out as rows of that head, so nothing is repeated.
+
+    Args:
+        mask: [n, L] or [kv_heads, n, L].
     """
     n, heads, dim = queries.shape
     kv_heads = keys.shape[0]
@@ -81,7 +87,10 @@ def attend(
 def attend_by_policy(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segment: Segment, layer: int, window: int | None
 ) -> torch.Tensor:
-    """`attend` of what the policy of a segment's cache selects, where there is one; queries are scaled already."""
+    """`attend` of what the policy of a segment's cache selects, where there is one.
+
+    Queries are scaled already.
+    """
     assert segment.cache is not None
     policy, (n, heads, dim), kv_heads = segment.cache.policy, queries.shape, len(keys)
     attention = Attention(layer, segment, queries, keys, values, visible(segment, layer, window), segment.bias(layer))

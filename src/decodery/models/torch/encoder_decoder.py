@@ -38,10 +38,15 @@ class EncoderDecoderConfig(ModelConfig):
     """Shape of both stacks; what `ModelConfig` says is the decoder's, and sizes are the same in both.
 
     Positions are told by distances alone, of which there are `buckets` kinds up to max_distance, and attention is not
-    scaled. gated: whether MLPs multiply by a gate. scaled_head: whether states are divided by the square root of the
-    width before they are projected to the vocabulary. start_id: the token that every text begins with.
-    block: None for an encoder whose tokens all see each other; else how many tokens of a source come at a time: they
-    see each other and those before them, so that what is read stays as it is when more comes.
+    scaled.
+
+    Attributes:
+        gated: Whether MLPs multiply by a gate.
+        scaled_head: Whether states are divided by the square root of the width before they are projected to the
+            vocabulary.
+        start_id: The token that every text begins with.
+        block: None for an encoder whose tokens all see each other; else how many tokens of a source come at a time:
+            they see each other and those before them, so that what is read stays as it is when more comes.
     """
 
     encoder_layers: int = 1
@@ -55,7 +60,13 @@ class EncoderDecoderConfig(ModelConfig):
 
 @dataclass
 class Cross:
-    """How a layer of a decoder sees the source. norm: [hidden]; query: hidden -> heads * head_dim; key_value: twice."""
+    """How a layer of a decoder sees the source.
+
+    Attributes:
+        norm: [hidden].
+        query: Hidden -> heads * head_dim.
+        key_value: Twice.
+    """
 
     norm: torch.Tensor
     query: Dense
@@ -65,9 +76,12 @@ class Cross:
 
 @dataclass
 class Block:
-    """One layer of either stack. qkv: hidden -> 3 * heads * head_dim. up: hidden -> intermediate, or gate and up.
+    """One layer of either stack.
 
-    cross: None in an encoder.
+    Attributes:
+        qkv: Hidden -> 3 * heads * head_dim.
+        up: Hidden -> intermediate, or gate and up.
+        cross: None in an encoder.
     """
 
     attention_norm: torch.Tensor
@@ -81,9 +95,12 @@ class Block:
 
 @dataclass
 class Stack:
-    """The layers of an encoder or a decoder. distance: [buckets, heads], added to scores; norm: after the last layer.
+    """The layers of an encoder or a decoder.
 
-    ahead: whether distances to later tokens have buckets of their own.
+    Attributes:
+        norm: After the last layer.
+        distance: [buckets, heads], added to scores.
+        ahead: Whether distances to later tokens have buckets of their own.
     """
 
     blocks: list[Block]
@@ -94,7 +111,12 @@ class Stack:
 
 @dataclass
 class EncoderDecoderWeights:
-    """All of a model. embedding: [vocab, hidden], of both stacks; head: hidden -> vocab."""
+    """All of a model.
+
+    Attributes:
+        embedding: [vocab, hidden], of both stacks.
+        head: Hidden -> vocab.
+    """
 
     embedding: torch.Tensor
     encoder: Stack
@@ -106,7 +128,10 @@ class Rows(Protocol):
     """The rows of one pass, as every layer meets them."""
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """What the rows see of each other and of earlier ones: [N, heads, head_dim] each -> [N, heads * head_dim]."""
+        """Attention of rows to each other and to earlier ones.
+
+        [N, heads, head_dim] each -> [N, heads * head_dim].
+        """
         ...
 
     def source(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
@@ -287,7 +312,11 @@ class EncoderDecoder:
         return CrossMemory(torch.stack(parts), states)
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
-        """See `LanguageModel.forward`. Raises SettingsError for a text without a source."""
+        """See `LanguageModel.forward`.
+
+        Raises:
+            SettingsError: For a text without a source.
+        """
         if layer_plan != WHOLE:
             raise UnsupportedModel("a model of an encoder and a decoder always runs all of its layers")
         if any(segment.tokens is None for segment in batch.segments):

@@ -44,7 +44,7 @@ FIELDS: dict[str, Kind] = {
 
 
 def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A configuration in Llama's names, and what its model has that Llama's have not, as fields of `ModelConfig`."""
+    """A configuration in Llama's names, and further fields of `ModelConfig`."""
     fields = Fields(raw, origin, FIELDS)
     for name, wanted in (
         ("topk_method", "greedy"),
@@ -104,12 +104,18 @@ _PARTS = {
 
 
 def latent_name(name: str, layer: str | None, kind: str, config: ModelConfig) -> str | None:
-    """What these families call a part of layer number `layer`, or of the whole model; None: what Llama's call it."""
+    """What these families call a part of layer number `layer`, or of the whole model.
+
+    None: what Llama's call it.
+    """
     return None if layer is None or name not in _PARTS else f"model.layers.{layer}.{_PARTS[name]}.{kind}"
 
 
 def rows(name: str, config: ModelConfig) -> torch.Tensor | None:
-    """[n] int64, which rows of its tensor a part of a layer is, see `arranged.rows`: neighbours are turned together."""
+    """[n] int64, the rows of its tensors that a part of a layer is, with neighbours rotated together.
+
+    See `arranged.rows`.
+    """
     latent = config.latent
     assert latent is not None
     pairs = torch.cat(
@@ -127,9 +133,10 @@ def rows(name: str, config: ModelConfig) -> torch.Tensor | None:
 def queries_and_latents(
     layer: Layer, config: ModelConfig, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What attention is between: queries [N, heads, rank + turned], and rows [N, 1, rank + turned] that are kept.
+    """Queries [N, heads, rank + turned], and rows [N, 1, rank + turned] that are kept.
 
-    cos, sin: [N, 1, head_dim / 2], of which the first pairs are turned.
+    Args:
+        cos, sin: [N, 1, head_dim / 2], of which the first pairs are turned.
     """
     latent = config.latent
     assert latent is not None and layer.k_norm is not None and layer.heads_up is not None
@@ -148,7 +155,7 @@ def queries_and_latents(
 
 
 def values_of(layer: Layer, config: ModelConfig, context: torch.Tensor) -> torch.Tensor:
-    """What heads found among the rows that are kept, [N, heads * head_dim] -> among values, [N, heads * value]."""
+    """Heads' sums of kept rows, [N, heads * head_dim], as sums of values, [N, heads * value]."""
     latent = config.latent
     assert latent is not None
     found = context.unflatten(-1, (config.num_heads, -1))[..., : latent.rank]

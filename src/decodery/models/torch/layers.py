@@ -182,13 +182,13 @@ class TorchLayers:
     def keys_and_values(
         self, index: int, hidden: torch.Tensor, positions: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the cache holds of rows [n, hidden] that enter a layer: keys and values [n, kv_heads, head_dim]."""
+        """Keys and values [n, kv_heads, head_dim] of rows [n, hidden] that enter a layer."""
         return self.heads(index, hidden, positions)[1:]
 
     def heads(
         self, index: int, hidden: torch.Tensor, positions: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] of rows [n, hidden] before a layer."""
+        """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] of rows [n, hidden]."""
         if self._convolutions:
             raise UnsupportedModel("what this model's layers keep of a row is made of the rows before it too")
         layer = self.weights.layers[index]

@@ -16,23 +16,32 @@ from .weights import Dense, Layer, Linear
 
 
 class Sharing(Protocol):
-    """Which experts the rows of one segment may take, decided for each layer by what all of them would take."""
+    """Which experts the rows of one segment may take, decided per layer from all of their choices."""
 
     def core(self, said: torch.Tensor, taken: int) -> torch.Tensor:
-        """[experts] bool. said: [n, experts] how likely the router finds each; taken: by a row, and kept at least."""
+        """[experts] bool.
+
+        Args:
+            said: [n, experts] how likely the router finds each.
+            taken: By a row, and kept at least.
+        """
         ...
 
 
 class Shared(NamedTuple):
-    """A way of sharing, and where the rows of each segment of a pass begin, the end of the last one after them."""
+    """A way of sharing, and where the rows of each segment of a pass begin, with the end of the last."""
 
     way: Sharing
     offsets: Sequence[int]
 
 
 class Mixture:
-    """The experts of one layer, as views into its stacked matrices. activation: of the gates. floor: the share of its
-    most likely expert's weight below which a row does without another one."""
+    """The experts of one layer, as views into its stacked matrices.
+
+    Args:
+        activation: Of the gates.
+        floor: The share of its most likely expert's weight below which a row does without another one.
+    """
 
     def __init__(
         self,

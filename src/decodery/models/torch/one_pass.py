@@ -42,7 +42,10 @@ class Pass:
         return self._angles[rope]
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Write the rows' keys and values [N, kv_heads, head_dim] and attend: [N, heads, head_dim] -> [N, hidden]."""
+        """Write the rows' keys and values [N, kv_heads, head_dim] and attend.
+
+        [N, heads, head_dim] -> [N, hidden].
+        """
         parts = []
         for number, (segment, first, last) in enumerate(self.spans):
             own_keys, own_values = keys[first:last], values[first:last]
@@ -94,7 +97,7 @@ class Pass:
 
 
 def open_caches(batch: Batch, config: ModelConfig, layers: Sequence[int] | None) -> None:
-    """Make room in every cache; give rows of a model that is not causal sight of those that they see there."""
+    """Make room in every cache; set which rows see each other in a model that is not causal."""
     for number, segment in enumerate(batch.segments):
         if not config.causal and segment.mask is None:
             batch.segments[number] = segment = dataclasses.replace(segment, mask=_sight(segment, config.block_length))

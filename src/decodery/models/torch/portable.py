@@ -154,12 +154,14 @@ def attend_picked(
 def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: list[np.ndarray]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """queries [n, heads, head_dim], already scaled; keys and values [kv_heads, L, head_dim], or as caches have them
-    that are `coded`; the slots each row reads.
+    """queries [n, heads, head_dim], already scaled.
 
-    Returns the context [n, heads * head_dim], the weights [heads, slots of all rows one after another] and the
-    logarithms of their sums [n, heads]. Neighbouring rows of which each sees the beginning of what the last one sees
-    are computed together.
+    Keys and values [kv_heads, L, head_dim], or as caches have them that are `coded`; the slots each row reads.
+    Neighbouring rows of which each sees the beginning of what the last one sees are computed together.
+
+    Returns:
+        The context [n, heads * head_dim], the weights [heads, slots of all rows one after another] and the logarithms
+        of their sums [n, heads].
     """
     n, first = len(slots), 0
     parts: list[torch.Tensor] = []
@@ -241,7 +243,7 @@ def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tens
 
 
 def layer_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Rows [..., d] less their mean, over their standard deviation, times and plus the halves of weight [2 d]."""
+    """Layer norm of rows [..., d], with scale and bias as the halves of weight [2 d]."""
     share = float(np.float32(1) / np.float32(rows.shape[-1]))
     scale, shift = weight.chunk(2)
     centred = rows - lane_sum(rows)[..., None] * share
@@ -279,7 +281,10 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def exact_gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU by the error function, to within 2e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26."""
+    """GELU by the error function, to within 2e-7.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+    """
     z = x.abs() * 0.7071067812
     t = 1.0 / (z * 0.3275911 + 1.0)
     p = t * 1.061405429 - 1.453152027

@@ -5,7 +5,7 @@ head's rotated queries Q [n, d], all rows of a text: A = norm(Q^T Q); A goes thr
 gated layers, with a norm after; P = iSwiGLU(W A + b) + 1e-9 with iSwiGLU(x) = x silu(x); G = a P^p + c, where products
 of W and a are those of matrices and powers elementwise. Scores are Q G K^T / sqrt(d).
 
-Since A sums over all rows, what a row sees hangs on later ones: such a model is no causal one, and nothing can be
+Since A sums over all rows, what a row sees depends on later ones: such a model is no causal one, and nothing can be
 verified against it. With G kept, its G-cache, it is, and an ordinary `Transformer` with `Layer.operator`: caches,
 trees, drafters and rules work as with any other.
 """
@@ -37,11 +37,15 @@ _LEAST, _EPS = 1e-9, 1e-6
 
 @dataclass(frozen=True, eq=False)
 class OperatorNets:
-    """What makes each layer's operators. units: residual ones, each of `depth` gated layers.
+    """What makes each layer's operators.
 
-    tensors: of layer l "l.density" and "l.u.norm" [2 d], scale and shift; of gated layer k in unit u "l.u.k.gate_up" [2
-    inner, d], gate first, "l.u.k.gate_up_bias", "l.u.k.down" [d, inner] and "l.u.k.down_bias"; and "l.weight",
-    "l.bias", "l.power", "l.coupling" and "l.offset" [heads, d, d]. All heads share the units.
+    All heads share the units.
+
+    Attributes:
+        tensors: Of layer l "l.density" and "l.u.norm" [2 d], scale and shift; of gated layer k in unit u
+            "l.u.k.gate_up" [2 inner, d], gate first, "l.u.k.gate_up_bias", "l.u.k.down" [d, inner] and
+            "l.u.k.down_bias"; and "l.weight", "l.bias", "l.power", "l.coupling" and "l.offset" [heads, d, d].
+        units: Residual ones, each of `depth` gated layers.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -89,7 +93,8 @@ class _Rows(SideBySide):
 class PowerLaw:
     """A transformer in floating point and what makes operators for its heads, with gradients.
 
-    model: without operators of its own.
+    Args:
+        model: Without operators of its own.
     """
 
     def __init__(self, model: Transformer, nets: OperatorNets) -> None:
@@ -123,7 +128,10 @@ class PowerLaw:
 
     @classmethod
     def load(cls, folder: str | Path) -> PowerLaw:
-        """What `benchmarks/train.py pldr` left in a folder. Raises ModelNotFound, CorruptFile or SettingsError."""
+        """What `benchmarks/train.py pldr` left in a folder.
+
+        Raises ModelNotFound, CorruptFile or SettingsError.
+        """
         from ..loaders.load import load
 
         found = Artifact.read(Path(folder) / FILE, _KIND, MADE, _FACTS)
@@ -144,7 +152,11 @@ class PowerLaw:
 
 
 def side_by_side(model: Transformer, tokens: torch.Tensor, rows: SideBySide | None = None) -> torch.Tensor:
-    """Logits [texts, n, vocab] of texts [texts, n], with gradients; rows: how they attend, each to itself if None."""
+    """Logits [texts, n, vocab] of texts [texts, n], with gradients.
+
+    Args:
+        rows: How they attend, each to itself if None.
+    """
     rows = SideBySide(model, *tokens.shape) if rows is None else rows
     hidden = model.embed_tokens(tokens.flatten())
     if model.config.joined_norms:
@@ -156,7 +168,8 @@ def side_by_side(model: Transformer, tokens: torch.Tensor, rows: SideBySide | No
 def with_operators(model: Transformer, operators: torch.Tensor) -> Transformer:
     """A model whose queries are turned by operators [layers, heads, d, d]; identities change nothing.
 
-    Raises UnsupportedModel for models in integers or without queries, keys and values.
+    Raises:
+        UnsupportedModel: For models in integers or without queries, keys and values.
     """
     config = model.config
     wanted = (config.num_layers, config.num_heads, config.head_dim, config.head_dim)

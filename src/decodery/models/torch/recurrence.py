@@ -38,10 +38,19 @@ def tree_scan(
     seen: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """What the last n of T rows say, each after `state` and the rows it sees, itself included, in their order.
+    """Outputs of the last n of T rows, each after `state` and the rows it sees, itself included.
 
-    steps: [T, heads] > 0; decay: [heads] < 0; x: [T, heads, head_dim]; b: [T, groups, size]; c: [n, groups, size];
-    seen: [n, T] bool; state: [heads, head_dim, size] before the first row. Returns [n, heads, head_dim].
+    Args:
+        steps: [T, heads] > 0.
+        decay: [heads] < 0.
+        x: [T, heads, head_dim].
+        b: [T, groups, size].
+        c: [n, groups, size].
+        seen: [n, T] bool.
+        state: [heads, head_dim, size] before the first row.
+
+    Returns:
+        [n, heads, head_dim].
     """
     heads, groups = steps.shape[1], b.shape[1]
     passed = torch.where(seen[..., None], (steps * decay)[None], 0.0)

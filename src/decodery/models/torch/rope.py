@@ -11,9 +11,9 @@ from ..config import ModelConfig, Rope
 
 
 def stretched(config: ModelConfig) -> str | None:
-    """A sentence about a context that is longer than what was trained before its rotations were stretched; else None.
+    """A sentence about a context that is longer than what was trained before its rotations were stretched.
 
-    Scaling by yarn and llama3 notes that length in the model's files; linear scaling and factors do not.
+    Else None. Scaling by yarn and llama3 notes that length in the model's files; linear scaling and factors do not.
     """
     rope = config.rope
     if rope.kind in ("linear", "factors"):
@@ -35,22 +35,28 @@ def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[torch.Tensor,
 
 
 def rope_angles(rope: Rope, head_dim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, each [n, head_dim / 2] float32, for positions [n], in whose precision they are computed."""
+    """Cosines and sines, each [n, head_dim / 2] float32, for positions [n].
+
+    They are computed in the precision of the positions.
+    """
     attention_factor = rope_frequencies(rope, rope.rotated or head_dim)[1]
     angles = positions[:, None] * turns(rope, head_dim)[None, :].to(positions.dtype)
     return (angles.cos() * attention_factor).float(), (angles.sin() * attention_factor).float()
 
 
 def turns(rope: Rope, head_dim: int) -> torch.Tensor:
-    """Angular frequency of every pair [head_dim / 2] in radians per position, 0 for those that are not turned."""
+    """Angular frequency of every pair [head_dim / 2] in radians per position, 0 if not rotated."""
     inverse = rope_frequencies(rope, rope.rotated or head_dim)[0]
     return pad(inverse, (0, head_dim // 2 - len(inverse)))
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Angular frequency of every pair [head_dim / 2] in radians per position, and a factor for cosines and sines.
+    """Angular frequency of every pair [head_dim / 2] in radians per position, and a factor.
 
-    head_dim: the dimensions that are turned.
+    The factor is for cosines and sines.
+
+    Args:
+        head_dim: The dimensions that are turned.
     """
     if rope.kind == "none":
         return torch.zeros(head_dim // 2, dtype=torch.float32, device="cpu"), 1.0

@@ -18,7 +18,9 @@ from .weights import Layer, Linear, Use
 class Added:
     """A linear layer of which every part of the outputs has a matrix of low rank added.
 
-    first: in -> a rank for each of the parts; seconds: rank -> outputs, part by part.
+    Attributes:
+        first: In -> a rank for each of the parts.
+        seconds: Rank -> outputs, part by part.
     """
 
     base: Linear

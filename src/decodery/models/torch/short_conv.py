@@ -20,7 +20,7 @@ from .weights import Layer
 
 
 def slots_of(config: ModelConfig, layer: int) -> range:
-    """The layers of a cache that hold a layer's rows before the convolution: after those of keys and values."""
+    """The cache layers of a layer's rows before the convolution; they follow those of keys and values."""
     assert config.short_conv is not None
     spans = config.short_conv.spans(config.num_heads, config.num_kv_heads)
     return range(config.num_layers + layer * spans, config.num_layers + (layer + 1) * spans)

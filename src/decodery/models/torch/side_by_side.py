@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class SideBySide:
-    """What `Transformer.blocks` takes as its step: `count` texts of `length` rows, from position 0 on, no caches.
+    """The step of `Transformer.blocks` over `count` texts of `length` rows from position 0, uncached.
 
-    seen: [length, length] bool, what each row sees of its text; None for what lies before it.
+    Args:
+        seen: [length, length] bool, what each row sees of its text; None for what lies before it.
     """
 
     def __init__(self, model: Transformer, count: int, length: int, seen: torch.Tensor | None = None) -> None:
@@ -40,7 +41,8 @@ class SideBySide:
 def predicted(model: Transformer, tokens: torch.Tensor, visits: Hooks | None = None) -> torch.Tensor:
     """Logits [count, length, vocab] after every token of texts [count, length], with gradients.
 
-    visits: what is done with rows on the way, those of all texts in one [count * length, width].
+    Args:
+        visits: What is done with rows on the way, those of all texts in one [count * length, width].
     """
     run, visits = layer_steps(WHOLE, model.config.num_layers), Hooks.reading(()) if visits is None else visits
     hidden = model.blocks(model.embed_tokens(tokens.flatten()), SideBySide(model, *tokens.shape), run, visits)

@@ -31,10 +31,13 @@ from .weights import QUANTIZED, Linear, Weights
 
 
 class Transformer(TorchLayers):
-    """Runs `Weights` as `ModelConfig` describes them. `embed`, `layers` and `head` can be called apart.
+    """Runs `Weights` as `ModelConfig` describes them.
 
-    Rows of all segments share the linear layers; attention works per segment, over its cache and its own rows.
-    cache_dtype: of the keys and values that new caches hold, the model's own but where `narrow_caches` was called.
+    `embed`, `layers` and `head` can be called apart. Rows of all segments share the linear layers; attention works per
+    segment, over its cache and its own rows.
+
+    Args:
+        cache_dtype: Of the keys and values that new caches hold, the model's own but where `narrow_caches` was called.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
@@ -92,8 +95,10 @@ class Transformer(TorchLayers):
         """Let new caches hold keys and values in `dtype`.
 
         torch.float16: attention computes in float32 as before. torch.int8: a row's numbers are bytes with a scale
-        (`coded`), and its scores are sums of integers. Raises SettingsError where the rows of a pass are not
-        computed by themselves, bit for bit.
+        (`coded`), and its scores are sums of integers.
+
+        Raises:
+            SettingsError: If the rows of a pass are not computed by themselves, bit for bit.
         """
         name = str(dtype).removeprefix("torch.")
         if self._stack is None:
@@ -106,7 +111,10 @@ class Transformer(TorchLayers):
         self.cache_dtype = dtype
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
-        """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
+        """See `LanguageModel.forward`.
+
+        Small passes run at fixed shapes where `static` is set, as it is on a GPU.
+        """
         hooks = Hooks.of(batch, taps, layer_plan, self.config.num_layers, steers=not self.config.keeps_order)
         if self.static is not None and layer_plan == WHOLE:
             scores = self.static.forward(self, batch, hooks)
@@ -135,7 +143,7 @@ class Transformer(TorchLayers):
         return Scores(logits, bounds, hooks.tapped(), batch.offsets, costs)
 
     def embed(self, batch: Batch) -> torch.Tensor:
-        """[N, hidden] what enters the first layer: the tokens' embeddings, or a segment's own states as they are."""
+        """[N, hidden] inputs of the first layer, from token embeddings or a segment's own states."""
         given = [segment.tokens for segment in batch.segments if segment.tokens is not None and segment.states is None]
         if len(given) == len(batch.segments):
             # One look for all: of many texts with a row each, looking costs more than copying.
@@ -231,5 +239,5 @@ class Transformer(TorchLayers):
 
 
 def runs_natively(config: ModelConfig) -> bool:
-    """Whether the native kernels run a model of this configuration on a CPU, in a precision that they have."""
+    """Whether the native CPU kernels run a model of this configuration in a supported precision."""
     return library() is not None and not config.shortcuts and not config.experts and config.usual

@@ -22,7 +22,12 @@ from ..native.ternary import TernaryLinear
 
 @dataclass
 class Dense:
-    """A linear layer in floating point. weight: [out, in]; bias: [out] or None."""
+    """A linear layer in floating point.
+
+    Attributes:
+        weight: [out, in].
+        bias: [out] or None.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -59,7 +64,8 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 def floating(linear: Linear) -> Dense:
     """A copy of a linear layer of any precision that can be changed, in float32 or float64.
 
-    Raises UnsupportedModel for one that rounds what it reads, which no weights say.
+    Raises:
+        UnsupportedModel: For one that rounds what it reads, which no weights say.
     """
     if isinstance(linear, RoundedInputs):
         raise UnsupportedModel("this copy rounds what its layers read: change or train the model that it was made from")
@@ -76,23 +82,32 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Layer:
-    """One block. Norm weights are [hidden] (q_norm, k_norm: [head_dim]), ready to multiply; [2 hidden] with biases.
+    """One block.
 
-    qkv: hidden -> (heads + 2 kv_heads) * head_dim, queries first, then keys, then values.
-    gate_up: hidden -> 2 * intermediate, gate first, or hidden -> intermediate where there is no gate. router:
-    [experts, hidden] where the MLP is a mixture, else None; gate_up and down then hold those of all experts, one after
-    the other.
-    attention_shortcut, mlp_shortcut: [hidden, hidden], what the stream is multiplied by before the sublayer adds to it.
-    shared_gate_up, shared_down: of an MLP that all rows take beside their experts.
-    Layers that keep latents (`config.Latent`): qkv is hidden -> queries, or what q_up makes queries of, and rank +
-    turned; q_norm: [queries], k_norm: [rank]; heads_up: [heads * (plain + value), rank].
-    Layers with convolutions (`config.ShortConv`): short_in: [3 rank, hidden], of queries, keys and values; short_out:
-    [rank * kernel, qkv's outputs]; short_static: [kernel, qkv's outputs].
-    operator: [heads, head_dim, head_dim] where `config.operators`, what each head's rotated queries are multiplied by.
-    Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden; conv:
-    [channels, kernel], conv_bias: [channels]; step_bias, decay (the logarithm of -a) and skip: [heads]; gate_norm:
-    [inner], None where nothing is normed. Where such a layer attends side by side with its state, qkv and output are
-    attention's, and mix_in and mix_out the mixer's. Layers without an MLP have mlp_norm, gate_up and down of no rows.
+    Norm weights are [hidden] (q_norm, k_norm: [head_dim]), ready to multiply; [2 hidden] with biases. Layers that keep
+    latents (`config.Latent`): qkv is hidden -> queries, or what q_up makes queries of, and rank + turned. Layers with
+    convolutions (`config.ShortConv`): short_in: [3 rank, hidden], of queries, keys and values. Where such a layer
+    attends side by side with its state, qkv and output are attention's, and mix_in and mix_out the mixer's. Layers
+    without an MLP have mlp_norm, gate_up and down of no rows.
+
+    Attributes:
+        qkv: Hidden -> (heads + 2 kv_heads) * head_dim, queries first, then keys, then values.
+        gate_up: Hidden -> 2 * intermediate, gate first, or hidden -> intermediate where there is no gate.
+        q_norm: [queries].
+        k_norm: [rank].
+        router: [experts, hidden] where the MLP is a mixture, else None; gate_up and down then hold those of all
+            experts, one after the other.
+        attention_shortcut, mlp_shortcut: [hidden, hidden], what the stream is multiplied by before the sublayer adds to
+            it.
+        conv: [channels, kernel].
+        conv_bias: [channels]; step_bias, decay (the logarithm of -a) and skip: [heads].
+        gate_norm: [inner], None where nothing is normed.
+        heads_up: [heads * (plain + value), rank].
+        short_out: [rank * kernel, qkv's outputs].
+        short_static: [kernel, qkv's outputs].
+        operator: [heads, head_dim, head_dim] where `config.operators`, what each head's rotated queries are multiplied
+            by. Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden.
+        shared_gate_up, shared_down: Of an MLP that all rows take beside their experts.
     """
 
     attention_norm: torch.Tensor
@@ -130,8 +145,10 @@ class Layer:
 class Use:
     """What one layer adds to the block it shares with others (`config.Shared`).
 
-    back: hidden -> hidden, after the block; gate_up_in, gate_up_out: to the block's gate_up, hidden -> rank ->
-    2 inner; qkv_in: 2 hidden -> 3 rank, a rank each for q_out, k_out and v_out, or None where nothing is added there.
+    Attributes:
+        back: Hidden -> hidden, after the block.
+        gate_up_in, gate_up_out: To the block's gate_up, hidden -> rank -> 2 inner.
+        qkv_in: 2 hidden -> 3 rank, a rank each for q_out, k_out and v_out, or None where nothing is added there.
     """
 
     back: Linear
@@ -147,8 +164,10 @@ class Use:
 class Kept:
     """The tokens of a vocabulary that a small model has rows for.
 
-    ids: [k] int64, ascending, the tokens that have an embedding and an output of their own; the others are never
-    predicted. rows: [vocab] int64, the embedding every token is read as: its own or that of a similar token.
+    Attributes:
+        ids: [k] int64, ascending, the tokens that have an embedding and an output of their own; the others are never
+            predicted.
+        rows: [vocab] int64, the embedding every token is read as: its own or that of a similar token.
     """
 
     ids: torch.Tensor
@@ -157,12 +176,19 @@ class Kept:
 
 @dataclass
 class Weights:
-    """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab; positions: [most, hidden].
+    """All of a model.
 
-    shared, uses: blocks that layers share, whose attention_norm is [2 hidden] and qkv 2 hidden -> queries, keys and
-    values, and what each of `ModelConfig.sharing` adds to its own.
     norm is the last one, or that of the embeddings where `ModelConfig.joined_norms`.
-    kept: None where every token has a row; otherwise embedding and head have `len(kept.ids)` rows in place of vocab.
+
+    Attributes:
+        embedding: [vocab, hidden].
+        norm: [hidden].
+        head: Hidden -> vocab.
+        kept: None where every token has a row; otherwise embedding and head have `len(kept.ids)` rows in place of
+            vocab.
+        positions: [most, hidden].
+        shared, uses: Blocks that layers share, whose attention_norm is [2 hidden] and qkv 2 hidden -> queries, keys and
+            values, and what each of `ModelConfig.sharing` adds to its own.
     """
 
     embedding: torch.Tensor
@@ -194,7 +220,7 @@ def holders(weights: Weights) -> Iterator[tuple[str, Layer | Use]]:
 
 
 def exchanged(weights: Weights, change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Fields of other weights, whose layers and what they share hold what `change` makes of each part, or None."""
+    """Fields of weights in which `change` is applied to each part, or None."""
 
     def other(each: Layer | Use) -> Layer | Use:
         return type(each)(**{name: change(part) for name, part in vars(each).items()})

@@ -48,8 +48,11 @@ T = TypeVar("T")
 class Artifact:
     """A trained thing as a safetensors file holds it.
 
-    kind: what it is, such as "judge". tensors: by name. facts: what else it needs, and how it was made, as plain JSON.
-    model: `fingerprint` of the model it was trained for, "" where it goes with every model that it fits.
+    Attributes:
+        kind: What it is, such as "judge".
+        tensors: By name.
+        facts: What else it needs, and how it was made, as plain JSON.
+        model: `fingerprint` of the model it was trained for, "" where it goes with every model that it fits.
     """
 
     kind: str
@@ -71,8 +74,12 @@ class Artifact:
     def read(cls, path: Path, kind: str, made: str, facts: Mapping[str, Kind] | None = None) -> Artifact:
         """Read what `save` wrote; numbers are finite, and `facts` of the kinds named are there.
 
-        made: how to make one, for errors. Raises ModelNotFound where there is no such file, CorruptFile where it is
-        something else or damaged.
+        Args:
+            made: How to make one, for errors.
+
+        Raises:
+            ModelNotFound: If there is no such file.
+            CorruptFile: If it is something else or damaged.
         """
         if not path.is_file():
             raise ModelNotFound(f"there is no {kind} at {path}: {made}, or correct the path")
@@ -93,7 +100,9 @@ class Artifact:
 
 
 class TrainedPart:
-    """A part that was trained for a model and is kept in one file: the base of dataclasses with `facts` and `model`.
+    """A part that was trained for a model and is kept in one file.
+
+    The base of dataclasses with `facts` and `model`.
 
     Attributes:
         KIND: What it is, such as "judge", as its file and errors say.
@@ -184,7 +193,11 @@ class TrainedPart:
             raise CorruptFile(f"{path} holds no {cls.KIND}, or is damaged: {cls.MADE}") from error
 
     def refuse_other(self, model: Reader, advice: str = "") -> None:
-        """Raise SettingsError where it was trained for another model. advice: what to do, `MADE` by default."""
+        """Raise SettingsError where it was trained for another model.
+
+        Args:
+            advice: What to do, `MADE` by default.
+        """
         refuse_other(f"this {self.KIND}", self.model, model, advice or self.MADE)
 
 
@@ -197,7 +210,7 @@ def expect(sound: bool) -> None:
 def read_tensors(
     path: Path, *, most: int = 1 << 42, device: str = "cpu"
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """All tensors of a safetensors file of at most `most` bytes, mapped where that is possible, and its metadata.
+    """Tensors of a safetensors file of at most `most` bytes, mapped if possible, and its metadata.
 
     Raises CorruptFile, which says what is wrong with the file and not what to do.
     """
@@ -224,7 +237,10 @@ def sampled(device: torch.device, vocab: int) -> torch.Tensor:
 
 
 def digest(embedding: torch.Tensor, *norms: torch.Tensor) -> str:
-    """SHA-256 of some rows of an embedding [vocab, hidden] and of norms [hidden], in bfloat16: the coarsest kept."""
+    """SHA-256 of some rows of an embedding [vocab, hidden] and of norms [hidden].
+
+    They are compared in bfloat16, the coarsest precision that is kept.
+    """
     made = hashlib.sha256()
     for part in (embedding[:: max(1, len(embedding) // _SAMPLED)], *norms):
         made.update(part.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8).numpy().tobytes())

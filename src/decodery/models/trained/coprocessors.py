@@ -20,7 +20,7 @@ from .artifact import Artifact, TrainedPart, expect
 
 
 def adapted(tensors: Mapping[str, torch.Tensor]) -> tuple[Intervention, ...]:
-    """What turns a model's passes into the coprocessor's: after each layer, what its adapter makes of the stream."""
+    """Changes that turn a model's passes into the coprocessor's: an adapter after each layer."""
     return tuple(
         Intervention(f"resid_post.{layer}", partial(_adapt, down=down, up=up))
         for layer, (down, up) in enumerate(zip(tensors["down"], tensors["up"], strict=True))
@@ -40,7 +40,10 @@ def level(rows: torch.Tensor) -> torch.Tensor:
 
 
 def latents(tensors: Mapping[str, torch.Tensor], states: torch.Tensor | None) -> torch.Tensor:
-    """[n, hidden] what the model is given, of the coprocessor's last states [n, hidden]; None for what is static."""
+    """[n, hidden] what the model is given, of the coprocessor's last states [n, hidden].
+
+    None for what is static.
+    """
     if states is None:
         return tensors["base"]
     base, gain = (tensors[name].to(states.device, states.dtype)[: len(states)] for name in ("base", "gain"))
@@ -49,10 +52,14 @@ def latents(tensors: Mapping[str, torch.Tensor], states: torch.Tensor | None) ->
 
 @dataclass(frozen=True, eq=False)
 class CoprocessorWeights(TrainedPart):
-    """tensors: "base" [n, hidden], where the latents begin, and, unless they are static, "soft" [n, hidden], the
-    coprocessor's inputs, "gain" [n] of its outputs, "down" [layers, rank, hidden] and "up" [layers, hidden, rank].
+    """Weights of a cache coprocessor.
 
-    facts: how it was made. model: `fingerprint` of the model it belongs to, "" where any of its shape will do.
+    Attributes:
+        tensors: "base" [n, hidden], where the latents begin, and, unless they are static, "soft" [n, hidden], the
+            coprocessor's inputs, "gain" [n] of its outputs, "down" [layers, rank, hidden] and "up" [layers, hidden,
+            rank].
+        facts: How it was made.
+        model: `fingerprint` of the model it belongs to, "" where any of its shape will do.
     """
 
     KIND = "coprocessor"
@@ -75,7 +82,11 @@ class CoprocessorWeights(TrainedPart):
     def initial(
         cls, config: ModelConfig, embeddings: torch.Tensor, rank: int, static: bool = False, seed: int = 0
     ) -> CoprocessorWeights:
-        """One that nothing was learned for. embeddings: [n, hidden], where soft tokens and latents begin."""
+        """One that nothing was learned for.
+
+        Args:
+            embeddings: [n, hidden], where soft tokens and latents begin.
+        """
         n, hidden = embeddings.shape
         tensors = {"base": embeddings.clone()}
         if not static:

@@ -20,14 +20,15 @@ STOP, EXIT, CONTINUE = range(3)
 
 
 def unit(states: torch.Tensor) -> torch.Tensor:
-    """[n, hidden] float64: states scaled to a mean square of 1, as classifiers read them whatever the layer."""
+    """[n, hidden] float64: states scaled to a mean square of 1, as classifiers read them."""
     return torch.nn.functional.rms_norm(states.double(), states.shape[-1:], eps=1e-12)
 
 
 def agreeing(states: torch.Tensor, classifier: torch.Tensor) -> torch.Tensor:
-    """[n] how likely the last layer will find the same token most likely, by states [n, hidden] after an earlier one.
+    """[n] probability that the last layer has the same most likely token, from earlier states.
 
-    classifier: [hidden + 1], the weights of a logistic regression and its bias.
+    Args:
+        classifier: [hidden + 1], the weights of a logistic regression and its bias.
     """
     weights = classifier.to(states.device, torch.float64)
     return (unit(states) @ weights[:-1] + weights[-1]).sigmoid()
@@ -37,10 +38,13 @@ def agreeing(states: torch.Tensor, classifier: torch.Tensor) -> torch.Tensor:
 class Exits(TrainedPart):
     """A calibrated threshold, and all that it was calibrated with.
 
-    threshold, confidence, every, tokens, tau: settings of the source `calm`. tested: [k, 3] float64, the thresholds
-    that were tried in order, their mean loss and the p-value of its being too large. facts: how it was made, as plain
-    JSON. model: `fingerprint` of the model it belongs to, "" where that is not known. classifier: [hidden + 1] float32,
-    see `agreeing`, where that is the confidence.
+    Attributes:
+        threshold, confidence, every, tokens, tau: Settings of the source `calm`.
+        tested: [k, 3] float64, the thresholds that were tried in order, their mean loss and the p-value of its being
+            too large.
+        facts: How it was made, as plain JSON.
+        model: `fingerprint` of the model it belongs to, "" where that is not known.
+        classifier: [hidden + 1] float32, see `agreeing`, where that is the confidence.
     """
 
     KIND = "calibration of early exits"
@@ -85,10 +89,12 @@ class Exits(TrainedPart):
 class ExitHeads(TrainedPart):
     """What `sec` learned: a correction of the head for every check, and what says who leaves.
 
-    every: a check stands after so many layers, again and again, none after the last one. classifier: [3, hidden]
-    float32, of `STOP`, `EXIT` and `CONTINUE`, over unit states. down, up: [checks, rank, hidden] and [checks, hidden,
-    rank] float32: what the vocabulary projection reads at check k is `x + up[k] down[k] x`, x the state there after
-    the final norm. facts, model: as in `Exits`.
+    Attributes:
+        every: A check stands after so many layers, again and again, none after the last one.
+        classifier: [3, hidden] float32, of `STOP`, `EXIT` and `CONTINUE`, over unit states.
+        down, up: [checks, rank, hidden] and [checks, hidden, rank] float32: what the vocabulary projection reads at
+            check k is `x + up[k] down[k] x`, x the state there after the final norm.
+        facts, model: As in `Exits`.
     """
 
     KIND = "heads of early exits"
@@ -112,9 +118,9 @@ class ExitHeads(TrainedPart):
         return (unit(states) @ self.classifier.to(states.device, torch.float64).T).softmax(dim=-1)
 
     def corrected(self, normed: torch.Tensor, checks: np.ndarray) -> torch.Tensor:
-        """Rows [n, hidden] after the final norm, as the head is to read those of check `checks` [n]; -1: as they are.
+        """Rows [n, hidden] after the final norm, as the head is to read those of check `checks` [n].
 
-        In float64, so that a row's logits do not depend on the rows beside it.
+        -1: as they are. In float64, so that a row's logits do not depend on the rows beside it.
         """
         rows = np.flatnonzero(checks >= 0)
         made, at = normed.clone(), torch.from_numpy(checks[rows]).to(self.down.device)

@@ -18,9 +18,12 @@ from .artifact import Artifact, TrainedPart, expect
 
 @dataclass(frozen=True, eq=False)
 class HeadGates(TrainedPart):
-    """gates: [layers, kv_heads] float32, 0 where a head can do without old tokens and 1 where it needs them all.
+    """By layer and head: how much a head needs old tokens.
 
-    facts: how they were made. model: `fingerprint` of the model they belong to, "" where any of its shape will do.
+    Attributes:
+        gates: [layers, kv_heads] float32, 0 where a head can do without old tokens and 1 where it needs them all.
+        facts: How they were made.
+        model: `fingerprint` of the model they belong to, "" where any of its shape will do.
     """
 
     KIND = "set of head gates"
@@ -32,8 +35,9 @@ class HeadGates(TrainedPart):
     model: str = ""
 
     def lowest(self, share: float) -> np.ndarray:
-        """[layers, kv_heads] bool: this share of the heads, rounded, those with the lowest gates; of equal ones the
-        first.
+        """[layers, kv_heads] bool: this share of the heads, rounded, those with the lowest gates.
+
+        Of equal ones the first.
         """
         flat = self.gates.flatten().double().numpy()
         found = np.zeros(flat.shape, dtype=bool)

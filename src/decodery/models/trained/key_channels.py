@@ -17,9 +17,12 @@ from .artifact import Artifact, TrainedPart, expect
 
 @dataclass(frozen=True, eq=False)
 class KeyChannels(TrainedPart):
-    """order: [layers, kv_heads, head_dim] channels of rotated keys, those that say most first.
+    """By layer and head: the order of the channels of keys.
 
-    facts: how it was made. model: `fingerprint` of the model it belongs to, "" where any of its shape will do.
+    Attributes:
+        order: [layers, kv_heads, head_dim] channels of rotated keys, those that say most first.
+        facts: How it was made.
+        model: `fingerprint` of the model it belongs to, "" where any of its shape will do.
     """
 
     KIND = "set of key channels"

@@ -18,9 +18,12 @@ from .coprocessors import level
 
 @dataclass(frozen=True, eq=False)
 class MergeNet(TrainedPart):
-    """tensors: "first" [width, 3 * hidden], "bias" [width] and "second" [hidden, width], of a gated sum.
+    """A small network that makes the embedding of a merged token.
 
-    facts: how it was made. model: `fingerprint` of the model it belongs to, "" where any of its width will do.
+    Attributes:
+        tensors: "first" [width, 3 * hidden], "bias" [width] and "second" [hidden, width], of a gated sum.
+        facts: How it was made.
+        model: `fingerprint` of the model it belongs to, "" where any of its width will do.
     """
 
     KIND = "network of merged tokens"
@@ -32,7 +35,7 @@ class MergeNet(TrainedPart):
     model: str = ""
 
     def rows(self, mean: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] embeddings of merged tokens, by the mean of theirs and those of the first and the last of them.
+        """[n, hidden] embeddings of merged tokens, from the mean, first and last of their tokens'.
 
         What is added to the mean is as large as tokens' embeddings are; it is nothing where "second" is zero.
         """

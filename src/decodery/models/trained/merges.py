@@ -24,7 +24,11 @@ Pair = tuple[bytes, bytes]
 
 @dataclass(frozen=True)
 class Merged:
-    """One text after merges. spans: [m] first and last + 1 of the original tokens that each row stands for."""
+    """One text after merges.
+
+    Attributes:
+        spans: [m] first and last + 1 of the original tokens that each row stands for.
+    """
 
     tokens: tuple[int, ...]
     spans: tuple[tuple[int, int], ...]
@@ -48,11 +52,17 @@ def merged(
     shorter: float | None = None,
     within: Within = "word",
 ) -> list[Merged]:
-    """Texts, each a list of token ids, whose most frequent pairs of neighbours have become one, again and again.
+    """Texts of token ids in which the most frequent pairs of neighbours are merged repeatedly.
 
-    merges: how many pairs at most; shorter: until so large a share of all rows is gone; None for as many as there are.
-    within: "word", what the tokenizer would split stays apart; or "sentence". Special tokens are never merged. Of pairs
-    that are as frequent the one whose bytes come first is merged. Raises SettingsError for other settings.
+    Special tokens are never merged. Of pairs that are as frequent the one whose bytes come first is merged.
+
+    Args:
+        merges: How many pairs at most.
+        shorter: Until so large a share of all rows is gone; None for as many as there are.
+        within: "word", what the tokenizer would split stays apart; or "sentence".
+
+    Raises:
+        SettingsError: For other settings.
     """
     if within not in _MIDDLE or (merges is not None and merges < 0) or not 0 <= (shorter or 0.0) < 1:
         raise SettingsError("merges need a number of at least 0, a share below 1, and within='word' or 'sentence'")

@@ -23,9 +23,10 @@ def library(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def feature(embeddings: torch.Tensor, static: bool = False) -> torch.Tensor:
-    """[2 * hidden] what a selector is shown of a prompt's embeddings [n, hidden]: their mean and the last, of size 1.
+    """[2 * hidden] input of a selector: mean and last of a prompt's embeddings [n, hidden], normalised.
 
-    static: nothing, so that all prompts get the same.
+    Args:
+        static: Nothing, so that all prompts get the same.
     """
     parts = [part / (part.norm() + 1e-6) for part in (embeddings.mean(dim=0), embeddings[-1])]
     found = torch.cat(parts)
@@ -35,9 +36,11 @@ def feature(embeddings: torch.Tensor, static: bool = False) -> torch.Tensor:
 def mixture(
     tensors: Mapping[str, torch.Tensor], shown: torch.Tensor, sparse: int, noise: torch.Tensor | None, heat: float
 ) -> torch.Tensor:
-    """[k, m] how much of each row of the library is in each token: softmax, the largest `sparse` of which remain.
+    """[k, m] weights of the library's rows in each token: softmax, cut to the largest `sparse`.
 
-    noise: [k, m], added to the selector's outputs before they are divided by `heat`; gradients see the whole softmax.
+    Args:
+        noise: [k, m], added to the selector's outputs before they are divided by `heat`; gradients see the whole
+            softmax.
     """
     hidden = gelu(linear(shown, tensors["weight.0"], tensors["bias.0"]))
     scores = linear(hidden, tensors["weight.1"], tensors["bias.1"]).unflatten(0, (-1, len(tensors["scale"])))
@@ -50,10 +53,14 @@ def mixture(
 
 @dataclass(frozen=True, eq=False)
 class MetaTokens(TrainedPart):
-    """tensors: "free" [m, hidden] and "scale" [m] of the `library`, weights and biases of the selector's two layers.
+    """A library of soft tokens and the network that mixes them for a prompt.
 
-    sparse: how many rows of the library a token is made of. static: whether all prompts get the same tokens. facts: how
-    it was made. model: `fingerprint` of the model it belongs to, "" where any of its shape will do.
+    Attributes:
+        tensors: "free" [m, hidden] and "scale" [m] of the `library`, weights and biases of the selector's two layers.
+        sparse: How many rows of the library a token is made of.
+        static: Whether all prompts get the same tokens.
+        facts: How it was made.
+        model: `fingerprint` of the model it belongs to, "" where any of its shape will do.
     """
 
     KIND = "library of meta-tokens"
@@ -71,7 +78,11 @@ class MetaTokens(TrainedPart):
     def initial(
         cls, config: ModelConfig, size: float, m: int, k: int, sparse: int, static: bool = False, seed: int = 0
     ) -> MetaTokens:
-        """One that nothing was learned for. size: how long an embedding of the model is on average."""
+        """One that nothing was learned for.
+
+        Args:
+            size: How long an embedding of the model is on average.
+        """
         draws, hidden, inner = torch.Generator().manual_seed(seed), config.hidden_size, 256
         tensors = {
             "free": torch.randn(m, hidden, generator=draws, dtype=torch.float32, device="cpu"),

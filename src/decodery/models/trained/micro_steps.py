@@ -31,9 +31,12 @@ _LAYER = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down")
 class MicroSteps(TrainedPart):
     """What a model needs to read groups of tokens as one row each, and to write a group after one row.
 
-    tensors: as `shapes` names them: a merger of embeddings, a small decoder, and what says where a group ends. taps:
-    after how many layers of the model the decoder reads its states, all layers at last. heads, kv_heads, theta: of the
-    decoder's attention. facts: how it was made, as plain JSON. model: `fingerprint` of the model it belongs to.
+    Attributes:
+        tensors: As `shapes` names them: a merger of embeddings, a small decoder, and what says where a group ends.
+        taps: After how many layers of the model the decoder reads its states, all layers at last.
+        heads, kv_heads, theta: Of the decoder's attention.
+        facts: How it was made, as plain JSON.
+        model: `fingerprint` of the model it belongs to.
     """
 
     KIND = "set of micro steps"
@@ -73,7 +76,10 @@ class MicroSteps(TrainedPart):
         return sum(name.endswith(".qkv") for name in self.tensors)
 
     def at(self, model: Reader) -> MicroSteps:
-        """The same where and as precisely as a model's rows are. Raises a DecoderyError where it is another model's."""
+        """The same where and as precisely as a model's rows are.
+
+        Raises a DecoderyError where it is another model's.
+        """
         advice = "make some for this one with decodery train hamburger -m MODEL"
         self.refuse_other(model, advice)
         if self.hidden != model.config.hidden_size or self.taps[-1] != model.config.num_layers:
@@ -81,7 +87,7 @@ class MicroSteps(TrainedPart):
         return _at(self, torch.promote_types(model.dtype, torch.float32), model.device)
 
     def merged(self, rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] what stands for groups: rows [n, s, hidden], of each the first `lengths` [n] of its tokens.
+        """[n, hidden] merged groups, from rows [n, s, hidden], of which the first `lengths` [n] count.
 
         A group of one token is its embedding, unchanged.
         """
@@ -98,9 +104,10 @@ class MicroSteps(TrainedPart):
         return torch.where(lengths[:, None] == 1, rows[:, 0], merged)
 
     def spoken(self, taps: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """[n, m, hidden] states after the first tokens of groups, given by their embeddings, rows [n, m, hidden].
+        """[n, m, hidden] states after the first tokens of groups, from their embeddings.
 
-        taps: [n, k, hidden], what the model's row before each group left. Before the model's final norm.
+        Args:
+            taps: [n, k, hidden], what the model's row before each group left. Before the model's final norm.
         """
         whole, hooks = torch.cat([taps, rows], dim=1), Hooks.reading(())
         step = SideBySide(self.decoder, *whole.shape[:2])
@@ -160,7 +167,11 @@ def _at(parts: MicroSteps, dtype: torch.dtype, device: torch.device) -> MicroSte
 def shapes(
     hidden: int, layers: int, most: int, inner: int, heads: tuple[int, int, int]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of all tensors. heads: those of queries, those of keys and values, and the width of each."""
+    """Names and shapes of all tensors.
+
+    Args:
+        heads: Those of queries, those of keys and values, and the width of each.
+    """
     own, kv, width = heads
     yield "place", (most, hidden // 2)
     for name, outputs, inputs in (

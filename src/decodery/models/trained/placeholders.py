@@ -16,11 +16,14 @@ from .artifact import Artifact, TrainedPart, expect
 
 @dataclass(frozen=True, eq=False)
 class Placeholders(TrainedPart):
-    """Learned input embeddings. data: [n, hidden] float32, row j for the (j + 1)-th token that is not known.
+    """Learned input embeddings.
 
-    facts: how they were made, as plain JSON; "vocabulary" names the tokenizer of the model they belong to, as in
-    `ModelConfig`, and is empty where that does not matter. rates: [n, ranks] float32, how often each of the most likely
-    tokens there was right in texts held out; None where that was not counted.
+    Attributes:
+        data: [n, hidden] float32, row j for the (j + 1)-th token that is not known.
+        facts: How they were made, as plain JSON; "vocabulary" names the tokenizer of the model they belong to, as in
+            `ModelConfig`, and is empty where that does not matter.
+        rates: [n, ranks] float32, how often each of the most likely tokens there was right in held-out texts; None
+            where that was not counted.
     """
 
     KIND = "set of placeholders"

@@ -17,11 +17,14 @@ from .artifact import Artifact, TrainedPart, expect
 
 @dataclass(frozen=True, eq=False)
 class KVPrefix:
-    """What a text's cache begins with. data: [layers, 2 (keys, values), kv_heads, n, head_dim], any float dtype.
+    """What a text's cache begins with.
 
     Keys are stored as attention uses them, after rotation. They stand at positions -n to -1, and the text begins at 0
-    as it does without a prefix; rotary embeddings see differences only, so a text that begins at n, after keys turned
-    n positions further, is the same.
+    as it does without a prefix; rotary embeddings see differences only, so a text that begins at n, after keys turned n
+    positions further, is the same.
+
+    Attributes:
+        data: [layers, 2 (keys, values), kv_heads, n, head_dim], any float dtype.
     """
 
     data: torch.Tensor
@@ -41,9 +44,11 @@ class KVPrefix:
 
 @dataclass(frozen=True, eq=False)
 class Prefixes(TrainedPart):
-    """Prefixes by the name of what they steer to, learned together. facts: how they were made, as plain JSON.
+    """Prefixes by the name of what they steer to, learned together.
 
-    model: `fingerprint` of the model they belong to, "" where any model of their shape will do.
+    Attributes:
+        facts: How they were made, as plain JSON.
+        model: `fingerprint` of the model they belong to, "" where any model of their shape will do.
     """
 
     KIND = "set of learned prefixes"

@@ -25,7 +25,10 @@ def queries_of(model: Transformer) -> list[torch.Tensor]:
 
 
 def with_queries(model: Transformer, queries: Sequence[torch.Tensor]) -> Transformer:
-    """The model with these query projections; it shares all other weights, and the one that is given stays as it is."""
+    """The model with these query projections.
+
+    It shares all other weights, and the one that is given stays as it is.
+    """
     layers = []
     for layer, own in zip(model.weights.layers, queries, strict=True):
         qkv = _dense(layer.qkv)
@@ -41,8 +44,10 @@ def _dense(linear: object) -> Dense:
 class Span:
     """Rows of a prompt, scored again over the keys and values that were kept of it.
 
-    cache: holds at least the rows up to `start + length`, at their own positions. recompute: the span's own keys and
-    values are those of this pass, and only what stands before it is taken from the cache.
+    Args:
+        cache: Holds at least the rows up to `start + length`, at their own positions.
+        recompute: The span's own keys and values are those of this pass, and only what stands before it is taken from
+            the cache.
     """
 
     def __init__(self, model: Transformer, cache: KVCache, start: int, length: int, recompute: bool) -> None:
@@ -52,7 +57,11 @@ class Span:
         self._angles: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def loss(self, adapted: Transformer, tokens: Sequence[int]) -> torch.Tensor:
-        """Mean cross-entropy [] of what follows each row. tokens: of the whole prompt."""
+        """Mean cross-entropy [] of what follows each row.
+
+        Args:
+            tokens: Of the whole prompt.
+        """
         first, end = self.start, self.start + len(self.positions)
         ids = torch.tensor(list(tokens[first : end + 1]), dtype=torch.int64, device=adapted.device)
         run = layer_steps(WHOLE, adapted.config.num_layers)

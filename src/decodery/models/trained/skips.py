@@ -16,7 +16,7 @@ from .artifact import Artifact, TrainedPart, expect
 
 
 def switches(layers: int) -> list[str]:
-    """The sublayers of a model of so many layers that may be skipped: all but those of the first and the last one."""
+    """The sublayers of a model of so many layers that may be skipped, not of the first and last layer."""
     return [f"{kind}.{layer}" for kind in SUBLAYERS for layer in range(1, layers - 1)]
 
 
@@ -29,8 +29,9 @@ def sublayers(chosen: np.ndarray, layers: int) -> frozenset[str]:
 class SkipSet(TrainedPart):
     """Sublayers that are passed by, such as "attention.3" or "mlp.5", of a model of `layers` layers.
 
-    facts: how they were found, as plain JSON. model: `fingerprint` of the model they belong to, "" where that is not
-    known.
+    Attributes:
+        facts: How they were found, as plain JSON.
+        model: `fingerprint` of the model they belong to, "" where that is not known.
     """
 
     KIND = "set of skipped sublayers"

@@ -22,9 +22,12 @@ _HEAD = 32
 
 
 class Said(NamedTuple):
-    """What came of sources. logits: [b, slots, v]; symbols: [b, c, hidden] of those counted.
+    """What came of sources.
 
-    slots: [b, slots, hidden] of the branch that orders, before they ask what there is to say.
+    Attributes:
+        logits: [b, slots, v].
+        symbols: [b, c, hidden] of those counted.
+        slots: [b, slots, hidden] of the branch that orders, before they ask what there is to say.
     """
 
     logits: torch.Tensor
@@ -36,8 +39,12 @@ class Said(NamedTuple):
 class Slots(TrainedPart):
     """A decoder without order: slot i says the text's token i, and no slot knows what the others say.
 
-    tensors: as `shapes` names them, float32. tokens: [v] int64, ascending, all that it can say. ends: those of them
-    that end a text. facts: how it was made, as plain JSON. model: `fingerprint` of the model it belongs to.
+    Attributes:
+        tensors: As `shapes` names them, float32.
+        tokens: [v] int64, ascending, all that it can say.
+        ends: Those of them that end a text.
+        facts: How it was made, as plain JSON.
+        model: `fingerprint` of the model it belongs to.
     """
 
     KIND = "slots"
@@ -66,8 +73,9 @@ class Slots(TrainedPart):
     ) -> Said:
         """What the slots say of sources whose states [b, n, hidden] an encoder left.
 
-        missing: [b, 1, 1, n] -inf where a source has ended. symbols: [c, hidden], what is counted while it learns: it
-        looks at the source and is looked at by nobody.
+        Args:
+            missing: [b, 1, 1, n] -inf where a source has ended.
+            symbols: [c, hidden], what is counted while it learns: it looks at the source, and nothing looks at it.
         """
         given, parts = len(states), self.tensors
         # A source longer than those that were learned from goes on in the last place.
@@ -85,7 +93,7 @@ class Slots(TrainedPart):
         return Said(logits, counted[:, length:], slots)
 
     def end(self, logits: torch.Tensor) -> int:
-        """How many slots of [slots, v] there are up to the first that says that the text ends, itself included."""
+        """How many slots of [slots, v] there are up to the first that ends the text, inclusive."""
         ending = torch.isin(
             self.tokens[logits.argmax(dim=-1).cpu()], torch.tensor(self.ends, dtype=torch.int64, device="cpu")
         )
@@ -137,7 +145,12 @@ class Slots(TrainedPart):
 
 
 def shapes(hidden: int, layers: int, slots: int, places: int, spoken: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of all tensors. places: of a source; spoken: how many tokens it can say."""
+    """Names and shapes of all tensors.
+
+    Args:
+        places: Of a source.
+        spoken: How many tokens it can say.
+    """
     yield "place", (places, hidden)
     yield "slot", (slots, hidden)
     yield "said.weight", (spoken, hidden)

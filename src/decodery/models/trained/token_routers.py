@@ -19,9 +19,10 @@ _SHAPES = ("in.weight", "in.bias", "out.weight", "out.bias")
 
 
 def uniform(layers: int, sparsity: float) -> tuple[float, ...]:
-    """Target sparsities [layers] with this mean, the same in all layers but the first and the last, which have none.
+    """Target sparsities [layers] of this mean: equal in all layers, 0 in the first and the last.
 
-    Raises SettingsError where there is no such schedule.
+    Raises:
+        SettingsError: If there is no such schedule.
     """
     most = max(0, layers - 2) / layers
     if not 0 <= sparsity <= most:
@@ -33,7 +34,10 @@ def uniform(layers: int, sparsity: float) -> tuple[float, ...]:
 def received(weights: torch.Tensor) -> torch.Tensor:
     """[n] the attention that each row is paid by later ones, the mean over heads and over them.
 
-    weights: [heads, n, n] of rows over themselves in causal order. The last row, which none follows, gets its own.
+    The last row, which none follows, gets its own.
+
+    Args:
+        weights: [heads, n, n] of rows over themselves in causal order.
     """
     each = weights.mean(dim=0)
     own, n = each.diagonal(), each.shape[-1]
@@ -42,7 +46,7 @@ def received(weights: torch.Tensor) -> torch.Tensor:
 
 
 def inputs(importance: torch.Tensor, sparsity: float) -> torch.Tensor:
-    """[n, 4] float32, what a router is shown of n tokens in the order of the text, given their importance [n].
+    """[n, 4] float32, the inputs of a router for n tokens in text order, from their importance [n].
 
     Where a token stands, from 0 to 1; log(1 + n * importance), which is alike for texts of all lengths; its rank by
     importance, from 0 for the least to 1; the layer's target sparsity.
@@ -58,9 +62,9 @@ def inputs(importance: torch.Tensor, sparsity: float) -> torch.Tensor:
 
 
 def least_important(importance: torch.Tensor, sparsity: float, free: torch.Tensor) -> torch.Tensor:
-    """[n] bool: the floor(sparsity * n) tokens of least importance [n], among those that are `free` [n]; bool.
+    """[n] bool: the floor(sparsity * n) tokens of least importance [n], among those that are `free` [n].
 
-    The static router. The earlier one of two that are equally important goes first.
+    Bool. The static router. The earlier one of two that are equally important goes first.
     """
     wanted = min(math.floor(sparsity * len(importance) + 1e-9), int(free.sum()))
     order = importance.masked_fill(~free, torch.inf).argsort(stable=True)
@@ -73,11 +77,14 @@ def least_important(importance: torch.Tensor, sparsity: float, free: torch.Tenso
 class TokenRouters(TrainedPart):
     """Target sparsities of all layers, and what decides which tokens go around each of them.
 
-    schedule: [layers], the share of tokens that goes around each; none around the first, since there is nothing yet to
-    tell tokens by. weights: of an MLP per layer, "in.weight" [layers, width, 4], "in.bias" [layers, width],
-    "out.weight" [layers, 2, width] and "out.bias" [layers, 2], float32, which says keep (0) or skip (1); empty for the
-    static router, which skips those of least importance. facts: how they were made, as plain JSON. model: `fingerprint`
-    of the model they belong to, "" where that is not known.
+    Attributes:
+        schedule: [layers], the share of tokens that goes around each; none around the first, since there is nothing yet
+            to tell tokens by.
+        weights: Of an MLP per layer, "in.weight" [layers, width, 4], "in.bias" [layers, width], "out.weight" [layers,
+            2, width] and "out.bias" [layers, 2], float32, which says keep (0) or skip (1); empty for the static router,
+            which skips those of least importance.
+        facts: How they were made, as plain JSON.
+        model: `fingerprint` of the model they belong to, "" where that is not known.
     """
 
     KIND = "set of token routers"
@@ -122,7 +129,7 @@ class TokenRouters(TrainedPart):
         return silu(shown @ into.T + lean) @ out.T + bias
 
     def skips(self, layer: int, importance: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
-        """[n] bool: the tokens that go around a layer, given their importance [n] and which are `free` to, [n] bool."""
+        """[n] bool: the tokens that skip a layer, from their importance [n] and which are `free` to."""
         sparsity = self.schedule[layer]
         if not self.weights:
             return least_important(importance, sparsity, free)

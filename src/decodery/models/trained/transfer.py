@@ -19,11 +19,14 @@ from .placeholders import are_rates
 
 @dataclass(frozen=True, eq=False)
 class Transfer(TrainedPart):
-    """Map i makes the state after so many `layers`[i] that of the (i + 1)-th token after, which is not known.
+    """Map i predicts, after `layers`[i] layers, the state of the (i + 1)-th token after this one.
 
-    maps: [n, hidden, hidden] float32, to be multiplied from the left; layers: ascending. rates: [n, ranks] float32, how
-    often each of the most likely tokens there was right in texts held out. facts: how they were made, as plain JSON.
-    model: `fingerprint` of the model they belong to, "" where that does not matter.
+    Attributes:
+        maps: [n, hidden, hidden] float32, to be multiplied from the left.
+        layers: Ascending.
+        rates: [n, ranks] float32, how often each of the most likely tokens there was right in held-out texts.
+        facts: How they were made, as plain JSON.
+        model: `fingerprint` of the model they belong to, "" where that does not matter.
     """
 
     KIND = "hidden transfer"

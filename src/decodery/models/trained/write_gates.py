@@ -27,7 +27,10 @@ def width(config: ModelConfig) -> int:
 
 
 def margin(tensors: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """[n] how much rather each of [n, width] rows is stored than not; gelu between layers, after a layer norm."""
+    """[n] how much rather each of [n, width] rows is stored than not.
+
+    Gelu between layers, after a layer norm.
+    """
     found = layer_norm(rows, rows.shape[-1:], tensors["scale"], tensors["shift"])
     last = sum(name.startswith("weight.") for name in tensors) - 1
     for number in range(last + 1):
@@ -38,10 +41,14 @@ def margin(tensors: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Ten
 
 @dataclass(frozen=True, eq=False)
 class WriteGates(TrainedPart):
-    """tensors: of `margin`. layer: the first one whose keys and values it decides about, where it looks.
+    """Small networks that decide which tokens a cache stores.
 
-    levels: [101] ascending, the quantiles of margins in texts. facts: how it was made. model: `fingerprint` of the
-    model it belongs to, "" where any of its shape will do.
+    Attributes:
+        tensors: Of `margin`.
+        layer: The first one whose keys and values it decides about, where it looks.
+        levels: [101] ascending, the quantiles of margins in texts.
+        facts: How it was made.
+        model: `fingerprint` of the model it belongs to, "" where any of its shape will do.
     """
 
     KIND = "write gate"
@@ -57,7 +64,11 @@ class WriteGates(TrainedPart):
 
     @classmethod
     def initial(cls, config: ModelConfig, layer: int, sizes: tuple[int, ...], seed: int = 0) -> WriteGates:
-        """One that nothing was learned for. sizes: widths between the layers."""
+        """One that nothing was learned for.
+
+        Args:
+            sizes: Widths between the layers.
+        """
         generator, tensors = torch.Generator().manual_seed(seed), {}
         wide = width(config)
         tensors["scale"], tensors["shift"] = (

@@ -40,7 +40,9 @@ class TransformersModel:
 
     The model must keep one key and one value per token and layer, and take position ids and a mask for its rows.
     Whether it does as it is told is tried out at once, see `adapter_trial`: trees may then be refused, or all of it.
-    keeps_rows: whether it can leave out logits that nobody wants.
+
+    Args:
+        keeps_rows: Whether it can leave out logits that are not wanted.
     """
 
     def __init__(self, hf_model: PreTrainedModel) -> None:
@@ -128,7 +130,11 @@ class TransformersModel:
     def call(
         self, segment: Segment, cache: KVCache, slots: Cache, states: torch.Tensor | None, *, masked: bool = True
     ) -> torch.Tensor:
-        """`run` with these keys and values, where `cache` tells the positions. masked: with our mask, not its own."""
+        """`run` with these keys and values, where `cache` tells the positions.
+
+        Args:
+            masked: With our mask, not its own.
+        """
         positions = torch.from_numpy(np.asarray(segment.positions, dtype=np.int64)).to(self.device)
         given: dict[str, Any] = {
             "position_ids": positions[None],
@@ -146,7 +152,8 @@ class TransformersModel:
     def run_anew(self, tokens: np.ndarray, rows: Sequence[int], *, placed: bool = False) -> torch.Tensor:
         """Logits [m, vocab] float32 of these rows of a text by one plain call: no cache, no mask of ours.
 
-        placed: with positions of ours.
+        Args:
+            placed: With positions of ours.
         """
         given = {"input_ids": torch.as_tensor(tokens, dtype=torch.int64, device=self.device)[None], "use_cache": False}
         if placed:
@@ -262,7 +269,10 @@ def _branches(segment: Segment) -> bool:
 
 
 def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> LoadedModel:
-    """Load a folder whose architecture only transformers knows; its own code is never run, pickles never read."""
+    """Load a folder whose architecture only transformers knows.
+
+    Its own code is never run, pickles never read.
+    """
     if dtype in ("int8", "int4"):
         raise SettingsError(f"{name} runs through transformers, which has no {dtype} here: choose float32 or bfloat16")
     found: Any

@@ -25,7 +25,11 @@ _WINDOWS = ("window", "local", "chunk")
 
 @torch.no_grad()
 def read_shapes(hf_model: PreTrainedModel) -> ModelConfig:
-    """Raises UnsupportedModel where a layer keeps anything but a key and a value per token, or looks at them oddly."""
+    """The shapes of a model's cache, layer by layer.
+
+    Raises:
+        UnsupportedModel: If a layer keeps anything but a key and a value per token, or reads them in an unknown way.
+    """
     name, config = type(hf_model).__name__, hf_model.config.get_text_config()
     output = hf_model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=hf_model.device), use_cache=True)
     kept = next((each for name in CACHE_NAMES if (each := getattr(output, name, None)) is not None), None)
@@ -64,7 +68,7 @@ def read_shapes(hf_model: PreTrainedModel) -> ModelConfig:
 
 
 def windows_of(config: PreTrainedConfig) -> list[int]:
-    """Every number of tokens that a configuration may mean as a window: what is named like one, shortest first."""
+    """Numbers of tokens in a configuration that may mean a window, shortest first."""
     named = (value for name, value in config.to_dict().items() if any(word in name for word in _WINDOWS))
     return sorted({number for value in named for number in _whole_numbers(value) if number > 1})
 

@@ -41,7 +41,8 @@ _COARSE_LIMIT = 0.05
 def may_branch(model: TransformersModel) -> bool:
     """Whether rows of a pass may branch; chains are right where this returns at all.
 
-    Raises UnsupportedModel where a chain after a cache gives other logits than all of its tokens read anew.
+    Raises:
+        UnsupportedModel: If a chain after a cache gives other logits than all of its tokens read anew.
     """
     trial, name = _Trial(model), type(model.hf_model).__name__
     if not trial.chains_agree():

@@ -1,4 +1,4 @@
-"""Models of `transformers` that somebody already holds, as language models. Imports transformers where it is used."""
+"""Models of `transformers` that are in memory already, as language models. Imports transformers where it is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _ATTRIBUTE = "_decodery_model"
 
 
 class Held:
-    """What a model of `transformers` keeps in an attribute, so that both go together; a copy of the model begins anew.
+    """What a model of `transformers` keeps in an attribute, so that both go together.
+
+    A copy of the model begins anew.
 
     Args:
         value: What it keeps.
@@ -34,7 +36,7 @@ def is_live(model: Any) -> bool:
 
 
 def language_model(model: Any) -> LanguageModel:
-    """A model of `transformers` as a language model: the same one each time, as long as it is neither moved nor cast.
+    """A model of `transformers` as a language model; the same object until it is moved or cast.
 
     Args:
         model: The model.

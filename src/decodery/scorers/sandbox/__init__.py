@@ -39,8 +39,12 @@ _GUARDED = ("network", "local services", "processes", "writing outside", "changi
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a program. passed: one entry per test. reason: why the program itself, or the first test that
-    failed, did not pass, None where all passed. output: the beginning of what was printed.
+    """What became of a program.
+
+    Attributes:
+        passed: One entry per test.
+        reason: Why the program itself, or the first test that failed, did not pass, None where all passed.
+        output: The beginning of what was printed.
     """
 
     passed: tuple[bool, ...]
@@ -60,10 +64,6 @@ _slots = FairSlots((os.cpu_count() or 1) + 1)
 class Sandbox:
     """Runs a program and its tests, and remembers the result by their text.
 
-    seconds: wall time of the program and of each test; the whole has three times that, and `cpu_seconds` of processor
-    time. memory_mib: address space, which also bounds threads. file_mib: of each file, what is printed included; of all
-    files 16 times that, where the kernel gives a folder in memory.
-
     Programs see the standard library, no environment variables and an empty folder that is deleted afterwards. Besides
     the limits they have no network and no processes, and neither write outside of that folder, nor read more than
     Python and the system's libraries, nor signal others: each held to by every means the kernel offers (namespaces,
@@ -72,6 +72,13 @@ class Sandbox:
     program's interpreter: results cannot be written by the program, but answers can be made that please any test.
     Untrusted code belongs into a container or a virtual machine of its own. On Windows there are no such limits, and
     making a sandbox raises SettingsError.
+
+    Args:
+        seconds: Wall time of the program and of each test; the whole has three times that, and `cpu_seconds` of
+            processor time.
+        memory_mib: Address space, which also bounds threads.
+        file_mib: Of each file, what is printed included; of all files 16 times that, where the kernel gives a folder in
+            memory.
     """
 
     def __init__(
@@ -103,14 +110,17 @@ class Sandbox:
 
     @property
     def protection(self) -> dict[str, str]:
-        """By what is refused or bounded, who holds to it here: "kernel", "guard" (Python's, against accidents only) or
-        "nobody". Tried out once, with a process of its own: see `decodery info`."""
+        """By restriction, what enforces it here: "kernel", "guard" (Python's, accidents only) or "nobody".
+
+        Tried out once, with a process of its own: see `decodery info`.
+        """
         return protection()
 
     def run(self, program: str, tests: Sequence[str] = ()) -> Verdict:
-        """Run `program`, then every test, a text of Python statements that raise where it fails, in its variables.
+        """Run `program`, then every test, with the program's variables.
 
-        The same program and tests are run once. What is longer than 2^20 characters fails unread.
+        A test is a text of Python statements that raise on failure. The same program and tests are run once. What is
+        longer than 2^20 characters fails unread.
         """
         job = json.dumps([program, *tests])
         key = hashlib.sha256(job.encode()).digest()

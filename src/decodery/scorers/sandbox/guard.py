@@ -28,7 +28,7 @@ _LOCAL = 1
 
 
 def guard(folder: str) -> None:
-    """Refuse from now on what programs under test have no business with: writing outside of `folder` among it."""
+    """Refuse from now on what programs under test do not need, such as writing outside of `folder`."""
     real = os.path.realpath
 
     def inside(path: Any, start: Any = None) -> bool:

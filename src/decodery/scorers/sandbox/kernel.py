@@ -44,7 +44,10 @@ _READABLE = (
 def confine(folder: str, limits: dict[str, int], most_bytes: int) -> None:
     """Give up what can be given up, and go to `folder`, to which most_bytes may be written in all.
 
-    limits: by name, those of `resource`. Afterwards nothing of this is to be called: it is for a process's beginning.
+    Afterwards nothing of this is to be called: it is for a process's beginning.
+
+    Args:
+        limits: By name, those of `resource`.
     """
     fewest = dict(limits)
     if sys.platform == "linux":
@@ -144,7 +147,7 @@ def _restrict_files(libc: Any, folder: str) -> None:
 
 
 def _restrict_rights(libc: Any) -> None:
-    """Drop all capabilities, and let nobody look into this process, itself included."""
+    """Drop all capabilities, and let no process look into this one, itself included."""
     libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
     libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
 

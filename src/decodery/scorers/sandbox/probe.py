@@ -18,8 +18,10 @@ def refused(
 ) -> dict[str, bool]:
     """What is attempted, and whether it failed as it should.
 
-    outside: a file that everybody may change, not in the folder. port, service: a port of this machine and a local
-    socket at which somebody listens. others: a process that is not this one.
+    Args:
+        outside: A file that everyone may change, not in the folder.
+        port, service: A port of this machine and a local socket at which a server listens.
+        others: A process that is not this one.
     """
 
     def send() -> None:

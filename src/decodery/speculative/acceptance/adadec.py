@@ -21,13 +21,17 @@ from .lookahead import LookaheadRule, Run, View
 )
 @dataclass(frozen=True)
 class AdaDec(LookaheadRule):
-    """Above an entropy threshold, reranks the most likely tokens by the mean log-probability of what follows.
+    """Above an entropy threshold, reranks the most likely tokens by a lookahead's log-probability.
 
-    tau: the threshold, in nats, of the model's own distribution; `decodery train adadec-thresholds` learns a model's
-    (the default is SmolLM2-135M-Instruct's, from HumanEval's solutions; the authors' are 0.6 to 1.3). width:
-    candidates; length: tokens that each is followed greedily, at most; stops: token ids that end such a run early, as
-    the end of text does. What was read on the way costs no further pass where decoding goes on along it. Extra: up to
-    `length` passes per pause, of up to 1 + width * length rows; counted in the trace.
+    What was read on the way costs no further pass where decoding goes on along it. Extra: up to `length` passes per
+    pause, of up to 1 + width * length rows; counted in the trace.
+
+    Attributes:
+        tau: The threshold, in nats, of the model's own distribution; `decodery train adadec-thresholds` learns a
+            model's (the default is SmolLM2-135M-Instruct's, from HumanEval's solutions; the authors' are 0.6 to 1.3).
+        width: Candidates.
+        length: Tokens that each is followed greedily, at most.
+        stops: Token ids that end such a run early, as the end of text does.
     """
 
     tau: float = 0.742

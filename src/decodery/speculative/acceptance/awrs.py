@@ -22,13 +22,13 @@ from decodery.step.sequence import Sequence
 )
 @dataclass(frozen=True)
 class AWRS(AcceptanceRule):
-    """Tries tokens in the order of their noise until the constraint accepts one, so that no mask is worked out.
+    """Tries tokens in the order of their noise until the constraint accepts one; no mask is computed.
 
-    Each is an exact draw from the model's law cut to what is allowed, and it costs one check more than tokens were
-    rejected: the fewer, the more the model agrees with the constraint. The ledger counts `checks` and `rejections`. For
-    constraints whose check of one token costs less than their mask, a `checker` above all; without a constraint it is
-    the coupled rule. The weights of the paper, which correct towards the law over whole texts, are used by the search
-    `smc`.
+    Each is an exact draw from the model's distribution cut to what is allowed, and it costs one check more than tokens
+    were rejected: the fewer, the more the model agrees with the constraint. The ledger counts `checks` and
+    `rejections`. For constraints whose check of one token costs less than their mask, a `checker` above all; without a
+    constraint it is the coupled rule. The weights of the paper, which correct towards the distribution over whole
+    texts, are used by the search `smc`.
     """
 
     provides = Provides(checked=True)

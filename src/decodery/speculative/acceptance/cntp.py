@@ -23,15 +23,24 @@ from .lookahead import LookaheadRule, Run, View
 )
 @dataclass(frozen=True)
 class CNTP(LookaheadRule):
-    """Draws the more trials the higher the entropy, each up to a punctuation mark, and keeps the most likely per token.
+    """Draws more trials at higher entropy, each up to a punctuation mark, and keeps the most likely.
 
-    least, most: trials at and below the entropy `low`, at and above `high`, in between in proportion; entropies are in
-    nats, of the sampler's distribution as in the authors' code, or of the model's own (entropy="raw"). With one trial
-    the token is the one plain sampling would draw. A trial ends with a token whose text ends in one of `punctuation`,
-    with one of `stops` (ids, such as the authors' list), at the end of text or after `length` tokens, a bound that the
-    paper does not have. perplexity: under the sampler's distribution or the model's own. The published settings go with
-    temperature 0.8 and top-p 0.95. Extra: one pass per token of the longest trial,
-    over the newest token of each; counted in the trace.
+    The published settings go with temperature 0.8 and top-p 0.95. Extra: one pass per token of the longest trial, over
+    the newest token of each; counted in the trace.
+
+    Attributes:
+        least, most: Trials at and below the entropy `low`, at and above `high`, in between in proportion; entropies are
+            in nats, of the sampler's distribution as in the authors' code, or of the model's own (entropy="raw"). With
+            one trial the token is the one plain sampling would draw. A trial ends with a token whose text ends in one
+            of `punctuation`, with one of `stops` (ids, such as the authors' list), at the end of text or after `length`
+            tokens, a bound that the paper does not have.
+        low: Entropy in nats up to which there are `least` trials.
+        high: Entropy in nats from which there are `most` trials.
+        length: Most tokens of a trial; the paper has no bound.
+        entropy: Of which distribution: the sampler's ("warped", as in the authors' code) or the model's own ("raw").
+        perplexity: Under the sampler's distribution or the model's own.
+        punctuation: A trial ends with a token whose text ends in one of these characters.
+        stops: Token ids that end a trial too, such as those of the authors' list.
     """
 
     least: int = 1

@@ -40,7 +40,7 @@ class Coupled(AcceptanceRule):
 
 
 def _all_picks(laws: NodeDistributions) -> list[int] | None:
-    """The picks after every node; None where a constraint comes upon its limits, maybe after a node nobody visits."""
+    """The picks after every node; None if a constraint reaches its limits, even at an unvisited node."""
     try:
         return laws.picks(range(len(laws.tree)))
     except ConstraintError:

@@ -28,12 +28,18 @@ def acceptance(p: torch.Tensor, q: torch.Tensor, token: int) -> float:
 
 
 def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """norm(max(p - q, 0)), the law of what is emitted after a rejection; p where both are equal up to rounding."""
+    """norm(max(p - q, 0)), the distribution of what is emitted after a rejection.
+
+    p where both are equal up to rounding.
+    """
     return positive(p - q, p)
 
 
 def positive(rest: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """`rest` without its negative entries, in place and normalised; `otherwise` where only rounding is left."""
+    """`rest` without its negative entries, in place and normalised.
+
+    `otherwise` where only rounding is left.
+    """
     mass = float(rest.clamp_min_(0.0).sum())
     return rest.div_(mass) if mass > _NOTHING else otherwise
 
@@ -47,14 +53,14 @@ def without(law: torch.Tensor, token: int) -> torch.Tensor:
 
 
 def sampled_law(p: torch.Tensor, q: torch.Tensor, token: int) -> tuple[float, torch.Tensor]:
-    """Acceptance probability of one child drawn from q, and the law of the token emitted instead."""
+    """Acceptance probability of one child drawn from q, and the distribution of the token emitted instead."""
     return acceptance(p, q, token), residual(p, q)
 
 
 def point_mass_law(p: torch.Tensor, tokens: Ordered[int]) -> tuple[list[float], torch.Tensor]:
-    """The same for deterministic children tried in order: a conditional acceptance probability each, then the rest.
+    """The same for deterministic children in order: conditional acceptance of each, then the rest.
 
-    Each child is accepted with what the remaining law gives it and taken out when it is not.
+    Each child is accepted with what the remaining distribution gives it and taken out when it is not.
     """
     rest, accepts = p.clone(), []
     for token in tokens:
@@ -70,8 +76,11 @@ def point_mass_law(p: torch.Tensor, tokens: Ordered[int]) -> tuple[list[float], 
 def recursive_law(p: torch.Tensor, draws: Iterable[tuple[int, torch.Tensor | None]]) -> Tests:
     """The tests of draws one after another, each against what the ones before it left of p.
 
-    draws: tokens in draw order, each with the probabilities it was drawn from, or None for a token that was not drawn
-    by chance. Every law is worked out when it is asked for: a walk that accepts the first draw pays for nothing else.
+    Every distribution is computed when it is asked for: a walk that accepts the first draw pays for nothing else.
+
+    Args:
+        draws: Tokens in draw order, each with the probabilities it was drawn from, or None for a token that was not
+            drawn by chance.
     """
     rest = p
     for token, q in draws:
@@ -93,8 +102,10 @@ def walk(
 ) -> Accepted:
     """Walk `tree` from its root, testing the draws at every node that is reached.
 
-    tests: of the target's law there, the tokens in draw order and the law they were drawn from. Children that were not
-    drawn by chance count as point masses.
+    Children that were not drawn by chance count as point masses.
+
+    Args:
+        tests: Of the target's distribution there, the tokens in draw order and the distribution they were drawn from.
     """
     path: list[int] = []
     node = 0

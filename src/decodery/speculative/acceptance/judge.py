@@ -23,10 +23,13 @@ from decodery.step.sequence import Sequence
 
 @dataclass(frozen=True, eq=False)
 class Head(TrainedPart):
-    """A linear head on hidden states. weight: [hidden] float32; layer: after how many layers the states are taken.
+    """A linear head on hidden states.
 
-    facts: how it was trained and how good it is, as numbers and texts. model: `fingerprint` of the model it reads, ""
-    where that is not known.
+    Attributes:
+        weight: [hidden] float32.
+        layer: After how many layers the states are taken.
+        facts: How it was trained and how good it is, as numbers and texts.
+        model: `fingerprint` of the model it reads, "" where that is not known.
     """
 
     KIND = "judge"
@@ -72,12 +75,16 @@ def normalized(hidden: torch.Tensor) -> torch.Tensor:
 )
 @dataclass(frozen=True)
 class Judge(AcceptanceRule):
-    """Accepts a drafted token that the coupled rule accepts, or that a trained head gives more than `threshold`.
+    """Accepts what the coupled rule accepts, or what a trained head scores above `threshold`.
 
-    head: a file made by `decodery train judge`, or a `Head`. It reads the target's state at the drafted token itself,
-    that is after the target has read it. Where the target's own choice is among the children the walk follows it, else
-    the child the head likes best; where that is not enough the target's own choice is emitted. Nothing is promised of
-    the law of the text, nor that what the target would never say stays out of it.
+    Where the target's own choice is among the children the walk follows it, else the child the head likes best; where
+    that is not enough the target's own choice is emitted. Nothing is promised of the distribution of the text, nor that
+    what the target would never say stays out of it.
+
+    Attributes:
+        head: A file made by `decodery train judge`, or a `Head`. It reads the target's state at the drafted token
+            itself, that is after the target has read it.
+        threshold: Score, 0 to 1, above which a token is accepted.
     """
 
     head: Head | str

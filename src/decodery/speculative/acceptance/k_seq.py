@@ -20,10 +20,11 @@ _BISECTIONS = 50
 
 
 def discount(p: torch.Tensor, q: torch.Tensor, k: int) -> tuple[float, float]:
-    """rho and beta: by how much each draw's acceptance is lowered, and the probability that one draw is accepted.
+    """rho and beta: the factor that lowers each draw's acceptance, and the acceptance of one draw.
 
-    p, q: [vocab] float64. beta(rho) = sum min(q, p / rho), and rho is the least number in [1, k] for which
-    1 - (1 - beta)^k <= rho * beta: what k tests accept of a token must not exceed what p has of it.
+    Args:
+        p, q: [vocab] float64. beta(rho) = sum min(q, p / rho), and rho is the least number in [1, k] for which 1 - (1 -
+            beta)^k <= rho * beta: what k tests accept of a token must not exceed what p has of it.
     """
     wanted, drawn = p.cpu().numpy(), q.cpu().numpy()
     # For rho between 1 and k only tokens with a ratio between these change sides; there are few.
@@ -49,9 +50,12 @@ def discount(p: torch.Tensor, q: torch.Tensor, k: int) -> tuple[float, float]:
 
 
 def k_seq_law(p: torch.Tensor, tokens: Sequence[int], q: torch.Tensor) -> Tests:
-    """For each of `tokens`, drawn from q independently: the probability that it is accepted where none before it was.
+    """For each of `tokens`, drawn from q: its acceptance probability if none before it was accepted.
 
-    Beside it stands p; the last pair is (0, the law of what is emitted where none was accepted). p, q: [vocab] float64.
+    Beside it stands p; the last pair is (0, the distribution of what is emitted where none was accepted).
+
+    Args:
+        p, q: [vocab] float64.
     """
     rho, beta = discount(p, q, len(tokens))
     for token in tokens:
@@ -72,7 +76,7 @@ def k_seq_law(p: torch.Tensor, tokens: Sequence[int], q: torch.Tensor) -> Tests:
 )
 @dataclass(frozen=True)
 class KSeq(AcceptanceRule):
-    """Accepts each of a node's k independent draws c with probability min(1, p(c) / (rho q(c))), else one residual.
+    """Accepts each of k independent draws c with probability min(1, p(c) / (rho q(c))), else a residual.
 
     rho depends on p, q and k, the number of draws at the node: of several drafted texts those that begin with what has
     been accepted. The chance that one of the draws is accepted is within 1 - 1/e of the best any rule can do. Children

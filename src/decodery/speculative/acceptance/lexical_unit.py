@@ -22,10 +22,12 @@ from decodery.step.sequence import Sequence
 )
 @dataclass(frozen=True)
 class LexicalUnit(AcceptanceRule):
-    """Accepts the first child whose draft probability is at least `beta`; else goes on as the coupled rule does.
+    """Accepts the first child whose draft probability is at least `beta`.
 
-    beta: published as a threshold on the model's probability at a placeholder; 0.9 is a choice made here. Drafts
-    without log-probabilities are checked like any other.
+    Else goes on as the coupled rule does. Drafts without log-probabilities are checked like any other.
+
+    Attributes:
+        beta: Published as a threshold on the model's probability at a placeholder; 0.9 is a choice made here.
     """
 
     beta: float = 0.9

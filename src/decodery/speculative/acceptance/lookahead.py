@@ -15,9 +15,10 @@ Run = tuple[int, ...]
 
 
 class View:
-    """What is scored below the last token, and what has been seen there before: notes outlive the passes.
+    """What is scored below the last token and was found there before; notes outlive the passes.
 
-    room: how many tokens the text may still grow by in the model's context.
+    Args:
+        room: How many tokens the text may still grow by in the model's context.
     """
 
     def __init__(self, laws: NodeDistributions, seq: Sequence) -> None:
@@ -42,7 +43,8 @@ class View:
     def next(self, node: int, run: Run, seed: int, *, raw: bool = False) -> tuple[int, float] | None:
         """The token that noise of `seed` draws after `run` below `node`, and its log-probability there.
 
-        raw: the model's own, not the sampler's. None where that row is not scored yet.
+        Args:
+            raw: The model's own, not the sampler's. None where that row is not scored yet.
         """
         key = (node, run, seed)
         if key not in self.notes:
@@ -60,7 +62,10 @@ class View:
 
 @dataclass(frozen=True)
 class LookaheadRule(AcceptanceRule):
-    """A rule that decides run by run, after it has read on; drafts save it passes where they guess what it reads."""
+    """A rule that decides run by run, after it has read on.
+
+    Drafts save it passes where they guess what it reads.
+    """
 
     @abstractmethod
     def decide(self, view: View, node: int) -> Run:

@@ -17,10 +17,14 @@ from decodery.step.sequence import Sequence
 
 
 def augmented(law: torch.Tensor, q: torch.Tensor, eta: float, alpha: float) -> torch.Tensor:
-    """Logits [vocab] float64 of the moved target: law + eta * (q - p) where q is at least `alpha` times its largest.
+    """Logits [vocab] float64 of the target moved by eta * (q - p).
 
-    law: [vocab] target logits after its processors, p their softmax; q: [vocab] the drafter's probabilities. It is one
-    gradient step of size eta on the target's logits that makes KL(q || p) smaller.
+    Only tokens with q of at least `alpha` times its largest count.
+
+    Args:
+        law: [vocab] target logits after its processors, p their softmax.
+        q: [vocab] the drafter's probabilities. It is one gradient step of size eta on the target's logits that makes
+            KL(q || p) smaller.
     """
     law = law.double()
     step = torch.where(q >= alpha * q.max(), q - law.softmax(dim=-1), 0.0)
@@ -28,10 +32,12 @@ def augmented(law: torch.Tensor, q: torch.Tensor, eta: float, alpha: float) -> t
 
 
 def acceptance(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor, token: int) -> tuple[float, torch.Tensor]:
-    """Acceptance probability of a token drawn from q, and the law [vocab] of what is emitted in its place.
+    """Acceptance probability of a token drawn from q, and the distribution [vocab] emitted otherwise.
 
-    p, moved, q: [vocab] float64 probabilities of the target, the moved target and the drafter. The residual is
-    norm(p - min(q, moved), 0 where negative).
+    The residual is norm(p - min(q, moved), 0 where negative).
+
+    Args:
+        p, moved, q: [vocab] float64 probabilities of the target, the moved target and the drafter.
     """
     accept = 1.0 if moved[token] >= q[token] else float(moved[token] / q[token])
     rest = (p - torch.minimum(q, moved)).clamp_min(0.0)
@@ -40,7 +46,7 @@ def acceptance(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor, token: int
 
 
 def emitted_law(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """[vocab] law of the token emitted where one drawn from q was drafted; p itself where moved is p."""
+    """[vocab] distribution of the token emitted after a draft from q; p itself where moved is p."""
     kept = torch.minimum(q, moved)
     _, rest = acceptance(p, moved, q, 0)
     return kept + (1.0 - kept.sum()) * rest
@@ -53,13 +59,15 @@ def emitted_law(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor) -> torch.
 )
 @dataclass(frozen=True)
 class Rapid(AcceptanceRule):
-    """Accepts a drafted token with probability min(1, p^/q), p^ being the target moved by `eta` towards the drafter.
+    """Accepts a token with probability min(1, p^/q), p^ being the target moved by `eta` to the drafter.
 
-    eta: size of the step; 0 is the lossless rejection rule. alpha: only tokens with at least this share of the
-    drafter's largest probability are moved. A rejected token gives way to a draw from norm((p - min(q, p^))+); after
-    an accepted draft the target's own law is drawn from. At temperature 0 a token is accepted if it is the argmax of
-    the moved logits, else the target's argmax is emitted. Source: John-AI-Lab/RAPID (2025), whose tasks have eta 5 to
-    50.
+    A rejected token gives way to a draw from norm((p - min(q, p^))+); after an accepted draft the target's own
+    distribution is drawn from. Source: John-AI-Lab/RAPID (2025), whose tasks have eta 5 to 50.
+
+    Attributes:
+        eta: Size of the step; 0 is the lossless rejection rule.
+        alpha: Only tokens with at least this share of the drafter's largest probability are moved. At temperature 0 a
+            token is accepted if it is the argmax of the moved logits, else the target's argmax is emitted.
     """
 
     eta: float = 10.0

@@ -17,7 +17,7 @@ from .exact import Tests, recursive_law, walk, without
 
 
 def without_replacement(tokens: Iterable[int], q: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """The laws that `tokens`, drawn one after another without replacement from q, came from: q without those before."""
+    """The distributions that `tokens` came from, drawn without replacement from q."""
     for token in tokens:
         yield token, q
         q = without(q, token)
@@ -31,13 +31,14 @@ def without_replacement(tokens: Iterable[int], q: torch.Tensor) -> Iterator[tupl
 )
 @dataclass(frozen=True)
 class RecursiveRejection(AcceptanceRule):
-    """Tests siblings in draw order: c passes with probability min(1, r(c) / q(c)), else r becomes norm(max(r - q, 0)).
+    """Tests siblings in draw order, updating the target to the residual after each rejection.
 
-    r starts as the target's law p. Independent siblings (SpecInfer's multi-step speculative sampling) share one q, and
-    a token drawn twice is tested twice; without replacement (RSD, Sequoia, DySpec) the q of a sibling is the node's
-    without the siblings before it, normalised. Children that were not drawn by chance count as point masses. Where none
-    passes, the token comes from the last r. Which nodes get children may depend on anything drawn before, never on the
-    token about to be drawn or on noise it shares; no drawn sibling may be left out.
+    Child c passes with probability min(1, r(c) / q(c)), else r becomes norm(max(r - q, 0)). r starts as the target's
+    distribution p. Independent siblings (SpecInfer's multi-step speculative sampling) share one q, and a token drawn
+    twice is tested twice; without replacement (RSD, Sequoia, DySpec) the q of a sibling is the node's without the
+    siblings before it, normalised. Children that were not drawn by chance count as point masses. Where none passes, the
+    token comes from the last r. Which nodes get children may depend on anything drawn before, never on the token about
+    to be drawn or on noise it shares; no drawn sibling may be left out.
     """
 
     requirements = Requirements(drafts=("deterministic", "sampled", "without-replacement"), laws=True)

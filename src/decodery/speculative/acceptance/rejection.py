@@ -24,7 +24,7 @@ from .exact import draw, point_mass_law, sampled_law
 )
 @dataclass(frozen=True)
 class Rejection(AcceptanceRule):
-    """Accepts a drawn child c with probability min(1, p(c) / q(c)), else emits a draw from norm(max(p - q, 0)).
+    """Accepts a drawn child c with probability min(1, p(c) / q(c)), else draws from norm(max(p - q, 0)).
 
     Deterministic children count as drawn from a point mass. Its uniforms and residual draws are hashed from seed and
     output position in streams of their own, apart from the noise that drafted.

@@ -16,9 +16,9 @@ from decodery.step.sequence import Sequence
 
 
 def tolerated(law: torch.Tensor, tokens: Ordered[int], top: int, margin: float) -> list[bool]:
-    """Which of `tokens` are among the `top` most likely of `law` [vocab] logits and at most `margin` below the best.
+    """Which of `tokens` are in the `top` most likely logits and at most `margin` below the best.
 
-    Of tokens with equal logits the lowest ids count as the likelier ones.
+    Of tokens with equal logits the lowest ids count as the more likely ones.
     """
     ids = torch.arange(len(law), device=law.device)
     result = []
@@ -35,12 +35,15 @@ def tolerated(law: torch.Tensor, tokens: Ordered[int], top: int, margin: float) 
 )
 @dataclass(frozen=True)
 class Tolerance(AcceptanceRule):
-    """Accepts the target's own choice, else the most likely drafted token that is nearly as good; GAD++ of its paper.
+    """Accepts the target's own choice, else the most likely drafted token that is nearly as good.
 
-    top: how many of the target's most likely tokens may pass (beta). margin: how far, in nats, below the best one they
-    may lie (tau). Both are read after the request's processors. Where nothing passes the target's own choice is
+    GAD++ of its paper. Both are read after the request's processors. Where nothing passes the target's own choice is
     emitted: the argmax, or the coupled draw where the request samples. top=1 is greedy decoding at temperature 0.
     Source: microsoft/unilm, decoding/GAD (2022), whose script has 5 and 3.
+
+    Attributes:
+        top: How many of the target's most likely tokens may pass (beta).
+        margin: How far, in nats, below the best one they may lie (tau).
     """
 
     top: int = 5

@@ -27,12 +27,16 @@ def threshold(p: torch.Tensor, epsilon: float, delta: float) -> float:
 )
 @dataclass(frozen=True)
 class Typical(AcceptanceRule):
-    """Accepts the longest drafted path of tokens x with p(x) > min(epsilon, delta * exp(-H(p))), H being p's entropy.
+    """Accepts the longest path of tokens with p > min(epsilon, delta * exp(-H)), H the entropy.
 
-    p is the request's own law, after its processors. Of equally long paths the likelier one wins. The token after the
-    path is drawn from the target as under the coupled rule, where Medusa takes its own next draft's root. epsilon=1
-    with delta=inf accepts nothing; epsilon=0 accepts every token with p > 0. Source: FasterDecoding/Medusa (2024),
-    whose entropy is of probabilities plus 1e-5.
+    p is the request's own distribution, after its processors. Of equally long paths the more likely one wins. The token
+    after the path is drawn from the target as under the coupled rule, where Medusa takes its own next draft's root.
+    epsilon=1 with delta=inf accepts nothing; epsilon=0 accepts every token with p > 0. Source: FasterDecoding/Medusa
+    (2024), whose entropy is of probabilities plus 1e-5.
+
+    Attributes:
+        epsilon: The highest threshold on a token's probability.
+        delta: Factor of the threshold that depends on entropy.
     """
 
     epsilon: float = 0.09

@@ -37,9 +37,13 @@ class Confidence(DraftLengthPolicy):
     """Ends a chain before a token that the draft model would have to guess.
 
     It ends where the most likely token of the next draw has less than `probability`, or where that draw's entropy
-    (nats) exceeds `entropy`; None leaves a test out. longest: tokens drafted per step at most. Looking at the next draw
-    costs one draft pass more per step than drawing; the draft model need not read that token again if it is accepted.
-    At temperature 0 the distribution is the draft's own at temperature 1.
+    (nats) exceeds `entropy`; None leaves a test out. Looking at the next draw costs one draft pass more per step than
+    drawing; the draft model need not read that token again if it is accepted.
+
+    Attributes:
+        probability: A chain ends if the next draw's most likely token has less; None for no such test.
+        entropy: A chain ends if the next draw's entropy in nats is higher; None for no such test.
+        longest: Tokens drafted per step at most. At temperature 0 the distribution is the draft's own at temperature 1.
     """
 
     probability: float | None = 0.4

@@ -16,7 +16,9 @@ from decodery.step.sequence import Sequence
 class Fixed(DraftLengthPolicy):
     """Lets every step draft up to the same number of tokens, to the same depth.
 
-    nodes: drafted tokens per step; 0 is plain decoding. depth: how far from the root; None is as far as they reach.
+    Attributes:
+        nodes: Drafted tokens per step; 0 is plain decoding.
+        depth: How far from the root; None is as far as they reach.
     """
 
     nodes: int = 4

@@ -31,12 +31,17 @@ def best_lengths(
     others: Ordered[tuple[int, int]] = (),
     uniform: bool,
 ) -> np.ndarray:
-    """Drafted tokens [n] int of n requests that make most tokens per second; the fewer the better among equals.
+    """Drafted tokens [n] int of n requests that make most tokens per second.
 
-    acceptance: [n] float64 chances that a drafted token is accepted. A chain of k tokens adds 1 + a + ... + a^k tokens
-    to the text. A pass has one row for each request and for each drafted token; every drafted token costs
-    `draft_seconds`. contexts: tokens in the requests' caches, none by default. others: rows and context of each other
-    text in the pass. uniform: the same number for all; otherwise tokens go to the requests where they add most.
+    The fewer the better among equals.
+
+    Args:
+        acceptance: [n] float64 chances that a drafted token is accepted. A chain of k tokens adds 1 + a + ... + a^k
+            tokens to the text. A pass has one row for each request and for each drafted token; every drafted token
+            costs `draft_seconds`.
+        contexts: Tokens in the requests' caches, none by default.
+        others: Rows and context of each other text in the pass.
+        uniform: The same number for all; otherwise tokens go to the requests where they add most.
     """
     n = len(acceptance)
     gains = acceptance[:, None] ** np.arange(1, longest + 1)
@@ -83,7 +88,7 @@ class _Shared:
 class _State:
     """What one request has seen, and what it shares with the others.
 
-    begun: whether it has drafted before. planned: its length in the step that is being put together, if worked out.
+    begun: whether it has drafted before. planned: its length in the step that is being put together, if computed.
     """
 
     shared: _Shared
@@ -108,10 +113,14 @@ class Goodput(DraftLengthPolicy):
     """Drafts as many tokens per request as give most tokens per second, down to none, step by step.
 
     Weighs the chance of acceptance, from the tests of the last steps, against the measured time of a pass by its number
-    of rows and the measured time of drafting. each: "request" gives every request of a batch a length of its own,
-    "batch" all the same one. longest: drafted tokens per request at most. forget: what one step leaves of the weight of
-    earlier tests. probe: after so many steps in which nobody drafted, one token is, to see whether that is still right.
-    Made for chains. Scope: rates of acceptance last as long as the loaded model, by drafter; memory: a few numbers.
+    of rows and the measured time of drafting. Made for chains. Scope: rates of acceptance last as long as the loaded
+    model, by drafter; memory: a few numbers.
+
+    Attributes:
+        each: "request" gives every request of a batch a length of its own, "batch" all the same one.
+        longest: Drafted tokens per request at most.
+        forget: What one step leaves of the weight of earlier tests.
+        probe: After so many steps without drafts, one token is, to see whether that is still right.
     """
 
     each: Literal["request", "batch"] = "request"

@@ -25,10 +25,11 @@ _EVERY = 8
 
 
 class ChildRates:
-    """How often the child of each rank, of an accepted node of each depth, was accepted; recent times count more.
+    """How often the child of each rank, of an accepted node of each depth, was accepted.
 
-    A rank is a place among siblings in the order they were drawn. A child is put to the test where it is there and no
-    sibling before it was accepted. Depths beyond the last share its counts; ranks beyond the last are not counted.
+    Recent times count more. A rank is a place among siblings in the order they were drawn. A child is put to the test
+    where it is there and no sibling before it was accepted. Depths beyond the last share its counts; ranks beyond the
+    last are not counted.
     """
 
     def __init__(self) -> None:
@@ -39,8 +40,9 @@ class ChildRates:
     def learn(self, tree: DraftTree, path: Ordered[int], *, full: bool, depth: int, forget: float) -> None:
         """One scored tree and its accepted path.
 
-        full: whether it had all the nodes it was allowed; if not, places below accepted nodes that stayed empty, down
-        to `depth`, count as tests that failed, because this drafter does not fill them.
+        Args:
+            full: Whether it had all the nodes it was allowed; if not, places below accepted nodes that stayed empty,
+                down to `depth`, count as tests that failed, because this drafter does not fill them.
         """
         self.steps += 1
         self._passed *= forget
@@ -68,10 +70,13 @@ class ChildRates:
 
 
 def best_tree(rates: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `nodes` most likely places: their chances to be accepted [nodes], falling, and their depths [nodes].
+    """Acceptance probabilities [nodes], falling, and depths [nodes] of the `nodes` most likely nodes.
 
-    rates: [depths, ranks], see `ChildRates.rates`; deeper than its last row, that row holds. A place's chance is the
-    product of the rates along its path, so that any first m places make up the best tree of m nodes.
+    A place's chance is the product of the rates along its path, so that any first m places make up the best tree of m
+    nodes.
+
+    Args:
+        rates: [depths, ranks], see `ChildRates.rates`; deeper than its last row, that row holds.
     """
     chances, depths = np.zeros(nodes), np.zeros(nodes, dtype=np.int64)
     heap = [(-float(rates[0, 0]), 1, 0, 1.0)]
@@ -88,10 +93,12 @@ def best_tree(rates: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
 def best_size(
     chances: np.ndarray, depths: np.ndarray, budget: Budget, contexts: Ordered[int], *, level_seconds: float = 0.0
 ) -> int:
-    """How many of the places of `best_tree`, from none to all, make most tokens per second, the fewest among equals.
+    """How many nodes of `best_tree` make most tokens per second, the fewest among equals.
 
-    contexts: tokens in the caches of the texts in the pass. Each has such a tree in it, and every level of each takes
-    `level_seconds` to draft.
+    Each has such a tree in it, and every level of each takes `level_seconds` to draft.
+
+    Args:
+        contexts: Tokens in the caches of the texts in the pass.
     """
     sizes = np.arange(len(chances) + 1)
     expected = 1.0 + np.concatenate(([0.0], chances.cumsum()))
@@ -103,7 +110,7 @@ def best_size(
 
 @dataclass(slots=True)
 class _Shared:
-    """What all requests have seen, and the tree worked out from it last."""
+    """What all requests have seen, and the tree computed from it last."""
 
     rates: ChildRates
     seconds: float | None = None
@@ -135,10 +142,14 @@ class Hardware(DraftLengthPolicy):
     The value of a place is the chance, measured by rank among siblings and by depth, that all children down to it are
     accepted; of the best trees of 0, 1, 2, ... places the one is taken that has most expected tokens for the measured
     time of its pass and of drafting its levels. The published search sizes trees once per machine, for rates measured
-    in advance; here rates are counted while decoding. most: nodes at most. forget: what one step leaves of the weight
-    of earlier ones. probe: every so many steps twice as many nodes are allowed, to see what they are worth, and again
-    at the next step as long as some beyond the usual ones are accepted. Scope: rates last as long as the loaded model,
-    by drafter; memory: 2 kB.
+    in advance; here rates are counted while decoding. Scope: rates last as long as the loaded model, by drafter;
+    memory: 2 kB.
+
+    Attributes:
+        most: Nodes at most.
+        forget: What one step leaves of the weight of earlier ones.
+        probe: Every so many steps twice as many nodes are allowed, to see what they are worth, and again at the next
+            step as long as some beyond the usual ones are accepted.
     """
 
     most: int = 64

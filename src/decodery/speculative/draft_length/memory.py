@@ -22,7 +22,13 @@ _ROW = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """nodes: drafted tokens per step. slots: room of every cache. bytes: the most that is held at any time."""
+    """How much a step drafts, and with how many requests at a time.
+
+    Attributes:
+        nodes: Drafted tokens per step.
+        slots: Room of every cache.
+        bytes: The most that is held at any time.
+    """
 
     nodes: int
     slots: int
@@ -34,7 +40,8 @@ def plan(seq: Sequence, budget: int) -> MemoryPlan:
 
     It is no larger than the request allows, nor than its drafter would make.
 
-    Raises SettingsError where the text does not fit even without drafts.
+    Raises:
+        SettingsError: If the text does not fit even without drafts.
     """
     sizes = range(1 + _largest(seq))
     # More nodes never hold less.
@@ -49,10 +56,10 @@ def plan(seq: Sequence, budget: int) -> MemoryPlan:
 
 
 def held(seq: Sequence, nodes: int) -> int:
-    """The bytes a text may come to hold with drafts of `nodes` nodes: of keys, values and rows over the vocabulary.
+    """Bytes of keys, values and logits that a text may come to hold with drafts of `nodes` nodes.
 
-    The target's cache with the rows of the tree, and a copy of those that are kept; the cache of every model that
-    reads along; logits of all rows of a pass; draft distributions, where the rule wants them; and what choosing takes.
+    The target's cache with the rows of the tree, and a copy of those that are kept; the cache of every model that reads
+    along; logits of all rows of a pass; draft distributions, where the rule wants them; and what choosing takes.
     """
     slots = _slots(seq, nodes)
     total = seq.cache.slot_bytes * (seq.cache.prefix + slots + nodes)
@@ -103,6 +110,9 @@ class MemoryBound(DraftLengthPolicy):
     final size at once, so that none is ever copied into a larger one. Where the drafter reads the prompt's logits, the
     prompt is read in chunks no longer than a draft. A text that does not fit even without drafts is refused. On a CUDA
     device caches move into memory shared by all texts, which is not counted.
+
+    Attributes:
+        mib: Memory per text, in MiB.
     """
 
     mib: float

@@ -27,10 +27,13 @@ _SURE = 1e-6
 class AcceptanceHead(TrainedPart):
     """How likely the target accepts a drafted token, judged by the draft model's state after reading it.
 
-    blocks: residual layers x + silu(W x + b), W [hidden, hidden] and b [hidden], each with weights of its own.
-    output: [2, hidden] and [2], the scores of rejected and accepted. All float32. The state is taken before the model's
-    final norm and brought to unit mean square first. vocab_size: of the draft model it was trained for. facts: how it
-    was trained and how good it is. model: `fingerprint` of that draft model, "" where it is not known.
+    Attributes:
+        blocks: Residual layers x + silu(W x + b), W [hidden, hidden] and b [hidden], each with weights of its own.
+        output: [2, hidden] and [2], the scores of rejected and accepted. All float32. The state is taken before the
+            model's final norm and brought to unit mean square first.
+        vocab_size: Of the draft model it was trained for.
+        facts: How it was trained and how good it is.
+        model: `fingerprint` of that draft model, "" where it is not known.
     """
 
     KIND = "acceptance head"
@@ -107,11 +110,14 @@ class AcceptanceHead(TrainedPart):
 class SpecDecPP(DraftLengthPolicy):
     """Ends a chain once the chance that a token of it will be rejected exceeds a threshold.
 
-    head: an `AcceptanceHead`, or the folder or file decodery train acceptance made for the draft model that drafts.
-    threshold: 1 never stops, 0 stops as soon as there is a judgement. shortest, longest: bounds that hold whatever the
-    head says. The head judges a token once the draft model has read it, so the newest token goes to verification
-    unjudged. The published code shares one weight matrix among all blocks of its head and tests u <= p / q; here the
-    blocks are independent and the rule tests u < p / q.
+    The head judges a token once the draft model has read it, so the newest token goes to verification unjudged. The
+    published code shares one weight matrix among all blocks of its head and tests u <= p / q; here the blocks are
+    independent and the rule tests u < p / q.
+
+    Attributes:
+        head: An `AcceptanceHead`, or the folder or file decodery train acceptance made for the draft model that drafts.
+        threshold: 1 never stops, 0 stops as soon as there is a judgement.
+        shortest, longest: Bounds that hold whatever the head says.
     """
 
     head: AcceptanceHead | str

@@ -14,11 +14,12 @@ _SMOOTH, _RECENT = 5.0, 50.0
 
 
 class StepCosts:
-    """Fits the time of a step as scale * (measured pass) + node * (drafted nodes), recent steps counting more.
+    """Fits the time of a step as scale * (measured pass) + node * (drafted nodes).
 
-    A curve that was measured once does not know how busy the machine is now, and passes are not all of a step: every
-    drafted node has to be found, scored, weighed and remembered. `node` is in units of the pass without any. On top of
-    the fit, every number of nodes has a factor of its own, for the steps in which the time of passes rises.
+    Recent steps count more. A curve that was measured once does not know how busy the machine is now, and passes are
+    not all of a step: every drafted node has to be found, scored, weighed and remembered. `node` is in units of the
+    pass without any. On top of the fit, every number of nodes has a factor of its own, for the steps in which the time
+    of passes rises.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,11 @@ class StepCosts:
         self._factors, self._counts = np.ones(0), np.ones(0)
 
     def learn(self, costs: np.ndarray, nodes: int, seconds: float) -> None:
-        """A step with `nodes` drafted nodes took `seconds`; costs: [> nodes], the measured passes with 0, 1, ... ."""
+        """A step with `nodes` drafted nodes took `seconds`.
+
+        Args:
+            costs: [> nodes], the measured passes with 0, 1, ... .
+        """
         self._reserve(len(costs))
         one = float(costs[0])
         curve, took = float(costs[nodes]) / one, seconds / one

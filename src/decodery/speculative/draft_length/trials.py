@@ -26,7 +26,10 @@ class Trials:
         return self._turn(texts).drafting
 
     def learn(self, texts: int, drafted: bool, seconds: float, tokens: int) -> None:
-        """One text's part in a step, in which texts drafted or did not: the step's time, and the text's tokens."""
+        """Record one text's part in a step: the step's time and the text's tokens.
+
+        In the step texts drafted or did not.
+        """
         self._turn(texts).learn(1 / texts, drafted, seconds, tokens)
 
     def _turn(self, texts: int) -> _Turn:

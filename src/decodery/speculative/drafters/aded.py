@@ -35,14 +35,20 @@ _PAIRS = 1 << 16
 class ADED(Drafter):
     """Searches the most likely continuations in a table of trigrams that every new token reinforces.
 
-    increment, cap, window: before every draft each trigram of the last `window` tokens gains `increment`, up to `cap`.
-    simulations, depth, c1, c2: the search; its tree has `depth` levels with the root. paths: the most visited nodes
-    become drafts, each with its heaviest continuation after it; nodes: their lengths sum to no more than this.
-    A table so sparse that it allows no more than `paths` continuations is not searched but taken whole.
-    datastore: a folder made by `decodery train datastore`, whose `successors` heaviest trigrams per pair fill the
-    table first; without one it begins empty. scope: how long the table is kept. Memory: 65,536 pairs, the least
-    recently used leave first. The paper scores paths by the weights on them, as here; its code looks up another
-    token's weight by mistake.
+    Memory: 65,536 pairs, the least recently used leave first. The paper scores paths by the weights on them, as here;
+    its code looks up another token's weight by mistake.
+
+    Attributes:
+        datastore: A folder made by `decodery train datastore`, whose `successors` heaviest trigrams per pair fill the
+            table first; without one it begins empty.
+        successors: Trigrams kept per pair of tokens.
+        increment, cap, window: Before every draft each trigram of the last `window` tokens gains `increment`, up to
+            `cap`.
+        simulations, depth, c1, c2: The search; its tree has `depth` levels with the root.
+        paths: The most visited nodes become drafts, each with its heaviest continuation after it.
+        nodes: Their lengths sum to no more than this. A table so sparse that it allows no more than `paths`
+            continuations is not searched but taken whole.
+        scope: How long the table is kept.
     """
 
     datastore: str | None = None

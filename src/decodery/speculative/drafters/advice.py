@@ -32,10 +32,15 @@ Opinion = tuple[list[list[int]], list[list[float]]]
 
 @dataclass(slots=True)
 class AskCosts:
-    """Seconds of a question about the end of the text, after new text, and of one about nodes below it; 0: unknown.
+    """Seconds of a question about the end of the text, after new text, and of one about nodes below it.
 
-    share: what a question is believed to take until then, in units of a pass. asked: how many there were of both.
-    idle: steps since the last one, in any text; patience: at most.
+    0: unknown.
+
+    Attributes:
+        share: What a question is believed to take until then, in units of a pass.
+        asked: How many there were of both.
+        idle: Steps since the last one, in any text.
+        patience: At most.
     """
 
     share: float
@@ -57,10 +62,15 @@ class AskCosts:
 
 @dataclass(slots=True)
 class Advice(Contract):
-    """One text's adviser. told: by node, what was said in this step; spent: seconds it took.
+    """One text's adviser.
 
-    blending, costs: common to all texts. passes: seconds of a pass of this step without drafts; timed: whether times
-    are measured, and not given. sharers: how many texts share the passes that questions take.
+    Attributes:
+        blending, costs: Common to all texts.
+        told: By node, what was said in this step.
+        spent: Seconds it took.
+        passes: Seconds of a pass of this step without drafts.
+        timed: Whether times are measured, and not given.
+        sharers: How many texts share the passes that questions take.
     """
 
     blending: Blending

@@ -36,17 +36,20 @@ class _State:
 )
 @dataclass(frozen=True)
 class Aggressive(Drafter):
-    """Drafts all that is left of a source text which the answer edits, and finds its place again after an edit.
+    """Drafts the rest of a source text that the answer edits, and aligns with it again after an edit.
 
-    source: token ids of the text to be edited as they would stand at the start of an answer; empty for what an encoder
-    reads, and without one for the whole prompt, which is then copied only once a match is found. max_ngram: after an
-    edit the shortest end of the answer, up to this many tokens, that occurs exactly once in the source says where to go
-    on. max_draft: most tokens of a draft.
-    ambiguous: where even `max_ngram` tokens occur several times, copy nothing ("skip", published) or go on at
-    the occurrence "nearest" after the place last copied from. A place once found is kept while the answer agrees with
-    it, so long copies go on from pass to pass. Scope: the request; memory: `max_ngram` dictionary entries per source
-    token. This is the input-guided kind; the generalized kind is any other drafter, and its tolerance the rule
-    "tolerance". Source: microsoft/unilm, decoding/IAD (2022).
+    A place once found is kept while the answer agrees with it, so long copies go on from pass to pass. Scope: the
+    request; memory: `max_ngram` dictionary entries per source token. Source: microsoft/unilm, decoding/IAD (2022).
+
+    Attributes:
+        source: Token ids of the text to be edited as they would stand at the start of an answer; empty for what an
+            encoder reads, and without one for the whole prompt, which is then copied only once a match is found.
+        max_ngram: After an edit the shortest end of the answer, up to this many tokens, that occurs exactly once in the
+            source says where to go on.
+        max_draft: Most tokens of a draft.
+        ambiguous: Where even `max_ngram` tokens occur several times, copy nothing ("skip", published) or go on at the
+            occurrence "nearest" after the place last copied from. This is the input-guided kind; the generalized kind
+            is any other drafter, and its tolerance the rule "tolerance".
     """
 
     source: tuple[int, ...] = ()

@@ -52,7 +52,9 @@ _FRUITLESS, _PAUSE = 8, 4
 @register("auto", lossless=True)
 @dataclass(frozen=True)
 class Auto(Drafter):
-    """Weighs copies of earlier text, the model's own runners-up and a second model, and feeds as many as pay here.
+    """Chooses among copies of earlier text, the model's own runners-up and a second model.
+
+    It feeds as many drafted tokens as pay on this machine.
 
     Candidates after a node: the token that followed the last repetition of its `orders` last tokens (prompt lookup), in
     the text or, where they agree for longer, in an earlier one; the `width` tokens the model ranked highest where the
@@ -66,12 +68,22 @@ class Auto(Drafter):
     share passes draft for some steps and do not for others, and go on in the way that gave more tokens per second.
 
     Contexts begin with those of `warm`, a file made by `decodery train ngram-cache`: by default of the one that comes
-    along for the model, if one does; None: with none. model: the second one, a `LanguageModel` or a name, which is
-    loaded in `dtype`, as in `draft-model`; of a long prompt it reads the end. head: a file or folder made by `decodery
-    train head`, a `TrainedHead`, "shipped" for the one that comes along, if one does. Neither is asked by default, as
-    long as having one costs what it brings. Scope: the request for copies, the process for contexts, earlier texts, all
-    rates and what steps take. Memory: 2^17 * (8 + 4 * width) bytes per context length, one entry per order and token of
-    text, and the adviser's keys and values.
+    along for the model, if one does; None: with none. Neither is asked by default, as long as having one costs what it
+    brings. Scope: the request for copies, the process for contexts, earlier texts, all rates and what steps take.
+    Memory: 2^17 * (8 + 4 * width) bytes per context length, one entry per order and token of text, and the adviser's
+    keys and values.
+
+    Attributes:
+        width: Tokens kept per context, and candidates from it.
+        orders: Lengths of the runs by which earlier text is found, longest first.
+        most: Most drafted tokens per step.
+        warm: The file of `decodery train ngram-cache` that contexts begin with; "shipped" for the one of the model,
+            None for none.
+        head: A file or folder made by `decodery train head`, a `TrainedHead`, "shipped" for the one that comes along,
+            if one does.
+        model: The second one, a `LanguageModel` or a name, which is loaded in `dtype`, as in `draft-model`; of a long
+            prompt it reads the end.
+        dtype: What a named second model is loaded in.
     """
 
     width: int = 6
@@ -231,8 +243,8 @@ def _kind(trained: TrainedHead) -> type[DraftHead]:
 class _State:
     """What `auto` knows of a text and of what its steps take. silent: in this step no draft could pay, however sure.
 
-    resting: steps it lets pass without reckoning, as long as no fewer texts than `texts` take part. fruitless: steps
-    since its last draft. drafted: whether texts drafted in the last step, None where nobody counts that. rests, rested:
+    resting: steps it lets pass without an estimate, as long as no fewer texts than `texts` take part. fruitless: steps
+    since its last draft. drafted: whether texts drafted in the last step, None if that is not counted. rests, rested:
     whether it lets this step pass, and the one before.
     """
 

@@ -22,10 +22,14 @@ from ..heads.parts import Held, LayerShape, teacher_attention
 
 @dataclass(slots=True)
 class _Memory:
-    """held: keys and values of the target's states and, as tentative rows, of the states made up after its last token
-    and the nodes. last: [1, hidden], the target's last state; end: its position. read: [at most 2] tokens.
+    """What the head has read.
 
-    grams: [1 + m, 3], the last three tokens at the text's end and at the nodes.
+    Attributes:
+        held: Keys and values of the target's states and, as tentative rows, of the predicted states.
+        last: [1, hidden], the target's last state.
+        end: Its position.
+        read: [at most 2] tokens.
+        grams: [1 + m, 3], the last three tokens at the text's end and at the nodes.
     """
 
     held: Held
@@ -42,10 +46,10 @@ class _Memory:
 
 
 class ChimeraHead(DraftHead):
-    """A token enters the layer as what its last three tokens make, among the target's states of the text before it.
+    """The decoder layer: its input combines the last three tokens, its context is the target's states.
 
-    What leaves the layer stands for the target's state there: it is what later places see of that token, and beside
-    the target's last state it is what is spoken from. Left of the first token, the first token stands.
+    What leaves the layer stands for the target's state there: it is what later places see of that token, and beside the
+    target's last state it is what is spoken from. Left of the first token, the first token stands.
     """
 
     kind = "chimera"
@@ -178,12 +182,15 @@ class ChimeraHead(DraftHead):
 )
 @dataclass(frozen=True)
 class Chimera(HeadDrafter):
-    """Drafts by one decoder layer in which the last three tokens look at the target's final states of the whole text.
+    """Drafts by one decoder layer over the last three tokens and the target's final states.
 
     What the layer makes of a guessed token stands for the target's state of it when the next one is guessed. Each place
-    has a projection of its own before the target's vocabulary projection. head: a file or folder made by `decodery
-    train head` or a `TrainedHead`; tree_policy: how the tree is grown, a chain of `length` where it is None. Scope: the
-    request; memory: keys and values of one layer.
+    has a projection of its own before the target's vocabulary projection. Scope: the request; memory: keys and values
+    of one layer.
+
+    Attributes:
+        tree_policy: How the tree is grown, a chain of `length` where it is None.
+        head: A file or folder made by `decodery train head` or a `TrainedHead`.
     """
 
     kind: ClassVar[type[DraftHead]] = ChimeraHead

@@ -39,7 +39,7 @@ class _Memory:
 
 
 class CloverHead(DraftHead):
-    """A state begins as what one more layer makes of the target's states, and takes in one token per place.
+    """A recurrent state that starts from one layer over the target's states and reads a token per step.
 
     A token adds its values, as far as the state's queries point where its keys do. State and token vectors, which are
     rows of the vocabulary projection, have root mean square 1 to begin with: they differ by orders of magnitude.
@@ -130,12 +130,15 @@ def _unit(rows: torch.Tensor) -> torch.Tensor:
 )
 @dataclass(frozen=True)
 class Clover(HeadDrafter):
-    """Drafts by a recurrent state over the target's last hidden states, which takes in each guessed token in turn.
+    """Drafts by a recurrent state over the target's last hidden states that reads each guessed token.
 
     One more layer over the text begins the state; then a guess costs two small products and no attention. All places
     share the target's vocabulary projection. For the few nodes a text gets in large batches the published tree is
-    `tree_policy=clover`. head: a file or folder made by `decodery train head` or a `TrainedHead`; tree_policy: how the
-    tree is grown, a chain of `length` where it is None. Scope: the request; memory: keys and values of one layer.
+    `tree_policy=clover`. Scope: the request; memory: keys and values of one layer.
+
+    Attributes:
+        tree_policy: How the tree is grown, a chain of `length` where it is None.
+        head: A file or folder made by `decodery train head` or a `TrainedHead`.
     """
 
     kind: ClassVar[type[DraftHead]] = CloverHead

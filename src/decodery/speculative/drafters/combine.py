@@ -60,9 +60,12 @@ class _Combined(Composite):
 class Union(_Combined):
     """Drafts what all of several drafters draft, as one tree; what the budget cuts is the later drafters'.
 
-    drafters: two or more, the most trusted first. Each learns from every pass, whoever's drafts it scored. Siblings
-    of the fused tree count as deterministic, which every rule verifies without bias: what a part draws at random is
-    independent of what rules draw. Scope and memory: those of the parts.
+    Each learns from every pass, whichever drafts it scored. Siblings of the fused tree count as deterministic, which
+    every rule verifies without bias: what a part draws at random is independent of what rules draw. Scope and memory:
+    those of the parts.
+
+    Attributes:
+        drafters: Two or more, the most trusted first.
     """
 
     @property
@@ -88,7 +91,10 @@ class Union(_Combined):
 class Cascade(_Combined):
     """Drafts what the first of several drafters drafts that has anything to say.
 
-    drafters: two or more, in the order they are asked. Scope and memory: those of the parts.
+    Scope and memory: those of the parts.
+
+    Attributes:
+        drafters: Two or more, in the order they are asked.
     """
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
@@ -103,11 +109,15 @@ class Cascade(_Combined):
 @register("router", paper="SAM Decoding: Speculative Decoding via Suffix Automaton (2024)", lossless=True)
 @dataclass(frozen=True)
 class Router(_Combined):
-    """Lets one of several drafters speak, chosen by the length of what it has seen before or by a function.
+    """Chooses one of several drafters by the length of its match or by a function.
 
-    drafters: asked in order; the first whose match is at least `match` tokens long speaks, else the last one. All but
-    the last must know how long their match is. choose: in place of that, a function from the sequence to a drafter's
-    number. Scope and memory: those of the parts.
+    Scope and memory: those of the parts.
+
+    Attributes:
+        match: Tokens that a match must have for its drafter to be chosen.
+        choose: In place of that, a function from the sequence to a drafter's number.
+        drafters: Asked in order; the first whose match is at least `match` tokens long speaks, else the last one. All
+            but the last must know how long their match is.
     """
 
     match: int = 5
@@ -145,5 +155,5 @@ def cascade(*drafters: Drafter | str) -> Cascade:
 
 
 def router(*drafters: Drafter | str, match: int = 5, choose: Choice | None = None) -> Router:
-    """The first of these whose match is at least `match` tokens long, or the one whose number `choose` gives."""
+    """The first drafter whose match is at least `match` tokens long, or the one that `choose` gives."""
     return Router(drafters, match, choose)

@@ -23,12 +23,16 @@ from .following import Following
 )
 @dataclass(frozen=True)
 class CompressedCache(Following):
-    """Drafts with the target under a cache policy; verified with all keys and values, the text is the full model's.
+    """Drafts with the target under a cache policy.
 
-    cache_policy: the policy, as an instance or a text, such as "snapkv:budget=0.1". length: tokens of a chain.
-    tree_policy: how trees are grown in place of it. The prompt is read a second time, under the policy. It pays where
-    reading keys and values is what a pass costs: long texts, many at once. Scope: the request; memory: one more cache,
-    as large as the policy leaves it.
+    Verified with all keys and values, the text is the full model's. The prompt is read a second time, under the policy.
+    Scope: the request; memory: one more cache, as large as the policy leaves it.
+
+    Attributes:
+        cache_policy: The policy, as an instance or a text, such as "snapkv:budget=0.1".
+        length: Tokens of a chain.
+        tree_policy: How trees are grown in place of it. It pays where reading keys and values is what a pass costs:
+            long texts, many at once.
     """
 
     cache_policy: CachePolicy | str = "streaming-llm"

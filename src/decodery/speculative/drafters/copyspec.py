@@ -24,9 +24,13 @@ from ..stores.positions import Positions
 class CopySpec(Drafter):
     """Copies what followed the last few tokens where they stood first, in the prompt or in the answer.
 
-    gamma: how many tokens must match. length: tokens copied, fewer where the text ends. pick: which earlier place to
-    copy from. With a draft model beside it: `cascade(CopySpec(), DraftModel(model, length=5))`, where 5 is the
-    published delta. Scope: the request; memory: one dictionary entry per token.
+    With a draft model beside it: `cascade(CopySpec(), DraftModel(model, length=5))`, where 5 is the published delta.
+    Scope: the request; memory: one dictionary entry per token.
+
+    Attributes:
+        gamma: How many tokens must match.
+        length: Tokens copied, fewer where the text ends.
+        pick: Which earlier place to copy from.
     """
 
     gamma: int = 3

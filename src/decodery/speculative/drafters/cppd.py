@@ -24,7 +24,12 @@ from decodery.step.tree_drafter import TreeDrafter
 
 
 class Drafted(NamedTuple):
-    """logits: [slots, v] of the tokens that slots can say. length: slots up to the first that says the text ends."""
+    """What one pass says of its slots.
+
+    Attributes:
+        logits: [slots, v] of the tokens that slots can say.
+        length: Slots up to the first that says the text ends.
+    """
 
     logits: torch.Tensor
     length: int
@@ -40,13 +45,14 @@ class Drafted(NamedTuple):
 class CPPD(TreeDrafter):
     """Drafts all of a short text at once, each token by its place alone, from what the encoder has read.
 
-    slots: the file or folder that `decodery train cppd` made, or `Slots`. length: tokens of a draft at most; growth:
-    how it becomes a tree, a chain where it is None.
-
     One pass of the slots per text, when it begins; nothing is drafted after the first slot that expects the end. After
     a rejection the same slots go on at their places: they are right again where a token was mistaken for another, and
-    wrong to the end where one is missing. Scope: the request; memory: a row for every slot. Published is the slots'
-    own text as the answer, of images; here they draft, and the decoder has the last word.
+    wrong to the end where one is missing. Scope: the request; memory: a row for every slot. Published is the slots' own
+    text as the answer, of images; here they draft, and the decoder has the last word.
+
+    Attributes:
+        slots: The file or folder that `decodery train cppd` made, or `Slots`.
+        length: Tokens of a draft at most.
     """
 
     slots: Slots | str | None = None
@@ -95,7 +101,7 @@ class CPPD(TreeDrafter):
 
 
 def _place(seq: Sequence) -> int:
-    """The slot of the token after the last one: the text begins after the model's start token."""
+    """The slot of the token after the last token: the text begins after the model's start token."""
     return len(seq.tokens) - 1
 
 

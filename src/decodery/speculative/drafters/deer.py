@@ -30,11 +30,13 @@ _MADE = "train one with `decodery train deer -m MODEL --out DIR`, and name it, a
 
 @dataclass(slots=True)
 class BlockReading:
-    """What a block drafter has read of a text, and what of its last draft nobody has looked at.
+    """What a block drafter has read of a text, and what of its last draft was not verified.
 
-    mask: the token that stands for one not written yet; the one after it ends a block. length: tokens of a block.
-    tokens: the text that the cache holds. spare: (token, what it was drawn from, None where no rule asks) for places
-    from `at` on, in order.
+    Attributes:
+        mask: The token that stands for one not written yet; the one after it ends a block.
+        length: Tokens of a block.
+        tokens: The text that the cache holds.
+        spare: (token, what it was drawn from, None where no rule asks) for places from `at` on, in order.
     """
 
     model: LanguageModel
@@ -106,16 +108,18 @@ def block_segment(fresh: list[int], length: int, mask: int, cache: KVCache) -> S
 class Deer(Drafter):
     """Drafts a whole block in one pass of a small diffusion model, every token apart from the others.
 
-    model: a block drafter made by `decodery train deer`, for any target with its vocabulary. length: tokens of a draft;
-    None: as many as it was trained for (published: 32). reuse: what of a draft nobody looked at, because a token before
-    it was wrong, is the next draft, without a pass; what it was drawn from goes along, so that it is tested as it was
-    drawn. dtype: as in `draft-model`.
-
     A token's guess does not suffer from wrong ones before it, and cannot go by them either: where the text could go on
     in several ways, later tokens belong to all of these at once. One denoising step, as published. The published model
     reads the whole text both ways in every pass; here rows of the text see what is before them, and rows of the block
-    see everything, so that what was read of the text stays. Scope: the request; memory: one more cache, and a law per
-    token nobody looked at. Source: the paper; its code could not be had.
+    see everything, so that what was read of the text stays. Scope: the request; memory: one more cache, and a
+    distribution per token that was not verified. Source: the paper; its code could not be had.
+
+    Attributes:
+        model: A block drafter made by `decodery train deer`, for any target with its vocabulary.
+        length: Tokens of a draft; None: as many as it was trained for (published: 32).
+        reuse: What of a draft was not verified, because a token before it was wrong, is the next draft, without a pass;
+            what it was drawn from goes along, so that it is tested as it was drawn.
+        dtype: As in `draft-model`.
     """
 
     model: LanguageModel | str | None = None

@@ -38,14 +38,20 @@ class _Reading:
 )
 @dataclass(frozen=True)
 class DiscreteKeyValue(Drafter):
-    """Drafts the tokens after the next one from the model's last state, by values learned as the text is verified.
+    """Drafts tokens after the next one from the last state, by values learned during verification.
 
     The state finds the nearest of each codebook's frozen keys; the mean of the values after them is what the next but
     one token, and with length=2 the one after it, is guessed by. Every token that becomes text is a label for the
     states before it: one step of rate `lr` for the values found there, and for no others, so that a text of another
-    kind, whose states find other keys, does not wear them off. Values change between passes only. keys: a `KeySet`, or
-    the file or folder of one. scope: how long values are kept. Nothing is drafted where nothing was learned. Memory: 4
-    * length * codebooks * keys * rank bytes of values; a step costs two products of rank and vocabulary.
+    kind, whose states find other keys, does not wear them off. Values change between passes only. Nothing is drafted
+    where nothing was learned. Memory: 4 * length * codebooks * keys * rank bytes of values; a step costs two products
+    of rank and vocabulary.
+
+    Attributes:
+        keys: A `KeySet`, or the file or folder of one.
+        length: Tokens drafted per step.
+        lr: Learning rate of the values.
+        scope: How long values are kept.
     """
 
     keys: KeySet | str | None = None

@@ -34,17 +34,22 @@ from .own_layers import OwnReading
 )
 @dataclass(frozen=True)
 class DraftModel(Following):
-    """Lets a smaller model with the same vocabulary write the next few tokens as the target's sampler would.
+    """Drafts with a smaller model of the same vocabulary, by the target's sampler.
 
-    model: a `LanguageModel`, or a name `decodery.load` knows; None is the draft that comes with this package for the
-    target, as there is one for smollm2. dtype: what a named one is loaded in, such as "int4". transform: in place of a
-    model, what is made of the target when the first text begins, such as "int4(bits=3)" (one that reads no text); the
-    copy is kept as long as the target. recycled: whether it reads of the text what the target has kept, where both keep
-    keys and values of the same shape, as a transformed copy does: then it reads its own drafts alone, and has no cache.
-    length: tokens of a chain. tree_policy: how trees are grown in place of it, such as
-    "eagle-2(nodes=32)". Draft tokens use the target's processors and the target's noise, so that under the coupled rule
-    two models that agree draw the same token; where the rule wants them, the draft's distributions go along. Scope: the
-    request; memory: one more cache, or what a draft takes.
+    Draft tokens use the target's processors and the target's noise, so that under the coupled rule two models that
+    agree draw the same token; where the rule wants them, the draft's distributions go along. Scope: the request;
+    memory: one more cache, or what a draft takes.
+
+    Attributes:
+        model: A `LanguageModel`, or a name `decodery.load` knows; None is the draft that comes with this package for
+            the target, as there is one for smollm2.
+        dtype: What a named one is loaded in, such as "int4".
+        transform: In place of a model, what is made of the target when the first text begins, such as "int4(bits=3)"
+            (one that reads no text); the copy is kept as long as the target.
+        recycled: Whether it reads of the text what the target has kept, where both keep keys and values of the same
+            shape, as a transformed copy does: then it reads its own drafts alone, and has no cache.
+        length: Tokens of a chain.
+        tree_policy: How trees are grown in place of it, such as "eagle-2(nodes=32)".
     """
 
     model: LanguageModel | str | None = None

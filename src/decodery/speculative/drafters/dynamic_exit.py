@@ -32,10 +32,13 @@ _MATCHED, _UNMATCHED = 0, 1
 def tokens_per_layer(
     acceptance: np.ndarray, exits: np.ndarray, layers: int, longest: int, head: float = 0.0
 ) -> np.ndarray:
-    """[n, longest + 1] tokens a step is expected to give per layer it loads, by exit and number of tokens drafted.
+    """[n, longest + 1] expected tokens per layer loaded, by exit and number of drafted tokens.
 
-    acceptance: [n] chance that a token drafted at each of the layers `exits` [n] is right. head: what the vocabulary
-    projection costs in layers, 0 as published. Drafting d tokens at layer l costs d (l + head), checking layers + head.
+    Drafting d tokens at layer l costs d (l + head), checking layers + head.
+
+    Args:
+        acceptance: [n] chance that a token drafted at each of the layers `exits` [n] is right.
+        head: What the vocabulary projection costs in layers, 0 as published.
     """
     drafted = np.arange(longest + 1)
     gained = np.cumsum(acceptance[:, None] ** drafted, axis=1)
@@ -46,9 +49,9 @@ def tokens_per_layer(
 class _State:
     """What the exits have been worth, all sums decayed by the step.
 
-    right, asked: [n] how often each exit's token was the target's, of how often. sure, told: [2, n] what probability
-    it gave its token where that was right and where it was wrong, of how often. exit: which of the layers drafts now.
-    last: the probability that the newest token's law gave its most likely token.
+    right, asked: [n] how often each exit's token was the target's, of how often. sure, told: [2, n] what probability it
+    gave its token where that was right and where it was wrong, of how often. exit: which of the layers drafts now.
+    last: the probability that the newest token's distribution gave its most likely token.
     """
 
     right: np.ndarray
@@ -94,17 +97,21 @@ class _State:
 class DEL(OwnLayers):
     """Drafts with the target's first layers, its final norm and its head, as many layers as promise most.
 
-    layers: exits to choose from, by how many layers have run. length: most tokens drafted. Before every step the exit
-    and the number of tokens are chosen that give most tokens per layer loaded (TPL) at the acceptance seen so far; no
-    token where plain decoding gives more. Acceptance is that of shadow tokens: what each exit would have drafted at the
-    places that the last step checked, up to the first wrong draft; every step takes the share `decay` of older ones.
-    dynamic: drafts go on up to `length` as long as the exit is surer of the last token than halfway between its right
-    and its wrong ones. head: what a head call costs in layers, 0 as published; about 8 for a model of 135M parameters.
-
     The target reads drafted rows again in the layers that drafted them. That loads no layer more often: the last token
     drafted has to pass them anyway. Before the first step one of two tokens counts as right. Scope: the request;
     memory: forks of the text's cache while it drafts. Cost: a head row per exit and place checked. The published code
     could not be read; prior, threshold and the choice of no token are choices made here.
+
+    Attributes:
+        layers: Exits to choose from, by how many layers have run.
+        decay: The weight of earlier steps' acceptance after each step, 0 to 1.
+        dynamic: Drafts go on up to `length` as long as the exit is surer of the last token than halfway between its
+            right and its wrong ones.
+        head: What a head call costs in layers, 0 as published; about 8 for a model of 135M parameters.
+        length: Most tokens drafted. Before every step the exit and the number of tokens are chosen that give most
+            tokens per layer loaded (TPL) at the acceptance seen so far; no token where plain decoding gives more.
+            Acceptance is that of shadow tokens: what each exit would have drafted at the places that the last step
+            checked, up to the first wrong draft; every step takes the share `decay` of older ones.
     """
 
     bounds_trees: ClassVar[bool] = True

@@ -15,7 +15,10 @@ from ..heads.head import DraftHead
 
 
 class EAGLEHead(FeatureHead):
-    """A state and the embedding of the token chosen after it become one; of that the layer guesses the next state."""
+    """A state and the embedding of the token chosen after it become one.
+
+    Of that the layer guesses the next state.
+    """
 
     kind = "eagle"
     # A tenth of the words' weight, and both are learned at a rate that knows no scale.
@@ -44,12 +47,15 @@ class EAGLEHead(FeatureHead):
 )
 @dataclass(frozen=True)
 class EAGLE(HeadDrafter):
-    """Drafts by one decoder layer that guesses the target's next state from the one before and the token between them.
+    """Drafts by one decoder layer that predicts the target's next state from state and token.
 
     The target's own vocabulary projection turns guessed states into words, and the layer goes on from them. With the
-    tree policy "eagle-2" it is EAGLE-2. head: a file or folder made by `decodery train head`, a folder or Hub id as the
-    authors or vLLM's `speculators` publish them or a `TrainedHead`; tree_policy: how the tree is grown, a chain of
-    `length` where it is None. Scope: the request; memory: keys and values of one layer.
+    tree policy "eagle-2" it is EAGLE-2. Scope: the request; memory: keys and values of one layer.
+
+    Attributes:
+        tree_policy: How the tree is grown, a chain of `length` where it is None.
+        head: A file or folder made by `decodery train head`, a folder or Hub id as the authors or vLLM's `speculators`
+            publish them or a `TrainedHead`.
     """
 
     kind: ClassVar[type[DraftHead]] = EAGLEHead

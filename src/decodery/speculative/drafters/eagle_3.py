@@ -21,9 +21,10 @@ from ..heads.recurrent import RecurrentHead
 
 
 class EAGLE3Head(RecurrentHead):
-    """Features are three of the target's states made one; attention reads the token's embedding beside the feature.
+    """Features are three of the target's states made one.
 
-    What leaves the layer is fed back as it is, and nothing asks that it resembles the target's state.
+    Attention reads the token's embedding beside the feature. What leaves the layer is fed back as it is, and nothing
+    asks that it resembles the target's state.
     """
 
     kind = "eagle-3"
@@ -96,13 +97,15 @@ class EAGLE3Head(RecurrentHead):
 )
 @dataclass(frozen=True)
 class EAGLE3(HeadDrafter):
-    """Drafts by one decoder layer that reads the target's states of three depths and each guessed token's embedding.
+    """Drafts by one decoder layer over the target's states at three depths and token embeddings.
 
     Below the text the layer goes on from its own output, which training has put it through. It speaks the words that
-    the target writes most often. head: a file or folder made by `decodery train head`, a folder or
-    Hub id as the authors or vLLM's `speculators` publish them, a `TrainedHead`, or None for the one that comes along;
-    tree_policy: how the tree is grown, a chain of `length` where it is None. Scope: the request; memory: keys and
-    values of one layer.
+    the target writes most often. Scope: the request; memory: keys and values of one layer.
+
+    Attributes:
+        tree_policy: How the tree is grown, a chain of `length` where it is None.
+        head: A file or folder made by `decodery train head`, a folder or Hub id as the authors or vLLM's `speculators`
+            publish them, a `TrainedHead`, or None for the one that comes along.
     """
 
     kind: ClassVar[type[DraftHead]] = EAGLE3Head

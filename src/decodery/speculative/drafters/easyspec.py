@@ -25,17 +25,21 @@ from .follower import Follower
 )
 @dataclass(frozen=True)
 class EasySpec(DraftModel):
-    """Drafts with a second model of which `layers` layers attend at the same time, to what enters the first of them.
+    """Drafts with a second model of which `layers` layers at a time attend to the same input.
 
     The first and the last layer stay apart, and MLPs stay in order: a draft pass is 2 + (M - 2) / layers attentions
-    deep where the model has M layers. calibrate: what that leaves in the cache is thrown away after every step, and the
-    tokens accepted are read again as they should be, with the bonus token in the one pass that would have read it; the
-    first token of a draft is therefore the draft model's own. model, dtype, transform, length, tree_policy: see
-    draft-model, which layers=1 is, bit for bit; more than stand between the first and the last change nothing, and a
-    warning says so. It pays where layers can really run side by side; on one processor the attentions follow each other
-    all the same, and drafts are only less often right. Scope: the request; memory: one more cache. Source:
-    Yize-Wu/EasySpec (2025), whose code could not be read: where what a layer finds is added to the rows is the paper's
-    text as understood here.
+    deep where the model has M layers. Scope: the request; memory: one more cache. Source: Yize-Wu/EasySpec (2025),
+    whose code could not be read: where what a layer finds is added to the rows is the paper's text as understood here.
+
+    Attributes:
+        layers: How many layers attend at the same time; 1 is `draft-model`.
+        calibrate: What that leaves in the cache is thrown away after every step, and the tokens accepted are read again
+            as they should be, with the bonus token in the one pass that would have read it; the first token of a draft
+            is therefore the draft model's own.
+        model, dtype, transform, length, tree_policy: See draft-model, which layers=1 is, bit for bit; more than stand
+            between the first and the last change nothing, and a warning says so. It pays where layers can really run
+            side by side; on one processor the attentions follow each other all the same, and drafts are only less often
+            right.
     """
 
     layers: int = 4

@@ -61,10 +61,11 @@ class _Memory:
 
 
 class FalconHead(DraftHead):
-    """An item is a state and the token that follows it; after the last `block` items stand guesses of as many states.
+    """An item is a state and the token that follows it.
 
-    Items of a block see each other, whichever comes first, and blocks end where the text ends. As the layer's keys and
-    values hang on nothing but the recurrent layers, which read in order, what is kept of a text hangs on no block.
+    After the last `block` items stand guesses of as many states. Items of a block see each other, whichever comes
+    first, and blocks end where the text ends. As the layer's keys and values hang on nothing but the recurrent layers,
+    which read in order, what is kept of a text depends on no block.
     """
 
     kind = "falcon"
@@ -261,9 +262,11 @@ class Falcon(HeadDrafter):
     """Drafts two tokens per pass of the head: the target's next two states are guessed at once.
 
     Inside such a block guesses do not know each other's tokens; below it the head reads both, and guesses the next two.
-    Of a tree only every second level costs a pass. head: a file or folder made by `decodery train head` or a
-    `TrainedHead`; tree_policy: how the tree is grown, a chain of `length` where it is None. Scope: the request; memory:
-    keys and values of one layer.
+    Of a tree only every second level costs a pass. Scope: the request; memory: keys and values of one layer.
+
+    Attributes:
+        tree_policy: How the tree is grown, a chain of `length` where it is None.
+        head: A file or folder made by `decodery train head` or a `TrainedHead`.
     """
 
     kind: ClassVar[type[DraftHead]] = FalconHead

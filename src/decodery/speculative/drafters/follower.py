@@ -26,10 +26,14 @@ _CHUNK = 512
 class Follower:
     """What `model` has read of a text, and of the drafts below its last token.
 
-    tokens: the text that its cache holds; logits: [1, vocab] after the last of them, None where not known. drafts: what
-    it has read below them. route: the way that drafts take through the model; what they leave there counts as read once
-    they are text only where `kept`, else the text is read again, all the way.
-    hidden: [hidden], the last layer's state of the newest row, where `tapped`. slots: see `Sequence`.
+    Attributes:
+        tokens: The text that its cache holds.
+        logits: [1, vocab] after the last of them, None where not known.
+        hidden: [hidden], the last layer's state of the newest row, where `tapped`.
+        slots: See `Sequence`.
+        route: The way that drafts take through the model; what they leave there counts as read once they are text only
+            where `kept`, else the text is read again, all the way.
+        drafts: What it has read below them.
     """
 
     model: Reader
@@ -47,14 +51,15 @@ class Follower:
     def begin(cls, model: Reader, target: Reader, *, tapped: bool = False, slots: int | None = None) -> Follower:
         """Nothing read yet.
 
-        Raises VocabularyMismatch unless the tokens of both models are the same, padding aside.
+        Raises:
+            VocabularyMismatch: Unless the tokens of both models are the same, padding aside.
         """
         reading = cls(fitted(model, target), model.new_cache(), tapped=tapped, slots=slots)
         reading.forget()
         return reading
 
     def unread(self, tokens: list[int]) -> int:
-        """How many tokens it would read to say what follows `tokens`, which what it has read is the beginning of."""
+        """How many tokens it would read to predict after `tokens`, whose beginning it has read."""
         held = len(self.tokens)
         return len(tokens) - held - (len(self.drafts.path(tokens[held:-1])) if self.kept else 0)
 

@@ -25,10 +25,12 @@ from decodery.step.sequence import Sequence
 class Forced(Composite):
     """Drafts the tokens a request's constraint forces, then what another drafter expects after them.
 
-    drafter: the other one, as an instance or a text. Forced tokens are always accepted, so they cost no pass of their
-    own. Deterministic drafts lose what the constraint forbids; others stay whole, as rules that sample need. Without a
-    constraint it is the other drafter. Requests with a constraint and a drafter get it by themselves. Scope and memory:
-    those of the other drafter.
+    Forced tokens are always accepted, so they cost no pass of their own. Deterministic drafts lose what the constraint
+    forbids; others stay whole, as rules that sample need. Without a constraint it is the other drafter. Requests with a
+    constraint and a drafter get it by themselves. Scope and memory: those of the other drafter.
+
+    Attributes:
+        drafter: The other one, as an instance or a text.
     """
 
     drafter: Drafter | str = "auto"

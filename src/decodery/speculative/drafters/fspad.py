@@ -16,8 +16,10 @@ from ..heads.head import DraftHead
 
 
 class FSPADHead(FeatureHead):
-    """The token's embedding gates the state, both widened; after the layer one matrix guesses the next state to go on
-    from, and another what the vocabulary projection is given, which need not resemble any state.
+    """The token's embedding gates the state, both widened.
+
+    After the layer one matrix guesses the next state to go on from, and another what the vocabulary projection is
+    given, which need not resemble any state.
     """
 
     kind = "fspad"
@@ -53,12 +55,15 @@ class FSPADHead(FeatureHead):
 )
 @dataclass(frozen=True)
 class FSPAD(HeadDrafter):
-    """Drafts as EAGLE does, but each token picks its branch of the target's state, and states are guessed apart.
+    """Drafts as EAGLE does, but each token picks its branch of the state, and states are guessed apart.
 
     A state holds all that may follow it: gated by the embedding of the token that did, it becomes the layer's input.
-    What words are read from is a projection of its own, so that resembling the next state costs no certainty. head: a
-    file or folder made by `decodery train head` or a `TrainedHead`; tree_policy: how the tree is grown, a chain of
-    `length` where it is None. Scope: the request; memory: keys and values of one layer.
+    What words are read from is a projection of its own, so that resembling the next state costs no certainty. Scope:
+    the request; memory: keys and values of one layer.
+
+    Attributes:
+        tree_policy: How the tree is grown, a chain of `length` where it is None.
+        head: A file or folder made by `decodery train head` or a `TrainedHead`.
     """
 
     kind: ClassVar[type[DraftHead]] = FSPADHead

@@ -31,16 +31,23 @@ _RETRIEVED_DEPTH = 6
 )
 @dataclass(frozen=True)
 class Graft(Composite):
-    """Prunes a draft model's tree early where its best path is unlikely, and fills up from the model's past candidates.
+    """Prunes a draft model's tree early where it is unlikely and fills it with past candidates.
 
-    drafter: one that can expand. width, depth: its tree is grown over so many levels from the `width` most likely nodes
-    of each. checkpoints, thresholds: after draft pass c the growth stops where its best path is less likely than the
-    threshold. kept: how many of the `nodes` nodes are then the drafter's, by stage; the others hang below the root
-    along Token Recycling's successors. successors: how many are remembered per token. The split is published; the
-    thresholds, the shape of the retrieved tree (levels shrink with 1 / sqrt(level)) and `successors` are not. The
-    thresholds are those that make most tokens per time with the shipped draft, as `python benchmarks/draft/calibrate.py
-    graft --problems 20` finds them; the others are common values. scope: how long successors are kept. Memory: the
-    drafter's, and 4 * vocabulary * successors bytes.
+    Memory: the drafter's, and 4 * vocabulary * successors bytes.
+
+    Attributes:
+        drafter: One that can expand.
+        nodes: Drafted tokens per step, the drafter's and the retrieved ones.
+        checkpoints, thresholds: After draft pass c the growth stops where its best path is less likely than the
+            threshold.
+        kept: How many of the `nodes` nodes are then the drafter's, by stage; the others hang below the root along Token
+            Recycling's successors.
+        width, depth: Its tree is grown over so many levels from the `width` most likely nodes of each.
+        successors: How many are remembered per token. The split is published; the thresholds, the shape of the
+            retrieved tree (levels shrink with 1 / sqrt(level)) and `successors` are not. The thresholds are those that
+            make most tokens per time with the shipped draft, as `python benchmarks/draft/calibrate.py graft --problems
+            20` finds them; the others are common values.
+        scope: How long successors are kept.
     """
 
     drafter: Drafter | str

@@ -26,18 +26,19 @@ from .in_pass import Asked, InPass
 )
 @dataclass(frozen=True)
 class HiddenTransfer(InPass):
-    """Makes, between two layers, states of further tokens from those of the draft, and drafts what they come to.
-
-    length: rows of a pass at most, of which the last token and the states after it are some; None: as many as make
-    this machine fastest by what passes of the model take on it, which may be one. transfer: a `Transfer`, or the file
-    or folder of the one that `decodery train hidden-transfer` made; None: the one that comes with this package for the
-    embedded model.
+    """Predicts states of further tokens between two layers, and drafts the tokens they give.
 
     The rest of the layers sees the states made as tokens at the places they stand for. Those after the last token
     accepted make the next draft, of which the nodes are the most likely places by how often guesses of each rank and
-    depth were right. Published are states after all nodes; here nodes that are seldom the last one accepted have
-    fewer, as many as the rows allow (`shapes.stages`). Rows of such states go through the layers below, too, where
-    nobody sees what they are: they cost as much as others. Scope: the request; memory: the guesses.
+    depth were right. Published are states after all nodes; here nodes that are rarely the last one accepted have fewer,
+    as many as the rows allow (`shapes.stages`). Rows of such states go through the layers below, too, where nobody sees
+    what they are: they cost as much as others. Scope: the request; memory: the guesses.
+
+    Attributes:
+        transfer: A `Transfer`, or the file or folder of the one that `decodery train hidden-transfer` made; None: the
+            one that comes with this package for the embedded model.
+        length: Rows of a pass at most, of which the last token and the states after it are some; None: as many as make
+            this machine fastest by what passes of the model take on it, which may be one.
     """
 
     transfer: Transfer | str | None = None
@@ -60,9 +61,11 @@ class HiddenTransfer(InPass):
 
 
 def transferred(rows: torch.Tensor, tree: DraftTree, maps: torch.Tensor, places: list[int]) -> torch.Tensor:
-    """States [n, hidden] of a tree's nodes, with those of nodes without a token made from their chain's owner's.
+    """States [n, hidden] of a tree's nodes; those of mask nodes are predicted from their chain's owner.
 
-    maps: [ahead, hidden, hidden], by place in the chain; places: of the nodes that are made here.
+    Args:
+        maps: [ahead, hidden, hidden], by place in the chain.
+        places: Of the nodes that are made here.
     """
     nodes, owners, chain = tree.chains
     made = rows.clone()

@@ -32,17 +32,19 @@ _DRAFT, _INNER = 0, 1
 )
 @dataclass(frozen=True)
 class Hierarchical(Composite):
-    """Drafts a chain with a small model that is itself drafted for, by n-grams where nothing else is named.
+    """Drafts a chain with a small model that has a drafter of its own, n-grams by default.
 
-    drafter: what drafts for the target, one that can expand: its own tree_policy and length are left aside. inner: what
-    drafts for that one, as trees or chains; it learns from the rows of both. length: tokens of a chain at least. The
-    drafter's first token takes a pass of its own, then every pass of it checks one inner draft and gives at least one
-    token more, until there are `length`; what was accepted beyond them is drafted too.
+    The drafter's first token takes a pass of its own, then every pass of it checks one inner draft and gives at least
+    one token more, until there are `length`; what was accepted beyond them is drafted too. The chain is the one that
+    the drafter alone would draw, token for token: only how many passes of it that takes is the inner one's doing. So
+    trees, which a target in 4 bits is slow to check, are checked by the small model alone. Scope and memory: those of
+    the parts. Source: AI9Stars/SpecMQuant (2025), whose inner drafter is an EAGLE head; its `length`, and the size and
+    depth of its trees, are the defaults. The published one is greedy.
 
-    The chain is the one that the drafter alone would draw, token for token: only how many passes of it that takes is
-    the inner one's doing. So trees, which a target in 4 bits is slow to check, are checked by the small model alone.
-    Scope and memory: those of the parts. Source: AI9Stars/SpecMQuant (2025), whose inner drafter is an EAGLE head;
-    its `length`, and the size and depth of its trees, are the defaults. The published one is greedy.
+    Attributes:
+        drafter: What drafts for the target, one that can expand: its own tree_policy and length are left aside.
+        inner: What drafts for that one, as trees or chains; it learns from the rows of both.
+        length: Tokens of a chain at least.
     """
 
     drafter: Drafter | str = "draft-model"

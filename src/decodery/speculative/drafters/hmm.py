@@ -22,8 +22,11 @@ from .follower import shared
 class BeliefReading:
     """What is believed after a text and after drafts of what follows.
 
-    tokens: the text that was read; beliefs: [S] each, before its first token and after every one of them, so that a
-    text that departs from them goes on from where it did. drafts: after the paths below the text's last token.
+    Attributes:
+        tokens: The text that was read.
+        beliefs: [S] each, before its first token and after every one of them, so that a text that departs from them
+            goes on from where it did.
+        drafts: After the paths below the text's last token.
     """
 
     hmm: HMM
@@ -36,7 +39,10 @@ class BeliefReading:
         return BeliefReading(self.hmm, list(self.tokens), list(self.beliefs), dict(self.drafts))
 
     def read(self, text: list[int]) -> None:
-        """Read what `text` says that was not read, and forget what it does not say; drafts that became text count."""
+        """Read what `text` says that was not read, and forget what it does not say.
+
+        Drafts that became text count.
+        """
         known = shared(text, self.tokens)
         if known == len(text) == len(self.tokens) and self.beliefs:
             return
@@ -72,13 +78,16 @@ class BeliefReading:
 )
 @dataclass(frozen=True)
 class HiddenMarkov(TreeDrafter):
-    """Drafts what a hidden Markov model, learned from the target's own texts, expects: no pass, and exact laws.
+    """Drafts from a hidden Markov model of the target's own texts, with exact distributions and no pass.
 
     A probabilistic circuit whose every marginal can be told, and the smallest one that reads a text of any length: what
     it knows of the text is one chance per state, which every token that is committed moves on. Any node of any tree is
-    expanded by two products of states by states and states by tokens. model: an `HMM`, or the file or folder of one.
-    length, tree_policy: see `draft-model`. Nothing is learned while drafting. Scope: the request; memory: 4 bytes per
-    state and token of the text, so that what is taken back is not read again.
+    expanded by two products of states by states and states by tokens. Nothing is learned while drafting. Scope: the
+    request; memory: 4 bytes per state and token of the text, so that what is taken back is not read again.
+
+    Attributes:
+        model: An `HMM`, or the file or folder of one.
+        length, tree_policy: See `draft-model`.
     """
 
     model: HMM | str | None = None

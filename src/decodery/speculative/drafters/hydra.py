@@ -40,7 +40,7 @@ class _Memory:
 
 
 class HydraHead(DraftHead):
-    """Head k reads the target's last state, the text's last token and the k tokens guessed below it, side by side.
+    """Head k reads the target's last state, the last token and the k tokens guessed before its own.
 
     The setting `prefix` puts one more decoder layer over the target's states in place of the last state alone
     (Hydra++). Untrained, all but the state counts for nothing, and every head says what the target itself says next.
@@ -157,14 +157,16 @@ class HydraHead(DraftHead):
 )
 @dataclass(frozen=True)
 class Hydra(HeadDrafter):
-    """Drafts by heads over the target's last hidden state that also read every token guessed before their own.
+    """Drafts by heads over the target's last hidden state that also read the tokens guessed before.
 
     Trained with `--kind hydra:prefix=true` it is Hydra++, whose heads read one more layer over all of the text. All
     heads share the target's vocabulary projection where they bring none. The prefix layer that is trained here reads
-    the stream before the last norm, unlike published ones, so that it can begin by changing nothing. head: a file or
-    folder made by `decodery train head`, a folder or Hub id in the layout of its authors or a `TrainedHead`; growth:
-    how the tree is grown, a chain of `length` where it is None. Scope: the request; memory: the heads' inputs, with a
-    prefix its keys and values.
+    the stream before the last norm, unlike published ones, so that it can begin by changing nothing. Scope: the
+    request; memory: the heads' inputs, with a prefix its keys and values.
+
+    Attributes:
+        head: A file or folder made by `decodery train head`, a folder or Hub id in the layout of its authors, or a
+            `TrainedHead`.
     """
 
     kind: ClassVar[type[DraftHead]] = HydraHead

@@ -24,10 +24,13 @@ from ..tree_building.stages import LONGEST, SHORTEST, Stages, fastest_stages, fi
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What the rows read that guess the tokens 1, 2, ... after the next one, and how good their guesses are.
+    """Inputs of the rows that predict the tokens 1, 2, ... after the next one, and their accuracy.
 
-    inputs: [ahead, hidden]; changes: see `DraftTree.changes`. rates: [ahead, ranks] float64, how often each of the
-    most likely tokens was right in texts held out, falling along the ranks.
+    Attributes:
+        inputs: [ahead, hidden].
+        rates: [ahead, ranks] float64, how often each of the most likely tokens was right in held-out texts, falling
+            along the ranks.
+        changes: See `DraftTree.changes`.
     """
 
     inputs: torch.Tensor
@@ -37,7 +40,7 @@ class Asked:
 
 @dataclass(slots=True)
 class _State:
-    """guesses: [m, ranks] tokens guessed after the last one. sequences: what the trees `stages` were chosen for."""
+    """guesses: [m, ranks] tokens guessed after the last token. sequences: what the trees `stages` were chosen for."""
 
     asked: Asked
     guesses: np.ndarray
@@ -49,13 +52,14 @@ class _State:
 class InPass(Drafter):
     """Puts rows without a token after those of a draft, whose answers are the next draft.
 
-    length: rows of a pass at most, the last token's included; None: as many as make this machine fastest, by what
-    passes of the model take on it, which may be one.
-
     The guesses after the last token accepted make the next tree, of which the nodes are the most likely places by the
-    rates of rank and depth; where rows are short, nodes that are seldom the last one accepted have fewer guesses after
+    rates of rank and depth; where rows are short, nodes that are rarely the last one accepted have fewer guesses after
     them, and a pass that ends there is followed by a smaller tree (`shapes.stages`). Rows without a token are seen by
     none that has one, never verified, and forgotten after the pass. Scope: the request; memory: the guesses.
+
+    Attributes:
+        length: Rows of a pass at most, the last token's included; None: as many as make this machine fastest, by what
+            passes of the model take on it, which may be one.
     """
 
     length: int | None = None

@@ -25,7 +25,7 @@ _NEAR = 12.0
 
 @dataclass(slots=True)
 class _State:
-    """guesses: tokens after the last one, refined by the last pass; laws: what each was drawn from, if wanted.
+    """guesses: tokens after the last token, refined by the last pass; laws: what each was drawn from, if wanted.
 
     followers: for every pair of tokens in the text, the token that followed it last; size: tokens read for it.
     """
@@ -46,17 +46,18 @@ class _State:
 class Jacobi(Drafter):
     """Drafts a chain of guesses; the tokens the sampler draws after them are the next pass's guesses.
 
-    window: rows of a pass, the last token included. fill: how a new guess at the end is made: "random" from the
-    vocabulary (published), "last" token again, or "lookup": what followed the last two tokens before.
-
     A guess is drawn with the noise of its own output position. Under the coupled rule the token that will be emitted
-    there is drawn with the same noise, so a guess is accepted as soon as the pass before it saw the right
-    distribution, and the text is that of plain decoding. Under the rejection rule the same chain, with the
-    distributions it was drawn from, is the published method: accept with probability min(1, p/q), else draw from
-    norm(max(p - q, 0)). That stays exact because the noise of a position is used by nothing before it. At
-    temperature 0 both are Jacobi decoding. Scope: the request; memory: the window, under the rejection rule
-    with one distribution per guess, and for "lookup" one dictionary entry per token.
-    Source: tyshiwo1/Accelerating-T2I-AR-with-SJD (2024), whose windows have 16 rows.
+    there is drawn with the same noise, so a guess is accepted as soon as the pass before it saw the right distribution,
+    and the text is that of plain decoding. Under the rejection rule the same chain, with the distributions it was drawn
+    from, is the published method: accept with probability min(1, p/q), else draw from norm(max(p - q, 0)). That stays
+    exact because the noise of a position is used by nothing before it. At temperature 0 both are Jacobi decoding.
+    Scope: the request; memory: the window, under the rejection rule with one distribution per guess, and for "lookup"
+    one dictionary entry per token. Source: tyshiwo1/Accelerating-T2I-AR-with-SJD (2024), whose windows have 16 rows.
+
+    Attributes:
+        window: Rows of a pass, the last token included.
+        fill: How a new guess at the end is made: "random" from the vocabulary (published), "last" token again, or
+            "lookup": what followed the last two tokens before.
     """
 
     window: int = 16
@@ -110,7 +111,7 @@ class Jacobi(Drafter):
             state.laws = list(seq.request.sampler.preferences(law))
 
     def _fill(self, state: _State, seq: Sequence) -> None:
-        """New guesses up to the window; they are a function of what stands before them, so their law is a point."""
+        """New guesses up to the window, a function of what stands before them: point distributions."""
         if self.fill == "lookup":
             for at in range(state.size, len(seq.tokens)):
                 state.followers[seq.tokens[at - 2], seq.tokens[at - 1]] = seq.tokens[at]

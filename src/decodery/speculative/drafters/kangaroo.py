@@ -35,7 +35,7 @@ from .rows import TreeRows
 
 
 class KangarooHead(BoundHead):
-    """The adapter: an attention block between the states after the target's first layers and its vocabulary.
+    """The adapter: an attention block between the target's first layers and its vocabulary.
 
     The states are the target's own, also of tokens that are drafted, so that it is taught one step at a time.
     """
@@ -78,7 +78,11 @@ class KangarooHead(BoundHead):
         held.write(keys, values, text=True)
 
     def guess(self, held: Held, states: torch.Tensor, positions: np.ndarray, mask: np.ndarray) -> torch.Tensor:
-        """Logits [n, outputs] after tentative rows of which these are the states [n, hidden]; mask: [n, rows + n]."""
+        """Logits [n, outputs] after tentative rows of which these are the states [n, hidden].
+
+        Args:
+            mask: [n, rows + n].
+        """
         held.rows = mask.shape[1] - len(states)
         normed = self.layer.norm("input_norm", states)
         return self.project(self._spoken(states + self.layer.attention(normed, positions, held, mask)))
@@ -148,14 +152,18 @@ class _Reading:
 )
 @dataclass(frozen=True)
 class Kangaroo(TrainedDrafter):
-    """Drafts by the target's first layers and a trained attention block after them; the other layers verify.
+    """Drafts by the target's first layers and a trained attention block after them.
 
-    What the first layers made of the drafted tokens is where verification goes on, so that no layer reads a token
-    twice. A draft ends at `length` tokens, or after the first whose probability is below `eta`: it is verified, and
-    nothing is drafted after it. Where a tree is grown in place of a chain, or somebody watches states of the first
-    layers, verification begins anew. head: a file or folder made by `decodery train head` or a `TrainedHead`; it says
-    after which layer it stands. Scope: the request; memory: keys and values of one layer. Cost: a pass of the first
-    layers and of the vocabulary projection for each token.
+    The other layers verify. What the first layers made of the drafted tokens is where verification goes on, so that no
+    layer reads a token twice. A draft ends at `length` tokens, or after the first whose probability is below `eta`: it
+    is verified, and nothing is drafted after it. Where a tree is grown in place of a chain, or states of the first
+    layers are tapped, verification begins anew. Scope: the request; memory: keys and values of one layer. Cost: a pass
+    of the first layers and of the vocabulary projection for each token.
+
+    Attributes:
+        eta: A draft ends after the first token whose probability is below this.
+        length: Most tokens of a draft.
+        head: A file or folder made by `decodery train head` or a `TrainedHead`; it says after which layer it stands.
     """
 
     kind: ClassVar[type[BoundHead]] = KangarooHead

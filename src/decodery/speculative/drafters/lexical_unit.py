@@ -23,7 +23,7 @@ from decodery.step.sequence import Sequence
 class _State:
     """placeholders: [span - 1, hidden], on the model's device.
 
-    unit: tokens expected after the last one; logs: the log-probability each was expected with.
+    unit: tokens expected after the last token; logs: the log-probability each was expected with.
     """
 
     placeholders: torch.Tensor
@@ -41,18 +41,20 @@ class _State:
 )
 @dataclass(frozen=True)
 class LexicalUnit(Drafter):
-    """Feeds placeholders after the draft and drafts next what the model expects in their place, while it is sure.
-
-    span: most tokens of a unit (k): the model says the first, up to span - 1 placeholders the others. beta: a unit ends
-    before the first token whose probability is lower, or which repeats what stands right before it. units:
-    `Placeholders`, or the file or folder of those that `decodery train lexical-units` made; None: those that come with
-    this package for the embedded model.
+    """Feeds placeholders after the draft and drafts what the model predicts there while confident.
 
     The tokens found in one pass are fed by the next one anyway, so checking them there costs nothing: under lossless
     rules a unit is a draft, and a low beta only costs rows. The published decoding, which emits a unit unchecked and
     asks for a high one, is the rule "lexical-unit". Placeholders stand after every token that may be the last one
     accepted, so that every pass finds a unit: up to (span + 1) (span - 1) rows. The paper fine-tunes the model; here
     placeholders alone are learned, and the model stays as it is. Scope: the request; memory: one unit.
+
+    Attributes:
+        span: Most tokens of a unit (k): the model says the first, up to span - 1 placeholders the others.
+        beta: A unit ends before the first token whose probability is lower, or which repeats what stands right before
+            it.
+        units: `Placeholders`, or the file or folder of those that `decodery train lexical-units` made; None: those that
+            come with this package for the embedded model.
     """
 
     requirements = Requirements(trees=True, states=True)

@@ -53,7 +53,7 @@ class _Memory:
 
 
 class LongSpecHead(DraftHead):
-    """One layer over the tokens' embeddings alone: attention to the last `window` tokens, and to the target's past.
+    """One layer over embeddings, with attention to the last `window` tokens and the target's past.
 
     The keys and values of the target's last layer are read as they stand in its cache, which ends before the last
     token; later tokens are known by the head's own attention. Unrolled training has that lag in every step.
@@ -197,9 +197,12 @@ class LongSpec(HeadDrafter):
     """Drafts by one layer over tokens alone that looks up what came long before in the target's own cache.
 
     Its own memory is that of the last 512 tokens; the target's last layer holds all others anyway. It is trained on
-    short texts put at random positions, so that it drafts in long ones. head: a file or folder made by `decodery train
-    head` or a `TrainedHead`; tree_policy: how the tree is grown, a chain of `length` where it is None. Scope: the
-    request; memory: keys and values of one layer, of 512 tokens.
+    short texts put at random positions, so that it drafts in long ones. Scope: the request; memory: keys and values of
+    one layer, of 512 tokens.
+
+    Attributes:
+        tree_policy: How the tree is grown, a chain of `length` where it is None.
+        head: A file or folder made by `decodery train head` or a `TrainedHead`.
     """
 
     kind: ClassVar[type[DraftHead]] = LongSpecHead

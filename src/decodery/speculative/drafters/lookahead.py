@@ -57,15 +57,19 @@ class _State:
 class Lookahead(Drafter):
     """Runs a window of guesses ahead of the text and drafts the n-grams it has seen them turn into.
 
-    window: columns W. ngram: tokens N of an n-gram, so N - 1 levels. grams: most n-grams kept, and drafted, per first
-    token. The window is a tree: level 0 is a chain below the last token, level l of column i hangs below level l - 1
-    of that column. So every row sees and stands where the published mask puts it, verification n-grams share rows
-    with the window and with each other, and a window row that guessed right is accepted like any other. After a pass
-    the most likely tokens after the last level become the new last level and the others move down one. As published,
-    the first levels fill during the first N - 2 passes, and an end of text among the guesses gives way to a prompt
-    token. So does what a pass could not predict because the budget left its row out, the later columns first; an n-gram
-    with such a token is not kept. Scope: the request; memory: at most `window` n-grams per pass and `grams` per first
-    token. Source: hao-ai-lab/LookaheadDecoding (2024), whose read-me sets (W, N, G) = (7, 5, 7).
+    The window is a tree: level 0 is a chain below the last token, level l of column i hangs below level l - 1 of that
+    column. So every row sees and stands where the published mask puts it, verification n-grams share rows with the
+    window and with each other, and a window row that guessed right is accepted like any other. After a pass the most
+    likely tokens after the last level become the new last level and the others move down one. As published, the first
+    levels fill during the first N - 2 passes, and an end of text among the guesses gives way to a prompt token. So does
+    what a pass could not predict because the budget left its row out, the later columns first; an n-gram with such a
+    token is not kept. Scope: the request; memory: at most `window` n-grams per pass and `grams` per first token.
+    Source: hao-ai-lab/LookaheadDecoding (2024), whose read-me sets (W, N, G) = (7, 5, 7).
+
+    Attributes:
+        window: Columns W.
+        ngram: Tokens N of an n-gram, so N - 1 levels.
+        grams: Most n-grams kept, and drafted, per first token.
     """
 
     window: int = 7

@@ -26,7 +26,7 @@ class _Memory:
 
 
 class MedusaHead(DraftHead):
-    """Head k is a residual block or several over the target's last state, and knows no guess before its own.
+    """Head k is one or more residual blocks over the target's last state, independent of other guesses.
 
     Untrained, every block adds nothing, and every head says what the target itself says next.
     """
@@ -95,9 +95,13 @@ class Medusa(HeadDrafter):
 
     What stands at a node depends on its depth and rank alone, so one call of the heads serves a whole tree. As
     published with one residual block per head, but all share the target's vocabulary projection where they bring none.
-    head: a file or folder made by `decodery train head`, a folder or Hub id as its authors or vLLM publish them or a
-    `TrainedHead`; tree_policy: how the tree is grown, by default the places that were right most often on texts held
-    out from training, a chain of `length` where it is None. Scope: the request; memory: the heads' logits.
+    Scope: the request; memory: the heads' logits.
+
+    Attributes:
+        tree_policy: How the tree is grown, by default the places that were right most often on held-out texts, a
+            chain of `length` where it is None.
+        head: A file or folder made by `decodery train head`, a folder or Hub id as its authors or vLLM publish them or
+            a `TrainedHead`.
     """
 
     kind: ClassVar[type[DraftHead]] = MedusaHead

@@ -32,7 +32,12 @@ _WAITING = 1024
 
 @dataclass(slots=True)
 class ModelAdvice(Advice):
-    """One text's second model. start: where in the text begins what it reads; deepest: nodes it is asked about."""
+    """One text's second model.
+
+    Attributes:
+        deepest: Nodes it is asked about.
+        start: Where in the text begins what it reads.
+    """
 
     follower: Follower = field(kw_only=True)
     deepest: int = field(kw_only=True)
@@ -40,7 +45,11 @@ class ModelAdvice(Advice):
 
     @classmethod
     def of(cls, seq: Sequence, model: Reader, most: int) -> ModelAdvice:
-        """Nothing read yet, drafts at most so deep. Raises VocabularyMismatch where its tokens are not the text's."""
+        """Nothing read yet, drafts at most so deep.
+
+        Raises:
+            VocabularyMismatch: If its tokens are not the text's.
+        """
         follower = Follower.begin(model, seq.request.model, slots=seq.request.slots)
 
         def make() -> tuple[Blending, AskCosts]:

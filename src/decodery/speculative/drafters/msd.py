@@ -19,14 +19,15 @@ from .eagle import EAGLEHead
 def decoupled(stream: torch.Tensor, behind: torch.Tensor | None) -> torch.Tensor:
     """What the layer reads of each item, [n, hidden]: what stands after it where that is an embedding.
 
-    stream: of items as EAGLE makes them, from a state and the token after it; after: see `heads.head.EMBEDDED`, None
-    for a text of tokens alone.
+    Args:
+        stream: Of items as EAGLE makes them, from a state and the token after it.
+        behind: See `heads.head.EMBEDDED`, None for a text of tokens alone.
     """
     return stream if behind is None else torch.where(behind[:, :1] > 0, behind[:, 1:].to(stream), stream)
 
 
 class MSDHead(EAGLEHead):
-    """EAGLE's layer; of a place that holds an embedding it reads that alone, without a state and without `fc`.
+    """EAGLE's layer; where a position holds an embedding it reads that alone, without state and `fc`.
 
     An item is what its token or embedding stands after, as everywhere in EAGLE: the state of the last word before an
     image goes with nothing, that of the image's last row with the word after it. (The published code puts that word
@@ -51,12 +52,15 @@ class MSDHead(EAGLEHead):
 )
 @dataclass(frozen=True)
 class MSD(HeadDrafter):
-    """Drafts as EAGLE does after prompts that hold images: of these it reads embeddings alone, without states.
+    """Drafts as EAGLE does after prompts with images, of which it reads embeddings alone.
 
     Of words the layer reads the state before each beside its embedding; an image's rows say nothing about words to
-    come, and go in as the vision tower made them. The layer learns from plain texts first, then from more and more
-    that hold images. head: a file or folder made by `decodery train head`, or a `TrainedHead`; tree_policy: how the
-    tree is grown. On a prompt of tokens alone it is EAGLE. Scope: the request; memory: keys and values of one layer.
+    come, and go in as the vision tower made them. The layer learns from plain texts first, then from more and more that
+    hold images. On a prompt of tokens alone it is EAGLE. Scope: the request; memory: keys and values of one layer.
+
+    Attributes:
+        tree_policy: How the tree is grown.
+        head: A file or folder made by `decodery train head`, or a `TrainedHead`.
     """
 
     kind: ClassVar[type[DraftHead]] = MSDHead

@@ -37,9 +37,12 @@ _MADE = "train one with `decodery train nested -m MODEL --out DIR`, and name it,
 class NestedReading:
     """What a model has read of a text up to each of its exits.
 
-    exits: layers after which the head is asked, ascending. tokens: the text that the layers below the first exit have
-    read. waiting: after each exit but the last one the states [n, hidden] of the newest tokens, which the layers above
-    it have not read yet: they do when a later token goes on there. slots: see `Sequence`.
+    Attributes:
+        exits: Layers after which the head is asked, ascending.
+        slots: See `Sequence`.
+        tokens: The text that the layers below the first exit have read.
+        waiting: After each exit but the last one the states [n, hidden] of the newest tokens, which the layers above it
+            have not read yet: they do when a later token goes on there.
     """
 
     model: LanguageModel
@@ -122,18 +125,22 @@ class NestedReading:
 )
 @dataclass(frozen=True)
 class Nested(Drafter):
-    """Drafts with a small model that is several in one, and takes as many of its layers as each token needs.
-
-    model: a draft made by `decodery train nested`, whose first layers, under its one final norm and head, are drafts of
-    their own; any target with its vocabulary may be drafted for. sure: the probability that an exit must give its
-    most likely token for it to be taken there, one for all exits or one for each but the last. exits: the numbers of
-    layers to choose from; () for those that the model was trained with, which have to be among the layers it has.
-    length: tokens of a draft. dtype: as in `draft-model`.
+    """Drafts with a nested small model and uses as many of its layers as each token needs.
 
     Layers above an exit read what was left for them together, when the next token comes by: what they then hold is what
     they would hold had every token gone all the way. How deep a token was drafted depends on what stands before it
     alone. Scope: the request; memory: one more cache, and a state for every token that left early. The thresholds are
     not published; the catching up is a choice made here.
+
+    Attributes:
+        model: A draft made by `decodery train nested`, whose first layers, under its one final norm and head, are
+            drafts of their own; any target with its vocabulary may be drafted for.
+        sure: The probability that an exit must give its most likely token for it to be taken there, one for all exits
+            or one for each but the last.
+        exits: The numbers of layers to choose from; () for those that the model was trained with, which have to be
+            among the layers it has.
+        length: Tokens of a draft.
+        dtype: As in `draft-model`.
     """
 
     model: LanguageModel | str | None = None

@@ -35,14 +35,20 @@ class _Store:
 @register("ngram", lossless=True)
 @dataclass(frozen=True)
 class NGram(TreeDrafter):
-    """Expects what the model itself expected the last times it read the same few tokens, mixed over several lengths.
+    """Drafts from averaged model distributions after the same few tokens, mixed over several orders.
 
-    orders: lengths of the contexts, each of which leaves the share `smoothing`, and whatever lies outside its `width`
-    most likely tokens, to the next shorter one; beneath them all stand the frequencies of single tokens and the uniform
-    distribution. Learned from every scored row, those of rejected drafts and of the prompt included. Any node of any
-    tree is expanded without a model, so that trees cost next to nothing. length, tree_policy: see `draft-model`. scope:
-    how long it is remembered. Memory: 65,536 contexts of 8 * width bytes and a dictionary entry, those not met for
-    longest leave first, and 8 bytes per token of the vocabulary.
+    Learned from every scored row, those of rejected drafts and of the prompt included. Any node of any tree is expanded
+    without a model, so that trees cost next to nothing. Memory: 65,536 contexts of 8 * width bytes and a dictionary
+    entry, those not met for longest leave first, and 8 bytes per token of the vocabulary.
+
+    Attributes:
+        orders: Lengths of the contexts, each of which leaves the share `smoothing`, and whatever lies outside its
+            `width` most likely tokens, to the next shorter one; beneath them all stand the frequencies of single tokens
+            and the uniform distribution.
+        width: Tokens kept per context.
+        smoothing: The share that each order leaves to the next shorter one, between 0 and 1.
+        scope: How long it is remembered.
+        length, tree_policy: See `draft-model`.
     """
 
     orders: tuple[int, ...] = (4, 3, 2, 1)

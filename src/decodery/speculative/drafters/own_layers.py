@@ -26,10 +26,14 @@ from .rows import TreeRows
 
 @dataclass(slots=True)
 class OwnReading:
-    """What some layers have read beyond a text's cache. cache: a fork of it; length: of the text it was forked at.
+    """What some layers have read beyond a text's cache.
 
-    Keys and values of the text are those of the whole model; of the draft, those of the layers that were run. model:
-    whose layers, None for the text's own model; another one has to keep keys and values of the same shape.
+    Keys and values of the text are those of the whole model; of the draft, those of the layers that were run.
+
+    Attributes:
+        model: Whose layers, None for the text's own model; another one has to keep keys and values of the same shape.
+        cache: A fork of it.
+        length: Of the text it was forked at.
     """
 
     model: Reader | None = None
@@ -40,7 +44,7 @@ class OwnReading:
     def after(
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], layer_plan: LayerPlan
     ) -> ForwardCoroutine[torch.Tensor]:
-        """Logits [k, vocab] after `nodes` of a tree below the last token, as far as the layers of `route` say."""
+        """Logits [k, vocab] after `nodes` of a tree, by the layers of `route`."""
         if self.cache is None or self.length != len(seq.tokens):
             self.forget()
             self.cache, self.length = seq.cache.fork(), len(seq.tokens)

@@ -33,9 +33,13 @@ _MOST = 16
 
 @dataclass(slots=True)
 class Ahead:
-    """What a draft model has written ahead. tokens: the text and the draft it stands after, and what was written.
+    """What a draft model has written ahead.
 
-    base: how many of these were there before; laws: by place in the text, what a token there was drawn from.
+    Attributes:
+        reading: What the draft model has read.
+        length: How many tokens to write at most.
+        tokens: The text and the draft it stands after, and what was written.
+        laws: By place in the text, what a token there was drawn from.
     """
 
     reading: Follower
@@ -58,14 +62,17 @@ class Pearl(Drafter):
     While a draft is checked, the draft model goes on after its end, as if all of it were accepted; where it is, the
     next draft is there already. After a rejection the target goes on alone by one token, while the draft model writes
     from there: what it guesses first is checked by that very pass. So a draft is as long as the target agrees with it,
-    round after round, and a round takes as long as the slower of the two. model, dtype, transform: as in draft-model.
-    length: tokens of a round; 0 for as many as the draft model writes during one pass of the target, by what passes of
-    both were measured to take.
+    round after round, and a round takes as long as the slower of the two.
 
     The first token after a draft is checked by the token that the target draws there, in place of a test of its own:
     under the coupled rule both draw with the same noise, so that they differ only where the models do. Where there is
     one thread alone, nothing overlaps and the text is the same. Scope: the request; memory: one more cache. Source:
     smart-lty/ParallelSpeculativeDecoding (2024), whose lengths are 3 to 5, near the ratio of the two speeds.
+
+    Attributes:
+        model, dtype, transform: As in draft-model.
+        length: Tokens of a round; 0 for as many as the draft model writes during one pass of the target, by what passes
+            of both were measured to take.
     """
 
     model: LanguageModel | str | None = None

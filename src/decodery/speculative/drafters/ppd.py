@@ -22,18 +22,19 @@ from .in_pass import Asked, InPass
 )
 @dataclass(frozen=True)
 class PPD(InPass):
-    """Feeds prompt tokens after the nodes of its draft, and drafts next the tree of what the model expects there.
-
-    length: rows of a pass at most, of which the last token and the prompt tokens after it are some; None: as many
-    as make this machine fastest by what passes of the model take on it, which may be one. ppd: `Placeholders`, or the
-    file or folder of those that `decodery train ppd` made; None: those that come with this package for the embedded
-    model.
+    """Feeds prompt tokens after the nodes of its draft, and drafts next what the model predicts there.
 
     The prompt tokens after the last token accepted make the next draft. Its nodes are the most likely places by how
-    often guesses of each rank and depth were right; those that are seldom the last one accepted have fewer prompt
+    often guesses of each rank and depth were right; those that are rarely the last one accepted have fewer prompt
     tokens after them, and a pass that ends there is followed by a smaller tree (`shapes.stages`). The published search
-    is where this one begins. One embedding per token ahead, as published for speed. The first pass of
-    a text has no draft, because prompts are read without prompt tokens. Scope: the request; memory: the guesses.
+    is where this one begins. One embedding per token ahead, as published for speed. The first pass of a text has no
+    draft, because prompts are read without prompt tokens. Scope: the request; memory: the guesses.
+
+    Attributes:
+        ppd: `Placeholders`, or the file or folder of those that `decodery train ppd` made; None: those that come with
+            this package for the embedded model.
+        length: Rows of a pass at most, of which the last token and the prompt tokens after it are some; None: as many
+            as make this machine fastest by what passes of the model take on it, which may be one.
     """
 
     ppd: Placeholders | str | None = None

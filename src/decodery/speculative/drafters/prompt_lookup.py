@@ -17,12 +17,16 @@ from ..stores.ngrams import Occurrences, Pick, copy
 @register("prompt-lookup", paper="Prompt Lookup Decoding (2023)", lossless=True)
 @dataclass(frozen=True)
 class PromptLookup(Drafter):
-    """Copies what followed the longest recent n-gram when it occurred before, in the prompt or in the answer.
+    """Copies what followed the longest recent n-gram where it occurred before in prompt or answer.
 
-    max_ngram: longest suffix looked up; shorter ones are tried after it. length: tokens copied.
-    pick: which earlier occurrence to copy from, "last" or "first". A copy that reaches the end of the text goes on
-    into itself, so that repetitions of any period are continued. Scope: the request; memory: `max_ngram` dictionary
-    entries per token. Source: apoorvumang/prompt-lookup-decoding (2023), which picks the first occurrence.
+    A copy that reaches the end of the text goes on into itself, so that repetitions of any period are continued. Scope:
+    the request; memory: `max_ngram` dictionary entries per token. Source: apoorvumang/prompt-lookup-decoding (2023),
+    which picks the first occurrence.
+
+    Attributes:
+        max_ngram: Longest suffix looked up; shorter ones are tried after it.
+        length: Tokens copied.
+        pick: Which earlier occurrence to copy from, "last" or "first".
     """
 
     max_ngram: int = 3

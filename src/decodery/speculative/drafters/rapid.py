@@ -46,19 +46,27 @@ class _State:
 )
 @dataclass(frozen=True)
 class Rapid(Drafter):
-    """Drafts with a model that has read only the passages of the prompt that match its end, in their order.
+    """Drafts with a model that has read only the prompt's passages that match its end.
 
-    model: the drafter, a `LanguageModel` or a name; None is the target itself with a second cache. dtype: what a named
-    one is loaded in, such as "int4". gamma: tokens drafted per step. confidence: a draft ends after the first token to
-    which the drafter itself gave less. The first `head` and the last `query` tokens of the prompt are always read. What
-    lies between is cut into passages of at most `chunk` tokens, at ends of sentences where there are any; those with
-    most in common with the query's words (Okapi BM25) are read, up to `length` tokens or a 24th of the prompt,
-    whichever is more. Without a tokenizer token ids are the words. Where nothing is left out and the drafter is the
-    target, nothing is drafted, and a warning says so: prompts of fewer than some 4,000 tokens need a smaller `length`.
+    The first `head` and the last `query` tokens of the prompt are always read. What lies between is cut into passages
+    of at most `chunk` tokens, at ends of sentences where there are any; those with most in common with the query's
+    words (Okapi BM25) are read, up to `length` tokens or a 24th of the prompt, whichever is more. Without a tokenizer
+    token ids are the words. Where nothing is left out and the drafter is the target, nothing is drafted, and a warning
+    says so: prompts of fewer than some 4,000 tokens need a smaller `length`.
 
     Under the coupled and rejection rules drafts change nothing, which is the paper's eta = 0; its transfer of the
-    drafter's preference into the target is the rule "rapid". Scope: the request; memory: one more cache.
-    Source: John-AI-Lab/RAPID (2025).
+    drafter's preference into the target is the rule "rapid". Scope: the request; memory: one more cache. Source:
+    John-AI-Lab/RAPID (2025).
+
+    Attributes:
+        model: The drafter, a `LanguageModel` or a name; None is the target itself with a second cache.
+        gamma: Tokens drafted per step.
+        confidence: A draft ends after the first token to which the drafter itself gave less.
+        head: First tokens of the prompt that are always read.
+        query: Last tokens of the prompt that are always read and that passages are matched with.
+        chunk: Most tokens of a passage.
+        length: Tokens of the prompt that are read, at least a 24th of it.
+        dtype: What a named one is loaded in, such as "int4".
     """
 
     model: LanguageModel | str | None = None
@@ -97,7 +105,11 @@ class Rapid(Drafter):
         return 3
 
     def shorten(self, prompt: list[int], pieces: Ordered[str]) -> list[int]:
-        """The prompt without the passages that match its end least. pieces: the text of each of its tokens."""
+        """The prompt without the passages that match its end least.
+
+        Args:
+            pieces: The text of each of its tokens.
+        """
         first, last = min(self.head, len(prompt)), max(self.head, len(prompt) - self.query)
         passages = _passages(pieces, first, last, self.chunk)
         texts = [_words(pieces[start:stop]) for start, stop in passages]

@@ -35,16 +35,23 @@ from ..tree_building.layers import grow_layers
 class RASD(Composite):
     """Prunes retrieved continuations by a draft model's first distribution and fuses them with its tree.
 
-    drafter: one that can expand. width, depth: its tree is grown over so many levels from the `width` most likely nodes
-    of each. candidates: a retrieved branch whose first token is not among so many most likely ones is pruned, unless
-    the draft model has no word for that token or at least `trusted` tokens matched. A node is worth the probability of
-    its branch's first token times its share of the branch; the branch's share of all that was found takes the place of
-    a probability where there is none, or none as large after a trusted match. The shipped draft prunes what is right at
-    any length of match, hence trusted=1: with a draft to rely on, raise it. retrieved: so many of the `nodes` nodes are
-    retrieved. datastore: a folder made by `decodery train datastore`; without one the text itself is searched. longest,
-    shortest: how many tokens must match, by default 16 to 2 in a datastore and 3 to 1 in the text. continuations,
-    length: so many occurrences are looked at, so far ahead. The paper's own settings are not public: the numbers are
-    those of its parts. Scope: the request; memory: the drafter's, and 8 bytes per token.
+    The paper's own settings are not public: the numbers are those of its parts. Scope: the request; memory: the
+    drafter's, and 8 bytes per token.
+
+    Attributes:
+        drafter: One that can expand.
+        datastore: A folder made by `decodery train datastore`; without one the text itself is searched.
+        width, depth: Its tree is grown over so many levels from the `width` most likely nodes of each.
+        candidates: A retrieved branch whose first token is not among so many most likely ones is pruned, unless the
+            draft model has no word for that token or at least `trusted` tokens matched. A node is worth the probability
+            of its branch's first token times its share of the branch; the branch's share of all that was found takes
+            the place of a probability where there is none, or none as large after a trusted match. The shipped draft
+            prunes what is right at any length of match, hence trusted=1: with a draft to rely on, raise it.
+        trusted: Length of a match from which a retrieved branch is not pruned.
+        longest, shortest: How many tokens must match, by default 16 to 2 in a datastore and 3 to 1 in the text.
+        continuations, length: So many occurrences are looked at, so far ahead.
+        retrieved: So many of the `nodes` nodes are retrieved.
+        nodes: Drafted tokens per step.
     """
 
     drafter: Drafter | str

@@ -26,9 +26,13 @@ from ..tree_building.frequency import frequency_tree
 class REST(Drafter):
     """Drafts the commonest continuations, in a corpus, of the longest end of the text that occurs there.
 
-    datastore: a folder made by `decodery train datastore`, or a `Datastore`. longest, shortest: how many tokens must
-    match. continuations, length: so many occurrences are looked at, so far ahead. nodes: the commonest beginnings of
-    these become the tree. Scope: the process, and nothing is learned; memory: the datastore stays on disk.
+    Scope: the process, and nothing is learned; memory: the datastore stays on disk.
+
+    Attributes:
+        datastore: A folder made by `decodery train datastore`, or a `Datastore`.
+        longest, shortest: How many tokens must match.
+        continuations, length: So many occurrences are looked at, so far ahead.
+        nodes: The commonest beginnings of these become the tree.
     """
 
     datastore: str | Datastore

@@ -17,9 +17,10 @@ from decodery.step.forward_request import ForwardCoroutine
 
 @dataclass(slots=True)
 class TreeRows:
-    """Rows by the row above (-1: the end of the text) and the token, and `spare`: logits [outputs] not yet told.
+    """Rows of a tree by parent row (-1: the text's end) and token, and `spare` logits [outputs].
 
-    The root of a tree is text, and has no row, or (`rooted`) is read like its other nodes.
+    Spare logits are not used yet. The root of a tree is text, and has no row, or (`rooted`) is read like its other
+    nodes.
     """
 
     rows: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -49,9 +50,12 @@ class TreeRows:
         read: Callable[[Segment], ForwardCoroutine[torch.Tensor]],
         root: torch.Tensor | None = None,
     ) -> ForwardCoroutine[torch.Tensor]:
-        """The logits [k, vocab] after `nodes` of a tree after what a cache holds; `read` gives those of a segment.
+        """The logits [k, vocab] after `nodes` of a tree after what a cache holds.
 
-        root: [vocab] after the tree's root, where the cache holds that too; None: it gets a row like the others.
+        `read` gives those of a segment.
+
+        Args:
+            root: [vocab] after the tree's root, where the cache holds that too; None: it gets a row like the others.
         """
         place, fresh = self.place(tree, nodes, rooted=root is None)
         found = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -70,7 +74,7 @@ class TreeRows:
         return self.told(found, place, nodes, root)
 
     def place(self, tree: DraftTree, nodes: Ordered[int], *, rooted: bool = False) -> tuple[np.ndarray, list[int]]:
-        """The row [n] of every node that is read with `nodes`, -1 for others, and the nodes that get a row now."""
+        """The row [n] of every node that is read with `nodes`, -1 for others, and nodes with new rows."""
         known = self._known(tree, rooted)
         if any(known.get(node, -1) >= 0 and known[node] not in self.spare for node in nodes):
             # What a row said has been told, and is not kept: its path is read again, parents before children.
@@ -97,7 +101,12 @@ class TreeRows:
     def told(
         self, found: torch.Tensor, place: np.ndarray, nodes: Ordered[int], root: torch.Tensor | None
     ) -> torch.Tensor:
-        """The logits [k, outputs] after `nodes`. found: those of the newest rows; root: [outputs], of one without."""
+        """The logits [k, outputs] after `nodes`.
+
+        Args:
+            found: Those of the newest rows.
+            root: [outputs], of one without.
+        """
         first = len(self.rows) - len(found)
         if len(found) and np.array_equal(place[list(nodes)], first + np.arange(len(found))):
             return found

@@ -57,17 +57,21 @@ class _Draws:
 )
 @dataclass(frozen=True)
 class STAND(Drafter):
-    """Samples children from the mean of the distributions the model itself gave after the same last few tokens.
+    """Samples children from the mean of the model's own distributions after the same few tokens.
 
-    orders: how many tokens a context has, the longest known one counts. width: entries kept per context. nodes: at
-    most so many nodes. Children are drawn without replacement by Gumbel-top-k from the stored mean, raised to
-    1 / temperature, with the request's own noise: under the coupled rule the first child is then the token to come
-    wherever the stored distribution is right. Greedy decoding takes the most likely ones.
-    The paper's tree, the 80 places most often right of 625 in 30 calibration runs, is not published; this one was found
-    in the same way for the embedded model (`python benchmarks/draft/calibrate.py stand --problems 29`). Of fewer nodes
-    those at the ranks that were right most often are fed.
-    scope: how long means are kept; by default as long as texts have the same prompt. Memory: 32,768 contexts, about
-    100 bytes each and a dictionary entry; those not met for longest leave first.
+    Children are drawn without replacement by Gumbel-top-k from the stored mean, raised to 1 / temperature, with the
+    request's own noise: under the coupled rule the first child is then the token to come wherever the stored
+    distribution is right. Greedy decoding takes the most likely ones. The paper's tree, the 80 places most often right
+    of 625 in 30 calibration runs, is not published; this one was found in the same way for the embedded model (`python
+    benchmarks/draft/calibrate.py stand --problems 29`). Of fewer nodes those at the ranks that were right most often
+    are fed. Memory: 32,768 contexts, about 100 bytes each and a dictionary entry; those not met for longest leave
+    first.
+
+    Attributes:
+        orders: How many tokens a context has, the longest known one counts.
+        width: Entries kept per context.
+        nodes: At most so many nodes.
+        scope: How long means are kept; by default as long as texts have the same prompt.
     """
 
     orders: tuple[int, ...] = (4, 3, 2)

@@ -30,13 +30,17 @@ _CONTINUATIONS = 500
 )
 @dataclass(frozen=True)
 class SuffixAutomaton(Drafter):
-    """Copies what followed the longest suffix of the text where it first occurred, in constant time per token.
+    """Copies what followed the first occurrence of the longest suffix, in constant time per token.
 
-    length, factor: after a match of m tokens min(length, 1 + factor * m) tokens are drafted. datastore: a folder made
-    by `decodery train datastore`; where its match is the longer one, a tree of its commonest continuations is drafted,
-    `successors` nodes per depth at most. bias: tokens by which a datastore's match counts as shorter, compared with the
-    text's own and, as in `router(SuffixAutomaton(), TokenRecycling())`, with what other drafters need. Scope: the
-    request; memory: two states per token of the text.
+    Scope: the request; memory: two states per token of the text.
+
+    Attributes:
+        length, factor: After a match of m tokens min(length, 1 + factor * m) tokens are drafted.
+        datastore: A folder made by `decodery train datastore`; where its match is the longer one, a tree of its
+            commonest continuations is drafted, `successors` nodes per depth at most.
+        successors: Nodes per depth of a tree from the datastore.
+        bias: Tokens by which a datastore's match counts as shorter, compared with the text's own and, as in
+            `router(SuffixAutomaton(), TokenRecycling())`, with what other drafters need.
     """
 
     length: int = 40

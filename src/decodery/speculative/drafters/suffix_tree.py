@@ -35,11 +35,16 @@ class _Memory:
 class SuffixTree(Drafter):
     """Grows what followed earlier occurrences of the last tokens, and trusts long matches further.
 
-    depth: longest run of tokens counted. factor, offset: after a match of m tokens up to factor * m + offset are
-    drafted. least: no node of smaller path probability, the product of count ratios. branch: a tree, or a chain of the
-    most likely tokens. Every match length is tried, in the text itself and in past outputs; the draft whose
-    probabilities sum to most wins. nodes: at most so many. scope: how long outputs are remembered ("request": not at
-    all). Memory: two states per token of the text; past outputs up to 32,768 tokens, oldest leave first.
+    Memory: two states per token of the text; past outputs up to 32,768 tokens, oldest leave first.
+
+    Attributes:
+        depth: Longest run of tokens counted.
+        factor, offset: After a match of m tokens up to factor * m + offset are drafted.
+        least: No node of smaller path probability, the product of count ratios.
+        branch: A tree, or a chain of the most likely tokens. Every match length is tried, in the text itself and in
+            past outputs; the draft whose probabilities sum to most wins.
+        nodes: At most so many.
+        scope: How long outputs are remembered ("request": not at all).
     """
 
     depth: int = 64

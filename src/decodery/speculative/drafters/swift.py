@@ -46,18 +46,28 @@ class _State:
 )
 @dataclass(frozen=True)
 class Swift(OwnLayers):
-    """Drafts with the target itself, past a set of its attention and MLP sublayers, after the target's own cache.
+    """Drafts with the target itself without some of its attention and MLP sublayers.
 
-    skip: a `SkipSet`, or the file or folder of the one that `decodery train swift` found. None: the set is looked for
-    while texts are written, beginning with every odd layer. ratio: share of the sublayers that are then skipped, of all
-    but those of the first and the last layer. Once a text has more than `window` tokens, after every `interval`-th step
-    a set is tried on its first tokens, in one pass; the set in use is replaced by one that gets more of them right, its
+    It reads the target's own cache. Once a text has more than `window` tokens, after every `interval`-th step a set is
+    tried on its first tokens, in one pass; the set in use is replaced by one that gets more of them right, its
     matchness. Sets are drawn uniformly, every `bayes`-th comes from a Gaussian process. The search ends above the
-    matchness `enough`, after `patience` sets that were no better or `proposals` in all.
+    matchness `enough`, after `patience` sets that were no better or `proposals` in all. Scope: of what was found, the
+    process, for every model apart; memory: what was tried, and forks of the text's cache while it drafts. Cost: a draft
+    pass per level, of the sublayers that are kept and the head; a pass over `window` rows per set tried. Source:
+    hemingkx/SWIFT (2024).
 
-    tree_policy: the paper's tree by default. Scope: of what was found, the process, for every model apart; memory: what
-    was tried, and forks of the text's cache while it drafts. Cost: a draft pass per level, of the sublayers that are
-    kept and the head; a pass over `window` rows per set tried. Source: hemingkx/SWIFT (2024).
+    Attributes:
+        skip: A `SkipSet`, or the file or folder of the one that `decodery train swift` found. None: the set is looked
+            for while texts are written, beginning with every odd layer.
+        ratio: Share of the sublayers that are then skipped, of all but those of the first and the last layer.
+        window: Tokens of a text on which sets are tried.
+        interval: Steps from one trial to the next.
+        bayes: Every so many sets, one comes from a Gaussian process, the others are drawn uniformly.
+        proposals: Sets tried at most.
+        patience: The search ends after so many sets that were no better.
+        enough: The search ends at this matchness, 0 to 1.
+        scope: How long the found set is kept.
+        tree_policy: The paper's tree by default.
     """
 
     skip: SkipSet | str | None = None
@@ -125,7 +135,7 @@ class Swift(OwnLayers):
 
 
 def matchness(seq: Sequence, layer_plan: LayerPlan, window: int) -> ForwardCoroutine[float]:
-    """The share of the text's tokens 2 to `window` + 1 that a route finds most likely, after the model's own prompt."""
+    """The share of the tokens 2 to `window` + 1 that a route finds most likely, after the same prompt."""
     first = seq.request.prompt_length
     cache = seq.cache.fork()
     cache.truncate(first)

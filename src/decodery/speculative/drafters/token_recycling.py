@@ -35,9 +35,14 @@ class _Memory:
 class TokenRecycling(Drafter):
     """Drafts from the successors the model itself ranked highest the last time it saw each token.
 
-    width: successors kept per token. nodes: so many of the published tree's 80 are fed; of a smaller number those on
-    the rank paths that were right most often. seed_from_prompt: learn from the prompt's rows as well (the published
-    code does not). scope: how long successors are kept. Memory: 4 * vocabulary * width bytes.
+    Memory: 4 * vocabulary * width bytes.
+
+    Attributes:
+        width: Successors kept per token.
+        nodes: So many of the published tree's 80 are fed; of a smaller number those on the rank paths that were right
+            most often.
+        seed_from_prompt: Learn from the prompt's rows as well (the published code does not).
+        scope: How long successors are kept.
     """
 
     width: int = 8

@@ -12,10 +12,14 @@ from decodery.step.tree_drafter import UNSAID
 
 
 class Writing:
-    """What a drafter writes after a text in one step. seq: a view of the text with it; drafted: it alone.
+    """What a drafter writes after a text in one step.
 
-    Every token is the one that the request's own noise draws where the drafter's expectations are the law. ended:
-    whether nothing can follow: the text would end there, or the drafter has no word that it may say.
+    Every token is the one that the request's own noise draws where the drafter's expectations are the distribution.
+
+    Args:
+        seq: A view of the text with it.
+        drafted: It alone.
+        ended: Whether nothing can follow: the text would end there, or the drafter has no word that it may say.
     """
 
     def __init__(self, seq: Sequence) -> None:

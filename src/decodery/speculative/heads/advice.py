@@ -31,7 +31,11 @@ class HeadAdvice(Advice):
 
     @classmethod
     def of(cls, seq: Sequence, trained: TrainedHead, head: DraftHead) -> HeadAdvice:
-        """Nothing read yet. head: the trained one beside the text's model."""
+        """Nothing read yet.
+
+        Args:
+            head: The trained one beside the text's model.
+        """
 
         def make() -> tuple[Blending, AskCosts]:
             return Blending(), AskCosts(_SHARE)
@@ -42,7 +46,7 @@ class HeadAdvice(Advice):
         return cls(blending, costs, head=HeadReading.begin(head))
 
     def see(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        """Take the states of what became text, to be read when somebody asks."""
+        """Take the states of what became text, to be read when needed."""
         self.head.see(seq, seen)
         # Now and then, since what is left has to be copied.
         if self.head.unread > 2 * _WAITING:

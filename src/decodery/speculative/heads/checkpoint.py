@@ -29,7 +29,11 @@ _IGNORED = (
 
 
 def from_hub(name: str, own: str) -> Path:
-    """The local folder of a head on the Hub, fetched where it is not there yet. own: this package's file of a head."""
+    """The local folder of a head on the Hub, fetched where it is not there yet.
+
+    Args:
+        own: This package's file of a head.
+    """
     files = [*WEIGHTS, own]
     return hub.fetched(name, [CONFIG, *files], lambda folder: any((folder / file).is_file() for file in files))
 
@@ -95,7 +99,11 @@ class Tensors:
         self._left = {name: each for name, each in self._left.items() if not name.startswith(prefix)}
 
     def linear(self, name: str, parts: dict[str, int], width: int) -> dict[str, torch.Tensor]:
-        """One linear layer of several, stacked, and their biases where they have some. parts: outputs by name."""
+        """One linear layer of several, stacked, and their biases where they have some.
+
+        Args:
+            parts: Outputs by name.
+        """
         found = {f"{name}.weight": torch.cat([self.take(f"{part}.weight", n, width) for part, n in parts.items()])}
         if any(f"{part}.bias" in self for part in parts):
             found[f"{name}.bias"] = torch.cat([self.take(f"{part}.bias", n) for part, n in parts.items()])
@@ -106,7 +114,9 @@ class Tensors:
     ) -> dict[str, torch.Tensor]:
         """A decoder layer, but the norms before its attention.
 
-        own, shared: numbers of all queries, and of all keys or values. width: of what attention reads.
+        Args:
+            own, shared: Numbers of all queries, and of all keys or values.
+            width: Of what attention reads.
         """
         heads = dict(zip((f"{prefix}self_attn.{each}_proj" for each in "qkv"), (own, shared, shared), strict=True))
         return {

@@ -35,7 +35,10 @@ class ContextLayer(DecoderLayer):
 
 
 def context_layer(model: Transformer, *, silent: bool) -> tuple[LayerShape, dict[str, torch.Tensor]]:
-    """A copy of the target's last layer, its norms and all, as "layer.NAME.weight"; silent as in `copied_layer`."""
+    """A copy of the target's last layer, its norms and all, as "layer.NAME.weight".
+
+    Silent as in `copied_layer`.
+    """
     last = model.config.num_layers - 1
     shape, tensors = copied_layer(model, last, silent=silent)
     tensors["layer.attention_norm.weight"] = copied(model.weights.layers[last].attention_norm)

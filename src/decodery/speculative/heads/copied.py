@@ -36,9 +36,12 @@ def layer_shape(config: ModelConfig, index: int) -> LayerShape:
 
 
 def copied_layer(model: Transformer, index: int, *, silent: bool = False) -> tuple[LayerShape, dict[str, torch.Tensor]]:
-    """The shape of a target's layer, its matrices and norm before the MLP as "layer.NAME.weight", and its biases.
+    """The shape of a target's layer, its matrices and norm before the MLP, and its biases.
 
-    silent: the copy adds nothing to the stream yet.
+    Tensors are named "layer.NAME.weight".
+
+    Args:
+        silent: The copy adds nothing to the stream yet.
     """
     layer = model.weights.layers[index]
     if layer.router is not None:

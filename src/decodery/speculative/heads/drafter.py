@@ -40,8 +40,9 @@ _bound: WeakKeyDictionary[Any, dict[int, BoundHead]] = WeakKeyDictionary()
 class TrainedDrafter(TreeDrafter):
     """An expander that needs a trained head.
 
-    head: the file or folder that `decodery train head` made, or a `TrainedHead`; None: the one that comes with this
-    package for the embedded model.
+    Attributes:
+        head: The file or folder that `decodery train head` made, or a `TrainedHead`; None: the one that comes with this
+            package for the embedded model.
     """
 
     kind: ClassVar[type[BoundHead]]
@@ -128,8 +129,9 @@ class HeadDrafter(TrainedDrafter):
 def bound(kind: type[K], trained: TrainedHead, model: Reader) -> K:
     """A trained head of a kind beside its target, the same one for all texts.
 
-    Raises UnsupportedModel where the target is on another device than the processor: heads are trained there, and what
-    they remember of a text while they draft is kept on the processor.
+    Raises:
+        UnsupportedModel: If the target is on another device than the processor: heads are trained there, and what they
+            remember of a text while they draft is kept on the processor.
     """
     if model.device.type != "cpu":
         raise UnsupportedModel(
@@ -145,7 +147,11 @@ def bound(kind: type[K], trained: TrainedHead, model: Reader) -> K:
 
 
 def head_kind(name: str) -> type[BoundHead]:
-    """The kind of head that the drafter `name` asks. Raises SettingsError where there is none."""
+    """The kind of head that the drafter `name` asks.
+
+    Raises:
+        SettingsError: If there is none.
+    """
     kinds = {each.name: each.cls.kind for each in methods("drafter") if issubclass(each.cls, TrainedDrafter)}
     if name not in kinds:
         raise SettingsError(f"{name} has no head to train: train one for {', '.join(kinds)}")
@@ -155,7 +161,10 @@ def head_kind(name: str) -> type[BoundHead]:
 def head_named(spec: str) -> tuple[type[BoundHead], dict[str, Any]]:
     """The kind of head that a text such as "hydra:prefix=true" names, and the shape it is to have.
 
-    Settings are the keyword arguments of the kind's `untrained`. Raises SettingsError for others.
+    Settings are the keyword arguments of the kind's `untrained`.
+
+    Raises:
+        SettingsError: For others.
     """
     name, settings = parts(spec)
     kind = head_kind(name)

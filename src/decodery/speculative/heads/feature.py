@@ -18,10 +18,12 @@ from .recurrent import RecurrentHead
 
 
 class FeatureHead(RecurrentHead):
-    """Features are the target's states after its final norm; one layer without a norm before it guesses the next one.
+    """Features are the target's states after its final norm.
 
-    It learns one step at a time, under noise. matched: what the distance of the features weighs in training beside
-    that of the words.
+    One layer without a norm before it guesses the next one. It learns one step at a time, under noise.
+
+    Attributes:
+        matched: What the distance of the features weighs in training beside that of the words.
     """
 
     taught = 1

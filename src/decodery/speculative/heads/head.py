@@ -42,9 +42,13 @@ EMBEDDED: Tap = "embedded"
 
 @dataclass(frozen=True, eq=False)
 class TrainedHead:
-    """A head as a file holds it. kind: the drafter it is for, such as "eagle-3"; settings: the shape it was given.
+    """A head as a file holds it.
 
-    facts: how it was made and what it is worth, as plain JSON. model: `fingerprint` of its target, "" where any fits.
+    Attributes:
+        kind: The drafter it is for, such as "eagle-3".
+        settings: The shape it was given.
+        facts: How it was made and what it is worth, as plain JSON.
+        model: `fingerprint` of its target, "" where any fits.
     """
 
     kind: str
@@ -60,9 +64,10 @@ class TrainedHead:
 
     @classmethod
     def load(cls, path: str | Path) -> TrainedHead:
-        """Read what `save` wrote, from the file or its folder, or a folder that others have published, or a Hub id.
+        """Read what `save` wrote, or a published head, from a file, a folder or a Hub id.
 
-        Raises ModelNotFound, CorruptFile, UnsupportedModel for anything else.
+        Raises:
+            ModelNotFound, CorruptFile, UnsupportedModel: For anything else.
         """
         from . import published
 
@@ -88,7 +93,12 @@ def _load(path: Path) -> TrainedHead:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """A step along known texts. spoken: [b, n, hidden], for `project`; features: [b, n, hidden], to go on from."""
+    """A step along known texts.
+
+    Attributes:
+        spoken: [b, n, hidden], for `project`.
+        features: [b, n, hidden], to go on from.
+    """
 
     spoken: torch.Tensor
     features: torch.Tensor
@@ -96,8 +106,10 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Rows of a pass that became text: the states of all its rows {tap: [., width]}, which of them; the tokens that
-    followed each, and where the first of the states stands in the text."""
+    """Rows of a pass that became text: the states of all its rows {tap: [., width]}, which of them.
+
+    The tokens that followed each, and where the first of the states stands in the text.
+    """
 
     hidden: Mapping[Tap, torch.Tensor]
     rows: Ordered[int]
@@ -114,8 +126,11 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a head expects after the last token it has read: logits [outputs]; best: the most likely tokens and their
-    probabilities, where they are known without the logits."""
+    """What a head expects after the last token it has read: logits [outputs].
+
+    Attributes:
+        best: The most likely tokens and their probabilities, where they are known without the logits.
+    """
 
     logits: torch.Tensor
     best: tuple[list[int], list[float]] | None = None
@@ -124,10 +139,14 @@ class Heard:
 class BoundHead(ABC):
     """A trained head of one kind beside its target.
 
-    model: the target; parts: the head's own tensors, which work in `dtype`. kind: the drafter's name; taught: how many
-    steps it is unrolled over in training; lead: how many places a token's state stands after the one that is known
-    with it: 0, or 1 where the target is to read a token, too, before the head guesses on. sees_embeddings: whether its
-    states hold `EMBEDDED`, too, of a prompt that holds embeddings.
+    Args:
+        kind: The drafter's name.
+        sees_embeddings: Whether its states hold `EMBEDDED`, too, of a prompt that holds embeddings.
+        taught: How many steps it is unrolled over in training.
+        lead: How many places a token's state stands after the one that is known with it: 0, or 1 where the target is to
+            read a token, too, before the head guesses on.
+        model: The target.
+        parts: The head's own tensors, which work in `dtype`.
     """
 
     kind: ClassVar[str]
@@ -194,11 +213,11 @@ class BoundHead(ABC):
     @classmethod
     @abstractmethod
     def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Tensors, in floating point, and settings of a head to be trained for `model`: as much of it as is of use."""
+        """Floating point tensors and settings of a head to be trained, from `model` where possible."""
 
     @property
     def reach(self) -> int:
-        """How many tokens it can draft in a row: as many as it has parts of their own for, the setting `heads`."""
+        """How many tokens it can draft in a row, one per part of the setting `heads`."""
         return self.trained.settings.get("heads", 1 << 30)
 
     @property
@@ -212,13 +231,18 @@ class BoundHead(ABC):
 
     @abstractmethod
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
-        """Draft along texts that are known, for training: states {tap: [b, n, width]}, tokens [b, n + steps - 1].
+        """Draft along known texts, for training.
 
-        Token [b, i + j] stands j + 1 - lead places after state [b, i]. Guess j is about what stands after that token.
+        States are {tap: [b, n, width]}, tokens [b, n + steps - 1]. Token [b, i + j] stands j + 1 - lead places after
+        state [b, i]. Guess j is about what stands after that token.
         """
 
     def regret(self, guesses: list[Guess], states: dict[Tap, torch.Tensor], known: torch.Tensor) -> torch.Tensor:
-        """What is to be made small beside the distance of the guesses, a scalar. known: [b, n], states of a text."""
+        """What is to be made small beside the distance of the guesses, a scalar.
+
+        Args:
+            known: [b, n], states of a text.
+        """
         return torch.zeros((), dtype=torch.float32, device="cpu")
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -290,17 +314,24 @@ class DraftHead(BoundHead):
     def read(
         self, memory: Any, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
     ) -> torch.Tensor:
-        """Read items of the text: states {tap: [n, width]}, the tokens [n] that follow, positions [n] of the states.
+        """Read items of the text.
 
-        Nodes are forgotten. Returns the logits [outputs] of what follows the last token.
+        States are {tap: [n, width]}, with the tokens [n] that follow and the positions [n] of the states. Nodes are
+        forgotten.
+
+        Returns:
+            The logits [outputs] of what follows the last token.
         """
 
     @abstractmethod
     def grow(
         self, memory: Any, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
-        """Read nodes of one level: tokens [n], above [n] their parents' rows (-1: the text), depths [n] from 1 on.
+        """Read nodes of one level.
 
-        mask: [n, rows + n] bool, which rows each sees; nodes after the first `rows` are forgotten. Returns the logits
-        [n, outputs] of what follows each.
+        Args:
+            mask: [n, rows + n] bool, which rows each sees; nodes after the first `rows` are forgotten.
+
+        Returns:
+            The logits [n, outputs] of what follows each.
         """

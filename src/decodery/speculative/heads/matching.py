@@ -21,9 +21,11 @@ def features_of(model: OpenModel, states: dict[Tap, torch.Tensor], dtype: torch.
 
 
 def disturbed(features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Features [b, n, hidden] under uniform noise, so that a head learns to go on from its own, which are never exact.
+    """Features [b, n, hidden] with uniform noise, as a head's own inputs are never exact.
 
-    tokens: any, of the same texts; what was drawn hangs on them alone, so that a training goes on as it would have.
+    Args:
+        tokens: Any, of the same texts; what was drawn depends on them alone, so that a training goes on as it would
+            have.
     """
     source = torch.Generator().manual_seed(int(tokens.sum()))
     noise = torch.rand(features.shape, generator=source, dtype=features.dtype, device="cpu") - 0.5
@@ -31,9 +33,11 @@ def disturbed(features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def mismatch(guesses: list[Guess], features: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    """Smooth L1 distance of what the guesses go on from and the target's own features, per number, a scalar.
+    """Mean smooth L1 distance of predicted and target features, a scalar.
 
-    features: [b, n, hidden]; known: [b, n], where something is learned.
+    Args:
+        features: [b, n, hidden].
+        known: [b, n], where something is learned.
     """
     total = features.new_zeros(())
     for step, guess in enumerate(guesses, start=1):

@@ -41,8 +41,10 @@ _STRANGE = 2
 
 
 class Guessed(NamedTuple):
-    """Of the rows that were to be spoken of: features [n, hidden], logits [n, outputs], and, row by row, the most
-    likely tokens and their probabilities, as many as were asked for."""
+    """Features [n, hidden], logits [n, outputs] and the most likely tokens of the requested rows.
+
+    Tokens come with probabilities, row by row, as many as were requested.
+    """
 
     features: torch.Tensor
     logits: torch.Tensor
@@ -53,11 +55,16 @@ class Guessed(NamedTuple):
 class NativeHead:
     """The layer of a head, what enters it and what leaves it, for the kernels.
 
-    embed: ids [n] to embeddings [n, hidden]; table: [vocab, hidden], which has them all, None where they are made.
-    vocabulary: [outputs] int32, the tokens that the words are; None: all of them.
-    enter: states side by side to features; words: features, normed by `norm`, to logits. What attention reads is a
-    token's embedding, normed by `token_norm`, beside a feature, normed by `feature_norm`; where `norm_first` is set the
-    residual stream begins with the normed feature, else with the feature. Norms: [hidden] each.
+    What attention reads is a token's embedding, normed by `token_norm`, beside a feature, normed by `feature_norm`;
+    where `norm_first` is set the residual stream begins with the normed feature, else with the feature. Norms: [hidden]
+    each.
+
+    Args:
+        enter: States side by side to features.
+        words: Features, normed by `norm`, to logits.
+        embed: Ids [n] to embeddings [n, hidden].
+        table: [vocab, hidden], which has them all, None where they are made.
+        vocabulary: [outputs] int32, the tokens that the words are; None: all of them.
     """
 
     def __init__(
@@ -184,7 +191,11 @@ class NativeHead:
 
 
 def places_of(rows: torch.Tensor, which: Ordered[int], dtype: torch.dtype = torch.float32) -> list[int]:
-    """Where rows of [n, width] lie; each is contiguous. Raises IndexError for a row that is not there."""
+    """Where rows of [n, width] lie; each is contiguous.
+
+    Raises:
+        IndexError: For a row that is not there.
+    """
     begin, apart = address(rows, dtype, None, None, apart=True), rows.stride(0) * rows.itemsize
     if which and not 0 <= min(which) <= max(which) < len(rows):
         raise IndexError(f"rows {list(which)} are not all among {len(rows)}")

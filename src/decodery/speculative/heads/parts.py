@@ -19,7 +19,10 @@ _STEPS = (".scale", ".step", ".least")
 
 
 class Parts:
-    """The tensors of a head by name. Linear layers are in floating point while they learn, in int8 while they draft."""
+    """The tensors of a head by name.
+
+    Linear layers are in floating point while they learn, in int8 while they draft.
+    """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = dict(tensors)
@@ -76,7 +79,9 @@ class Parts:
 class Held:
     """Keys and values of one text in one layer of a head: [2, kv_heads, capacity, head_dim].
 
-    length: slots of the text; rows: tentative ones of a tree after them.
+    Attributes:
+        length: Slots of the text.
+        rows: Tentative ones of a tree after them.
     """
 
     data: torch.Tensor
@@ -98,7 +103,7 @@ class Held:
         self.wrote(len(keys), text=text)
 
     def reserve(self, rows: int, *, text: bool) -> int:
-        """Room for so many rows after what is there, `text` in the place of what is tentative: their first slot."""
+        """Make room for so many rows, `text` of them instead of the tentative ones; gives the first slot."""
         first = self.length if text else self.length + self.rows
         end = first + rows
         if end > self.data.shape[2]:
@@ -124,10 +129,14 @@ class Held:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A decoder layer. hidden: width; inner: units of its MLP; theta: base of the rotary positions.
+    """A decoder layer.
 
-    stretch: what each of their frequencies is divided by, nothing where it is empty.
-    window: how many tokens of the text before the last one a row sees; None: all.
+    Attributes:
+        hidden: Width.
+        inner: Units of its MLP.
+        theta: Base of the rotary positions.
+        window: How many tokens of the text before the last one a row sees; None: all.
+        stretch: What each of their frequencies is divided by, nothing where it is empty.
     """
 
     hidden: int
@@ -166,7 +175,7 @@ class DecoderLayer:
         return angles.cos(), angles.sin()
 
     def heads(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values [n, heads, head_dim], turned to their positions [n], which may lie on the host."""
+        """Queries, keys and values [n, heads, head_dim], rotated by positions [n], which may be on the host."""
         shape = self.shape
         sizes = shape.heads, shape.kv_heads, shape.kv_heads
         fused = self.parts.linear(f"{self.prefix}qkv")(rows).view(len(rows), -1, shape.head_dim)
@@ -175,7 +184,11 @@ class DecoderLayer:
         return rotate(queries, cos, sin), rotate(keys, cos, sin), values
 
     def attention(self, rows: torch.Tensor, positions: np.ndarray, held: Held, mask: np.ndarray | None) -> torch.Tensor:
-        """[n, width] -> [n, hidden]. mask: [n, tentative rows + n], of a tree; None: the rows are text, in order."""
+        """[n, width] -> [n, hidden].
+
+        Args:
+            mask: [n, tentative rows + n], of a tree; None: the rows are text, in order.
+        """
         queries, keys, values = self.heads(rows, torch.from_numpy(positions))
         before = held.length
         held.write(keys, values, text=mask is None)
@@ -200,10 +213,13 @@ class DecoderLayer:
 def teacher_attention(
     layer: DecoderLayer, queries: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
 ) -> torch.Tensor:
-    """What a step of an unrolled head reads, for texts side by side: [b, n, heads, head_dim] -> [b, n, width].
+    """Attention of a step of an unrolled head, for texts side by side.
 
-    keys, values: of all steps so far [b, n, kv_heads, head_dim]. A query sees those of step 0 up to its own place, and
-    of later steps those of its own place alone, as a tree's rows see the text and the path above them.
+    [b, n, heads, head_dim] -> [b, n, width]. A query sees those of step 0 up to its own place, and of later steps those
+    of its own place alone, as a tree's rows see the text and the path above them.
+
+    Args:
+        keys, values: Of all steps so far [b, n, kv_heads, head_dim].
     """
     shape = layer.shape
     b, n, heads, dim = queries.shape

@@ -61,8 +61,10 @@ _OF_MLPS = (
 def published(folder: Path) -> TrainedHead:
     """The head of a folder with a `config.json`.
 
-    Raises UnsupportedModel for a layout that is not known, by its name, CorruptFile where something is missing, and
-    ModelNotFound where there are no safetensors.
+    Raises:
+        UnsupportedModel: For a layout that is not known, by its name.
+        CorruptFile: If something is missing.
+        ModelNotFound: If there are no safetensors.
     """
     weights = weights_of(folder)
     if weights is None:

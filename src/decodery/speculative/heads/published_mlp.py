@@ -38,7 +38,7 @@ Made = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
 def medusa(settings: Fields, tensors: Tensors) -> Made:
-    """Heads as their authors write them: blocks and a vocabulary projection, left out where it is the target's."""
+    """Heads in the published form: blocks and a vocabulary projection unless it is the target's."""
     blocks = settings.get("medusa_num_layers", 1)
     hidden, _ = tensors.size("0.0.linear.weight")
     own = f"0.{blocks}.weight" in tensors
@@ -93,7 +93,10 @@ def _rows(weight: torch.Tensor, chosen: torch.Tensor, words: int) -> torch.Tenso
 
 
 def hydra(settings: Fields, tensors: Tensors) -> Made:
-    """Heads that read tokens, each with a projection of its own; with a prefix layer, whose shape is the target's."""
+    """Heads that read tokens, each with a projection of its own.
+
+    With a prefix layer, whose shape is the target's.
+    """
     if settings.get("hydra_head_arch", "mlp") not in ("mlp", "prefix-mlp"):
         raise settings.unsupported("hydra_head_arch")
     if not settings.get("grounded_heads", False):

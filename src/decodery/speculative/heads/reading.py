@@ -25,9 +25,13 @@ from .head import EMBEDDED, DraftHead, Heard, Seen
 
 @dataclass(slots=True)
 class HeadReading:
-    """memory: the head's own. fresh: what was seen and not read yet, which waits until somebody asks.
+    """What a head has read of a text.
 
-    root: what is expected to follow the text, None where nothing of it was read. rows: nodes of the tree.
+    Attributes:
+        memory: The head's own.
+        fresh: What was seen and not read yet, until it is needed.
+        root: What is expected to follow the text, None where nothing of it was read.
+        rows: Nodes of the tree.
     """
 
     head: DraftHead
@@ -68,7 +72,10 @@ class HeadReading:
             self.fresh.append(Seen(hidden, rows[: len(tokens)], tokens, seen.start))
 
     def skip(self, most: int) -> None:
-        """Never read more than the last `most` tokens of those that wait; what stood before them stays unknown."""
+        """Never read more than the last `most` tokens of those that wait.
+
+        What stood before them stays unknown.
+        """
         over = self.unread - most
         while over > 0:
             first = self.fresh[0]

@@ -39,10 +39,10 @@ class _Memory:
 
 
 class RecurrentHead(DraftHead):
-    """An item is a feature and the token that follows it; what leaves the layer is the feature of the next item.
+    """An item is a feature and the token that follows it.
 
-    Features of the text are made of the target's states, those below it are the head's own. Positions are those of the
-    features, one less than their tokens'.
+    What leaves the layer is the feature of the next item. Features of the text are made of the target's states, those
+    below it are the head's own. Positions are those of the features, one less than their tokens'.
     """
 
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
@@ -61,7 +61,11 @@ class RecurrentHead(DraftHead):
     def beside(
         self, stream: torch.Tensor, attended: torch.Tensor, states: dict[Tap, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`inputs` of a text's own items, which may be no tokens. states: {tap: [n, width]}."""
+        """`inputs` of a text's own items, which may be no tokens.
+
+        Args:
+            states: {tap: [n, width]}.
+        """
         return stream, attended
 
     @abstractmethod

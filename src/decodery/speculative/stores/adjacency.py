@@ -12,7 +12,10 @@ from decodery.step.drafter_memory import Guarded
 class Adjacency(Guarded):
     """One row of successors per token, best first; -1 where nothing is known yet.
 
-    matrix: [vocab, width] int32. Memory: 4 * vocab * width bytes, whatever happens.
+    Memory: 4 * vocab * width bytes, whatever happens.
+
+    Args:
+        matrix: [vocab, width] int32.
     """
 
     def __init__(self, vocab_size: int, width: int) -> None:

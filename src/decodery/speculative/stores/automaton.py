@@ -4,12 +4,16 @@ from __future__ import annotations
 
 
 class SuffixAutomaton:
-    """An online suffix automaton with the place where every substring ended first, and how often it occurs.
+    """An online suffix automaton with the first end and the count of every substring.
 
-    next, link, length, end: per state, the transitions, the suffix link, the longest string's length and where its
-    strings ended first. count: occurrences of a state's strings, kept for strings of up to `depth` tokens; 0: of none.
-    match, matched: the state of the longest suffix that stands earlier in the text too, and that suffix's length.
-    recent: the state of the text's last `depth` tokens (all of it, if shorter). Memory: at most two states per token.
+    Memory: at most two states per token.
+
+    Args:
+        next, link, length, end: Per state, the transitions, the suffix link, the longest string's length and where its
+            strings ended first.
+        count: Occurrences of a state's strings, kept for strings of up to `depth` tokens; 0: of none.
+        match, matched: The state of the longest suffix that stands earlier in the text too, and that suffix's length.
+        recent: The state of the text's last `depth` tokens (all of it, if shorter).
     """
 
     def __init__(self, depth: int = 0) -> None:

@@ -30,8 +30,12 @@ _chance = itemgetter(0)
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Who expected what after a node. place: see `Blending`; counted, said: chances by token, without an adviser and
-    its own."""
+    """Who expected what after a node.
+
+    Attributes:
+        place: See `Blending`.
+        counted, said: Chances by token, without an adviser and its own.
+    """
 
     place: tuple[int, int]
     counted: dict[int, float]
@@ -39,7 +43,7 @@ class Told:
 
 
 class Blending(Guarded):
-    """Mixes chances that were counted with an adviser's probabilities, by weights that the texts themselves teach.
+    """Mixes counted probabilities with an adviser's, by weights learned from the texts.
 
     A weight belongs to a place: the length of the repetition that is copied, and the longest context that is known.
     """
@@ -60,14 +64,17 @@ class Blending(Guarded):
                 became[after] += _FIRST / 2
 
     def hoped(self, best: float) -> float:
-        """The chance of the most likely token once an adviser is asked, on average, where it is `best` without it."""
+        """The expected probability of the most likely token with an adviser; `best` without it."""
         became = self._became[_range(best)]
         return sum(_middle(after) * count for after, count in enumerate(became)) / sum(became)
 
     def gain(self, best: float, chance: float, row: float) -> float:
-        """Tokens that a question about a node saves a step on average, by what its most likely child is fed for.
+        """Expected tokens that an adviser's answer about a node saves, by the value of its best child.
 
-        best: that child's chance without the question; chance: the node's own; row: what a child's must be to be fed.
+        Args:
+            best: That child's chance without the question.
+            chance: The node's own.
+            row: What a child's must be to be fed.
         """
         became = self._became[_range(best)]
         after = sum(max(chance * _middle(each) - row, 0.0) * count for each, count in enumerate(became)) / sum(became)
@@ -76,7 +83,11 @@ class Blending(Guarded):
     def blend(
         self, place: tuple[int, int], counted: list[Candidate], said: dict[int, float]
     ) -> tuple[list[Offer], Told]:
-        """The tokens that may come next, most likely first, by both. said: what an adviser gives its most likely."""
+        """The tokens that may come next, most likely first, by both.
+
+        Args:
+            said: What an adviser gives its most likely.
+        """
         weight = self._weights.get(place, self._usual)[0]
         told = Told(place, {token: chance for chance, token, _ in counted}, said)
         chances = {token: (1 - weight) * chance for token, chance in told.counted.items()}

@@ -14,10 +14,16 @@ from decodery.step.drafter_memory import Guarded
 
 @dataclass(frozen=True, eq=False)
 class KeySet(TrainedPart):
-    """What is frozen. C codebooks of K keys for states of one width, and how values become logits.
+    """What is frozen.
 
-    centre: [width] taken from a state; projections: [C, d, width]; keys: [C, K, d]; readout: [r, vocab]. model:
-    `fingerprint` of the model whose states and tokens these are.
+    C codebooks of K keys for states of one width, and how values become logits.
+
+    Attributes:
+        centre: [width] taken from a state.
+        projections: [C, d, width].
+        keys: [C, K, d].
+        readout: [r, vocab].
+        model: `fingerprint` of the model whose states and tokens these are.
     """
 
     KIND = "set of keys"
@@ -58,9 +64,12 @@ def nearest(projected: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 class Values(Guarded):
-    """What is learned: the values after the keys, of tokens so many places ahead. data: [ahead, C, K, r] float32.
+    """What is learned: the values after the keys, of tokens so many places ahead.
 
     A row's logits are the mean of the values it finds, times the readout. Values begin at zero.
+
+    Args:
+        data: [ahead, C, K, r] float32.
     """
 
     def __init__(self, keys: KeySet, ahead: int, lr: float) -> None:
@@ -79,7 +88,7 @@ class Values(Guarded):
         return self.found(place, codes) @ self.keys.readout
 
     def learn(self, place: int, codes: torch.Tensor, token: int) -> None:
-        """One step on the loss of `token` there: of the values, the C after these codes [C] change and no others."""
+        """One gradient step on the loss of `token`; only the values after these codes [C] change."""
         readout = self.keys.readout
         wrong = self.logits(place, codes).softmax(dim=0)
         wrong[token] -= 1.0

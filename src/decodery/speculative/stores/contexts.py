@@ -18,8 +18,11 @@ _MASK = (1 << 64) - 1
 class Contexts(Guarded):
     """Per order n a table from the n last tokens to the tokens the model ranked highest after them.
 
-    orders: the lengths n, longest first. A table has 2^17 places; where two contexts fall on one, the later one has it.
-    Memory: 2^17 * (8 + 4 * width) bytes per order, whatever happens.
+    A table has 2^17 places; where two contexts fall on one, the later one has it. Memory: 2^17 * (8 + 4 * width) bytes
+    per order, whatever happens.
+
+    Args:
+        orders: The lengths n, longest first.
     """
 
     def __init__(self, orders: Sequence[int], width: int) -> None:
@@ -34,7 +37,10 @@ class Contexts(Guarded):
         super().__init__()
 
     def addresses(self) -> tuple[list[int], list[int]]:
-        """Per order where its keys and its rows stand in memory, for native calls; as long as this object lives."""
+        """Per order where its keys and its rows stand in memory, for native calls.
+
+        As long as this object lives.
+        """
         keys, rows = ([np.asarray(each).ctypes.data for each in tables] for tables in (self._keys, self._rows))
         return keys, rows
 
@@ -50,9 +56,12 @@ class Contexts(Guarded):
         return found
 
     def learn(self, text: Sequence[int], seen: VerificationFeedback) -> None:
-        """Take over what the model ranked highest at every scored row, rejected ones too; accepted rows count last.
+        """Take over what the model ranked highest at every scored row, rejected ones too.
 
-        text: all tokens of the sequence; the tree's root stands at `seen.start` in it.
+        Accepted rows count last.
+
+        Args:
+            text: All tokens of the sequence; the tree's root stands at `seen.start` in it.
         """
         ids, _ = topk(seen.logits, self.width)
         ranked = ids.astype(np.int32).reshape(-1).data
@@ -65,7 +74,10 @@ class Contexts(Guarded):
                 self._put(contexts[node], ranked[node * ids.shape[1] : (node + 1) * ids.shape[1]])
 
     def fill(self, order: int, contexts: np.ndarray, rows: np.ndarray) -> None:
-        """Take over many contexts [m, order] of one order and the tokens after them [m, width]; first ones win."""
+        """Take over many contexts [m, order] of one order and the tokens after them [m, width].
+
+        First ones win.
+        """
         number, keys = self.orders.index(order), np.zeros(len(contexts), dtype=np.uint64)
         for column in contexts.T[::-1]:
             keys = (keys + (column + 1).astype(np.uint64)) * np.uint64(_MIX)

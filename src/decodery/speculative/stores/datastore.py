@@ -25,7 +25,12 @@ _HEADER: dict[str, Kind] = {
 
 
 class SuffixArray:
-    """tokens: [n] big-endian uint32, so that bytes compare like tokens. order: [n] uint32, where suffixes start."""
+    """Texts with the sorted order of their suffixes.
+
+    Args:
+        tokens: [n] big-endian uint32, so that bytes compare like tokens.
+        order: [n] uint32, where suffixes start.
+    """
 
     def __init__(self, tokens: np.ndarray, order: np.ndarray) -> None:
         self.tokens = tokens
@@ -51,9 +56,12 @@ class SuffixArray:
 
 
 class Datastore:
-    """Suffix arrays over documents, one per shard. separator: the token between documents; no continuation crosses it.
+    """Suffix arrays over documents, one per shard.
 
     Memory: what is opened from a folder stays on disk and is paged in as it is searched.
+
+    Args:
+        separator: The token between documents; no continuation crosses it.
     """
 
     def __init__(self, shards: Sequence[SuffixArray], separator: int, vocab_size: int) -> None:
@@ -73,7 +81,11 @@ class Datastore:
 
     @staticmethod
     def open(folder: str) -> Datastore:
-        """A folder made by `decodery train datastore`. Raises CorruptFile where it is none."""
+        """A folder made by `decodery train datastore`.
+
+        Raises:
+            CorruptFile: If it is none.
+        """
         header = Path(folder).expanduser() / "datastore.json"
         if not header.is_file():
             raise CorruptFile(

@@ -15,7 +15,7 @@ Context = tuple[int, ...]
 
 
 class MeanDistributions(Guarded):
-    """For contexts of one to a few tokens, the running mean of the distributions seen after them, cut to its largest.
+    """Running means of the distributions after short contexts, cut to their largest entries.
 
     Memory: at most `contexts` contexts of 8 * width + 8 bytes and a dictionary entry; those not met for longest leave.
     """
@@ -33,7 +33,7 @@ class MeanDistributions(Guarded):
         return len(self._slots)
 
     def longest(self, contexts: Sequence[Context], orders: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [n, width] int32 (-1 for none) and weights [n, width] float32 of the first of `orders` that is known."""
+        """Ids [n, width] int32 (-1: none) and weights [n, width] float32 of the first known of `orders`."""
         with self.lock:
             get = self._slots.get
             slots = np.array([_first(get, context, orders) for context in contexts], dtype=np.int64)
@@ -42,15 +42,20 @@ class MeanDistributions(Guarded):
         return ids, weights
 
     def learn(self, contexts: Sequence[Context], ids: np.ndarray, probabilities: np.ndarray) -> None:
-        """Average in one distribution per context, in order. ids, probabilities: [n, width]; id -1 for none."""
+        """Average in one distribution per context, in order.
+
+        Args:
+            ids, probabilities: [n, width]; id -1 for none.
+        """
         for start in range(0, len(contexts), self.contexts):  # so that none leaves that has just come
             end = start + self.contexts
             self._learn(contexts[start:end], ids[start:end], probabilities[start:end])
 
     def observe(self, text: list[int], seen: VerificationFeedback, orders: Sequence[int]) -> None:
-        """Average in what the model expected at every scored row, rejected ones too, for contexts of these lengths.
+        """Average in the model's distribution at every scored row, rejected ones too, for these lengths.
 
-        text: the sequence's tokens, of which `seen.start` come before the scored tree.
+        Args:
+            text: The sequence's tokens, of which `seen.start` come before the scored tree.
         """
         ids, values = topk(seen.logits, self.width)
         probabilities = np.exp(values - logsumexp(seen.logits, values[:, 0])[:, None])

@@ -36,7 +36,10 @@ _chance = itemgetter(0)
 
 
 class CopyRates:
-    """How often the token after a repetition was repeated too, by the repetition's length; recent times count more."""
+    """How often the token after a repetition was repeated too, by the repetition's length.
+
+    Recent times count more.
+    """
 
     def __init__(self) -> None:
         self.hits = np.array(_TRUST) * _PRIOR
@@ -59,8 +62,11 @@ class SuccessorRates:
     """How often the token at each place of a ranking came next, where nothing told before it did.
 
     Kept apart by the longest context that was known and by the one whose ranking it is: of[best, order, rank], seen so
-    many times. first: the rates that are believed until they are measured; by default rank r is right once in
-    (r + 1)(r + 2) times.
+    many times.
+
+    Args:
+        first: The rates that are believed until they are measured; by default rank r is right once in (r + 1)(r + 2)
+            times.
     """
 
     def __init__(self, orders: int, width: int, first: np.ndarray | None = None) -> None:
@@ -83,11 +89,14 @@ Candidate = tuple[float, int, tuple[int, int, int] | None]
 
 @dataclass(slots=True)
 class Expectations:
-    """What may come next in one text: the copy of what followed its end where it stood before, and the contexts.
+    """Candidates for one text: copies of what followed its end before, and contexts.
 
-    past, trusted: earlier texts, one of which is copied where it agrees with the end of this one for longer than this
-    one itself does, and how far such copies are trusted; trust: how far copies of the text itself are.
-    copied: the copy since the last `find`; repeated: over how many tokens what stood before it agrees with the end.
+    Attributes:
+        past, trusted: Earlier texts, one of which is copied where it agrees with the end of this one for longer than
+            this one itself does, and how far such copies are trusted.
+        trust: How far copies of the text itself are.
+        copied: The copy since the last `find`.
+        repeated: Over how many tokens what stood before it agrees with the end.
     """
 
     copies: Occurrences
@@ -122,12 +131,15 @@ class Expectations:
         return self.trusted if self._others else self.trust
 
     def place(self, followed: int, counted: list[Candidate]) -> tuple[int, int]:
-        """What kind of guesses `candidates` has made: how long the repetition is, and the longest context known."""
+        """The kind of `candidates`: the length of the repetition and the longest known context."""
         length = _bucket(self.repeated + followed) if 0 <= followed < len(self.copied) else -1
         return length, next((source[0] for _, _, source in counted if source is not None), _NOWHERE)
 
     def follows(self, followed: int, token: int) -> int:
-        """How far `token` follows the copy after a node that does so for `followed` tokens; -1 where either left it."""
+        """How far `token` follows the copy after a node that does so for `followed` tokens.
+
+        -1 where either left it.
+        """
         return followed + 1 if 0 <= followed < len(self.copied) and self.copied[followed] == token else -1
 
     def candidates(
@@ -135,8 +147,9 @@ class Expectations:
     ) -> list[Candidate]:
         """What may follow `context` with a chance of `least` or more, most likely first.
 
-        followed: how far the context follows the copy, -1 if it left it. drawn: the seed and the output position whose
-        noise draws the token, None where nothing is left to chance.
+        Args:
+            followed: How far the context follows the copy, -1 if it left it.
+            drawn: The seed and the output position whose noise draws the token, None where nothing is left to chance.
         """
         found: list[Candidate] = []
         told, left = set(), 1.0

@@ -1,4 +1,4 @@
-"""A hidden Markov model of a model's texts: exact laws of what comes next, and of what stands further ahead."""
+"""A hidden Markov model of a model's texts: exact distributions of the next tokens and later ones."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ _NAMES = ("start", "transition", "emission", "tokens", "rest")
 class HMM(TrainedPart):
     """States follow one another, and each says one token; no one sees the states.
 
-    start: [S] chances of the first state; transition: [S, S], from the row's state to the column's; emission: [S, K +
-    1], of the K tokens [K] int64 that have columns of their own, and in the last column of all others together. rest:
-    [vocab] how those share that column, 0 for the K. What is known of a text is its *belief* [S]: the chances of the
-    state that says the next token. vocabulary: that of the model, as in `ModelConfig`. facts: how it was made.
+    Attributes:
+        start: [S] chances of the first state.
+        transition: [S, S], from the row's state to the column's.
+        emission: [S, K + 1], of the K tokens [K] int64 that have columns of their own, and in the last column of all
+            others together.
+        rest: [vocab] how those share that column, 0 for the K. What is known of a text is its *belief* [S]: the chances
+            of the state that says the next token.
+        vocabulary: That of the model, as in `ModelConfig`.
+        facts: How it was made.
     """
 
     KIND = "hidden Markov model"
@@ -67,7 +72,7 @@ class HMM(TrainedPart):
         return seen / seen.sum(dim=1, keepdim=True) @ self.transition
 
     def logits(self, beliefs: torch.Tensor, ahead: int = 1) -> torch.Tensor:
-        """[n, vocab] log-probabilities of the token `ahead` places after what beliefs [n, S] know, 1 for the next."""
+        """[n, vocab] log-probabilities of the token `ahead` positions on, given beliefs [n, S]; 1: the next."""
         for _ in range(ahead - 1):
             beliefs = beliefs @ self.transition
         columns = (beliefs @ self.emission).log()
@@ -96,7 +101,7 @@ class HMM(TrainedPart):
 
 
 def _sound(hmm: HMM) -> bool:
-    """Whether shapes fit, rows are laws, every state may say every token, and no token stands twice."""
+    """Whether shapes fit, rows are distributions, every state may say every token, and no token stands twice."""
     states, count, chances = len(hmm.start), len(hmm.tokens), (hmm.start, hmm.transition, hmm.emission, hmm.rest)
     shapes = [tuple(each.shape) for each in (*chances, hmm.tokens)]
     wanted = [(states,), (states, states), (states, count + 1), (len(hmm.rest),), (count,)]

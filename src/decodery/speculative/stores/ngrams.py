@@ -11,7 +11,11 @@ Pick = Literal["last", "first"]
 class Occurrences:
     """For every n-gram that something follows, the position right after one of its occurrences.
 
-    orders: the lengths n, longest first. pick: the occurrence to remember. Memory: one entry per order and token.
+    Memory: one entry per order and token.
+
+    Args:
+        orders: The lengths n, longest first.
+        pick: The occurrence to remember.
     """
 
     def __init__(self, orders: Sequence[int], pick: Pick = "last") -> None:
@@ -41,7 +45,10 @@ class Occurrences:
 
 
 def copy(tokens: list[int], start: int, length: int) -> list[int]:
-    """`length` tokens from `start` on; where the text ends the copy goes on into itself, repeating its period."""
+    """`length` tokens from `start` on.
+
+    Where the text ends the copy goes on into itself, repeating its period.
+    """
     copied = tokens[start : start + length]
     period = len(tokens) - start
     while len(copied) < length:

@@ -15,8 +15,9 @@ _END = -1
 class PastTexts(Guarded):
     """Earlier texts, and where their n-grams stood in them last.
 
-    orders: the lengths n, longest first. most: tokens that are kept at most; where they are too many, the older half
-    leaves.
+    Args:
+        orders: The lengths n, longest first.
+        most: Tokens that are kept at most; where they are too many, the older half leaves.
     """
 
     def __init__(self, orders: Sequence[int], most: int = 1 << 15) -> None:
@@ -34,9 +35,12 @@ class PastTexts(Guarded):
             self._places.extend(self._tokens)
 
     def after(self, text: Sequence[int], length: int, most: int) -> tuple[list[int], int]:
-        """Up to `length` tokens that followed the end of `text` in an earlier one, and how much of the end stood there.
+        """Up to `length` tokens that followed the end of `text` in an earlier one, and the match length.
 
-        most: tokens of it that are compared. Nothing, and 0, where none of its n-grams did.
+        Nothing, and 0, where none of its n-grams did.
+
+        Args:
+            most: Tokens of it that are compared.
         """
         with self.lock:
             tokens = self._tokens

@@ -1,5 +1,4 @@
-"""The search for the sublayers a model does best without: random sets, and now and then one that a model of the
-matches so far expects most of."""
+"""The search for the sublayers that a model can skip best: random sets, and sets from a Gaussian process."""
 
 from __future__ import annotations
 
@@ -14,10 +13,15 @@ _CANDIDATES = 2048
 
 
 class SkipSearch(Guarded):
-    """Sets of `count` sublayers of a model of `layers`, as 0/1 vectors over `switches(layers)`, and how they matched.
+    """Sets of `count` skipped sublayers of `layers` layers, as 0/1 vectors, with their scores.
 
-    best: the set in use; matchness: its share of tokens that the model skipping it got right, 0 before any was tried,
-    of `tried` sets so far. stale: proposals since the last one that was better. Source: SWIFT (2024).
+    Vectors are over `switches(layers)`. Source: SWIFT (2024).
+
+    Args:
+        best: The set in use.
+        matchness: Its share of tokens that the model skipping it got right, 0 before any was tried, of `tried` sets so
+            far.
+        stale: Proposals since the last one that was better.
     """
 
     def __init__(self, layers: int, ratio: float, *, bayes: int = 25, seed: int = 0) -> None:

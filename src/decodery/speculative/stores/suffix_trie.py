@@ -23,10 +23,10 @@ Cursor = tuple[_Node, int]
 
 
 class SuffixTrie(Guarded):
-    """A suffix tree of bounded depth over texts, with counts, as one would count runs of up to `depth` tokens.
+    """A suffix tree of bounded depth over texts, with counts of runs of up to `depth` tokens.
 
-    Texts leave in the order they came once they hold more than `tokens` tokens together. Memory: at most two nodes of
-    a few hundred bytes per token. Safe to share between threads while `lock` is held.
+    Texts leave in the order they came once they hold more than `tokens` tokens together. Memory: at most two nodes of a
+    few hundred bytes per token. Safe to share between threads while `lock` is held.
     """
 
     def __init__(self, depth: int, tokens: int) -> None:

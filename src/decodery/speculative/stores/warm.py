@@ -20,10 +20,13 @@ from .expectations import CONTEXTS
 class WarmContexts(TrainedPart):
     """What a model expects after the contexts that it meets most often.
 
-    contexts: {n: [m, n] int64}, the last n tokens, those met most often first; rows: {n: [m, width] int32}, the tokens
-    expected after each, most likely first, -1 for none. rates: [orders, orders, width] float64, how often each place of
-    a row turned out right, by the longest order that knew the context and the one the row is of, longest order first.
-    vocabulary: that of the model, as in `ModelConfig`. facts: how it was made, as numbers and texts.
+    Attributes:
+        contexts: {n: [m, n] int64}, the last n tokens, those met most often first.
+        rows: {n: [m, width] int32}, the tokens expected after each, most likely first, -1 for none.
+        rates: [orders, orders, width] float64, how often each place of a row turned out right, by the longest order
+            that knew the context and the one the row is of, longest order first.
+        vocabulary: That of the model, as in `ModelConfig`.
+        facts: How it was made, as numbers and texts.
     """
 
     KIND = "table of contexts"

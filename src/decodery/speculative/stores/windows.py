@@ -20,9 +20,9 @@ class Windows:
         self._size = len(text)
 
     def continuations(self, n: int, most: int, length: int) -> np.ndarray:
-        """[hits, length] int64 in lexicographic order: what followed the last n tokens before; -1 where the text ends.
+        """[hits, length] int64 in lexicographic order: what followed the last n tokens before.
 
-        Of more than `most` occurrences the latest count.
+        -1 where the text ends. Of more than `most` occurrences the latest count.
         """
         tokens = self._tokens[: self._size]
         last = self._size - n  # where the end itself begins: an occurrence must begin before it

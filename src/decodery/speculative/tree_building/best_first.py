@@ -16,7 +16,12 @@ Place = TypeVar("Place", bound=Hashable)
 
 @dataclass(frozen=True)
 class Grown:
-    """tokens, parents: of a tree's nodes, the root left out (parent -1). score: the sum of their probabilities."""
+    """A tree that was grown best first.
+
+    Attributes:
+        tokens, parents: Of a tree's nodes, the root left out (parent -1).
+        score: The sum of their probabilities.
+    """
 
     tokens: list[int]
     parents: list[int]
@@ -36,10 +41,13 @@ def grow(
     least: float,
     branch: bool,
 ) -> Grown:
-    """Up to `nodes` nodes below a place, best first: likelier ones, of path probability `least` or more.
+    """Up to `nodes` nodes below a place, most likely first, of path probability `least` or more.
 
-    A step's probability is the count after it by the count before it. branch: a tree; otherwise a chain of the
-    most likely steps. Equally likely nodes come in the order they were found in.
+    A step's probability is the count after it by the count before it. Equally likely nodes come in the order they were
+    found in.
+
+    Args:
+        branch: A tree; otherwise a chain of the most likely steps.
     """
     tokens: list[int] = []
     parents: list[int] = []

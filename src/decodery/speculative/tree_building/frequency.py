@@ -11,9 +11,10 @@ from decodery.step.draft_tree import DraftTree
 
 @dataclass(frozen=True)
 class Counted:
-    """A trie of continuations. tokens, parents (-1: the root), depths, counts: [m], parents before children, by depth.
+    """A trie of continuations, parents before children, by depth.
 
-    counts: how many continuations begin with the path to a node.
+    Attributes:
+        counts: How many continuations begin with the path to a node.
     """
 
     tokens: np.ndarray
@@ -22,7 +23,13 @@ class Counted:
     counts: np.ndarray
 
     def tree(self, last_token: int, values: np.ndarray, nodes: int) -> DraftTree:
-        """The `nodes` nodes of greatest value; values: [m], nowhere greater than at the parent. Equals: by depth."""
+        """The `nodes` nodes of greatest value.
+
+        Equals: by depth.
+
+        Args:
+            values: [m], nowhere greater than at the parent.
+        """
         chosen = best(values, nodes)
         place = np.full(len(values) + 1, 0, dtype=np.int64)
         place[chosen] = np.arange(1, len(chosen) + 1)
@@ -43,9 +50,12 @@ def best(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def count_prefixes(windows: np.ndarray, vocab_size: int, per_depth: int | None = None) -> Counted:
-    """The trie of `windows` [hits, length], one continuation per row in lexicographic order; -1: it has ended.
+    """The trie of `windows` [hits, length], one continuation per row in lexicographic order.
 
-    Ids that are no tokens end a continuation too. per_depth: only so many nodes per depth, the commonest.
+    -1: it has ended. Ids that are no tokens end a continuation too.
+
+    Args:
+        per_depth: Only so many nodes per depth, the commonest.
     """
     tokens, parents, depths, counts = [], [], [], []
     rows = np.arange(len(windows))
@@ -89,6 +99,10 @@ def count_prefixes(windows: np.ndarray, vocab_size: int, per_depth: int | None =
 def frequency_tree(
     last_token: int, windows: np.ndarray, nodes: int, vocab_size: int, *, per_depth: int | None = None
 ) -> DraftTree:
-    """The `nodes` commonest beginnings of continuations; windows, per_depth: see `count_prefixes`."""
+    """The `nodes` commonest beginnings of continuations.
+
+    Args:
+        windows, per_depth: See `count_prefixes`.
+    """
     counted = count_prefixes(windows, vocab_size, per_depth)
     return counted.tree(last_token, counted.counts, nodes)

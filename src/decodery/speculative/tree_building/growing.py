@@ -17,16 +17,18 @@ from .template import Template
 
 
 class Growing:
-    """A tree of `expander`'s guesses below the last token. tokens, parents, depths: [n] int64 of the nodes so far.
-    draws: see `DraftTree`.
+    """A tree of `expander`'s guesses below the last token.
 
-    origin: "deterministic" takes the most likely tokens as children, the others draw them. Greedy requests draw
-    nothing: the most likely tokens come first, whatever the origin.
+    Greedy requests draw nothing: the most likely tokens come first, whatever the origin. Where the rule compares with
+    the draft's distributions, every node draws with noise of its own, hashed from its path: were it shared, as the
+    request's noise is by all nodes of a depth, what one node drew would tell what another one is about to draw, and
+    trees shaped by what was drawn would bias the rule. Under other rules all nodes use the request's noise, so that the
+    draft holds the very token the target will draw.
 
-    Where the rule compares with the draft's distributions, every node draws with noise of its own, hashed from its
-    path: were it shared, as the request's noise is by all nodes of a depth, what one node drew would tell what another
-    one is about to draw, and trees shaped by what was drawn would bias the rule. Under other rules all nodes use the
-    request's noise, so that the draft holds the very token the target will draw.
+    Args:
+        origin: "deterministic" takes the most likely tokens as children, the others draw them.
+        draws: See `DraftTree`.
+        tokens, parents, depths: [n] int64 of the nodes so far.
     """
 
     def __init__(self, expander: TreeDrafter, seq: Sequence, budget: Budget, origin: Origin, temperature: float = 1.0):
@@ -53,7 +55,7 @@ class Growing:
         return nodes[(self.depths[nodes] < self.budget.depth) & ~np.isin(self.tokens[nodes], self._eos)]
 
     def expand(self, nodes: np.ndarray) -> ForwardCoroutine[torch.Tensor]:
-        """Log-probabilities [len(nodes), vocab] of the children of `nodes`, which are remembered as drawn from them.
+        """Log-probabilities [len(nodes), vocab] of children of `nodes`, stored as what they are drawn from.
 
         Of a greedy request they are sharpened by `temperature`, which changes no order.
         """
@@ -65,9 +67,11 @@ class Growing:
         return laws
 
     def children(self, nodes: np.ndarray, width: int) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Expand `nodes` [m] and order up to `width` distinct children of each: ids, logq and scores, [m, width].
+        """Expand `nodes` [m] and order up to `width` distinct children of each.
 
-        ids: -1 where a node has fewer. logq: their log-probabilities. scores: what orders them, logq plus noise.
+        Returns:
+            Three arrays [m, width]: ids, -1 where a node has fewer children; their log-probabilities; and the scores
+            that order them, log-probability plus noise.
         """
         if not self.by_chance:
             ids, logq = yield from self._likeliest(nodes, width)

@@ -17,13 +17,17 @@ from .frequency import best
 
 @dataclass(frozen=True)
 class Layers:
-    """A grown tree. scores: [n], log-probability of every node's path."""
+    """A grown tree.
+
+    Attributes:
+        scores: [n], log-probability of every node's path.
+    """
 
     tree: DraftTree
     scores: np.ndarray
 
     def kept(self, nodes: int) -> DraftTree:
-        """The `nodes` most likely nodes; a path is never likelier than its beginning, so they are a tree."""
+        """The `nodes` most likely nodes; a path is never more likely than its beginning, so they are a tree."""
         keep = np.zeros(len(self.tree), dtype=bool)
         keep[best(self.scores, nodes + 1)] = True
         return self.tree.prune(keep)
@@ -39,12 +43,12 @@ def grow_layers(
     kept: int | None = None,
     shaped: bool = True,
 ) -> ForwardCoroutine[Layers]:
-    """Expand the `width` most likely nodes of every level into `width` children each, `depth` levels, one pass per
-    level.
+    """Expand the `width` most likely nodes of each of `depth` levels into `width` children, a pass each.
 
-    stop: asked after pass 0, 1, ... with the probability of the most likely new path; True ends the growth. kept: what
-    `Layers.kept` will be asked for; nodes whose children cannot be among them are not expanded. shaped: see
-    `TreeDrafter.expand`.
+    Args:
+        stop: Asked after pass 0, 1, ... with the probability of the most likely new path; True ends the growth.
+        kept: What `Layers.kept` will be asked for; nodes whose children cannot be among them are not expanded.
+        shaped: See `TreeDrafter.expand`.
     """
     tree, scores = DraftTree.root(seq.last_token), np.zeros(1)
     frontier, levels = np.zeros(1, dtype=np.int64), 0

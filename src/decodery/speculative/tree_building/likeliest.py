@@ -1,4 +1,4 @@
-"""A tree of the most likely tokens, whoever expects them: as many as pay for themselves."""
+"""A tree of the most likely tokens by any source: as many as pay for themselves."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _FEW = 4
 class ExpectedSpeedup:
     """Which number of drafted nodes gives most tokens per second, as nodes are offered by falling chance.
 
-    costs: [limit + 1] times of this step with 0, 1, 2, ... drafted nodes. sequences: how many share it, each of which
-    gets a token anyway.
+    Args:
+        costs: [limit + 1] times of this step with 0, 1, 2, ... drafted nodes.
+        sequences: How many share it, each of which gets a token anyway.
     """
 
     def __init__(self, costs: np.ndarray, sequences: int) -> None:
@@ -80,14 +81,15 @@ class ExpectedSpeedup:
 
 
 def heeds(seq: Sequence) -> bool:
-    """Whether the noise of a text's next tokens tells something of them: rules that compare laws do not draw by it."""
+    """Whether the noise of a text's next tokens is informative, as under the coupled rule."""
     return not (seq.request.sampler.greedy or seq.request.acceptance_rule.requirements.laws)
 
 
 class LikeliestTree:
-    """Takes the most likely node of all that could come next, again and again, until no further one is worth its row.
+    """Takes the most likely next node repeatedly until no further one is worth its row.
 
-    advice: who is to be asked about nodes where that pays; None: what was counted decides alone.
+    Args:
+        advice: Who is to be asked about nodes where that pays; None: what was counted decides alone.
     """
 
     def __init__(

@@ -15,7 +15,9 @@ Successors = Callable[[int, int], list[tuple[int, float]]]
 class SearchTree:
     """Nodes in the order they were made; node 0 is the root, whose token is the last one of the text.
 
-    depths: 1 for the root. first, count: where a node's children stand, -1 for a node that was never expanded.
+    Attributes:
+        depths: 1 for the root.
+        first, count: Where a node's children stand, -1 for a node that was never expanded.
     """
 
     tokens: list[int]
@@ -58,12 +60,12 @@ def search(
     c2: float,
     random: Random,
 ) -> SearchTree:
-    """The tree after `simulations` simulations from the text that ends with `pair`, `depth` levels with the root.
+    """The tree after `simulations` simulations from the text that ends with `pair`.
 
-    Each goes down to a node that was never expanded, along the children of greatest
-    S/n + w * sqrt(N) / (1 + n) * (c1 + ln((N + c2 + 1) / c2)), an unvisited child first; makes its children, steps
-    into one at random, draws on by weight to the depth limit, and adds 1 + the sum of weights on its way to all nodes
-    it passed. S, n: a child's score and visits; w its weight; N its parent's visits.
+    It has `depth` levels with the root. Each goes down to a node that was never expanded, along the children of
+    greatest S/n + w * sqrt(N) / (1 + n) * (c1 + ln((N + c2 + 1) / c2)), an unvisited child first; makes its children,
+    steps into one at random, draws on by weight to the depth limit, and adds 1 + the sum of weights on its way to all
+    nodes it passed. S, n: a child's score and visits; w its weight; N its parent's visits.
     """
     tree = SearchTree([pair[1]])
     for _ in range(simulations):
@@ -85,7 +87,10 @@ def search(
 
 
 def enumerate_all(pair: tuple[int, int], successors: Successors, depth: int, most: int) -> SearchTree | None:
-    """The whole tree if it has at most `most` nodes below the root: then there is nothing to search. Else None."""
+    """The whole tree if it has at most `most` nodes below the root: then there is nothing to search.
+
+    Else None.
+    """
     tree, befores = SearchTree([pair[1]]), [pair[0]]
     node = 0
     while node < len(tree.tokens):

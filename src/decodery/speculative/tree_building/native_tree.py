@@ -23,7 +23,10 @@ _MASK = (1 << 64) - 1
 class NativeTree:
     """What `LikeliestTree` without an adviser and `Expectations.learn` do for one text, number for number.
 
-    limit: nodes of a tree at most. A copy of it, as of a forked text's state, is None: whoever has one makes another.
+    A copy of it, as of a forked text's state, is None: its owner makes another.
+
+    Args:
+        limit: Nodes of a tree at most.
     """
 
     def __init__(self, seq: Sequence, memory: Expectations, limit: int) -> None:
@@ -52,7 +55,11 @@ class NativeTree:
         return library() is not None and memory.contexts.orders == CONTEXTS
 
     def grown(self, seq: Sequence, costs: np.ndarray, texts: int, depth: int) -> DraftTree:
-        """The tree, after the copy that was found last. costs: [up to limit + 1], and texts: as `Worth` has them."""
+        """The tree, after the copy that was found last.
+
+        Args:
+            costs: [up to limit + 1], and texts: as `Worth` has them.
+        """
         lib, known, memory = library(), self._known, self._memory
         assert lib is not None
         self._stand(seq.tokens, len(seq.tokens))
@@ -68,9 +75,13 @@ class NativeTree:
         return DraftTree(tokens, parents)
 
     def learn(self, seq: Sequence, seen: VerificationFeedback, judged: bool) -> bool:
-        """Learn of a step; False where its logits are not for kernels. judged: whether guesses turned out by it.
+        """Learn of a step; False where its logits are not for kernels.
 
-        Raises NumericalError where logits hold NaN.
+        Args:
+            judged: Whether guesses turned out by it.
+
+        Raises:
+            NumericalError: If logits hold NaN.
         """
         logits, tree = seen.logits, seen.tree
         if logits.device.type != "cpu" or logits.dtype != torch.float32 or not logits.is_contiguous():

@@ -18,11 +18,15 @@ SHORTEST, LONGEST = 4, 64
 
 @dataclass(frozen=True, eq=False)
 class StageTree:
-    """The tree of a pass before which so many tokens ahead were guessed. Node 0 is the root; parents come first.
+    """The tree of a pass before which so many tokens ahead were guessed.
 
-    parents, ranks, depths: [n], rank r at depth d being the r-th best guess of the d-th token; asks: [n] how many
-    tokens are to be guessed after each node. chances: [n], that the accepted path leads through a node; lasts: [n],
-    that it ends there.
+    Node 0 is the root; parents come first.
+
+    Attributes:
+        parents, ranks, depths: [n], rank r at depth d being the r-th best guess of the d-th token.
+        chances: [n], that the accepted path leads through a node.
+        lasts: [n], that it ends there.
+        asks: [n] how many tokens are to be guessed after each node.
     """
 
     parents: np.ndarray
@@ -45,10 +49,13 @@ class StageTree:
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """The trees for 1, 2, ... guessed tokens. A pass with tree m is followed by one with tree asks[v], v being the
-    last node that was accepted.
+    """The trees for 1, 2, ... guessed tokens.
 
-    share: [stages] how often each is used in the long run. tokens: what a pass emits then, on average.
+    A pass with tree m is followed by one with tree asks[v], v being the last node that was accepted.
+
+    Attributes:
+        share: [stages] how often each is used in the long run.
+        tokens: What a pass emits then, on average.
     """
 
     trees: tuple[StageTree, ...]
@@ -56,15 +63,22 @@ class Stages:
     tokens: float
 
     def seconds(self, of_rows: Callable[[np.ndarray], np.ndarray]) -> float:
-        """Time of a pass in the long run. of_rows: [k] numbers of rows -> [k] their times."""
+        """Time of a pass in the long run.
+
+        Args:
+            of_rows: [k] numbers of rows -> [k] their times.
+        """
         return float(self.share @ of_rows(np.array([tree.rows for tree in self.trees])))
 
 
 def likeliest(rates: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Parents, ranks, depths and chances [n + 1] of the root and the n <= `nodes` most likely places below it.
+    """Parents, ranks, depths and probabilities [n + 1] of the root and the most likely nodes below.
 
-    rates: [depths, ranks], falling along the ranks: how often the guess of a rank is right at a depth. A place's chance
-    is their product along its path. Places come in the order of their chances, so that any beginning is a tree.
+    At most `nodes` of them. A place's chance is their product along its path. Places come in the order of their
+    chances, so that any beginning is a tree.
+
+    Args:
+        rates: [depths, ranks], falling along the ranks: how often the guess of a rank is right at a depth.
     """
     found = [(-1, -1, 0, 1.0)]
     heap = [(-float(rates[0, 0]), 0, 0)]
@@ -81,10 +95,13 @@ def likeliest(rates: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray, np
 
 
 def spread(lasts: np.ndarray, gains: np.ndarray, room: int) -> np.ndarray:
-    """How many tokens to guess after each node: [n] from 1 to len(gains) + 1, `room` of them, as far as that goes.
+    """How many tokens to predict after each node: [n] from 1 to len(gains) + 1, up to `room` in total.
 
-    lasts: [n] chances that a node is the last one accepted. gains: what a second, third, ... guess is worth there,
-    falling. All have all guesses, until those are taken away that are worth least: chance times gain.
+    All have all guesses, until those are taken away that are worth least: chance times gain.
+
+    Args:
+        lasts: [n] chances that a node is the last one accepted.
+        gains: What a second, third, ... guess is worth there, falling.
     """
     worth = np.outer(lasts, gains)
     kept = np.argsort(-worth, axis=None, kind="stable")[: max(room - len(lasts), 0)]
@@ -92,18 +109,23 @@ def spread(lasts: np.ndarray, gains: np.ndarray, room: int) -> np.ndarray:
 
 
 def find_stages(rates: np.ndarray, length: int) -> Stages | None:
-    """The trees whose passes read at most `length` rows and emit most tokens in the long run; None where none fits.
+    """The trees whose passes read at most `length` rows and emit most tokens in the long run.
 
-    rates: see `likeliest`; a row for every token ahead that can be guessed. Where the last ones are not worth their
-    rows, fewer are guessed.
+    None where none fits. Where the last ones are not worth their rows, fewer are guessed.
+
+    Args:
+        rates: See `likeliest`; a row for every token ahead that can be guessed.
     """
     return _find(rates.tobytes(), rates.shape, length)
 
 
 def fastest_stages(rates: np.ndarray, of_rows: Callable[[np.ndarray], np.ndarray], longest: int) -> Stages | None:
-    """The trees that emit most tokens per second in passes of at most `longest` rows; None where passes of one row do.
+    """The trees that emit most tokens per second in passes of at most `longest` rows.
 
-    of_rows: see `Stages.seconds`.
+    None where passes of one row do.
+
+    Args:
+        of_rows: See `Stages.seconds`.
     """
     best, fastest = None, 1.0 / float(of_rows(np.array([1]))[0])
     for length in _LENGTHS:
@@ -121,9 +143,11 @@ def _find(data: bytes, shape: tuple[int, int], length: int) -> Stages | None:
 
 
 def _search(rates: np.ndarray, length: int) -> Stages:
-    """Published is a search over all sizes, in which what a guess is worth is how much more the tree accepts that it
-    allows. Here that is where the search begins; then it is what the guess is worth in the long run, as the trees found
-    last have it, which a few rounds settle (policy iteration).
+    """The best trees within `length` rows.
+
+    The published search is over all sizes, and a guess is worth how much more the tree that it allows accepts. Here the
+    search begins with that value; then a guess is worth its long-run value under the trees found last, which a few
+    rounds settle (policy iteration).
     """
     ahead = len(rates)
     most = (length - 1 - ahead) // 2

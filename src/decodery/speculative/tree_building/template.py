@@ -36,7 +36,11 @@ class RankRates:
         self._seen = _WEIGHT
 
     def learn(self, ranks: np.ndarray) -> None:
-        """ranks: [m] of the tokens that came, len(rates) for those at no rank."""
+        """Count at which rank the tokens came.
+
+        Args:
+            ranks: [m] of the tokens that came, len(rates) for those at no rank.
+        """
         self._hits += np.bincount(ranks, minlength=len(self._hits) + 1)[: len(self._hits)]
         self._seen += len(ranks)
 
@@ -47,10 +51,13 @@ class RankRates:
 
 
 class Template:
-    """A tree of rank paths. Node 0 is the root; nodes stand level by level, siblings by rank.
+    """A tree of rank paths.
 
-    counts: how many children the node at each rank path has; paths that are not there have none.
-    parents, ranks, depths: [n] of all nodes, the root included.
+    Node 0 is the root; nodes stand level by level, siblings by rank.
+
+    Args:
+        counts: How many children the node at each rank path has; paths that are not there have none.
+        parents, ranks, depths: [n] of all nodes, the root included.
     """
 
     def __init__(self, counts: Mapping[tuple[int, ...], int]) -> None:
@@ -84,7 +91,10 @@ class Template:
 
     @classmethod
     def of(cls, children: Sequence[int]) -> Template:
-        """The tree whose nodes, level by level and the root first, have so many children; those left out have none."""
+        """The tree whose nodes, level by level and the root first, have so many children.
+
+        Those left out have none.
+        """
         counts: dict[tuple[int, ...], int] = {}
         paths: list[tuple[int, ...]] = [()]
         for path, count in zip(paths, children, strict=False):  # grows while it is walked
@@ -103,7 +113,7 @@ class Template:
 
     @lru_cache(maxsize=64)  # noqa: B019  # templates are few and live long
     def within(self, nodes: int, depth: int) -> Template:
-        """The `nodes` places worth most among those no deeper than `depth`, rank r being worth 1 / ((r + 1)(r + 2))."""
+        """The `nodes` best nodes within `depth`, rank r being worth 1 / ((r + 1)(r + 2))."""
         if nodes >= len(self) and depth >= int(self.depths.max()):
             return self
         worth = np.ones(len(self.parents))
@@ -139,8 +149,11 @@ class Template:
     ) -> tuple[DraftTree, np.ndarray]:
         """The template with tokens in it, cut to the budget, and which template node each of its nodes is.
 
-        rates: [width], what a rank is worth; a place is worth the product along its path, and the places worth most
-        are kept. Missing successors, and what would follow the end of the text, are left out.
+        Missing successors, and what would follow the end of the text, are left out.
+
+        Args:
+            rates: [width], what a rank is worth; a place is worth the product along its path, and the places worth most
+                are kept.
         """
         tokens = np.full(len(self.parents), -1, dtype=np.int64)
         values = np.zeros(len(self.parents))
@@ -169,7 +182,7 @@ class Template:
 
 @lru_cache(maxsize=64)
 def unbalanced(nodes: int, depth: int, width: int) -> Template:
-    """A template of up to `nodes` nodes whose levels shrink with 1 / sqrt(level) and whose first ranks reach `depth`.
+    """A template of up to `nodes` nodes; levels shrink with 1 / sqrt(level), first ranks reach `depth`.
 
     Within a level the places worth most are taken, where rank r is worth 1 / ((r + 1)(r + 2)).
     """
@@ -200,8 +213,9 @@ def unbalanced(nodes: int, depth: int, width: int) -> Template:
 def calibrated(rates: tuple[tuple[float, ...], ...], nodes: int, depth: int) -> Template:
     """The `nodes` places most likely to be right and no deeper than `depth`.
 
-    rates: by depth and rank, how often the guess there is right; a place is worth the product along its path, and no
-    more than an earlier sibling.
+    Args:
+        rates: By depth and rank, how often the guess there is right; a place is worth the product along its path, and
+            no more than an earlier sibling.
     """
     table = np.zeros((min(depth, len(rates)), max(map(len, rates))))
     for level, ranks in zip(table, rates, strict=False):
@@ -220,7 +234,8 @@ def calibrated(rates: tuple[tuple[float, ...], ...], nodes: int, depth: int) -> 
 def constant(method: str, branching: tuple[int, ...]) -> Template:
     """The template in which every node at depth d has `branching[d]` children.
 
-    Raises SettingsError, in the name of `method`, for no shape or one of more nodes than any budget has.
+    Raises:
+        SettingsError: In the name of `method`, for no shape or one of more nodes than any budget has.
     """
     if not branching or min(branching) < 1:
         raise SettingsError(f"{method} needs at least one child per node, as in branching=4/2/1")

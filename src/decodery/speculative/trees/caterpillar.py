@@ -31,14 +31,18 @@ SURE = (0.95, 0.8, 0.5)
 )
 @dataclass(frozen=True)
 class Caterpillar(TreePolicy):
-    """Draws a chain, and beside each of its tokens as many others as the drafter's own confidence leaves open.
+    """Draws a chain, and beside each token as many others as the drafter's uncertainty allows.
 
-    length: of the chain, which also ends after the first token that was drawn with a probability below `stop`.
-    greedy, chance: how many candidates there are at a place, the chain's own included, where that token's probability
-    is above 0.95, above 0.8, above 0.5, or lower; for greedy requests the most likely, for others draws without
-    replacement. nodes: of a tree at most, no bound in the paper. Only tokens of the chain have children, so that a tree
-    takes one draft pass per level. How many siblings there are depends on the token drawn before them, and never on
-    theirs.
+    How many siblings there are depends on the token drawn before them, and never on theirs.
+
+    Attributes:
+        length: Of the chain, which also ends after the first token that was drawn with a probability below `stop`.
+        stop: The chain ends after the first token with a lower probability.
+        greedy, chance: How many candidates there are at a place, the chain's own included, where that token's
+            probability is above 0.95, above 0.8, above 0.5, or lower; for greedy requests the most likely, for others
+            draws without replacement.
+        nodes: Of a tree at most, no bound in the paper. Only tokens of the chain have children, so that a tree takes
+            one draft pass per level.
     """
 
     length: int = 25

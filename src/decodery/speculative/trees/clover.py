@@ -31,6 +31,11 @@ class Selection(TreePolicy):
     Children are likely within the first `top_p` of their parent's probability, and where they have at least `ratio` of
     what its most likely child has. A level that has more of them than nodes are left keeps its most likely paths, and
     is the last. Unlike eagle-2, nothing is drafted that is thrown away again: a draft pass per level, over its nodes.
+
+    Attributes:
+        nodes: Drafted tokens per step.
+        top_p: Children are kept within this share of their parent's probability.
+        ratio: Children need at least this share of the most likely sibling's probability.
     """
 
     nodes: int = 4

@@ -28,15 +28,17 @@ from ..tree_building.growing import Growing
 )
 @dataclass(frozen=True)
 class DySpec(TreePolicy):
-    """Draws the next token always where verification is most likely to come, taking draft probabilities for acceptance.
-
-    nodes: how many are drawn. A place below a node is worth the probability of getting there and rejecting all earlier
-    siblings; the place worth most is drawn next. threshold: in place of that, a level at a time, children are drawn as
-    long as their place is worth more than this, about 1 / nodes; once `nodes` are drawn no more are. temperature: of
-    the drafter where the request is greedy; its most likely tokens are then taken in order.
+    """Draws the next token where acceptance is most likely, estimated by draft probabilities.
 
     Cost: places among which the rest of the nodes must lie are expanded together, so that the tree of the one-by-one
     algorithm takes about one draft pass per level.
+
+    Attributes:
+        nodes: How many are drawn. A place below a node is worth the probability of getting there and rejecting all
+            earlier siblings; the place worth most is drawn next.
+        threshold: In place of that, a level at a time, children are drawn as long as their place is worth more than
+            this, about 1 / nodes; once `nodes` are drawn no more are.
+        temperature: Of the drafter where the request is greedy; its most likely tokens are then taken in order.
     """
 
     nodes: int = 64

@@ -24,12 +24,17 @@ from ..tree_building.layers import grow_layers
 )
 @dataclass(frozen=True)
 class EAGLE2(TreePolicy):
-    """Expands the `width` most likely nodes of each of `depth` layers, then keeps the `nodes` most likely of all.
+    """Expands the `width` most likely nodes of each of `depth` layers; keeps the `nodes` best of all.
 
     A node's value is the product of the drafter's probabilities along its path, at temperature 1 whatever the request's
     is: it only ranks. Of equal values the shallower node is kept, and a path is never worth more than its beginning, so
     that what is kept is a tree. Cost: `depth` draft passes over at most `width` new nodes; nodes that no kept node
     could descend from are not expanded, which changes nothing but the cost.
+
+    Attributes:
+        nodes: Drafted tokens per step.
+        width: Nodes expanded per level, and children of each.
+        depth: Levels, a draft pass each.
     """
 
     nodes: int = 60

@@ -38,12 +38,17 @@ EAGLE = Template(
 class FixedTree(TreePolicy):
     """Fills a tree of a given shape with the drafter's most likely tokens, a pass per level.
 
-    branching: children of every node by depth, as 4/2/1 for 4 + 8 + 8 nodes. paths: in place of it, the rank paths of
-    all nodes, as 0/1/0:0 for the two most likely tokens and the most likely one after the first. rates: in place of
-    both, how often the guess of each rank is right, by depth, as 0.6:0.1/0.4:0.1; the `nodes` places most likely to be
-    right are filled, as Medusa finds its tree. Without any of them it is done by the rates the drafter comes with, as a
-    trained head does; one that has none fills the 25 nodes of EAGLE's tree. Where the budget is smaller than a given
-    shape, the places most likely to be right are filled, rank r counting as right once in (r + 1)(r + 2) times.
+    Without any of them it is done by the rates the drafter comes with, as a trained head does; one that has none fills
+    the 25 nodes of EAGLE's tree. Where the budget is smaller than a given shape, the places most likely to be right are
+    filled, rank r counting as right once in (r + 1)(r + 2) times.
+
+    Attributes:
+        branching: Children of every node by depth, as 4/2/1 for 4 + 8 + 8 nodes.
+        paths: In place of it, the rank paths of all nodes, as 0/1/0:0 for the two most likely tokens and the most
+            likely one after the first.
+        rates: In place of both, how often the guess of each rank is right, by depth, as 0.6:0.1/0.4:0.1; the `nodes`
+            places most likely to be right are filled, as Medusa finds its tree.
+        nodes: Nodes of a tree that is shaped by `rates`.
     """
 
     branching: tuple[int, ...] | None = None

@@ -32,6 +32,10 @@ class KChains(TreePolicy):
     A node has a draw for each continuation that goes through it, so that the rule k-seq tests as many tokens as there
     are continuations still alive. Within the budget fewer of them are drawn before any is shortened. A pass per level.
     Greedy requests draft one chain.
+
+    Attributes:
+        k: Continuations drawn per step.
+        length: Tokens of each.
     """
 
     k: int = 8

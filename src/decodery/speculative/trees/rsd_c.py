@@ -25,11 +25,14 @@ from ..tree_building.template import constant
 )
 @dataclass(frozen=True)
 class RSDC(TreePolicy):
-    """Draws a constant number of children per level without replacement, by Gumbel-top-k, a pass per level.
+    """Draws a constant number of children per level without replacement (Gumbel top-k), a pass a level.
 
-    branching: children of every node by depth. Siblings stand by falling log-probability plus Gumbel noise, which is
-    the order they were drawn in. A smaller budget cuts places of the tree, never tokens: those deep and late in draw
-    order first. Greedy requests take the most likely tokens.
+    Siblings stand by falling log-probability plus Gumbel noise, which is the order they were drawn in. A smaller budget
+    cuts places of the tree, never tokens: those deep and late in draw order first. Greedy requests take the most likely
+    tokens.
+
+    Attributes:
+        branching: Children of every node by depth.
     """
 
     branching: tuple[int, ...] = (2, 2, 2)

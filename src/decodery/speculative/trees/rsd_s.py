@@ -20,10 +20,16 @@ from ..tree_building.growing import Growing
 
 
 def perturbed(above: np.ndarray, reached: np.ndarray) -> np.ndarray:
-    """Gumbel-perturbed log-probabilities of children, given that the largest of each row equals its parent's.
+    """Gumbel-perturbed log-probabilities of children; each row's maximum equals its parent's.
 
-    above: [m], the parents'. reached: [m, k], the children's own perturbed values, unconditioned, falling along rows.
-    Returns [m, k], row maxima equal to `above`. Source: Stochastic Beams and Where to Find Them (2019), appendix B.
+    Source: Stochastic Beams and Where to Find Them (2019), appendix B.
+
+    Args:
+        above: [m], the parents'.
+        reached: [m, k], the children's own perturbed values, unconditioned, falling along rows.
+
+    Returns:
+        [m, k], row maxima equal to `above`.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         v = above[:, None] - reached + np.log1p(-np.exp(reached - reached[:, :1]))
@@ -41,9 +47,13 @@ def perturbed(above: np.ndarray, reached: np.ndarray) -> np.ndarray:
 class RSDS(TreePolicy):
     """Draws the sequences of every level without replacement (stochastic beam search), a pass per level.
 
-    width: sequences per level. depth: levels. Every level keeps the sequences of greatest perturbed log-probability;
-    children of one parent stand by falling values, which is the order they were drawn in. A smaller budget is shared
-    out among the levels before anything is drawn. Greedy requests search with a plain beam.
+    Every level keeps the sequences of greatest perturbed log-probability; children of one parent stand by falling
+    values, which is the order they were drawn in. A smaller budget is shared out among the levels before anything is
+    drawn. Greedy requests search with a plain beam.
+
+    Attributes:
+        width: Sequences per level.
+        depth: Levels.
     """
 
     width: int = 6

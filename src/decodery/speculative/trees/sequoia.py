@@ -28,12 +28,15 @@ MEASURED = (0.196, 0.079, 0.056, 0.03, 0.022, 0.015, 0.015, 0.011, 0.01, 0.008, 
 
 
 def acceptance_by_rank(traces: Iterable[Trace], width: int = 32) -> tuple[float, ...]:
-    """How often the first, second, ... child of a node was the accepted one, where there was one: `acceptance`.
+    """`acceptance`: how often the child of each rank was the accepted one, where it existed.
 
-    traces: of runs whose nodes had up to `width` children, such as those of "rsd-c:branching=16". Ranks at which
-    nothing was accepted end the vector, and later ranks count as no better than earlier ones.
+    Ranks at which nothing was accepted end the vector, and later ranks count as no better than earlier ones.
 
-    Raises SettingsError where nothing was accepted at all.
+    Args:
+        traces: Of runs whose nodes had up to `width` children, such as those of "rsd-c:branching=16".
+
+    Raises:
+        SettingsError: If nothing was accepted at all.
     """
     choices = [choice for trace in traces for step in trace.decoding for choice in step.choices]
     accepted, offered = np.zeros(width), np.zeros(width)
@@ -48,11 +51,14 @@ def acceptance_by_rank(traces: Iterable[Trace], width: int = 32) -> tuple[float,
 
 
 class Optimum:
-    """Best trees for an acceptance vector. expected: [levels + 1, nodes + 2] tokens a step emits, by depth and nodes.
+    """Best trees for an acceptance vector.
 
     expected[d, m] is the most that a tree of exactly m nodes (the root counted) and at most d levels below the root is
     worth, where child number b of every node is accepted with probability `acceptance[b]`; -inf where there is none.
     Time: nodes squared by width by levels.
+
+    Args:
+        expected: [levels + 1, nodes + 2] tokens a step emits, by depth and nodes.
     """
 
     def __init__(self, acceptance: tuple[float, ...], nodes: int, levels: int) -> None:
@@ -104,7 +110,9 @@ def fastest_tree(
 ) -> Template:
     """The tree within these bounds that emits most tokens per second.
 
-    draft_seconds: of a draft pass, one per level. pass_seconds: of a target pass over 0, 1, 2, ... rows.
+    Args:
+        draft_seconds: Of a draft pass, one per level.
+        pass_seconds: Of a target pass over 0, 1, 2, ... rows.
     """
     optimum = Optimum(acceptance, nodes, levels)
     size = min(nodes + 2, len(pass_seconds))
@@ -123,13 +131,17 @@ def fastest_tree(
 )
 @dataclass(frozen=True)
 class Sequoia(TreePolicy):
-    """Fills the tree that emits most tokens per step under measured acceptance rates with draws without replacement.
+    """Fills the tree of most tokens per step under measured acceptance rates, without replacement.
 
-    nodes, depth: bounds. acceptance: how often the first, second, ... child of a node is the accepted one; the default
-    was measured with the shipped draft, `acceptance_by_rank` measures that of a model and its drafter.
-    draft_cost: time of a draft pass by that of a target pass over one row; with it, the tree is chosen that emits most
-    tokens per second on this machine. Children are drawn by Gumbel-top-k, a pass per level. Greedy requests take the
-    most likely tokens. Unlike the paper's, drafts end where the drafter gives all other tokens probability zero.
+    Children are drawn by Gumbel-top-k, a pass per level. Greedy requests take the most likely tokens. Unlike the
+    paper's, drafts end where the drafter gives all other tokens probability zero.
+
+    Attributes:
+        nodes, depth: Bounds.
+        acceptance: How often the first, second, ... child of a node is the accepted one; the default was measured with
+            the shipped draft, `acceptance_by_rank` measures that of a model and its drafter.
+        draft_cost: Time of a draft pass by that of a target pass over one row; with it, the tree is chosen that emits
+            most tokens per second on this machine.
     """
 
     nodes: int = 64

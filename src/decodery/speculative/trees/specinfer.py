@@ -29,11 +29,14 @@ from ..tree_building.growing import Growing
 )
 @dataclass(frozen=True)
 class SpecInfer(TreePolicy):
-    """Draws a given number of children per level, independent of each other, and merges equal ones into one node.
+    """Draws a number of children per level independently and merges equal ones into one node.
 
-    expansion: draws below every node by depth. A token drawn twice is one node, whose second draw the rule still hears
-    of. Within the budget, draws are given out level by level before they are made. Greedy requests take as many of the
-    most likely tokens. Trees of several draft models: `fuse`.
+    A token drawn twice is one node, whose second draw the rule still hears of. Within the budget, draws are given out
+    level by level before they are made. Greedy requests take as many of the most likely tokens. Trees of several draft
+    models: `fuse`.
+
+    Attributes:
+        expansion: Draws below every node by depth.
     """
 
     expansion: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)

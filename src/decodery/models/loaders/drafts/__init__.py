@@ -30,7 +30,10 @@ def shipped(file: str, vocabulary: str) -> Path | None:
 
 
 def given_or_shipped(given: str | None, file: str, vocabulary: str) -> Path | None:
-    """The file that a setting names, itself or by its folder; where it names none the one that comes along, or None."""
+    """The file that a setting names, itself or by its folder.
+
+    Where it names none the one that comes along, or None.
+    """
     if given is None:
         return shipped(file, vocabulary)
     path = Path(given).expanduser()
@@ -38,7 +41,7 @@ def given_or_shipped(given: str | None, file: str, vocabulary: str) -> Path | No
 
 
 def shipped_head(kind: str, vocabulary: str) -> Path | None:
-    """The file of the head of a kind, such as "eagle-3", that drafts for models with this vocabulary, or None."""
+    """The file of the shipped head of a kind, such as "eagle-3", for this vocabulary, or None."""
     found = (SHIPPED[name] / f"{kind}.safetensors" for name in SHIPPED if _is_for(name, vocabulary))
     return next((path for path in found if path.is_file()), None)
 

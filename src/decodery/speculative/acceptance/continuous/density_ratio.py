@@ -21,7 +21,9 @@ _BLOCK = 64
 class Density(Protocol):
     """What a model says of its next value, a point of R^d.
 
-    exact: whether `log_prob` is the density of what `sample` draws. numbers: how many uniform numbers a draw takes.
+    Attributes:
+        exact: Whether `log_prob` is the density of what `sample` draws.
+        numbers: How many uniform numbers a draw takes.
     """
 
     @property
@@ -39,13 +41,22 @@ class Density(Protocol):
         ...
 
     def along(self, uniforms: np.ndarray) -> Density:
-        """The density given the noise [numbers] of one draw, of which it may be the last step; itself where exact."""
+        """The density given the noise [numbers] of one draw, of which it may be the last step.
+
+        Itself where exact.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """accepted: how many drafted values. value: [d], the one after them. exhausted: 1 where the tries ran out."""
+    """What one step emits.
+
+    Attributes:
+        accepted: How many drafted values.
+        value: [d], the one after them.
+        exhausted: 1 where the tries ran out.
+    """
 
     accepted: int
     value: np.ndarray
@@ -58,7 +69,10 @@ def acceptance(p: Density, q: Density, x: np.ndarray) -> np.ndarray:
 
 
 def thinning(p: Density, q: Density, y: np.ndarray) -> np.ndarray:
-    """[n] probabilities max(0, 1 - q / p) of keeping y [n, d], drawn from p: what is kept follows norm((p - q)+)."""
+    """[n] probabilities max(0, 1 - q / p) of keeping y [n, d] drawn from p.
+
+    What is kept follows norm((p - q)+).
+    """
     return -np.expm1(np.minimum(0.0, q.log_prob(y) - p.log_prob(y)))
 
 
@@ -69,7 +83,7 @@ def uniforms(seed: int, position: int, first: int, rows: int, numbers: int, stre
 
 
 def draw_residual(p: Density, q: Density, seed: int, position: int, tries: int) -> tuple[np.ndarray, bool]:
-    """A draw [d] from norm((p - q)+) by thinning draws from p, and whether all tries were in vain.
+    """A draw [d] from norm((p - q)+) by thinning draws from p, and whether all tries failed.
 
     1 / TV(p, q) draws are expected. Where none of `tries` is kept the last one is returned.
     """
@@ -95,13 +109,16 @@ def draw_residual(p: Density, q: Density, seed: int, position: int, tries: int) 
 )
 @dataclass(frozen=True)
 class DensityRatio:
-    """Accepts a drafted value x with probability min(1, p(x) / q(x)), else emits a draw from norm((p - q)+).
+    """Accepts a drafted value x with probability min(1, p(x) / q(x)), else draws from norm((p - q)+).
 
-    tries: how many draws from p may be thinned for one draw of that; the published code has 100. surrogate: also takes
-    models without an exact density, such as diffusion heads. Their ratio is that of the last steps' Gaussians along two
-    trajectories with the same noise, times the earlier steps' ratio of widths; what is emitted is then close to the
-    target's law and not equal to it. The published code also divides distances by 42^2, applies that ratio of widths
-    inverted, and keeps values after a rejected one; none of this is done here.
+    The published code also divides distances by 42^2, applies that ratio of widths inverted, and keeps values after a
+    rejected one; none of this is done here.
+
+    Attributes:
+        tries: How many draws from p may be thinned for one draw of that; the published code has 100.
+        surrogate: Also takes models without an exact density, such as diffusion heads. Their ratio is that of the last
+            steps' Gaussians along two trajectories with the same noise, times the earlier steps' ratio of widths; what
+            is emitted is then close to the target's distribution and not equal to it.
     """
 
     tries: int = 10_000
@@ -116,8 +133,9 @@ class DensityRatio:
     ) -> Emitted:
         """How many of `drafted` [n, d] are accepted, and the value after them.
 
-        p: [n + 1] densities of the target, before each drafted value and after the last; q: [n] of the drafter, which
-        drew value i with the noise of output position `position + i`.
+        Args:
+            p: [n + 1] densities of the target, before each drafted value and after the last.
+            q: [n] of the drafter, which drew value i with the noise of output position `position + i`.
         """
         for number, x in enumerate(drafted):
             at = position + number
@@ -147,5 +165,5 @@ def draw(law: Density, seed: int, position: int) -> np.ndarray:
 
 
 def worst_case(tries: int) -> float:
-    """Most that running out of tries can move the law of a value, in total variation: max over t of t (1 - t)^tries."""
+    """Total variation that running out of tries can cause: max over t of t (1 - t)^tries."""
     return 1.0 / (math.e * tries)
