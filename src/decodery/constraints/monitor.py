@@ -60,6 +60,7 @@ class Monitor:
         prefix: Text of the file before the prompt.
         policy: "hard" masks, "soft" adds `bonus` to the logits of the analyser's names, "off_if_any" masks, but not
             after objects that make up attributes (`__getattr__`), nor by what calls elsewhere pass to a function.
+        bonus: Added to logits by the policy "soft".
         strict_dot: Tokens that hold a dot and a name are not written, so that no name goes unseen; false is the
             published behaviour, which lets them pass.
         underscores: Whether names that begin with one are allowed.

@@ -110,7 +110,7 @@ class Engine:
         It shares them with everything in progress.
 
         Args:
-            asking: A coroutine that yields forward requests.
+            coroutine: A coroutine that yields forward requests.
             trace: Where it records its steps, whose times and ledger are then filled in.
             memory: What it keeps of the model, so that it can be preempted.
             owner: Whose it is, as `Request.cache_namespace` is of a text.

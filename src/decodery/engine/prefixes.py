@@ -39,7 +39,7 @@ class PrefixCache:
 
     Args:
         most: Bytes of the blocks kept at most; what was used least recently goes first.
-        slabs: The memory they are in, which is kept whole, by identity.
+        memories: The memory they are in, which is kept whole, by identity.
         bytes: Of the blocks; what several texts share counts once.
         asked, found: Tokens of the prompts that were looked up, and those of them that were there.
     """

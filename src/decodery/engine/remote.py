@@ -35,7 +35,7 @@ class Piece:
 
     Attributes:
         tokens: Their texts, one by one where the server tells.
-        told: log-probability and likely tokens of each.
+        logprobs: Log-probability and likely tokens of each.
         reason: Why it ended.
         error: Why it was cut.
     """

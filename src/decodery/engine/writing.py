@@ -51,7 +51,7 @@ class WholeTexts:
         """Append pieces of text up to the first stop.
 
         Args:
-            told: log-probabilities of the pieces, where they are known.
+            logprobs: Log-probabilities of the pieces, where they are known.
 
         Returns:
             Whether the text has ended by one, or is too long.

@@ -354,13 +354,16 @@ class LLM(PromptRequests):
         apply_chat_template: bool = True,
         **settings: Unpack[RequestSettings],
     ) -> Any:
-        """The message of `length` bytes in a text that `stego_encode` wrote, as a `decodery.search.DecodedMessage`.
+        """Decode the message in a text that `stego_encode` wrote.
 
         Args:
             prompt: As given to `stego_encode`.
             text: The text, or its token ids.
             length: Bytes of the message.
-            search, settings: As given to `stego_encode`.
+            search, apply_chat_template, settings: As given to `stego_encode`.
+
+        Returns:
+            A `decodery.search.DecodedMessage`.
         """
         tokens = self.tokenizer.encode_after(text) if isinstance(text, str) else list(text)
         given: dict[str, Any] = {"drafter": None, **settings}

@@ -101,7 +101,7 @@ class Intervention:
     """A change of a segment's rows at one hook point; keys and values of earlier rows stay.
 
     Attributes:
-        site: The hook point.
+        hook_point: Where it is applied.
         change: Given the rows there [n, width] and their segment, returns what they are to be; it must neither write to
             what it is given nor depend on anything else that shares the pass. At "attn_scores.L" it is given zeros [n,
             slots] float64, whose slots are those of the segment's cache, content and then tentative rows, at

@@ -24,7 +24,7 @@ class Capabilities:
         trees: Rows of a pass may branch, as `Segment.mask` says; without it every row sees all those before it.
         exact_rows: A row's result is the same, bit for bit, whatever other rows share the pass.
         states: Takes embeddings or hidden states for rows, and gives the embeddings of tokens, see `EmbeddingModel`.
-        routes: Enters and leaves at any layer and skips sublayers.
+        layer_plans: Enters and leaves at any layer and skips sublayers.
         sites: Names of those that can be read and changed, see `sites.site`.
         policies: Attention asks the policy of a cache what to read, and caches may lose slots of some heads only.
         parts: Final norm and vocabulary projection can be called apart, see `OpenModel`.
@@ -94,7 +94,7 @@ class LanguageModel(Reader, Protocol):
         Args:
             batch: Rows of one or more sequences.
             taps: Where hidden states are read, see `sites.site`.
-            route: Which way the rows take.
+            layer_plan: Which layers the rows pass through.
 
         Raises:
             SettingsError: For what the model does not have.

@@ -65,10 +65,10 @@ class Particles(Contract, Generic[P]):
         log_weights: [N] natural logarithms. Resampling leaves their mean weight as it is.
         steps: How often the weights were multiplied.
         history: The resamplings so far.
-        moves: How often each particle is moved after a resampling.
     """
 
     moves = 0
+    """How often each particle is moved after a resampling."""
 
     def __init__(self, members: Ordered[P], resample: Resample, threshold: float = math.inf) -> None:
         self.members = list(members)

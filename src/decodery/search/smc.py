@@ -67,12 +67,16 @@ class SMC(Search):
     Attributes:
         particles: Texts in progress, one cache each.
         block: Tokens between two looks at the weights.
-        target: "tempered" is the law of the request, "powered" the model's own probability of a text to the `power`.
+        target: "tempered" is the distribution of the request, "powered" the model's own probability of a text to the
+            `power`.
+        power: Of the powered target.
         potential: A scorer of whole texts, whose logarithms are multiplied by `strength`; what it says of beginnings
             only guides.
+        strength: Multiplies the logarithms of the potential.
         lookahead: Rollouts per particle and block, at rollout_temperature, that estimate what a beginning leads to,
             which gives the weights of single runs heavy tails, the more so the lower that temperature is; 0 takes its
             potential for that.
+        rollout_temperature: Of the rollouts.
         moves: Metropolis-Hastings steps per particle after resampling, from a random block on; None: 1 and 0 without a
             potential, 64 and 2 with one.
         threshold: Resampling below this share of effective particles.

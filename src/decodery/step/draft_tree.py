@@ -82,7 +82,7 @@ class DraftTree:
         """One token after another after the last token.
 
         Args:
-            last: The last token, which becomes the root.
+            last_token: The last token, which becomes the root.
             drafted: Token ids below it, in order.
             origin, logq, distributions: See `DraftTree`.
         """
@@ -95,7 +95,7 @@ class DraftTree:
         """The trie of several continuations of the last token.
 
         Args:
-            last: The last token, which becomes the root.
+            last_token: The last token, which becomes the root.
             paths: Token ids of each continuation.
             nodes: How many drafted nodes it may have; what is beyond them is left out, last paths first.
         """

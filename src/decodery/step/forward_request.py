@@ -40,7 +40,7 @@ class ForwardRequest:
         segment: Rows of one text, with their cache.
         taps: Where hidden states are read, see `models.hooks.site`.
         role: What another model than the text's own goes by in the ledger, such as "draft", or a part of that model.
-        route: Which way the rows take through it.
+        layer_plan: Which layers the rows pass through.
         beside: What else may be asked while this is scored, of other models and caches: it is over when the answer
             comes.
     """
@@ -151,12 +151,12 @@ def score(
     layer_plan: LayerPlan = WHOLE,
     beside: ForwardCoroutine[None] | None = None,
 ) -> ForwardCoroutine[ForwardResult]:
-    """One segment scored by a model or a composition without routes and work beside it.
+    """One segment scored by a model or a composition.
 
     Args:
         model: What scores the rows.
         segment: Rows of one text, with their cache.
-        taps, role, route, beside: See `ForwardRequest`.
+        taps, role, layer_plan, beside: See `ForwardRequest`.
     """
     if isinstance(model, Composed):
         return (yield from model.compose(segment, taps, role))

@@ -38,7 +38,13 @@ class ScorerCalls(Protocol):
     def judge(
         self, prompts: Sequence[Conversation], *, most: int | None = None, logprobs: int | None = None
     ) -> ForwardCoroutine[list[sequence.Sequence]]:
-        """A judge's text after each prompt, of `most` tokens at most, with as many log-probabilities beside each."""
+        """A judge's text after each prompt.
+
+        Args:
+            prompts: Conversations for the judge.
+            most: Maximum tokens of a text; None for the judge's own limit.
+            logprobs: Log-probabilities beside each token.
+        """
         ...
 
     def reference(self, n: int) -> ForwardCoroutine[list[sequence.Sequence]]:

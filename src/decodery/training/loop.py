@@ -200,7 +200,7 @@ def content(data: object) -> str:
 
 
 def known_figures(path: Path, settings: Mapping[str, Any], name: str) -> list[float]:
-    """The list `name` in the JSON file that an earlier run of the same settings left, none where there is no file.
+    """The list `name` in the JSON file of an earlier run with the same settings; empty without a file.
 
     Raises:
         SettingsError: For a file of other settings.

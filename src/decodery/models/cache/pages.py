@@ -311,10 +311,11 @@ class PageTable:
 
 
 def resident(texts: Iterable[PageTable], memories: Mapping[int, PageMemory] = MappingProxyType({})) -> int:
-    """Bytes that these texts keep in memory together; each slab counts once and whole.
+    """Bytes that these texts keep in memory together; each memory counts once and whole.
 
     Args:
-        slabs: Others that count as well, by identity.
+        texts: Page tables of the texts.
+        memories: Others that count as well, by identity.
     """
     held = {id(run.memory): run.memory.bytes for text in texts for run in text.runs}
     return sum(held.values()) + sum(memory.bytes for key, memory in memories.items() if key not in held)

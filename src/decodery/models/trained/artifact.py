@@ -161,7 +161,7 @@ class TrainedPart:
 
     @classmethod
     def load_or_shipped(cls, given: Self | str | None, model: Reader, *, file: str, setting: str, command: str) -> Self:
-        """The part that a setting names, or the one that comes with this package for models of this vocabulary.
+        """The part that a setting names, or the shipped one for models of this vocabulary.
 
         Args:
             given: The part itself, its file or its folder; None for the one that comes along.

@@ -31,7 +31,7 @@ class Follower:
         logits: [1, vocab] after the last of them, None where not known.
         hidden: [hidden], the last layer's state of the newest row, where `tapped`.
         slots: See `Sequence`.
-        route: The way that drafts take through the model; what they leave there counts as read once they are text only
+        layer_plan: The layers that drafts pass through; what they leave there counts as read once they are text only
             where `kept`, else the text is read again, all the way.
         drafts: What it has read below them.
     """

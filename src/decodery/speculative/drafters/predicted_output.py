@@ -30,7 +30,7 @@ class PredictedOutput(Composite):
     counts the drafted tokens ("predicted") and the accepted ones ("predicted rightly"). Scope: the request, and that of
     the other drafter; memory: one entry per order and token.
 
-    Args:
+    Attributes:
         tokens: The predicted output, as `predicted_output` sets it.
         length: Tokens drafted per step.
         drafter: The other drafter.
