@@ -286,7 +286,11 @@ def dotted(tokens: list[int]) -> str:
     return b"".join(PIECES[token] for token in tokens).decode("latin-1")
 
 
-@pytest.mark.parametrize("drafter", [None, PromptLookup(length=6), DraftModel(TARGET, length=6)], ids=str)
+@pytest.mark.parametrize(
+    "drafter",
+    [None, PromptLookup(length=6), DraftModel(TARGET, length=6)],
+    ids=["plain", "prompt-lookup", "draft-model"],
+)
 @pytest.mark.parametrize("rule", [Coupled(), AWRS()], ids=lambda rule: type(rule).__name__)
 def test_the_analyser_is_asked_beside_the_loop(drafter, rule, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
