@@ -23,7 +23,8 @@ def test_the_index_of_methods_and_the_stubs_are_up_to_date() -> None:
 
 
 def test_every_method_is_exported_by_its_package() -> None:
-    found = methods()
+    # Benchmarks register methods of their own where other tests have imported them.
+    found = [method for method in methods() if method.cls.__module__.startswith("decodery.")]
     assert {method.family for method in found} <= set(EXPORTING)
     for method in found:
         package = importlib.import_module(f"decodery.{FAMILIES[method.family]}")

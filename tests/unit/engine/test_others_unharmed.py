@@ -121,7 +121,7 @@ def test_a_text_that_cannot_be_read_again_is_not_preempted(change: Callable[[Seq
 
 def test_salts_are_text() -> None:
     for cache_namespace in (None, "\ud800"):
-        with pytest.raises(SettingsError, match="salt must be text"):
+        with pytest.raises(SettingsError, match="cache_namespace must be text"):
             Request(PROMPT, cache_namespace=cache_namespace)  # type: ignore[arg-type]
 
 

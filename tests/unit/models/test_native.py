@@ -267,7 +267,7 @@ def test_row_does_not_depend_on_who_shares_a_long_text(name, dtype, kernels):
     assert torch.equal(alone, expected)
     # The fork that has begun anew halfway reads what it holds, not what the others hold there.
     changed = segments[4].cache
-    changed.blocks.own(0, changed.length, changed.length, 1)
+    changed.pages.own(0, changed.length, changed.length, 1)
     changed.stored(1)[0][:, 200].add_(1)
     moved, _ = run(model, stack, segments)
     assert not torch.equal(moved[4], expected[4])

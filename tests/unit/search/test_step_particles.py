@@ -321,7 +321,7 @@ class Written(Toy):
 
     def __init__(self, seed: int, length: int) -> None:
         super().__init__(lambda chances: 0, (4,) * length, True)
-        self.root.seq.rebind(seed=seed)
+        self.root.seq.request = SimpleNamespace(seed=seed)
 
     def extend(self, parents: Sequence[Node]) -> Iterator[Any]:
         return [self.drawn(parent) for parent in parents]
@@ -336,7 +336,7 @@ class Written(Toy):
             seed = mix(seed, PARTICLE, len(text), number)
         scores = MODEL.logits([*PROMPT, *text]).log_softmax(-1) + gumbel(seed, len(text), torch.arange(4))
         child = self.child(parent, int(scores.argmax()))
-        child.seq.rebind(seed=seed)
+        child.seq.request = SimpleNamespace(seed=seed)
         return child
 
     def child(self, parent: Node, token: int) -> Node:

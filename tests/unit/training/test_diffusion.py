@@ -40,7 +40,7 @@ def test_a_run_that_was_stopped_gives_the_model_of_one_that_was_not(
             raise Stopped
 
     monkeypatch.setattr(
-        diffusion, "Plan", lambda *steps, **settings: TrainingPlan(*steps, **settings, save_seconds=-1.0)
+        diffusion, "TrainingPlan", lambda *steps, **settings: TrainingPlan(*steps, **settings, save_seconds=-1.0)
     )
     with pytest.raises(Stopped):
         train_diffusion(RECIPE, tmp_path / "parts", validate_every=1, progress=stop)

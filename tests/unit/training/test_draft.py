@@ -190,7 +190,9 @@ def test_a_mask_may_leave_the_draft_nothing_to_say(target: LoadedModel, trained:
         )
         engine.run([seq])
         assert len(seq.generated) == 5 and not set(seq.generated) & set(draft.weights.kept.ids.tolist())
-    law = run_sync(DraftModel(draft).expand(seq, DraftTree.root(seq.last_token), [0]))
+    drafter = seq.request.drafter
+    assert isinstance(drafter, DraftModel)
+    law = run_sync(drafter.expand(seq, DraftTree.root(seq.last_token), [0]))
     assert law.exp().sum() == pytest.approx(1.0)
 
 

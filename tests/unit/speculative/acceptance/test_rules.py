@@ -216,7 +216,7 @@ class Branching(Drafter):
         return Provides(drafts=(self.origin,))
 
     def start(self, seq: Sequence) -> Any:
-        return self.model.start(seq)
+        seq.states[self.model] = self.model.start(seq)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         tree, layer, copies = DraftTree.root(seq.last_token), [0], {0: 1}

@@ -162,7 +162,12 @@ def test_the_engine_writes_what_generate_writes_whatever_drafts(loaded: LoadedMo
     # The same from a text in which a placeholder stands for each picture, and from branches of a search.
     prompt = loaded.tokenizer.decode(PROMPT, special=True)
     lm = LLM(loaded)
-    settings: dict[str, Any] = {"raw": True, "max_new_tokens": 10, "placeholder": SPECIAL[2], "ignore_eos": True}
+    settings: dict[str, Any] = {
+        "apply_chat_template": False,
+        "max_new_tokens": 10,
+        "placeholder": SPECIAL[2],
+        "ignore_eos": True,
+    }
     out = lm.generate(prompt, prompt_embeds=seen(), drafter=None, **settings)
     assert isinstance(out, Output) and out.prompt_tokens == lm.request(tokens, prompt_embeds=held).prompt == tokens
     assert out.tokens == expected
