@@ -58,7 +58,7 @@ from decodery_benchmarks.puzzles.base import drawn
 from decodery_benchmarks.puzzles.chain import Chain
 from decodery_benchmarks.results import begun_result, write_result
 from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer
-from decodery_benchmarks.training.puzzle_model import lesson as puzzles_of
+from decodery_benchmarks.training.puzzle_model import training_batch as puzzles_of
 
 ROOT = Path(__file__).parents[1]
 TEXTS, STEPS, BATCH, HELD, DRAFTED = 400, 200, 8, 12, 4

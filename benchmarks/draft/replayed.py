@@ -70,6 +70,11 @@ class Text:
     def position(self) -> int:
         return len(self.tokens) - self.prompt_length
 
+    @property
+    def request(self) -> Text:
+        """What the text is to become stands beside what it is here."""
+        return self
+
 
 def recorded(work: Path, temperature: float, count: int, new: int) -> list[Text]:
     """Texts of plain decoding, from the folder where they are there."""

@@ -18,11 +18,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def paths(*more: Path) -> None:
     """Put the source tree and the tests on the path, of this process and of those it starts."""
-    for folder in (ROOT / "tests" / "support", ROOT / "src", *more):
+    for folder in (ROOT / "tests" / "support", ROOT / "src", ROOT / "benchmarks", *more):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     # The tests find their own folder; on the path of a process their names could hide others.
-    known = [str(ROOT / "src"), *map(str, more), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    known = [
+        str(ROOT / "src"),
+        str(ROOT / "benchmarks"),
+        *map(str, more),
+        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(known))
 
 

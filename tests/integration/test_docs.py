@@ -69,7 +69,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     command = folder / "decodery"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m decodery "$@"\n')
     command.chmod(0o755)
-    (folder / "python").symlink_to(sys.executable)
+    # A link would not be the environment's Python any more.
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 

@@ -153,7 +153,7 @@ def test_a_tokenizer_that_ends_its_process_ends_another_one(tmp_path: Path, monk
                  "pad_type_id": 0, "pad_token": "x"},
     )  # fmt: skip
     monkeypatch.setattr(tokenizer_file, "_UNUSED", ())
-    with pytest.raises(CorruptFile, match="ends the process"):
+    with pytest.raises(CorruptFile, match="its process breaks down"):
         Tokenizer.from_file(path)
 
 

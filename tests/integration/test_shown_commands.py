@@ -6,7 +6,6 @@ import functools
 import re
 import shlex
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -43,7 +42,7 @@ MODELS = dict.fromkeys(
 """What stands for the models of a reader."""
 RUN = {"generate", "methods", "info", "stego", "compress-text", "decompress-text"}
 """Commands that answer within seconds."""
-MADE = {after for arguments in SHOWN.values() for option, after in pairwise(arguments) if option == "--out"}
+MADE = {after for _, block in BLOCKS for after in re.findall(r"--out (\S+)", block)}
 """What other commands make. Tests of training use such parts."""
 PLACEHOLDER = re.compile(r"\b(FOLDER|DIR|FILE|LLAVA|t5-small|prm\.safetensors|begun\.py)\b|\$\(")
 """A reader's own models and files."""

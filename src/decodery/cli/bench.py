@@ -147,7 +147,13 @@ measure_options = together(
         show_default="96; jsonschema 512",
         help="Maximum tokens of an answer.",
     ),
-    _how("--max-draft-tokens", type=int, metavar="N", help="Draft at most N tokens per step and prompt (80)."),
+    _how(
+        "--max-draft-tokens",
+        type=int,
+        metavar="N",
+        show_default="80",
+        help="Draft at most N tokens per step and prompt.",
+    ),
     _how("--temperature", type=float, metavar="T", show_default="0", help="Sampling temperature. 0: greedy decoding."),
     _how(
         "--seed",

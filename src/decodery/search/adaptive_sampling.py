@@ -51,8 +51,8 @@ class AdaptiveSampling(JudgedSearch):
         width: Texts drawn side by side before it is asked again, which waits less and draws more.
         scorer: Of finished texts. Published is the chance that a fresh text of the same model would not be better,
             which asks what is to be gained here and not what is right: learned by a head, process-reward(head=FILE) of
-            `decodery train prm --labels restart`, or value-head(head=FILE) of `decodery train value --restart`. Other
-            scorers stop where they are satisfied.
+            `python benchmarks/train.py prm --labels restart`, or value-head(head=FILE) of
+            `decodery train value --restart`. Other scorers stop where they are satisfied.
     """
 
     n: int = 16

@@ -115,7 +115,9 @@ def test_plain_text_stop_strings_and_a_sampler_by_name() -> None:
 def test_an_error_is_one_sentence_and_exit_status_1() -> None:
     done = run("methods", "promt-lookup")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("decodery: no method is called 'promt-lookup': did you mean prompt-lookup?")
+    assert done.stderr.startswith(
+        "decodery: no method is called 'promt-lookup': did you mean prompt-lookup or predicted-output?"
+    )
 
 
 def test_bad_usage() -> None:
