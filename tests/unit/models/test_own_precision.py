@@ -28,6 +28,7 @@ from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear, quantize_rows
 from decodery.models.native.packed import BITS
+from decodery.models.native.super_blocks import SuperBlockLinear
 from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer
 from tiny_gguf import as_linear, random_blocks, write_gguf
@@ -187,6 +188,42 @@ def test_a_file_without_one_of_its_matrices_is_refused(dtype: str, home: Path, t
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_down.weight", b"blk.1.xxattn_rot_embd"))
     with pytest.raises(CorruptFile, match=r"no tensor blk\.1\.ffn_down\.weight: the file is incomplete"):
         load(path, dtype=dtype, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "IQ4_XS", "Q5_K", "Q6_K"])
+def test_super_blocks_are_kept_in_a_file_and_others_are_refused(kind: str, tmp_path: Path) -> None:
+    config = tiny_transformer(0).config
+    config = dataclasses.replace(
+        config, hidden_size=256, intermediate_size=256, num_heads=16, num_kv_heads=16, head_dim=16
+    )
+    path, tensors, layers = tmp_path / "weights.safetensors", dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    for slot in slots(config):
+        if not slot.linear:
+            tensors[slot.name] = torch.ones(slot.shape)
+            continue
+        layer = as_linear(kind, random_blocks(Kind[kind], slot.shape[0], 1))
+        layers[slot.name] = layer.dense()
+        tensors |= {slot.name.removesuffix("weight") + name: tensor for name, tensor in layer.tensors().items()}
+    save_file(tensors, path)
+    weights = fused.read(path, config, torch.device("cpu"))
+    down = weights.layers[1].down
+    assert isinstance(down, SuperBlockLinear) and down.form == as_linear(kind, random_blocks(Kind[kind], 1, 1)).form
+    assert torch.equal(down.dense(), layers["layers.1.down.weight"])
+    # Saved anew they are the same.
+    fused.save(path, weights)
+    again = fused.read(path, config, torch.device("cpu")).layers[1].down
+    assert isinstance(again, SuperBlockLinear) and torch.equal(again.dense(), down.dense())
+    stem = "layers.1.down."
+    wrong = {
+        "integers": [tensors[f"{stem}integers"][:, :4], tensors[f"{stem}integers"].float()],
+        "super_scales": [tensors[f"{stem}super_scales"][:, :0], tensors[f"{stem}super_scales"].repeat(1, 1, 3)],
+        "weight": [tensors[f"{stem}weight"][:, :-1]],
+    }
+    for name, others in wrong.items():
+        for other in others:
+            save_file(tensors | {stem + name: other.contiguous()}, path)
+            with pytest.raises(CorruptFile, match="do not fit their configuration"):
+                fused.read(path, config, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("form", [Form.BLOCKS4, Form.BLOCKS5])

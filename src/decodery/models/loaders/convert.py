@@ -17,7 +17,7 @@ from ..config import ModelConfig
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.packed import BITS, BLOCK, SUPER, SUPER_BYTES
-from ..native.super_blocks import BlockKind
+from ..native.super_blocks import BlockKind, has_least
 from .fused_slots import Slot, slots
 from .in_place import IN_PLACE, Piece, Plan
 from .store import Progress, replacing
@@ -150,7 +150,7 @@ def _layout(slot: Slot, kept: _Kept) -> _Layout:
     outputs, inputs = slot.shape
     weight, blocks = (torch.uint8, (outputs, inputs * BITS[kept] // 8)), (outputs, inputs // BLOCK)
     if kept in SUPER_BYTES:
-        count, integers = (2, torch.uint8) if kept in (Form.SUPER4, Form.SUPER5) else (1, torch.int8)
+        count, integers = (2, torch.uint8) if has_least(kept) else (1, torch.int8)
         scales = torch.float16, (outputs, inputs // SUPER, count)
         return {slot.name: weight, f"{stem}super_scales": scales, f"{stem}integers": (integers, (*blocks, 2))}
     if kept == Form.BLOCKS4:

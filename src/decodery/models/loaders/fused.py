@@ -16,9 +16,9 @@ from ..config import ModelConfig
 from ..native.block_linear import BlockLinear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
-from ..native.packed import BITS, BLOCK
+from ..native.packed import BITS, BLOCK, SUPER
 from ..native.rounded_inputs import LEVELS, MOST_SHIFT, RoundedInputs
-from ..native.super_blocks import SuperBlockLinear
+from ..native.super_blocks import SuperBlockLinear, has_least, super_form
 from ..native.ternary import PER_BYTE, TernaryLinear
 from ..torch.weights import Dense, Kept, Layer, Linear, Use, Weights, holders
 from ..trained.artifact import read_tensors
@@ -136,6 +136,10 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
     )
 
 
+_BESIDE = ("scale", "step", "least", "scales", "super_scales", "integers", "levels", "shifts")
+"""Tensors that may stand beside the weight of a linear layer."""
+
+
 def _check(path: Path, config: ModelConfig, tensors: dict[str, torch.Tensor], placed: dict[str, Rows]) -> None:
     """Refuse tensors of other names, shapes or types than the configuration's: kernels would read beyond them."""
     # Layers that are only promised end this at the first one: there are no more slots than tensors.
@@ -143,7 +147,7 @@ def _check(path: Path, config: ModelConfig, tensors: dict[str, torch.Tensor], pl
     known = {"kept.ids", "kept.rows"}
     for slot in slots(config) if fitting else ():
         stem = slot.name.removesuffix("weight")
-        known |= {slot.name, *(stem + name for name in ("scale", "step", "least", "scales", "levels", "shifts"))}
+        known |= {slot.name, *(stem + name for name in _BESIDE)}
     if not fitting or not known.issuperset(tensors):
         raise CorruptFile(f"the weights {path} do not fit their configuration: get or make that file again")
 
@@ -167,6 +171,16 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
         return False
     if found.dtype == torch.int8 or ternary:
         wanted = {"weight": (outputs, inputs // PER_BYTE) if ternary else slot.shape, "scale": (outputs,)}
+    elif (integers := tensors.get(f"{stem}integers")) is not None:
+        form = super_form(found, tensors.get(f"{stem}super_scales"), inputs)
+        if form is None or integers.dtype != (torch.uint8 if has_least(form) else torch.int8):
+            return False
+        scales = (outputs, inputs // SUPER, 1 + has_least(form))
+        wanted = {
+            "weight": (outputs, inputs * BITS[form] // 8),
+            "super_scales": scales,
+            "integers": (outputs, inputs // BLOCK, 2),
+        }
     elif f"{stem}scales" in tensors:
         sizes = [(outputs, inputs * bits // 8) for bits in BITS.values()]
         fitting = tuple(found.shape) if tuple(found.shape) in sizes else sizes[0]
@@ -174,8 +188,9 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
     else:
         blocks = (outputs, inputs // BLOCK)
         wanted = {"weight": (outputs, inputs // 2), "step": blocks, "least": blocks}
-    halves = dict.fromkeys(("step", "least", "scales"), torch.float16)
+    halves = dict.fromkeys(("step", "least", "scales", "super_scales"), torch.float16)
     types = {"scale": torch.float32, **halves, "weight": found.dtype}
+    types |= {name: tensor.dtype for name in ("integers",) if (tensor := tensors.get(stem + name)) is not None}
     parts = {name: tensors.get(stem + name) for name in wanted}
     return found.dtype in (torch.int8, torch.uint8) and all(
         part is not None and tuple(part.shape) == wanted[name] and part.dtype == types[name]

@@ -24,7 +24,7 @@ from decodery.core.native.kernels import Form, address, library
 from ..mapped_memory import discard
 from ..native.block_linear import BlockLinear
 from ..native.int4 import Int4Linear
-from ..native.packed import BLOCK, PANEL, SUPER_BYTES, panel_bytes
+from ..native.packed import PANEL, SUPER_BYTES, panel_bytes
 from ..native.super_blocks import BlockKind, SuperBlockLinear, block_layer
 from ..torch.weights import Weights
 from .gguf_blocks import NUMBERS, READ, SIZES
@@ -110,7 +110,7 @@ class Plan:
                 raise ValueError("pieces of one slot differ")
             for piece in pieces:
                 fits = piece.kind in READ and piece.begin >= 0 and piece.rows > 0 and piece.inputs > 0
-                if not fits or piece.inputs % BLOCK or piece.end > self.size or piece.turned % 2:
+                if not fits or piece.inputs % SIZES[piece.kind][0] or piece.end > self.size or piece.turned % 2:
                     raise ValueError("a piece lies outside of the file")
                 if piece.turned and (piece.turned < 0 or piece.rows % piece.turned):
                     raise ValueError("heads do not divide the rows")

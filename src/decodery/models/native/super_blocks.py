@@ -52,10 +52,6 @@ class SuperBlockLinear(Native):
         """(out, in)"""
         return self.scales.shape[0], SUPER * self.scales.shape[1]
 
-    @property
-    def _has_least(self) -> bool:
-        return self.form in (Form.SUPER4, Form.SUPER5)
-
     def values(self) -> torch.Tensor:
         """[out, in] float32 what the numbers stand for before any scale, integers from -127 to 113."""
         numbers = stored_numbers(self.weight, self.shape[1], BITS[self.form])
@@ -69,7 +65,7 @@ class SuperBlockLinear(Native):
         blocks = SUPER // packed.BLOCK
         step = self.scales[..., :1].float().repeat_interleave(blocks, dim=1)
         halves = self.values().view(outputs, -1, 2, packed.BLOCK // 2)
-        if not self._has_least:
+        if not has_least(self.form):
             return (halves * (step * self.integers.float())[..., None]).view(outputs, inputs)
         least = self.scales[..., 1:].float().repeat_interleave(blocks, dim=1) * self.integers[..., 1:].float()
         return (halves * (step * self.integers[..., :1].float())[..., None] - least[..., None]).view(outputs, inputs)
@@ -86,7 +82,7 @@ class SuperBlockLinear(Native):
         per_group, per_super = packed.GROUP // width, SUPER // packed.GROUP
         result = torch.zeros(len(rows), outputs, device=rows.device, dtype=torch.float32)
         leasts = None
-        if self._has_least:
+        if has_least(self.form):
             leasts, least_step = _integer_sums(whole.sum(dim=-1) * scale.repeat_interleave(per_group, dim=-1))
         for number in range(inputs // SUPER):
             total = torch.zeros_like(result)
@@ -103,20 +99,39 @@ class SuperBlockLinear(Native):
         return result if self.bias is None else result + self.bias
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What a file keeps of this layer, by name; which integers they are says its form."""
+        """What a file keeps of this layer, by name. The shapes tell its form: see `super_form`."""
         kept = {"weight": self.weight, "super_scales": self.scales, "integers": self.integers}
         return kept if self.bias is None else kept | {"bias": self.bias}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> SuperBlockLinear:
         """The layer that `tensors` came from."""
-        weight, scales, integers = tensors["weight"], tensors["super_scales"], tensors["integers"]
-        bits = 8 * weight.shape[1] // (SUPER * scales.shape[1])
-        if scales.shape[2] == 2:
-            form = Form.SUPER4 if bits == 4 else Form.SUPER5
-        else:
-            form = Form.SUPER_TABLE4 if bits == 4 else Form.SUPER6
-        return cls(form, weight, scales, integers, tensors.get("bias"))
+        weight, scales = tensors["weight"], tensors["super_scales"]
+        form = super_form(weight, scales, SUPER * scales.shape[1])
+        assert form is not None
+        return cls(form, weight, scales, tensors["integers"], tensors.get("bias"))
+
+
+def has_least(form: Form) -> bool:
+    """Whether the blocks of a form have least values."""
+    return form in (Form.SUPER4, Form.SUPER5)
+
+
+def super_form(weight: torch.Tensor, scales: torch.Tensor | None, inputs: int) -> Form | None:
+    """The form of super-blocks that tensors of a file are kept in.
+
+    Args:
+        weight: [out, inputs * bits / 8] uint8.
+        scales: [out, inputs / 256, 2], or 1 without least values.
+        inputs: Of the layer.
+
+    Returns:
+        None where the shapes are those of no form.
+    """
+    if scales is None or scales.ndim != 3 or weight.ndim != 2 or inputs % SUPER:
+        return None
+    sizes = {(inputs * BITS[form] // 8, 1 + has_least(form)): form for form in packed.SUPER_BYTES}
+    return sizes.get((weight.shape[1], scales.shape[2]))
 
 
 BlockKind: TypeAlias = Int4Linear | BlockLinear | SuperBlockLinear

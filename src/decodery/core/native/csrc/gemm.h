@@ -21,8 +21,8 @@ static void quantize_halves(int32_t row, int32_t super, const Quantized& a) {
     a.least_step[index] = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest * (1.0f / least_most);
 }
 
-// One row of n floats; the bytes behind n are zero.
-static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a) {
+// One row of n floats, for weights of a form; the bytes after n are zero.
+static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a, Form form) {
     int8_t* q = a.q + int64_t(row) * a.width;
     for (int32_t g = 0; g < a.groups(); ++g, q += group_size) {
         f16 v[4];
@@ -52,7 +52,7 @@ static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a)
         a.halves[2 * index] = scale * float(first);
         a.halves[2 * index + 1] = scale * float(second);
     }
-    for (int32_t s = 0; s < a.supers(); ++s) quantize_halves(row, s, a);
+    for (int32_t s = 0; is_super(form) && has_least(form) && s < a.supers(); ++s) quantize_halves(row, s, a);
 }
 
 #ifndef DECODERY_NARROW

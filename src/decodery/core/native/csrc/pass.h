@@ -65,7 +65,7 @@ struct Runner {
         for (int32_t row = mine.begin; row < mine.end; ++row) {
             float* normed = whole ? scratch() : state.narrow.floats + int64_t(row) * model.hidden;
             normalize(pass.hidden + int64_t(row) * model.hidden, weight, model.hidden, model.eps, normed);
-            if (whole) quantize(normed, model.hidden, row, state.narrow);
+            if (whole) quantize(normed, model.hidden, row, state.narrow, linear.form);
         }
         meet(stage_norm);
     }
@@ -73,7 +73,7 @@ struct Runner {
     void quantize_rows(const float* x, int32_t n, const Quantized& a, const Linear& linear) {
         if (is_floating(linear.form)) return;
         const Range mine = my_rows();
-        for (int32_t row = mine.begin; row < mine.end; ++row) quantize(x + int64_t(row) * n, n, row, a);
+        for (int32_t row = mine.begin; row < mine.end; ++row) quantize(x + int64_t(row) * n, n, row, a, linear.form);
         meet(stage_norm);
     }
 
