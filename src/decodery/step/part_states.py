@@ -17,20 +17,21 @@ class PartStates:
     __slots__ = ("_states",)
 
     def __init__(self) -> None:
-        self._states: dict[int, Any] = {}
+        # The part itself is kept, so that no later object has its identity.
+        self._states: dict[int, tuple[object, Any]] = {}
 
     def __getitem__(self, part: object) -> Any:
         try:
-            return self._states[id(part)]
+            return self._states[id(part)][1]
         except KeyError:
             raise KeyError(f"{type(part).__name__} has no state of this text: store what its start returns") from None
 
     def __setitem__(self, part: object, state: Any) -> None:
-        self._states[id(part)] = state
+        self._states[id(part)] = part, state
 
     def get(self, part: object) -> Any:
         """The state of a part, None where it has none."""
-        return self._states.get(id(part))
+        return self._states.get(id(part), (part, None))[1]
 
     def only(self, part: object) -> PartStates:
         """The state of one part, where it has one; shared with this text."""
@@ -48,5 +49,6 @@ class PartStates:
             without: Parts whose states stay as they are here.
         """
         kept = {id(part) for part in without}
-        copied = {key: state for key, state in other._states.items() if key not in kept}
-        self._states |= deepcopy(copied, dict(shared))
+        copied = {key: state for key, (_, state) in other._states.items() if key not in kept}
+        for key, state in deepcopy(copied, dict(shared)).items():
+            self._states[key] = other._states[key][0], state
