@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +100,7 @@ class Artifact:
         return cls(kind, tensors, known.raw, about.get("model", ""))
 
 
-class TrainedPart:
+class TrainedPart(ABC):
     """A part that was trained for a model and is kept in one file.
 
     The base of dataclasses with `facts` and `model`.
@@ -121,18 +122,18 @@ class TrainedPart:
     def __init_subclass__(cls) -> None:
         cls._kept = staticmethod(remembered(cls.read))
 
+    @abstractmethod
     def artifact(self) -> Artifact:
         """What a file keeps of it."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def from_artifact(cls, found: Artifact) -> Self:
         """What `artifact` gave.
 
         Raises:
             ValueError, TypeError, KeyError, IndexError, RuntimeError: The tensors are others, or do not fit each other.
         """
-        raise NotImplementedError
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
