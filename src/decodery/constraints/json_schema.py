@@ -45,6 +45,9 @@ class JSONSchema(ConstraintSpec):
 
     Attributes:
         schema: An object, true, or the text of one; drafts 4 to 2020-12, `format` included.
+        additional_properties: What an object may hold whose schema lists `properties` and has no
+            `additionalProperties`. "closed": nothing else, as llama.cpp and xgrammar have it, so that texts of small
+            models end. "open": any other property, as JSON Schema has it.
         whitespace: "flexible" allows up to 32 blanks where JSON allows any, "compact" none.
         unenforced: What happens to keywords that no mask enforces, such as `not` or `uniqueItems`. "refuse": an error.
             "check": finished texts are checked with the jsonschema package; `generate` writes them anew where they
@@ -55,6 +58,7 @@ class JSONSchema(ConstraintSpec):
 
     schema: str | Mapping[str, Any] | bool
     whitespace: Literal["flexible", "compact"] = "flexible"
+    additional_properties: Literal["closed", "open"] = "closed"
     unenforced: Literal["refuse", "check"] = "refuse"
     unknown_formats: Literal["refuse", "ignore"] = "refuse"
     max_tries: int = 4
@@ -63,6 +67,10 @@ class JSONSchema(ConstraintSpec):
         super().__post_init__()
         if self.whitespace not in _LAYOUTS:
             raise SettingsError(f"the whitespace of json-schema is flexible or compact, not {self.whitespace!r}")
+        if self.additional_properties not in ("closed", "open"):
+            raise SettingsError(
+                f"additional_properties of json-schema is closed or open, not {self.additional_properties!r}"
+            )
         if self.unenforced not in ("refuse", "check"):
             raise SettingsError(f"unenforced of json-schema is refuse or check, not {self.unenforced!r}")
         if self.unknown_formats not in ("refuse", "ignore"):
@@ -82,7 +90,7 @@ class JSONSchema(ConstraintSpec):
         assert isinstance(self.schema, str)
         whole = json.loads(self.schema)
         left = Unenforced(self.unenforced == "check", self.unknown_formats == "ignore", offered=True)
-        schema = prepare(whole, left)
+        schema = prepare(whole, left, closes=self.additional_properties == "closed")
         # A boolean has no place for options; it says the same as these.
         schema = {"allOf": [schema]} if isinstance(schema, bool) else schema
         options = {**_LAYOUTS[self.whitespace], "json_allowed_escapes": 'nrbtf\\"'}

@@ -15,6 +15,7 @@ from typing import Any
 from decodery.core.errors import ConstraintError
 
 from .bounds import bounded, require_common_multiple, require_exact
+from .closed import closed, describes_alone
 from .disjoint import Prover
 from .inhabited import with_values
 from .references import References, SchemaLocation, entered
@@ -80,19 +81,20 @@ _IDLE: dict[str, Any] = {
 nor enforced is a remark to people, or a place for schemas that references point to."""
 
 
-def prepare(schema: Any, unenforced: Unenforced | None = None) -> Any:
+def prepare(schema: Any, unenforced: Unenforced | None = None, *, closes: bool = True) -> Any:
     """The schema in the form the engine gets.
 
     Args:
         schema: an object, true or false, of draft 4 to 2020-12.
         unenforced: what may be left out, and afterwards what was; None: nothing.
+        closes: Whether an object that lists `properties`, and says nothing of others, has no others.
 
     Raises:
         ConstraintError: naming what cannot be enforced exactly and may not be left out.
     """
     require_size(schema)
     try:
-        return _Preparation(schema, unenforced or Unenforced()).done()
+        return _Preparation(schema, unenforced or Unenforced(), closes).done()
     except RecursionError as error:
         raise ConstraintError("the JSON schema is nested too deeply: make it flatter") from error
 
@@ -100,11 +102,13 @@ def prepare(schema: Any, unenforced: Unenforced | None = None) -> Any:
 class _Preparation:
     """One document on its way to the engine."""
 
-    def __init__(self, document: Any, unenforced: Unenforced) -> None:
+    def __init__(self, document: Any, unenforced: Unenforced, closes: bool) -> None:
         self.unenforced = unenforced
+        self.closes = closes
         self.references = References(document)
-        self.names = {id(document): "#"}
-        self.waiting: list[tuple[str, Any, SchemaLocation]] = []
+        # A schema that is part of the description of an object has a form of its own.
+        self.names = {(id(document), False): "#"}
+        self.waiting: list[tuple[str, Any, SchemaLocation, bool]] = []
         self.shared: dict[str, Any] = {}
         self.alternatives: list[tuple[dict[str, Any], str]] = []
         self.steps: list[float] = []
@@ -113,8 +117,8 @@ class _Preparation:
         document = self.references.document
         root = self.walk(document, self.references.start)
         while self.waiting:
-            name, schema, place = self.waiting.pop()
-            self.shared[name] = self.walk(schema, place)
+            name, schema, place, part = self.waiting.pop()
+            self.shared[name] = self.walk(schema, place, part)
         require_common_multiple(self.steps)
         prover = Prover(lambda reference: root if reference == "#" else self.shared[reference[len("#/$defs/") :]])
         for schema, path in self.alternatives:
@@ -132,22 +136,25 @@ class _Preparation:
             )
         return root | {"$defs": self.shared} if self.shared else root
 
-    def walk(self, schema: Any, around: SchemaLocation) -> Any:
-        """One schema in the engine's form."""
+    def walk(self, schema: Any, around: SchemaLocation, part: bool = False) -> Any:
+        """One schema in the engine's form. part: whether others describe the same value as well."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
             raise ConstraintError(f"the JSON schema is wrong at {around.path}: a schema is an object or true or false")
         place = entered(schema, around)
         if "$ref" in schema and place.replaces:
-            return {"$ref": self.named(schema["$ref"], place)}
+            return {"$ref": self.named(schema["$ref"], place, part)}
         done: dict[str, Any] = {}
+        alone = {word for word in _BESIDE if word in schema and not part and describes_alone(schema, word)}
+        if self.closes and not part and not alone:
+            schema = closed(schema, place, self.references.find)
         for keyword, value in _tuples(schema).items():
             if keyword in _IDLE:
                 if not _IDLE[keyword](value, schema):
                     self.unenforced.keyword(keyword, place.path)
             elif keyword in _ENFORCED:
-                done[keyword] = self.value(keyword, value, place)
+                done[keyword] = self.value(keyword, value, place, keyword in _BESIDE and keyword not in alone)
         _check_literals(done, place.path)
         _check_required(done, place.path)
         if done.get("minProperties", 0) - len(set(done.get("required", ()))) > 1:
@@ -162,32 +169,33 @@ class _Preparation:
             self.alternatives.append((done, place.path))
         return done
 
-    def value(self, keyword: str, value: Any, place: SchemaLocation) -> Any:
-        """What a keyword says, in the engine's form."""
+    def value(self, keyword: str, value: Any, place: SchemaLocation, part: bool) -> Any:
+        """What a keyword says, in the engine's form. part: as in `walk`, for schemas of the same value."""
         inside = place.at(keyword)
         if keyword == "$ref":
-            return self.named(value, place)
+            return self.named(value, place, part)
         if keyword in ("properties", "patternProperties"):
             if not isinstance(value, Mapping):
                 raise ConstraintError(f"the JSON schema is wrong at {inside.path}: it must be an object")
             walked = {name: self.walk(each, inside.at(name)) for name, each in value.items()}
             return walked if keyword == "properties" else with_patterns(walked, inside.path)
         if keyword in _LISTS and isinstance(value, list):
-            return [self.walk(each, inside.at(number)) for number, each in enumerate(value)]
+            return [self.walk(each, inside.at(number), part) for number, each in enumerate(value)]
         if keyword in _SCHEMA:
             return self.walk(value, inside)
         return _plain(keyword, value, inside.path)
 
-    def named(self, reference: Any, place: SchemaLocation) -> str:
-        """The engine's reference to what a reference means, which is walked later."""
+    def named(self, reference: Any, place: SchemaLocation, part: bool) -> str:
+        """The engine's reference to what a reference means, which is walked later. part: as in `walk`."""
         target, found = self.references.find(reference, place)
-        if id(target) not in self.names:
+        key = id(target), part and self.closes
+        if key not in self.names:
             self._require_end(target, found)
             name = self._free(re.sub(r"\W", "_", found.path.rpartition("/")[2]) or "schema")
-            self.names[id(target)] = f"#/$defs/{name}"
+            self.names[key] = f"#/$defs/{name}"
             self.shared[name] = None
-            self.waiting.append((name, target, found))
-        return self.names[id(target)]
+            self.waiting.append((name, target, found, key[1]))
+        return self.names[key]
 
     def _free(self, name: str) -> str:
         number, found = 1, name
