@@ -207,7 +207,7 @@ class Soak:
     async def deaf(self) -> None:
         """Asks for a long stream and never reads it."""
         host, port = self.http.base_url.host, self.http.base_url.port
-        body = json.dumps({"prompt": "Once", "max_tokens": 300, "stream": True, "decodery": {"ignore_eos": True}})
+        body = json.dumps({"prompt": "Once", "max_tokens": 300, "stream": True, "ignore_eos": True})
         head = (
             f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )

@@ -17,6 +17,7 @@ from decodery.sampling.constraint import Constraint
 
 from .base import ConstraintSpec, require_text
 from .engine import GrammarConstraint, GrammarState
+from .json_schema import JSONSchema
 from .lark import lark
 from .schema import prepare
 
@@ -44,7 +45,7 @@ class FunctionCall:
 @register(
     "tool-calls",
     guarantee="every call in a finished text names a tool and has arguments that are valid under its schema",
-    texts=("tools",),
+    texts=("tools", "answer"),
 )
 @dataclass(frozen=True)
 class ToolCalls(ConstraintSpec):
@@ -58,11 +59,13 @@ class ToolCalls(ConstraintSpec):
         required: The text is calls from the first token on; else it is free until the first mark of a call, after which
             there are calls alone.
         several: Whether there may be more than one call.
+        answer: A JSON schema, or its text, that a text without calls follows; None leaves it free.
     """
 
     tools: str | Sequence[Mapping[str, Any]]
     required: bool = False
     several: bool = True
+    answer: str | Mapping[str, Any] | bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +83,8 @@ class ToolCalls(ConstraintSpec):
             if not isinstance(tool.get("parameters") or {}, dict):
                 raise ConstraintError(f"the parameters of the tool {tool['name']} are no JSON schema of an object")
         object.__setattr__(self, "tools", text)
+        if self.answer is not None:
+            object.__setattr__(self, "answer", JSONSchema(self.answer).schema)
 
     def compile(self, vocabulary: Vocabulary) -> Constraint:
         assert isinstance(self.tools, str)
@@ -90,21 +95,32 @@ class ToolCalls(ConstraintSpec):
             rules.append(f"object{number}: %json {json.dumps(_schema(tool))}")
         more = f' ("\\n{MARK}" call)*' if self.several else ""
         rules.append(f'call: ({" | ".join(heads)}) "}}\\n{END}"')
-        rules.append(f"start: {json.dumps(MARK) if self.required else ''} call{more}")
+        marked = self.required or self.answer is not None
+        start = f"{json.dumps(MARK) if marked else ''} call{more}"
+        if self.answer is not None and not self.required:
+            assert isinstance(self.answer, str)
+            start = f"{start} | answer"
+            rules.append(f"answer: %json {json.dumps(_prepared(json.loads(self.answer)))}")
+        rules.append(f"start: {start}")
         try:
             grammar = GrammarConstraint(vocabulary, lark("\n".join(rules), self.mode))
         except ConstraintError as error:
             raise ConstraintError(f"the parameters of the tools cannot be enforced: {error}") from error
-        return grammar if self.required else ToolCallsConstraint(vocabulary, grammar)
+        return grammar if marked else ToolCallsConstraint(vocabulary, grammar)
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments, in the form the engine enforces in full."""
     try:
-        prepared = prepare({**(tool.get("parameters") or _NOTHING), "type": "object"})
-        return {**({"allOf": [prepared]} if isinstance(prepared, bool) else prepared), "x-guidance": _LAYOUT}
+        return _prepared({**(tool.get("parameters") or _NOTHING), "type": "object"})
     except ConstraintError as error:
         raise ConstraintError(f"the parameters of the tool {tool['name']} cannot be enforced: {error}") from error
+
+
+def _prepared(schema: Any) -> dict[str, Any]:
+    """A schema in the form that the engine enforces in full."""
+    prepared = prepare(schema)
+    return {**({"allOf": [prepared]} if isinstance(prepared, bool) else prepared), "x-guidance": _LAYOUT}
 
 
 def read_calls(text: str) -> tuple[str, list[FunctionCall]]:

@@ -149,6 +149,8 @@ class LLM(PromptRequests):
         *,
         n: int = 1,
         tools: Ordered[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
         return_cache: bool = False,
         **settings: Unpack[RequestSettings],
     ) -> Output | list[Output]:
@@ -159,6 +161,8 @@ class LLM(PromptRequests):
             sampling_params: Settings for several calls; keyword arguments take precedence.
             n: Number of answers to each conversation; answer i has seed `seed + i`, modulo 2^64.
             tools: Functions that the model may call, as JSON schemas in the form of the OpenAI API.
+            chat_template_kwargs: Variables for the chat template, such as {"enable_thinking": False}.
+            continue_final_message: Go on with the last message, which the assistant began.
             return_cache: See `generate`.
             **settings: See `request`.
 
@@ -170,7 +174,12 @@ class LLM(PromptRequests):
             SettingsError: For a model without a chat template, or a wrong setting.
         """
         given, (prompts, many) = merged(sampling_params, settings), conversations(messages)
-        engine, form = self.engine(), {} if tools is None else {"tools": tools}
+        form = {
+            "tools": tools,
+            "chat_template_kwargs": chat_template_kwargs,
+            "continue_final_message": continue_final_message,
+        }
+        engine = self.engine()
         texts = (submit(self, engine, each, n, form, given) for each in prompts)
         found = all_outputs(engine, texts, partial(self.output, return_cache=return_cache))
         return found if many or n > 1 else found[0]

@@ -96,6 +96,8 @@ class PromptRequests:
         apply_chat_template: bool = True,
         allow_special: bool = False,
         tools: Ordered[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Token ids of a prompt: one turn of the user where the model has a chat template.
 
@@ -105,6 +107,8 @@ class PromptRequests:
             allow_special: let special tokens that a chat message spells be special tokens, too; they are text
                 otherwise, in every role.
             tools: functions that the model may call, as JSON schemas, for the chat template.
+            chat_template_kwargs: variables for the chat template, such as {"enable_thinking": False}.
+            continue_final_message: end with the last message, which the model goes on with.
 
         Returns:
             The ids, as `PromptTokens`.
@@ -126,7 +130,15 @@ class PromptRequests:
             raise SettingsError("chat messages need the chat template: leave out apply_chat_template, or give a text")
         if tools and "tools" not in self.chat_template.source:
             raise SettingsError("this model's chat template takes no tools: describe them in a system message")
-        return chat_tokens(self.chat_template, self.tokenizer, given, tools=tools, allow_special=allow_special)
+        return chat_tokens(
+            self.chat_template,
+            self.tokenizer,
+            given,
+            tools=tools,
+            variables=chat_template_kwargs,
+            continue_final_message=continue_final_message,
+            allow_special=allow_special,
+        )
 
     def reset_memory(self) -> None:
         """Forget what drafters have learned from earlier texts; texts in progress keep what they hold.

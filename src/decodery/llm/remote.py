@@ -40,12 +40,18 @@ class RemoteLLM(LLM):
         apply_chat_template: bool = True,
         allow_special: bool = False,
         tools: Ordered[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """One number that stands for the whole prompt, which only the server reads."""
         if allow_special:
             raise SettingsError("the server decides which special tokens it reads: leave out allow_special")
-        if tools:
-            raise SettingsError("tools are not sent to a server here: leave out tools, or use its own client")
+        sent = {"tools": tools, "chat_template_kwargs": chat_template_kwargs}
+        for name, value in (sent | {"continue_final_message": continue_final_message}).items():
+            if value:
+                raise SettingsError(
+                    f"{name} is not sent to a server here: leave it out, or use the server's own client"
+                )
         prompt = one(prompt)
         if isinstance(prompt, PromptTokens):
             raise PromptError("a server's token ids are not known here: give the prompt as a text")

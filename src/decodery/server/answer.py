@@ -110,6 +110,25 @@ def _most_likely(tokenizer: Tokenizer, each: TokenLogprob) -> dict[str, float]:
     return found
 
 
+def prompt_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+    """`choices[].prompt_logprobs` as vLLM has it: by token id, of every token of the prompt but the first."""
+    reported: list[dict[str, Any] | None] = [None]
+    for each in found:
+        ranks = {token: rank for rank, (token, _) in enumerate(each.top, start=1)}
+        known = dict([*each.top, (each.token, each.logprob)])
+        reported.append(
+            {
+                str(token): {
+                    "logprob": max(logprob, _LEAST),
+                    "rank": ranks.get(token),
+                    "decoded_token": token_text(tokenizer, token),
+                }
+                for token, logprob in known.items()
+            }
+        )
+    return reported
+
+
 def steps(tokenizer: Tokenizer, found: Sequence[Step]) -> list[dict[str, Any]]:
     """What steps did: tokens and their origin, the draft, and where the time went."""
     return [_step(tokenizer, step) for step in found]

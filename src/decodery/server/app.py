@@ -106,7 +106,8 @@ class Front:
         body = await self._read(request, kind)
         plan = await self._plan(body)
         handler = RequestHandler(self.service, plan, owner)
-        return await respond(request, handler, stream=plan.stream, seconds=self.settings.seconds + _SLOW)
+        seconds = self.settings.seconds + _SLOW
+        return await respond(request, handler, body.ignored, stream=plan.stream, seconds=seconds)
 
     def _owner(self, request: Request) -> str:
         return self.keys.owner(request.headers.get("authorization"))

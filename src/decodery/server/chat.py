@@ -6,20 +6,18 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from decodery.constraints import JSONSchema
-from decodery.constraints.tool_calls import MARK, FunctionCall, ToolCalls, read_calls
-from decodery.core.registry import resolve
+from decodery.constraints.tool_calls import MARK, FunctionCall, read_calls
 
 from . import answer
 from .errors import invalid
 from .fields import ChatRequest
 from .job import FinishedText, Update
+from .languages import language_of
 from .messages import encoded, tools_in_use
 from .methods import CANVAS_TOKENS, cache_policy_of, fill_of, search_of, settings_of
 from .plan import Form, Plan, several
 
 if TYPE_CHECKING:
-    from decodery.constraints.base import ConstraintSpec
     from decodery.diffusion.texts import Fill
     from decodery.engine.request import Request
     from decodery.models.tokenizers.tokenizer import Tokenizer
@@ -33,7 +31,7 @@ async def plan(preprocessor: RequestPreprocessor, body: ChatRequest) -> Plan:
     Raises:
         ApiError: For what cannot be done.
     """
-    language = await preprocessor.do(lambda: _language(preprocessor, body))
+    language = await preprocessor.do(lambda: language_of(preprocessor, body))
     constraint = await preprocessor.compile(language)
     return await preprocessor.do(lambda: _plan(preprocessor, body, constraint))
 
@@ -42,7 +40,13 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any)
     lm = preprocessor.lm
     own = body.decodery
     allow = own is not None and bool(own.allow_special)
-    tokens, turns = encoded(preprocessor, body.messages, tools_in_use(body), cache_policy_of(body), allow_special=allow)
+    tools = tools_in_use(body)
+    variables, goes_on = body.chat_template_kwargs, bool(body.continue_final_message)
+    given, turns = encoded(
+        preprocessor, body.messages, tools, cache_policy_of(body),
+        variables=variables, continue_final_message=goes_on, allow_special=allow,
+    )  # fmt: skip
+    tokens = preprocessor.truncated(given, body.truncate_prompt_tokens, cache_policy_of(body))
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if wanted == 0:
         raise invalid("max_tokens must be at least 1", "max_tokens")
@@ -71,9 +75,11 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any)
             settings.setdefault("drafter", "none")
         request = lm.request(tokens, **settings)
         request.conversation = lm.conversation(turns, allow_special=allow)
-        request.return_draft_trees = steps
+        request.return_draft_trees, request.prompt_logprobs = steps, body.prompt_logprobs
         requests = [request] if search is not None else several(request, n)
-    form = ChatForm(lm.tokenizer, bool(body.logprobs), own is not None, steps, bool(tools_in_use(body)))
+    older = bool(body.functions) and not body.tools
+    reported = bool(body.logprobs), own is not None, steps
+    form = ChatForm(lm.tokenizer, *reported, bool(tools), older, prompt_logprobs=body.prompt_logprobs is not None)
     return Plan(
         requests,
         n,
@@ -84,45 +90,6 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any)
     )
 
 
-def _language(preprocessor: RequestPreprocessor, body: ChatRequest) -> ConstraintSpec | None:
-    """What the answer may be."""
-    found: list[ConstraintSpec] = []
-    wanted = body.response_format
-    if wanted is not None and wanted.type == "json_object":
-        found.append(JSONSchema({"type": "object"}))
-    elif wanted is not None and wanted.type == "json_schema":
-        if wanted.json_schema is None:
-            raise invalid("response_format: json_schema is missing", "response_format.json_schema")
-        language = JSONSchema(wanted.json_schema.schema_)
-        assert isinstance(language.schema, str)
-        preprocessor.check_description(language.schema, "response_format")
-        found.append(language)
-    if tools := tools_in_use(body):
-        chosen = body.tool_choice
-        names = [tool.function.name for tool in tools]
-        if not isinstance(chosen, str | None):
-            if chosen.function.name not in names:
-                raise invalid(f"tool_choice names {chosen.function.name!r}, which is no tool here", "tool_choice")
-            tools = [tool for tool in tools if tool.function.name == chosen.function.name]
-        required = chosen is not None and chosen != "auto"
-        if len(set(names)) < len(names):
-            raise invalid("two tools have the same name", "tools")
-        calls = ToolCalls(
-            [{"name": tool.function.name, "parameters": tool.function.parameters} for tool in tools],
-            required=required,
-            several=body.parallel_tool_calls is not False and isinstance(chosen, str | None),
-        )
-        assert isinstance(calls.tools, str)
-        preprocessor.check_description(calls.tools, "tools")
-        found.append(calls)
-    if body.decodery is not None and body.decodery.constraint is not None:
-        preprocessor.check_description(body.decodery.constraint, "decodery.constraint")
-        found.append(resolve("constraint", body.decodery.constraint))
-    if len(found) > 1:
-        raise invalid("an answer has one constraint: response_format, tools and decodery.constraint exclude each other")
-    return found[0] if found else None
-
-
 @dataclass
 class ChatForm(Form):
     """Body of a chat completion request.
@@ -130,6 +97,8 @@ class ChatForm(Form):
     Attributes:
         logprobs, figures, steps: What is reported beside the text.
         calls: Whether it may call tools.
+        older: Whether calls are reported as `function_call`.
+        prompt_logprobs: Whether the prompt's tokens are reported.
     """
 
     tokenizer: Tokenizer
@@ -137,6 +106,8 @@ class ChatForm(Form):
     figures: bool
     steps: bool
     calls: bool
+    older: bool
+    prompt_logprobs: bool
     _kept: dict[int, _Kept] = field(default_factory=dict)
 
     prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
@@ -144,7 +115,9 @@ class ChatForm(Form):
     def choice(self, index: int, text: FinishedText) -> dict[str, Any]:
         said, calls = self._read(text)
         message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
-        if calls:
+        if calls and self.older:
+            message["function_call"] = _function(calls[0])
+        elif calls:
             message["tool_calls"] = [_call(call) for call in calls]
         found: dict[str, Any] = {
             "index": index,
@@ -153,6 +126,8 @@ class ChatForm(Form):
             "finish_reason": self._reason(text, calls),
         }
         found |= answer.own_fields(text, self.figures)
+        if self.prompt_logprobs:
+            found["prompt_logprobs"] = answer.prompt_logprobs(self.tokenizer, text.prompt_logprobs)
         if self.steps:
             found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
         return found
@@ -178,6 +153,9 @@ class ChatForm(Form):
         if self.calls and not calls and (rest := self._kept[index].rest):
             found.append(self._delta(index, {"content": rest}))
         for number, call in enumerate(calls):
+            if self.older:
+                found.append(self._delta(index, {"function_call": _function(call)}))
+                break
             found.append(self._delta(index, {"tool_calls": [{"index": number, **_call(call)}]}))
         last = (
             self._delta(index, {})
@@ -190,7 +168,8 @@ class ChatForm(Form):
         return read_calls(text.text) if self.calls else (text.text, [])
 
     def _reason(self, text: FinishedText, calls: list[FunctionCall]) -> str:
-        return "tool_calls" if calls and text.reason == "stop" else text.reason
+        named = "function_call" if self.older else "tool_calls"
+        return named if calls and text.reason == "stop" else text.reason
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -215,6 +194,9 @@ class _Kept:
         return said
 
 
+def _function(call: FunctionCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": call.arguments}
+
+
 def _call(call: FunctionCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": _function(call)}

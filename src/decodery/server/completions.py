@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from decodery.core.registry import resolve
 from decodery.step.sequence import TokenLogprob
 
 from . import answer
 from .errors import invalid
 from .fields import CompletionRequest
 from .job import FinishedText, Update
+from .languages import language_of
 from .methods import cache_policy_of, fill_of, search_of, settings_of
 from .plan import Form, Plan, several
 
@@ -33,11 +33,8 @@ async def plan(preprocessor: RequestPreprocessor, body: CompletionRequest) -> Pl
     Raises:
         ApiError: For what cannot be done.
     """
-    constraint = None
-    if body.decodery is not None and body.decodery.constraint is not None:
-        spec = body.decodery.constraint
-        preprocessor.check_description(spec, "decodery.constraint")
-        constraint = await preprocessor.compile(await preprocessor.do(lambda: resolve("constraint", spec)))
+    language = await preprocessor.do(lambda: language_of(preprocessor, body))
+    constraint = await preprocessor.compile(language)
     return await preprocessor.do(lambda: _plan(preprocessor, body, constraint))
 
 
@@ -47,7 +44,10 @@ def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint
     if body.decodery is not None and body.decodery.allow_special is not None:
         raise invalid("allow_special is of chat messages: in a prompt special tokens always are such", "allow_special")
     lm, n = preprocessor.lm, body.n or 1
-    prompts = _prompts(preprocessor, body)
+    prompts = [
+        preprocessor.truncated(tokens, body.truncate_prompt_tokens, cache_policy_of(body))
+        for tokens in _prompts(preprocessor, body)
+    ]
     if len(prompts) * n > preprocessor.settings.max_texts:
         raise invalid(
             f"{len(prompts)} prompts times n={n} are more than the {preprocessor.settings.max_texts} texts that one "
@@ -77,7 +77,7 @@ def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint
             requests += several(fill, n)
             continue
         request = lm.request(tokens, apply_chat_template=False, max_new_tokens=most, logprobs=logprobs, **settings)
-        prompt_logprobs = logprobs if echo else None
+        prompt_logprobs = logprobs if echo and logprobs is not None else body.prompt_logprobs
         said = lm.conversation(tokens)
         request = replace(request, return_draft_trees=steps, prompt_logprobs=prompt_logprobs, conversation=said)
         requests += [request] if search is not None else several(request, n)
@@ -85,8 +85,9 @@ def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint
     shown = [_shown(lm.tokenizer, *each) for each in zip(given, prompts, strict=True) for _ in range(n)] if echo else []
     reported = logprobs is not None, own is not None, steps
     form = CompletionForm(
-        lm.tokenizer, *reported, [each for each in prompts for _ in range(n)], shown, body.max_tokens == 0
-    )
+        lm.tokenizer, *reported, [each for each in prompts for _ in range(n)], shown, body.max_tokens == 0,
+        body.prompt_logprobs is not None,
+    )  # fmt: skip
     return Plan(
         requests,
         n,
@@ -151,6 +152,7 @@ class CompletionForm(Form):
         prompts: Of each choice.
         shown: By choice, the prompt that is echoed, as a text and where its tokens begin; empty for none.
         bare: Nothing but the echo.
+        prompt_logprobs: Whether the prompt's tokens are reported.
     """
 
     tokenizer: Tokenizer
@@ -160,6 +162,7 @@ class CompletionForm(Form):
     prompts: Sequence[list[int]]
     shown: Sequence[tuple[str, list[int]]]
     bare: bool
+    prompt_logprobs: bool
     _streamed: dict[int, answer.Offsets] = field(default_factory=dict)
 
     prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
@@ -183,6 +186,8 @@ class CompletionForm(Form):
             own = self._offsets(index, len(before)).of(each.token for each in text.logprobs)
             found["logprobs"] = answer.completion_logprobs(self.tokenizer, known, [*offsets, *own])
         found |= answer.own_fields(text, self.figures)
+        if self.prompt_logprobs:
+            found["prompt_logprobs"] = answer.prompt_logprobs(self.tokenizer, text.prompt_logprobs)
         if self.steps:
             found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
         return found

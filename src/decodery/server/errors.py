@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,6 +13,7 @@ from pydantic import ValidationError
 from decodery.core.errors import DecoderyError, MonitorFailed, NotTrusted, OutOfMemory
 
 _LOG = logging.getLogger("decodery.server")
+_FIELD, _TYPES = re.compile(r"[a-z][a-z0-9_]*"), frozenset(["str", "int", "float", "bool", "list", "dict", "literal"])
 _MOST_LOGGED = 500
 """Characters of an error's message in the log."""
 
@@ -80,6 +83,11 @@ def log_failure(error: BaseException, whose: str | None) -> None:
     _LOG.error("decodery: a request %s failed: %s: %s%s", which, type(cause).__name__, message, at)
 
 
+def _path(location: Sequence[int | str]) -> list[str]:
+    """Where a field lies. Pydantic names the types that it tried as well, whose names no client knows."""
+    return [str(part) for part in location if isinstance(part, int) or (_FIELD.fullmatch(part) and part not in _TYPES)]
+
+
 def as_api_error(error: BaseException) -> ApiError:
     """What a client is told of an error that ended its request.
 
@@ -89,8 +97,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, ValidationError):
         # Of alternatives the one that came furthest is what was meant.
-        found = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
-        where = ".".join(str(part) for part in found["loc"])
+        found = max(error.errors(include_url=False, include_input=False), key=lambda each: len(_path(each["loc"])))
+        where = ".".join(_path(found["loc"]))
         return invalid(f"{where or 'the request'}: {found['msg']}", where or None)
     if isinstance(error, NotTrusted):
         return invalid(str(error), "decodery", "not_trusted")

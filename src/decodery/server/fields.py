@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, StrictBool, StrictStr
+
+from .sampler_fields import WHOLE, MaxTokens, SamplerFields, Token
 
 _SPEC = Annotated[StrictStr, Field(max_length=2000)]
 _LONG_SPEC = Annotated[StrictStr, Field(max_length=65536)]
 
-
-def _whole(value: Any) -> Any:
-    """5.0 is a integer in JSON."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-# Bounds stand before it: those after are checked, and not published as bounds.
-_WHOLE = BeforeValidator(_whole)
-Token = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), _WHOLE]
 Tokens = Annotated[list[Token], Field(min_length=1)]
 
 
 class Methods(BaseModel):
     """Methods by name, with settings, as in "prompt-lookup:length=5"; `decodery methods` lists them.
 
-    sampler takes the place of temperature and all other settings of it.
+    sampler takes the place of temperature and all other settings of the sampler.
 
     Attributes:
         fresh_memory: Drafters know nothing of earlier texts, and later ones learn nothing of this.
@@ -38,7 +30,7 @@ class Methods(BaseModel):
     drafter: _SPEC | None = None
     acceptance_rule: _SPEC | None = None
     draft_length: _SPEC | None = None
-    max_draft_tokens: Annotated[int, Field(strict=True, ge=1, le=1024), _WHOLE] | None = None
+    max_draft_tokens: Annotated[int, Field(strict=True, ge=1, le=1024), WHOLE] | None = None
     sampler: _SPEC | Annotated[list[_SPEC], Field(max_length=32)] | None = None
     logits_source: _SPEC | None = None
     constraint: _LONG_SPEC | None = None
@@ -46,11 +38,6 @@ class Methods(BaseModel):
     diffuse: _SPEC | None = None
     cache_policy: _SPEC | None = None
     monitor: _SPEC | Annotated[list[_SPEC], Field(max_length=8)] | None = None
-    top_k: Annotated[int, Field(strict=True, ge=0), _WHOLE] | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
-    ignore_eos: StrictBool | None = None
-    min_new_tokens: Annotated[int, Field(strict=True, ge=0), _WHOLE] | None = None
     allow_special: StrictBool | None = None
     fresh_memory: StrictBool | None = None
     trace: Literal["summary", "steps"] = "summary"
@@ -66,27 +53,63 @@ class StreamOptions(BaseModel):
     include_usage: StrictBool | None = False
 
 
-class Shared(BaseModel):
-    """What both kinds of completion take. Without a temperature texts are greedy; without a seed it is 0."""
+class Body(BaseModel):
+    """The body of a request."""
+
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def ignored(self) -> list[str]:
+        """Fields of the request that nobody here knows."""
+        return self._ignored
+
+    def ignore(self, fields: list[str]) -> None:
+        self._ignored = fields
+
+
+class StructuredOutputs(BaseModel):
+    """What the answer follows, as vLLM has it: one of these.
+
+    Attributes:
+        schema_: A JSON schema, or its text.
+        regex: A regular expression.
+        choice: Texts, one of which the answer is.
+        grammar: A Lark grammar.
+        json_object: Any JSON object.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_: dict[str, Any] | _LONG_SPEC | None = Field(default=None, alias="json")
+    regex: _LONG_SPEC | None = None
+    choice: Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(min_length=1, max_length=4096)] | None = (
+        None
+    )
+    grammar: _LONG_SPEC | None = None
+    json_object: StrictBool | None = None
+
+
+class Shared(SamplerFields, Body):
+    """What both kinds of completion take.
+
+    Attributes:
+        prompt_logprobs: Report the tokens of the prompt as well, each with so many most likely ones.
+        truncate_prompt_tokens: Read only so many tokens of the prompt, its last ones; -1: as many as fit.
+    """
 
     model: StrictStr | None = None
-    n: Annotated[int, Field(strict=True, ge=1, le=128), _WHOLE] | None = None
-    max_tokens: Annotated[int, Field(strict=True, ge=0), _WHOLE] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
-    seed: Annotated[int, Field(strict=True, ge=-(2**63), le=2**64 - 1), _WHOLE] | None = None
-    stop: (
-        Annotated[StrictStr, Field(min_length=1, max_length=256)]
-        | Annotated[list[Annotated[StrictStr, Field(min_length=1, max_length=256)]], Field(max_length=16)]
-        | None
-    ) = None
-    stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
+    n: Annotated[int, Field(strict=True, ge=1, le=128), WHOLE] | None = None
+    max_tokens: MaxTokens = Field(default=None, validation_alias=AliasChoices("max_tokens", "n_predict"))
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    user: StrictStr | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | _LONG_SPEC | None = None
+    guided_regex: _LONG_SPEC | None = None
+    guided_choice: Annotated[list[StrictStr], Field(min_length=1, max_length=4096)] | None = None
+    guided_grammar: _LONG_SPEC | None = None
+    json_schema: dict[str, Any] | None = None
+    prompt_logprobs: Annotated[int, Field(strict=True, ge=0, le=20), WHOLE] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(strict=True, ge=-1), WHOLE] | None = None
     decodery: Methods | None = None
 
 
@@ -137,10 +160,10 @@ class ResponseFormat(BaseModel):
 
 
 class Part(BaseModel):
-    """A piece of a message; texts only."""
+    """A piece of a message: a text, or what a model refused with."""
 
-    type: Literal["text"]
-    text: StrictStr
+    type: Literal["text", "refusal"]
+    text: StrictStr = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
 class CalledFunction(BaseModel):
@@ -161,17 +184,26 @@ class ToolCall(BaseModel):
 class Message(BaseModel):
     """A turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: StrictStr | Annotated[list[Part], Field(min_length=1)] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: StrictStr | list[Part] | None = None
     name: StrictStr | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
     tool_call_id: StrictStr | None = None
+    function_call: CalledFunction | None = None
+    refusal: StrictStr | None = None
+    reasoning_content: StrictStr | None = None
 
     @property
     def text(self) -> str:
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
-        return self.content or ""
+        return self.content or self.refusal or ""
+
+    @property
+    def calls(self) -> list[CalledFunction]:
+        """The functions that it calls, the older form included."""
+        found = [call.function for call in self.tool_calls or ()]
+        return found if self.function_call is None else [*found, self.function_call]
 
 
 class PredictedContent(BaseModel):
@@ -186,17 +218,45 @@ class PredictedContent(BaseModel):
 
 
 class ChatRequest(Shared):
-    """`POST /v1/chat/completions`."""
+    """`POST /v1/chat/completions`.
+
+    Attributes:
+        functions, function_call: Tools as they were named before.
+        chat_template_kwargs: Variables for the chat template, such as {"enable_thinking": false}.
+        continue_final_message: Go on with the last message, which the assistant began.
+    """
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=1), _WHOLE] | None = None
+    max_completion_tokens: MaxTokens = None
     logprobs: StrictBool | None = None
-    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20), _WHOLE] | None = None
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20), WHOLE] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: StrictBool | None = None
+    functions: Annotated[list[FunctionSpec], Field(max_length=128)] | None = None
+    function_call: Literal["none", "auto"] | ChosenFunction | None = None
     prediction: PredictedContent | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
+    continue_final_message: StrictBool | None = None
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools, the older form included."""
+        return [*(self.tools or ()), *(Tool(type="function", function=each) for each in self.functions or ())]
+
+    @property
+    def choice_of_tools(self) -> str | ChosenTool | None:
+        """What is said about calling them, the older form included."""
+        if self.tool_choice is not None or self.function_call is None:
+            return self.tool_choice
+        named = self.function_call
+        return named if isinstance(named, str) else ChosenTool(type="function", function=named)
+
+
+def _number_of_logprobs(value: Any) -> Any:
+    """Some clients send what chats take: true is the most likely one, false is none."""
+    return (1 if value else None) if isinstance(value, bool) else value
 
 
 class CompletionRequest(Shared):
@@ -208,13 +268,13 @@ class CompletionRequest(Shared):
         | Tokens
         | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
     )
-    logprobs: Annotated[int, Field(strict=True, ge=0, le=20), _WHOLE] | None = None
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=20), BeforeValidator(_number_of_logprobs), WHOLE] | None = None
     echo: StrictBool | None = None
-    best_of: Annotated[int, Field(strict=True, ge=1, le=128), _WHOLE] | None = None
+    best_of: Annotated[int, Field(strict=True, ge=1, le=128), WHOLE] | None = None
     suffix: StrictStr | None = None
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """`POST /tokenize`: the tokens of a text, or of a conversation as the model reads it."""
 
     prompt: StrictStr | None = None
@@ -222,7 +282,7 @@ class TokenizeRequest(BaseModel):
     add_special_tokens: StrictBool = True
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """`POST /detokenize`: the text of some tokens, special ones shown."""
 
     tokens: list[Token]

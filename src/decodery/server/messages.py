@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from decodery.constraints.tool_calls import END, MARK
@@ -25,11 +25,10 @@ _TOOL_PROMPT = (
 
 def tools_in_use(body: ChatRequest) -> list[Tool]:
     """The tools that an answer may call."""
-    if not body.tools:
-        if body.tool_choice not in (None, "none", "auto"):
-            raise invalid("tool_choice requires a call, and there are no tools", "tool_choice")
-        return []
-    return [] if body.tool_choice == "none" else body.tools
+    tools, chosen = body.offered, body.choice_of_tools
+    if not tools and chosen not in (None, "none", "auto"):
+        raise invalid("tool_choice requires a call, and there are no tools", "tool_choice")
+    return [] if chosen == "none" else tools
 
 
 def encoded(
@@ -38,12 +37,19 @@ def encoded(
     tools: Sequence[Tool] = (),
     cache_policy: str | None = None,
     *,
+    variables: Mapping[str, Any] | None = None,
+    continue_final_message: bool = False,
     allow_special: bool = False,
 ) -> tuple[PromptTokens, list[dict[str, Any]]]:
     """Tokens of the prompt for these messages, and the turns that the template made it of.
 
     Args:
+        preprocessor: Has the model.
+        messages: The messages.
+        tools: Tools that the answer may call.
         cache_policy: The policy it is read under.
+        variables: See `chat_template_kwargs` of `LLM.encode`.
+        continue_final_message: See `LLM.encode`.
         allow_special: See `LLM.encode`.
     """
     chat = preprocessor.lm.chat_template
@@ -61,12 +67,21 @@ def encoded(
         else:
             turns.insert(0, {"role": "system", "content": text})
     functions = specs if specs and knows else None
-    return chat_tokens(chat, preprocessor.lm.tokenizer, turns, tools=functions, allow_special=allow_special), turns
+    tokens = chat_tokens(
+        chat,
+        preprocessor.lm.tokenizer,
+        turns,
+        tools=functions,
+        variables=variables,
+        continue_final_message=continue_final_message,
+        allow_special=allow_special,
+    )
+    return tokens, turns
 
 
 def _turn(message: Message, knows: bool) -> dict[str, Any]:
     """One message. knows: whether the template has a form for calls and what tools answer."""
-    role = "system" if message.role == "developer" else message.role
+    role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
     turn: dict[str, Any] = {"role": role, "content": message.text}
     if message.name is not None:
         turn["name"] = message.name
@@ -74,9 +89,11 @@ def _turn(message: Message, knows: bool) -> dict[str, Any]:
         return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id
-    if not message.tool_calls:
+    if message.reasoning_content is not None:
+        turn["reasoning_content"] = message.reasoning_content
+    if not message.calls:
         return turn
-    calls = [{"name": call.function.name, "arguments": _object(call.function.arguments)} for call in message.tool_calls]
+    calls = [{"name": call.name, "arguments": _object(call.arguments)} for call in message.calls]
     if knows:
         return {**turn, "tool_calls": [{"type": "function", "function": call} for call in calls]}
     said = [f"{MARK}\n{json.dumps(call, ensure_ascii=False)}\n{END}" for call in calls]

@@ -39,16 +39,8 @@ def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
     """What of a request decides how one text is decoded, by the names `LLM.request` has for it."""
     own = body.decodery or Methods()
     settings: dict[str, Any] = {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
+        **body.settings(),
         "logit_bias": _bias(body.logit_bias, vocab_size),
-        "top_k": own.top_k,
-        "min_p": own.min_p,
-        "repetition_penalty": own.repetition_penalty,
-        "min_new_tokens": own.min_new_tokens,
-        "ignore_eos": own.ignore_eos,
         "sampler": own.sampler,
         "drafter": own.drafter,
         "acceptance_rule": own.acceptance_rule,
@@ -58,10 +50,6 @@ def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
         "cache_policy": own.cache_policy,
         "monitor": own.monitor,
         "fresh_memory": own.fresh_memory or None,
-        # 64 bits of whatever integer it is.
-        "seed": None if body.seed is None else body.seed % (1 << 64),
-        "stop_token_ids": body.stop_token_ids,
-        "stop": (body.stop,) if isinstance(body.stop, str) else body.stop,
     }
     return {name: value for name, value in settings.items() if value is not None}
 

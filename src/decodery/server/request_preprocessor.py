@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def _too_long(context: int, prompt: int, answer: int) -> str:
+    """In the words by which clients tell this error from others."""
+    return (
+        f"This model's maximum context length is {context} tokens. However, the request needs {prompt + answer} tokens "
+        f"({prompt} of the prompt, {answer} of the answer): shorten the prompt, or ask for fewer tokens"
+    )
+
+
 class RequestPreprocessor:
     """Reads prompts on two threads and compiles constraints, which may take seconds, on one of their own."""
 
@@ -86,14 +94,28 @@ class RequestPreprocessor:
         left = self.reach(cache_policy) - prompt
         if left < 1 or (wanted is not None and wanted > left):
             raise invalid(
-                f"this model's context is {self.context} tokens, and the request needs {prompt + max(wanted or 1, 1)}: "
-                f"{prompt} of the prompt and {max(wanted or 1, 1)} of the answer",
+                _too_long(self.context, prompt, max(wanted or 1, 1)),
                 "max_tokens" if left >= 1 else "messages",
                 "context_length_exceeded",
             )
         if wanted is not None:
             return wanted
         return min(self.context if default is None else default, left)
+
+    def truncated(self, tokens: list[int], most: int | None, cache_policy: str | None) -> list[int]:
+        """The last tokens of a prompt.
+
+        Args:
+            tokens: The prompt.
+            most: How many stay; None: all, -1: as many as leave room for one more.
+            cache_policy: The cache policy.
+        """
+        if most is None:
+            return tokens
+        if most == 0:
+            raise invalid("truncate_prompt_tokens must be at least 1, or -1 for all that fit", "truncate_prompt_tokens")
+        most = self.reach(cache_policy) - 1 if most == -1 else most
+        return tokens if len(tokens) <= most else tokens[-most:]
 
     async def _run(self, pool: ThreadPoolExecutor, what: Callable[[], T]) -> T:
         def work() -> T:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+import re
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError, as_api_error, invalid
+from .fields import Body
+from .known_fields import refuse_by_name, unknown_fields
 from .request_handler import RequestHandler
 
 T = TypeVar("T")
-B = TypeVar("B", bound=BaseModel)
+B = TypeVar("B", bound=Body)
 
 _BODY_SECONDS = 30.0
 
@@ -70,14 +72,18 @@ def checked(found: Any, kind: type[B], *, strict: bool) -> B:
     """
     if not isinstance(found, dict):
         raise invalid("the request is not a JSON object")
-    if strict and (unknown := sorted(found.keys() - kind.model_fields.keys())):
-        raise invalid(f"there is no field {unknown[0][:80]!r}", unknown[0][:80])
+    refuse_by_name(found)
     try:
-        return kind.model_validate(found)
+        body = kind.model_validate(found)
     except RecursionError:
         raise invalid("the request is nested too deep") from None
     except Exception as error:
         raise as_api_error(error) from None
+    unknown = unknown_fields(found, body)
+    if strict and unknown:
+        raise invalid(f"there is no field {unknown[0][:80]!r}", unknown[0][:80])
+    body.ignore(unknown)
+    return body
 
 
 def _no_number(name: str) -> Any:
@@ -105,12 +111,19 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-async def respond(request: Request, handler: RequestHandler, *, stream: bool, seconds: float) -> Response:
+async def respond(
+    request: Request, handler: RequestHandler, ignored: Sequence[str], *, stream: bool, seconds: float
+) -> Response:
     """The answer of a request, which ends with it.
 
     Args:
+        request: The request.
+        handler: Makes the answer.
+        ignored: Fields of the request that were not read, for a header.
+        stream: Whether the answer is a stream.
         seconds: That a slow reader may take for a stream.
     """
+    headers = _warning(ignored)
     streams = False
     try:
         if not stream:
@@ -119,13 +132,25 @@ async def respond(request: Request, handler: RequestHandler, *, stream: bool, se
                 await handler.open()
                 return await handler.whole()
 
-            return Json(await watched(request.receive, whole()))
+            return Json(await watched(request.receive, whole()), headers=headers)
         await watched(request.receive, handler.open())
         streams = True
-        return _EventStream(handler, seconds)
+        return _EventStream(handler, seconds, headers)
     finally:
         if not streams:
             handler.close()
+
+
+_MOST_NAMED = 20
+"""Fields that the header names."""
+
+
+def _warning(ignored: Sequence[str]) -> dict[str, str]:
+    """The header about fields that were not read."""
+    if not ignored:
+        return {}
+    names = ", ".join(re.sub(r"[^\w.-]", "?", name[:80], flags=re.ASCII) for name in ignored[:_MOST_NAMED])
+    return {"Warning": f'299 decodery "ignored unknown fields: {names}"'}
 
 
 class Json(JSONResponse):
@@ -140,8 +165,8 @@ class _EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, handler: RequestHandler, seconds: float) -> None:
-        super().__init__()
+    def __init__(self, handler: RequestHandler, seconds: float, headers: Mapping[str, str]) -> None:
+        super().__init__(headers=headers)
         self._handler, self._seconds = handler, seconds
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"

@@ -75,7 +75,7 @@ def test_a_context_that_is_full_is_said() -> None:
         assert set((choice.model_extra or {})["decodery"]) == {"seed", "trace"} and choice.finish_reason == "length"
         said = api.chat.completions.create(messages=user("tides " * 20), **ask, **endless)
         assert said.usage is not None and (said.usage.prompt_tokens, said.usage.completion_tokens) == (139, 64)
-        with pytest.raises(openai.BadRequestError, match="context is 64 tokens"):
+        with pytest.raises(openai.BadRequestError, match="context length is 64 tokens"):
             api.completions.create(prompt="tides " * 20, max_tokens=9, **ask)
         # An echo alone writes nothing that could fill a context.
         (choice,) = api.completions.create(prompt="x" * 63, max_tokens=0, echo=True, **ask).choices
@@ -104,10 +104,10 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"presence_penalty": 1.5, "frequency_penalty": 0.5}, {"presence_penalty": 1.5, "frequency_penalty": 0.5}),
     ({"logit_bias": {"65": 50, "66": -100}}, {"logit_bias": {65: 50.0, 66: -100.0}}),
     ({"extra_body": {"decodery": {"sampler": WARPS}}}, {"sampler": WARPS}),
-    ({"temperature": 0.7, "extra_body": {"decodery": {**MORE}}}, {"temperature": 0.7, **MORE}),
+    ({"temperature": 0.7, "extra_body": MORE}, {"temperature": 0.7, **MORE}),
     ({"extra_body": {"decodery": {"drafter": "none"}}}, {"drafter": None}),
     ({"extra_body": {"decodery": {"drafter": "prompt-lookup:length=3", "draft_length": "fixed:nodes=2"}}}, {}),
-    ({"extra_body": {"decodery": {"repetition_penalty": 1.3}}}, {"repetition_penalty": 1.3}),
+    ({"extra_body": {"repetition_penalty": 1.3}}, {"repetition_penalty": 1.3}),
     ({"extra_body": {"decodery": {"constraint": AB}}}, {"constraint": AB}),
 ]  # fmt: skip
 
@@ -363,12 +363,12 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"temperature": 3}, "temperature", "less than or equal to 2"),
     ({"temperature": "hot"}, "temperature", "number"),
     ({"n": 0}, "n", "greater"),
-    ({"max_tokens": 5000}, "max_tokens", "context is 2048 tokens, and the request needs 50"),
-    ({"messages": user("x" * 3000)}, "messages", "context is 2048"),
+    ({"max_tokens": 5000}, "max_tokens", "context length is 2048 tokens. However, the request needs 50"),
+    ({"messages": user("x" * 3000)}, "messages", "context length is 2048"),
     ({"messages": user("x" * 100_000)}, "messages", "100000 characters"),
     ({"logit_bias": {"260": 1}}, "logit_bias", "no token"),
     ({"logit_bias": {"a": 1}}, "logit_bias", "no token"),
-    ({"stop": ""}, None, "at least 1 character"),
+    ({"stop": ["x", 3]}, "stop.1", "string"),
     ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "what"}}}}, None, "type"),
@@ -377,7 +377,22 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
         "response_format",
         "this server takes 65536",
     ),
-    ({"response_format": {"type": "json_object"}, "tools": TOOLS}, None, "one constraint"),
+    ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, None, "leave the others out"),
+    ({"guided_regex": "a", "tools": TOOLS}, "tools", "no other constraint"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not 2"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not permitted"),
+    ({"use_beam_search": True}, "use_beam_search", "beam:width=4"),
+    ({"priority": 3}, "priority", "keys take turns"),
+    ({"cache_salt": "s"}, "cache_salt", "within a key"),
+    ({"grammar": 'root ::= "a"'}, "grammar", "GBNF"),
+    ({"modalities": ["text", "audio"]}, "modalities", "writes text"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+    ({"chat_template_kwargs": {"messages": []}}, None, "cannot set 'messages'"),
+    (
+        {"continue_final_message": True, "messages": [{"role": "user", "content": ""}]},
+        None,
+        "a last message with a text",
+    ),
     ({"response_format": {"type": "json_object"}, "stop": "x"}, None, "leave stop out"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "no tool"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),

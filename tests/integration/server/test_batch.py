@@ -160,7 +160,7 @@ def test_one_process_writes_at_a_time(lm: LLM, tmp_path: Path) -> None:
 
 def test_an_interruption_leaves_what_is_in_progress_for_later(lm: LLM, tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
-    source.write_text("\n".join(ask(f"r{n}", max_tokens=24, decodery={"ignore_eos": True}) for n in range(16)))
+    source.write_text("\n".join(ask(f"r{n}", max_tokens=24, ignore_eos=True) for n in range(16)))
     totals = run(lm, source, out, stopped=lambda: out.exists() and out.read_bytes().count(b"\n") >= 3)
     assert not totals.complete and 3 <= totals.done < 16
     assert run(lm, source, out).done == 16 - totals.done
@@ -171,7 +171,7 @@ def test_an_engine_that_ends_answers_nobody_wrongly(lm: LLM, tmp_path: Path, mon
     from decodery.engine.engine import Engine
 
     source, out = tmp_path / "in", tmp_path / "out"
-    source.write_text("\n".join(ask(f"r{n}", max_tokens=12, decodery={"ignore_eos": True}) for n in range(12)))
+    source.write_text("\n".join(ask(f"r{n}", max_tokens=12, ignore_eos=True) for n in range(12)))
 
     step = Engine.step
 
@@ -199,8 +199,8 @@ def test_long_lines_are_never_held_whole(tmp_path: Path) -> None:
 
 def test_a_killed_process_loses_nothing_and_does_nothing_twice(smollm2_int8: LLM, tmp_path: Path) -> None:
     source, out, whole = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
-    own = {"ignore_eos": True, "drafter": "none"}
-    source.write_text("\n".join(ask(f"r{n}", prompt=f"Item {n}:", max_tokens=8, decodery=own) for n in range(24)))
+    own = {"ignore_eos": True, "decodery": {"drafter": "none"}}
+    source.write_text("\n".join(ask(f"r{n}", prompt=f"Item {n}:", max_tokens=8, **own) for n in range(24)))
     options = ["--dtype", "int8", "--max-running", "2", "--kv-gib", "0.5"]
     command = [sys.executable, "-m", "decodery", "batch", *options, str(source)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -82,7 +82,7 @@ def post(url: str, path: str = "/v1/completions", key: str = "", **body: Any) ->
 @contextmanager
 def streaming(url: str, **body: Any) -> Iterator[Iterator[str]]:
     """The events of a long text, of which the first has come."""
-    asked = {"prompt": "x", "max_tokens": LONG, "stream": True, "decodery": {"ignore_eos": True}, **body}
+    asked = {"prompt": "x", "max_tokens": LONG, "stream": True, "ignore_eos": True, **body}
     with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=SECONDS) as answer:
         assert answer.status_code == 200, answer.read()
         events = (line for line in answer.iter_lines() if line)
@@ -114,7 +114,7 @@ def test_keys_are_asked_for_and_bounded_each(lm: LLM) -> None:
         assert httpx.get(f"{url}/v1/models").status_code == 401
         assert httpx.get(f"{url}/health").status_code == 200
         body: dict[str, Any] = {"prompt": "x", "max_tokens": LONG, "stream": True, "n": 2}
-        body["decodery"] = {"ignore_eos": True}
+        body["ignore_eos"] = True
         headers = {"Authorization": "Bearer secret-a"}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=SECONDS) as answer:
             assert answer.status_code == 200
@@ -168,9 +168,7 @@ def test_who_floods_the_queue_does_not_hold_up_others(lm: LLM) -> None:
 
         def ask(key: str) -> None:
             # Texts of one key would copy each other, and the late one nobody.
-            assert (
-                post(url, key=key, max_tokens=150, decodery={"ignore_eos": True, "drafter": "none"}).status_code == 200
-            )
+            assert post(url, key=key, max_tokens=150, ignore_eos=True, decodery={"drafter": "none"}).status_code == 200
             ended.append(key)
 
         threads = [threading.Thread(target=ask, args=("a",)) for _ in range(12)]
@@ -187,7 +185,7 @@ def test_who_floods_the_queue_does_not_hold_up_others(lm: LLM) -> None:
 def test_time_runs_out_for_a_search_and_leaves_what_is_settled(lm: LLM) -> None:
     spec = "step-beam:scorer=log-probability,n=1,m=1,delimiter=none,step_tokens=4"
     with serving(lm, seconds=0.3) as (_, url):
-        found = post(url, max_tokens=LONG, decodery={"ignore_eos": True, "search": spec}).json()
+        found = post(url, max_tokens=LONG, ignore_eos=True, decodery={"search": spec}).json()
     choice, written = found["choices"][0], found["usage"]["completion_tokens"]
     assert choice["finish_reason"] == "cancelled" and 0 < written < LONG
     whole = lm.search("x", spec, apply_chat_template=False, max_new_tokens=64, ignore_eos=True)[0].text
@@ -196,7 +194,7 @@ def test_time_runs_out_for_a_search_and_leaves_what_is_settled(lm: LLM) -> None:
 
 def test_time_runs_out_for_one_text_alone(lm: LLM) -> None:
     with serving(lm, seconds=0.3) as (server, url):
-        found = post(url, max_tokens=LONG, decodery={"ignore_eos": True}).json()
+        found = post(url, max_tokens=LONG, ignore_eos=True).json()
         assert found["choices"][0]["finish_reason"] == "cancelled"
         written = found["usage"]["completion_tokens"]
         assert 0 < written < LONG
@@ -234,9 +232,7 @@ def test_a_client_that_leaves_a_stream_ends_its_texts(lm: LLM, n: int) -> None:
 def test_a_connection_that_closes_ends_its_text(lm: LLM, read: int) -> None:
     with serving(lm) as (server, url):
         host, port = url.removeprefix("http://").split(":")
-        body = json.dumps(
-            {"prompt": "x", "max_tokens": LONG, "stream": bool(read), "decodery": {"ignore_eos": True}}
-        ).encode()
+        body = json.dumps({"prompt": "x", "max_tokens": LONG, "stream": bool(read), "ignore_eos": True}).encode()
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -254,7 +250,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody(lm: LLM) -> None:
     with serving(lm) as (server, url):
         host, port = url.removeprefix("http://").split(":")
         asked = {"prompt": "x", "max_tokens": LONG, "stream": True, "logprobs": 20}
-        asked["decodery"] = {"ignore_eos": True, "trace": "steps"}
+        asked |= {"ignore_eos": True, "decodery": {"trace": "steps"}}
         body = json.dumps(asked).encode()
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -358,12 +354,13 @@ def test_a_search_counts_as_the_texts_that_it_follows(lm: LLM) -> None:
         message = "the search of this request follows 129 texts at a time, and one request may have 128: give it fewer"
         assert found.json()["error"]["message"] == message
         long = {"max_tokens": 400, "temperature": 1.0}
-        search = {"search": "best-of-n:n=64,scorer=log-probability", "ignore_eos": True}
-        threads = [threading.Thread(target=post, args=(url,), kwargs={"key": "a", **long, "decodery": search})]
+        search = {"search": "best-of-n:n=64,scorer=log-probability"}
+        asked = {"key": "a", **long, "ignore_eos": True, "decodery": search}
+        threads = [threading.Thread(target=post, args=(url,), kwargs=asked)]
         threads[0].start()
         wait_until(lambda: service.load.rows_read > 100)
         # 64 of the key's 100 texts are in progress; another key has all of its own.
-        full = post(url, key="a", temperature=1.0, decodery={"search": search["search"]})
+        full = post(url, key="a", temperature=1.0, decodery=search)
         assert full.status_code == 429 and "this key has 64 texts in progress; it may have 100" in full.text
         passes = service.load.passes
         assert post(url, key="b", max_tokens=4).status_code == 200

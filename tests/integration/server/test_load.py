@@ -146,7 +146,7 @@ def test_texts_are_preempted_where_memory_is_short(lm: LLM) -> None:
     slot = lm.model.new_cache().slot_bytes
     with serving(lm, max_running=8, kv_bytes=600 * slot, rows=64) as (server, url):
         audited(server.front.service)
-        bodies = [{"prompt": letter * 150, "max_tokens": 150, "decodery": {"ignore_eos": True}} for letter in "abcd"]
+        bodies = [{"prompt": letter * 150, "max_tokens": 150, "ignore_eos": True} for letter in "abcd"]
 
         async def all_of_them() -> list[str]:
             async with httpx.AsyncClient(base_url=url, timeout=SECONDS) as http:
@@ -172,7 +172,7 @@ def test_a_text_can_be_left_at_any_point(lm: LLM) -> None:
 
         async def leave(http: httpx.AsyncClient) -> None:
             asked = {"prompt": "the tide", "max_tokens": 400, "temperature": 1.0, "stream": True}
-            asked |= {"n": chance.choice([1, 2]), "decodery": {"ignore_eos": True}}
+            asked |= {"n": chance.choice([1, 2]), "ignore_eos": True}
             text = ""
             async with http.stream("POST", "/v1/completions", json=asked) as answer:
                 most = chance.randint(0, 30)

@@ -147,7 +147,7 @@ def test_errors_stand_where_they_were_made(page: Any, url: str) -> None:
     page.locator("#write [name=max_tokens]").fill("900000")
     prompt.press("Enter")
     about = page.locator("#write .field", has=page.locator("[name=max_tokens]")).locator(".error")
-    expect(about).to_contain_text("context is 8192 tokens")
+    expect(about).to_contain_text("context length is 8192 tokens")
     page.locator("#write [name=max_tokens]").fill("4")
     prompt.press("Enter")
     expect(page.locator("#write .turn footer")).to_contain_text("ended by")

@@ -147,7 +147,7 @@ def test_conversations_stay_with_what_was_read_of_them(url: str) -> None:
 
 @needs_ray
 def test_clients_that_leave_end_their_texts(url: str) -> None:
-    body = {"prompt": "Once", "max_tokens": 4000, "stream": True, "decodery": {"ignore_eos": True}}
+    body = {"prompt": "Once", "max_tokens": 4000, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as stream:
         next(stream.iter_lines())
 

@@ -1,6 +1,6 @@
 // From what people set to a request.
 
-const OWN = ["drafter", "acceptance_rule", "draft_length", "logits_source", "sampler", "monitor", "max_draft_tokens", "top_k", "min_p", "repetition_penalty", "fresh_memory"];
+const OWN = ["drafter", "acceptance_rule", "draft_length", "logits_source", "sampler", "monitor", "max_draft_tokens", "fresh_memory"];
 
 // A schema as a method's setting: signs that mean something there are spelled as JSON allows.
 function spelled(schema) {

@@ -1,0 +1,103 @@
+"""Fields of other servers: those that say nothing here, those that are refused by name, and those nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel
+
+from .errors import invalid
+
+_IRRELEVANT = frozenset(
+    [
+        *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "verbosity", "reasoning_effort", "cache_prompt", "id_slot", "slot_id"),
+        *("timings_per_token", "return_tokens", "request_id", "include_reasoning"),
+        *("chat_template_content_format", "guided_decoding_backend", "t_max_predict_ms", "t_max_prompt_ms"),
+        *("n_keep", "parse_tool_calls", "reasoning_format"),
+    ]
+)
+"""Fields that change no text here, whatever they say."""
+
+_CONSTRAINTS = "use structured_outputs with json, regex, choice or grammar, or response_format"
+_REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "modalities": ((["text"],), "this server writes text"),
+    "audio": ((), "this server writes text"),
+    "web_search_options": ((), "this server searches nothing"),
+    "use_beam_search": ((False,), 'give "decodery": {"search": "beam:width=4"}'),
+    "length_penalty": ((1, 1.0), "it belongs to beam search, which has settings of its own"),
+    "early_stopping": ((False,), "it belongs to beam search, which has settings of its own"),
+    "include_stop_str_in_output": ((False,), "a stop string is cut from the text"),
+    "skip_special_tokens": ((True,), "special tokens are not part of a text"),
+    "spaces_between_special_tokens": ((True,), "special tokens are not part of a text"),
+    "add_generation_prompt": ((True,), "use continue_final_message to go on with the last message"),
+    "add_special_tokens": ((False,), "the chat template writes the special tokens"),
+    "documents": (([],), "put documents into a message"),
+    "chat_template": ((), "the model's own template is used"),
+    "priority": ((0,), "keys take turns, and requests of a key are served in order"),
+    "cache_salt": ((), "prompts are shared within a key only: use a key for each tenant"),
+    "allowed_token_ids": (([],), _CONSTRAINTS),
+    "bad_words": (([],), "give logit_bias of -100 for their tokens"),
+    "logits_processors": (([],), 'give "decodery": {"sampler": [...]}'),
+    "return_tokens_as_token_ids": ((False,), "POST /tokenize gives the tokens of a text"),
+    "return_token_ids": ((False,), "POST /tokenize gives the tokens of a text"),
+    "structural_tag": ((), _CONSTRAINTS),
+    "guided_whitespace_pattern": ((), 'give "decodery": {"constraint": "json-schema:schema=...,whitespace=compact"}'),
+    "grammar": (("",), "GBNF is not read here: give structured_outputs with a Lark grammar"),
+    "samplers": ((), 'give "decodery": {"sampler": [...]}, in the order that they are applied'),
+    "n_probs": ((0,), "give logprobs"),
+    "dry_penalty_last_n": ((-1,), "DRY looks at the whole text"),
+    "repeat_last_n": ((-1,), "repetition_penalty counts the whole text"),
+    "dynatemp_range": ((0, 0.0), 'give "decodery": {"sampler": ...}; GET /decodery/methods lists samplers'),
+    "tfs_z": ((1, 1.0), 'give "decodery": {"sampler": ...}; GET /decodery/methods lists samplers'),
+    "n_indent": ((0,), _CONSTRAINTS),
+    "lora": (([],), "serve the model with its adapter"),
+    "image_data": (([],), "this server reads text"),
+    "mm_processor_kwargs": (({},), "this server reads text"),
+    "kv_transfer_params": (({},), "this server holds its own cache"),
+    "vllm_xargs": (({},), "methods and their settings stand in the object decodery"),
+}
+"""By name: the values that say nothing, and what to do instead of any other."""
+
+
+def refuse_by_name(found: Mapping[str, Any]) -> None:
+    """Raise ApiError for a field of other servers that is not supported and would change the answer."""
+    for name in found.keys() & _REFUSED.keys():
+        neutral, advice = _REFUSED[name]
+        value = found[name]
+        if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
+            raise invalid(f"{name} is not supported: {advice}", name)
+
+
+def unknown_fields(found: Mapping[str, Any], body: BaseModel) -> list[str]:
+    """The fields of a request that were not read, as paths, each once.
+
+    Args:
+        found: The request's JSON.
+        body: What was read of it.
+    """
+    known = _IRRELEVANT | _REFUSED.keys()
+    return sorted({path for path in _unread(found, body) if path not in known})
+
+
+def _unread(found: Mapping[str, Any], body: BaseModel) -> Iterator[str]:
+    fields = type(body).model_fields
+    names = {alias: name for name, field in fields.items() for alias in _aliases(name, field.validation_alias)}
+    for key, given in found.items():
+        if key not in names:
+            yield key
+            continue
+        value = getattr(body, names[key])
+        pairs = (
+            zip(given, value, strict=False) if isinstance(value, list) and isinstance(given, list) else [(given, value)]
+        )
+        for each, made in pairs:
+            if isinstance(made, BaseModel) and isinstance(each, Mapping):
+                yield from (f"{key}.{inner}" for inner in _unread(each, made))
+
+
+def _aliases(name: str, alias: Any) -> list[str]:
+    if isinstance(alias, AliasChoices):
+        return [str(choice) for choice in alias.choices]
+    return [alias] if isinstance(alias, str) else [name]
