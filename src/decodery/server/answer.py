@@ -163,6 +163,18 @@ def _step(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
     return step_fields
 
 
+def end(tokenizer: Tokenizer, text: FinishedText, reason: str) -> dict[str, Any]:
+    """`finish_reason`, and `stop_reason`: the stop string or token of the request that ended the text.
+
+    Args:
+        tokenizer: Knows the model's own ends, which no request names.
+        text: The text.
+        reason: Why it ended.
+    """
+    named = text.reason == "stop" and text.stopped_by not in (None, *tokenizer.eos_ids)
+    return {"finish_reason": reason, **({"stop_reason": text.stopped_by} if named else {})}
+
+
 def own_fields(text: FinishedText, figures: bool) -> dict[str, Any]:
     """What a choice has beside OpenAI's fields, under "decodery": figures if `figures`.
 

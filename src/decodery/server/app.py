@@ -18,6 +18,7 @@ from decodery.core.version import __version__
 from decodery.llm.llm import LLM
 
 from . import chat, completions, messages, openapi, page
+from .dialect import Dialect, OpenAI
 from .errors import ApiError, invalid
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, Shared, TokenizeRequest
 from .keys import Keys
@@ -27,6 +28,7 @@ from .request_handler import RequestHandler
 from .request_preprocessor import RequestPreprocessor
 from .service import Service
 from .settings import ServerSettings
+from .translated import Translated, written_error
 from .wire import ClientGone, Json, read, respond
 
 _GONE = 499
@@ -67,6 +69,7 @@ class Front:
             Route("/decodery/load", self._load),
             Route("/decodery/methods", self._methods),
             Route("/openapi.json", self._openapi),
+            *Translated(self).routes(),
             *page.routes(),
             *more,
         ]
@@ -88,8 +91,7 @@ class Front:
             handler.close()
 
     async def _plan(self, body: Shared) -> Plan:
-        if body.model is not None and body.model != self.settings.name:
-            raise self._no_model(body.model)
+        self.check_model(body.model)
         if isinstance(body, ChatRequest):
             return await chat.plan(self.preprocessor, body)
         assert isinstance(body, CompletionRequest)
@@ -102,27 +104,37 @@ class Front:
         return await self._respond(request, CompletionRequest)
 
     async def _respond(self, request: Request, kind: type[Shared]) -> Response:
-        owner = self._owner(request)
-        body = await self._read(request, kind)
+        owner = self.owner(request)
+        return await self.respond(request, owner, await self.read(request, kind), OpenAI())
+
+    async def respond(self, request: Request, owner: str, body: Shared, dialect: Dialect) -> Response:
+        """The answer to a request in the form of a dialect. Raises ApiError."""
         plan = await self._plan(body)
         handler = RequestHandler(self.service, plan, owner)
         seconds = self.settings.seconds + _SLOW
-        return await respond(request, handler, body.ignored, stream=plan.stream, seconds=seconds)
+        return await respond(request, handler, dialect, body.ignored, stream=plan.stream, seconds=seconds)
 
-    def _owner(self, request: Request) -> str:
-        return self.keys.owner(request.headers.get("authorization"))
+    def owner(self, request: Request) -> str:
+        """The name of the key that a request came with; Anthropic's clients have a header of their own for it."""
+        return self.keys.owner(request.headers.get("authorization") or request.headers.get("x-api-key"))
 
-    async def _read(self, request: Request, kind: type[Any]) -> Any:
+    async def read(self, request: Request, kind: type[Any]) -> Any:
+        """The body of a request. Raises ApiError."""
         return await read(request, kind, self.settings.body_bytes, strict=self.settings.strict)
 
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError for a model that is not served; None is the one that is."""
+        if name is not None and name != self.settings.name:
+            message = f"there is no model {name[:200]!r} here: use {self.settings.name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
     async def _models(self, request: Request) -> Response:
-        self._owner(request)
+        self.owner(request)
         return Json({"object": "list", "data": [self._card()]})
 
     async def _model(self, request: Request) -> Response:
-        self._owner(request)
-        if request.path_params["model"] != self.settings.name:
-            raise self._no_model(request.path_params["model"])
+        self.owner(request)
+        self.check_model(request.path_params["model"])
         return Json(self._card())
 
     def _card(self) -> dict[str, Any]:
@@ -130,8 +142,8 @@ class Front:
         return card | {"max_model_len": self.preprocessor.context}
 
     async def _tokenize(self, request: Request) -> Response:
-        self._owner(request)
-        body: TokenizeRequest = await self._read(request, TokenizeRequest)
+        self.owner(request)
+        body: TokenizeRequest = await self.read(request, TokenizeRequest)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("give either a prompt or messages", "prompt")
         tokenizer = self.preprocessor.lm.tokenizer
@@ -146,13 +158,13 @@ class Front:
         return Json({"tokens": found, "count": len(found), "max_model_len": self.preprocessor.context})
 
     async def _detokenize(self, request: Request) -> Response:
-        self._owner(request)
-        body: DetokenizeRequest = await self._read(request, DetokenizeRequest)
+        self.owner(request)
+        body: DetokenizeRequest = await self.read(request, DetokenizeRequest)
         tokenizer = self.preprocessor.lm.tokenizer
         return Json({"prompt": await self.preprocessor.do(partial(tokenizer.decode, body.tokens, special=True))})
 
     async def _tokenizer_info(self, request: Request) -> Response:
-        self._owner(request)
+        self.owner(request)
         lm = self.preprocessor.lm
         ids = {"bos_token": lm.tokenizer.bos_id, "eos_token": next(iter(lm.tokenizer.eos_ids), None)}
         found = {
@@ -183,7 +195,7 @@ class Front:
         return Json({**asdict(self.service.load), **limits, "draining": self.service.draining})
 
     async def _methods(self, request: Request) -> Response:
-        self._owner(request)
+        self.owner(request)
         if self._offered is None:
             self._offered = await self.preprocessor.do(
                 partial(offered, self.settings.trust, self.preprocessor.lm.model)
@@ -193,13 +205,9 @@ class Front:
     async def _openapi(self, request: Request) -> Response:
         return Json(openapi.document(keys=bool(self.settings.keys)))
 
-    def _no_model(self, name: str) -> ApiError:
-        message = f"there is no model {name[:200]!r} here: use {self.settings.name!r}"
-        return ApiError(404, message, param="model", code="model_not_found")
-
 
 async def _refused(request: Request, error: ApiError) -> Response:
-    return Json(error.body, error.status, headers=error.headers)
+    return Json(written_error(request.url.path, error), error.status, headers=error.headers)
 
 
 async def _gone(request: Request, error: ClientGone) -> Response:
@@ -207,8 +215,8 @@ async def _gone(request: Request, error: ClientGone) -> Response:
 
 
 async def _not_found(request: Request, error: HTTPException) -> Response:
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    return Json(ApiError(error.status_code, message).body, error.status_code, headers=error.headers)
+    found = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    return Json(written_error(request.url.path, found), error.status_code, headers=error.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -123,7 +123,7 @@ class ChatForm(Form):
             "index": index,
             "message": message,
             "logprobs": answer.chat_logprobs(self.tokenizer, text.logprobs) if self.logprobs else None,
-            "finish_reason": self._reason(text, calls),
+            **answer.end(self.tokenizer, text, self._reason(text, calls)),
         }
         found |= answer.own_fields(text, self.figures)
         if self.prompt_logprobs:
@@ -159,7 +159,7 @@ class ChatForm(Form):
             found.append(self._delta(index, {"tool_calls": [{"index": number, **_call(call)}]}))
         last = (
             self._delta(index, {})
-            | {"finish_reason": self._reason(text, calls)}
+            | answer.end(self.tokenizer, text, self._reason(text, calls))
             | answer.own_fields(text, self.figures)
         )
         return [*found, last]

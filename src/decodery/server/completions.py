@@ -178,7 +178,7 @@ class CompletionForm(Form):
             "index": index,
             "text": before + text.text,
             "logprobs": None,
-            "finish_reason": text.reason,
+            **answer.end(self.tokenizer, text, text.reason),
         }
         if self.logprobs:
             first = self.prompts[index][:1] if self.shown else []
@@ -214,7 +214,8 @@ class CompletionForm(Form):
     def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:
         if self.shown and self.logprobs:
             return [self.choice(index, text)]
-        last = self._delta(index, "") | {"finish_reason": text.reason} | answer.own_fields(text, self.figures)
+        last = self._delta(index, "") | answer.end(self.tokenizer, text, text.reason)
+        last |= answer.own_fields(text, self.figures)
         return [*self.grown(index, news), last]
 
     def _offsets(self, index: int, at: int) -> answer.Offsets:

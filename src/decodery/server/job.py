@@ -76,6 +76,7 @@ class FinishedText:
     Attributes:
         prompt_logprobs: Of the prompt's tokens but the first, where that was asked for.
         context_full: Whether it ended because the model's context was full.
+        stopped_by: The stop string or the token that ended it.
     """
 
     text: str
@@ -89,6 +90,7 @@ class FinishedText:
     score: float | None = None
     monitors: list[MonitorReport] = field(default_factory=list)
     context_full: bool = False
+    stopped_by: int | str | None = None
 
 
 @dataclass(slots=True)
@@ -173,6 +175,7 @@ def _one(job: Job, seq: Sequence) -> FinishedText:
         score=seq.score,
         monitors=monitor_reports(seq),
         context_full=seq.context_full,
+        stopped_by=seq.stopped_by,
     )
 
 

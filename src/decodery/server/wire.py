@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from .dialect import Dialect, dumps
 from .errors import ApiError, as_api_error, invalid
 from .fields import Body
 from .known_fields import refuse_by_name, unknown_fields
@@ -112,13 +113,14 @@ async def _until_gone(receive: Receive) -> None:
 
 
 async def respond(
-    request: Request, handler: RequestHandler, ignored: Sequence[str], *, stream: bool, seconds: float
+    request: Request, handler: RequestHandler, dialect: Dialect, ignored: Sequence[str], *, stream: bool, seconds: float
 ) -> Response:
     """The answer of a request, which ends with it.
 
     Args:
         request: The request.
         handler: Makes the answer.
+        dialect: The form of the answer.
         ignored: Fields of the request that were not read, for a header.
         stream: Whether the answer is a stream.
         seconds: That a slow reader may take for a stream.
@@ -130,12 +132,12 @@ async def respond(
 
             async def whole() -> dict[str, Any]:
                 await handler.open()
-                return await handler.whole()
+                return dialect.whole(await handler.whole())
 
             return Json(await watched(request.receive, whole()), headers=headers)
         await watched(request.receive, handler.open())
         streams = True
-        return _EventStream(handler, seconds, headers)
+        return _EventStream(handler, dialect, seconds, headers)
     finally:
         if not streams:
             handler.close()
@@ -157,16 +159,15 @@ class Json(JSONResponse):
     """JSON in ASCII, so that half a character in a text cannot break it."""
 
     def render(self, content: Any) -> bytes:
-        return _dumps(content)
+        return dumps(content)
 
 
 class _EventStream(Response):
-    """Server-sent events, one per chunk. An error ends the stream without the mark of its end."""
+    """A stream in the form of a dialect."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, handler: RequestHandler, seconds: float, headers: Mapping[str, str]) -> None:
-        super().__init__(headers=headers)
+    def __init__(self, handler: RequestHandler, dialect: Dialect, seconds: float, headers: Mapping[str, str]) -> None:
+        super().__init__(headers=headers, media_type=dialect.media_type)
+        self._dialect = dialect
         self._handler, self._seconds = handler, seconds
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
@@ -182,17 +183,6 @@ class _EventStream(Response):
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        last = b"data: [DONE]\n\n"
-        async for chunk in self._handler.stream():
-            if "error" in chunk:
-                last = b""
-            await send({"type": "http.response.body", "body": _event(chunk), "more_body": True})
-        await send({"type": "http.response.body", "body": last, "more_body": False})
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    return b"data: " + _dumps(chunk) + b"\n\n"
-
-
-def _dumps(content: Any) -> bytes:
-    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
+        async for part in self._dialect.stream(self._handler.stream()):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
