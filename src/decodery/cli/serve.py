@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
 
 from .command import command
-from .options import kv_dtype_option, model_options, server_option
+from .options import import_option, kv_dtype_option, model_options, server_option
 
 if TYPE_CHECKING:
     from decodery.server.settings import ServerSettings
@@ -21,6 +23,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @command(example="serve -m model.gguf --port 8000")
 @model_options
 @kv_dtype_option
+@import_option
 @server_option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @server_option(
     "--port",
@@ -60,6 +63,38 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @server_option("--trust", is_flag=True, default=None, help="Allow requests to name files, models and programs.")
 @server_option("--strict", is_flag=True, default=None, help="Refuse unknown request fields.")
 @server_option(
+    "--served-model-name",
+    metavar="NAME",
+    show_default="the model's file or folder",
+    help="Name of the model in requests.",
+)
+@server_option(
+    "--guard",
+    multiple=True,
+    metavar="MONITOR",
+    help="Monitor of every text, which requests cannot leave out. Repeatable.",
+)
+@server_option(
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    show_default="local names on a local address, else any",
+    help="Host name under which the server is reached. Repeatable; '*' is any.",
+)
+@server_option(
+    "--allow-origin", multiple=True, metavar="URL", help="Web page that may use the server from a browser. Repeatable."
+)
+@server_option("--metrics-key", is_flag=True, default=None, help="Require an API key for /metrics.")
+@server_option("--tls-cert", type=_FILE, metavar="FILE", help="Certificate for HTTPS, with --tls-key.")
+@server_option("--tls-key", type=_FILE, metavar="FILE", help="Private key of the certificate.")
+@server_option(
+    "--log-level",
+    type=click.Choice(["error", "warning", "info", "debug"]),
+    default="warning",
+    show_default=True,
+    help="What is logged. info: a line of JSON per request, without its text.",
+)
+@server_option(
     "--ray",
     is_flag=True,
     help="Run replicas on a Ray cluster with Ray Serve, or on this machine if there is no cluster.",
@@ -77,9 +112,16 @@ def serve(
     kv_gib: float | None,
     ray: bool,
     replicas: str | None,
+    served_model_name: str | None,
+    guard: tuple[str, ...],
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    log_level: str,
     **limits: Any,
 ) -> None:
-    """Serve a model at /v1/chat/completions and /v1/completions, to many users at once.
+    """Serve a model to many users at once, to clients of OpenAI, Anthropic and Ollama.
 
     SIGTERM or Ctrl-C waits up to 30 seconds for running requests. A second one stops at once.
     """
@@ -94,17 +136,25 @@ def serve(
 
     given = {name: value for name, value in limits.items() if value is not None}
     settings = ServerSettings(
-        name=Path(model).name or model,
+        name=served_model_name or Path(model).name or model,
         kv_bytes=kv_bytes(kv_gib),
         keys={} if api_key_file is None else read_keys(api_key_file),
+        hosts=allow_host,
+        origins=allow_origin,
+        guards=[resolve("monitor", each) for each in guard],
         **given,
     )
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("--tls-cert and --tls-key go together")
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if replicas is not None and not ray:
         raise click.UsageError("--replicas needs --ray")
     require_free(host, port)
     if ray:
         if kv_dtype != "auto":
             raise click.UsageError("--kv-dtype and --ray exclude each other")
+        if tls_cert is not None or guard:
+            raise click.UsageError("--tls-cert, --guard and --ray exclude each other")
         _fleet(settings, model, dtype, host, port, replicas or "1-4", shared=kv_gib is None)
         return
     from decodery import load
@@ -114,7 +164,8 @@ def serve(
     from .decode import note
 
     loaded = load(model, dtype=dtype, kv_dtype=kv_dtype)
-    server = Server(loaded, settings, host=host, port=port, on_ready=lambda url: _tell(url, settings, note))
+    tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
+    server = Server(loaded, settings, host=host, port=port, tls=tls, on_ready=lambda url: _tell(url, settings, note))
     run(server)
     if not server.started:
         raise SettingsError(f"cannot listen at {host}, port {port}: choose another one with --port")

@@ -21,6 +21,7 @@ from . import chat, completions, messages, openapi, page
 from .dialect import Dialect, OpenAI
 from .errors import ApiError, invalid
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, Shared, TokenizeRequest
+from .front_door import middleware
 from .keys import Keys
 from .offered import offered
 from .plan import Plan
@@ -48,11 +49,12 @@ class Front:
         self.created = int(time.time())
         self._offered: list[dict[str, Any]] | None = None
 
-    def app(self, more: Sequence[BaseRoute] = ()) -> Starlette:
+    def app(self, more: Sequence[BaseRoute] = (), host: str = "127.0.0.1") -> Starlette:
         """The application.
 
         Args:
             more: Further routes.
+            host: Where it listens.
         """
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
@@ -79,7 +81,8 @@ class Front:
             HTTPException: _not_found,
             Exception: _failed,
         }
-        return Starlette(routes=routes, exception_handlers=handlers)
+        before = middleware(self.settings, host)
+        return Starlette(routes=routes, exception_handlers=handlers, middleware=before)
 
     async def answer(self, body: ChatRequest | CompletionRequest, owner: str) -> dict[str, Any]:
         """A request's answer as one object, for those who are in this process. Raises ApiError."""
@@ -185,6 +188,8 @@ class Front:
         return Json({"status": "ready"})
 
     async def _metrics(self, request: Request) -> Response:
+        if self.settings.metrics_key:
+            self.owner(request)
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _version(self, request: Request) -> Response:

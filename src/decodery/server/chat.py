@@ -50,7 +50,7 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any)
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if wanted == 0:
         raise invalid("max_tokens must be at least 1", "max_tokens")
-    settings = settings_of(body, lm.model.vocab_size)
+    settings = settings_of(body, lm.model.vocab_size, preprocessor.settings.guards)
     canvas = own is not None and own.diffuse is not None
     settings["max_new_tokens"] = preprocessor.room(
         len(tokens), wanted, CANVAS_TOKENS if canvas else None, cache_policy_of(body)

@@ -54,7 +54,7 @@ def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint
             "request may ask for",
             "prompt",
         )
-    settings = settings_of(body, lm.model.vocab_size)
+    settings = settings_of(body, lm.model.vocab_size, preprocessor.settings.guards)
     if constraint is not None:
         settings["constraint"] = constraint
     echo, logprobs = bool(body.echo), body.logprobs

@@ -46,7 +46,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -34,7 +34,8 @@ class Keys:
         """
         if not self._names:
             return NOBODY
-        given = _digest((authorization or "").removeprefix("Bearer ").strip())
+        scheme, _, rest = (authorization or "").strip().partition(" ")
+        given = _digest(rest.strip() if scheme.lower() == "bearer" else (authorization or "").strip())
         # All are compared, in the same time each, so that nothing can be learnt from how long it takes.
         found = [name for digest, name in self._names if hmac.compare_digest(digest, given)]
         if not found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from decodery.llm.llm import LLM
     from decodery.sampling.constraint import Constraint
     from decodery.search.base import Search
+    from decodery.step.monitor import Monitor
 
 _COMPILED = 32
 """Constraints that a server keeps compiled, for requests that ask for the same one again."""
@@ -35,9 +37,16 @@ def cache_policy_of(body: Shared) -> str | None:
     return None if body.decodery is None else body.decodery.cache_policy
 
 
-def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
-    """What of a request decides how one text is decoded, by the names `LLM.request` has for it."""
+def settings_of(body: Shared, vocab_size: int, guards: Sequence[Monitor] = ()) -> dict[str, Any]:
+    """What of a request decides how one text is decoded, by the names `LLM.request` has for it.
+
+    Args:
+        body: The request.
+        vocab_size: Tokens of the model.
+        guards: Monitors of the server, which watch every text.
+    """
     own = body.decodery or Methods()
+    watching = [own.monitor] if isinstance(own.monitor, str) else own.monitor or []
     settings: dict[str, Any] = {
         **body.settings(),
         "logit_bias": _bias(body.logit_bias, vocab_size),
@@ -48,7 +57,7 @@ def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
         "max_draft_tokens": own.max_draft_tokens,
         "logits_source": own.logits_source,
         "cache_policy": own.cache_policy,
-        "monitor": own.monitor,
+        "monitor": [*guards, *watching] or None,
         "fresh_memory": own.fresh_memory or None,
     }
     return {name: value for name, value in settings.items() if value is not None}

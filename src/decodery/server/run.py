@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,11 @@ class Server(uvicorn.Server):
     Then lets what is in progress end, for so long as the settings say. A second signal ends it at once.
 
     Args:
+        lm: The model.
+        settings: Limits, names and keys.
         host, port: Where it listens; port 0 takes a free one.
+        more: Further routes.
+        tls: Files of a certificate and its key.
         on_ready: Called with the address.
     """
 
@@ -46,17 +51,20 @@ class Server(uvicorn.Server):
         host: str = "127.0.0.1",
         port: int = 8000,
         more: Sequence[BaseRoute] = (),
+        tls: tuple[Path, Path] | None = None,
         on_ready: Callable[[str], None] = lambda url: None,
     ) -> None:
         self.front = Front(lm, settings)
         config = uvicorn.Config(
-            self.front.app(more),
+            self.front.app(more, host),
             host=host,
             port=port,
             log_level="warning",
             access_log=False,
             lifespan="off",
             server_header=False,
+            ssl_certfile=None if tls is None else str(tls[0]),
+            ssl_keyfile=None if tls is None else str(tls[1]),
             timeout_graceful_shutdown=_LAST_WORDS,
         )
         super().__init__(config)
@@ -69,7 +77,8 @@ class Server(uvicorn.Server):
     def url(self) -> str:
         """Where it listens."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self.config.is_ssl else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

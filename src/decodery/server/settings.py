@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from decodery.core.errors import SettingsError
+
+if TYPE_CHECKING:
+    from decodery.step.monitor import Monitor
 
 GIB = 1 << 30
 
@@ -32,6 +36,11 @@ class ServerSettings:
         keys: Name by secret of those who may use it; none lets everybody.
         trust: Whether requests may name files, models and programs.
         strict: Refuse fields that are not known.
+        hosts: Names under which the server is reached; "*" is any. By default local names where it listens on a local
+            address, and any elsewhere.
+        origins: Pages in browsers that may use it, such as "https://example.org"; none by default but its own.
+        metrics_key: Whether /metrics needs a key as well.
+        guards: Monitors of every text, which no request can leave out.
     """
 
     name: str = "model"
@@ -50,6 +59,10 @@ class ServerSettings:
     keys: Mapping[str, str] = field(default_factory=dict)
     trust: bool = False
     strict: bool = False
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    metrics_key: bool = False
+    guards: Sequence[Monitor] = ()
 
     def __post_init__(self) -> None:
         least = {"max_running": 1, "rows": 1, "chunk": 1, "kv_bytes": 1, "body_bytes": 1, "max_texts": 1}

@@ -235,7 +235,7 @@ def test_a_connection_that_closes_ends_its_text(lm: LLM, read: int) -> None:
         body = json.dumps({"prompt": "x", "max_tokens": LONG, "stream": bool(read), "ignore_eos": True}).encode()
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 b"Content-Length: %d\r\n\r\n" % len(body) + body
             )
             wait_until(lambda: server.front.service.load.running == 1)
@@ -257,7 +257,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody(lm: LLM) -> None:
         connection.connect((host, int(port)))
         with connection:
             connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 b"Content-Length: %d\r\n\r\n" % len(body) + body
             )
             wait_until(lambda: server.front.service.load.running == 1)
@@ -316,7 +316,7 @@ def test_an_upload_that_breaks_off_leaves_no_trace(
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(
-                f"POST /{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                f"POST /{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 'Content-Length: 1000\r\n\r\n{"prompt": "x", '.encode()
             )
             wait_until(lambda: bool(server.server_state.tasks))

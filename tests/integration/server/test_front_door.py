@@ -1,0 +1,110 @@
+"""Who may use a server, under which name, and what it writes down about it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from decodery.monitors import Confidence
+from decodery.server.run import Server
+from decodery.server.settings import ServerSettings
+from serving import SECONDS, serving, tiny_lm, wait_until
+
+SUPPORT = Path(__file__).parents[2] / "support"
+ASKED = {"prompt": "x", "max_tokens": 3}
+ENDLESS: dict[str, object] = {"prompt": "x", "max_tokens": 30, "ignore_eos": True}
+
+
+def test_a_local_server_has_local_names_only() -> None:
+    with serving(tiny_lm()) as (_, url):
+        port = url.rpartition(":")[2]
+        statuses = [
+            httpx.get(f"{url}/health", headers={"Host": host}).status_code
+            for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"evil.example:{port}")
+        ]
+        assert statuses == [200, 200, 400]
+    with serving(tiny_lm(), hosts=["model.example"]) as (_, url):
+        assert httpx.get(f"{url}/health", headers={"Host": "model.example"}).status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 400
+
+
+def test_pages_elsewhere_may_use_it_where_they_are_named() -> None:
+    asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    with serving(tiny_lm(), origins=["https://page.example"]) as (_, url):
+        found = httpx.options(f"{url}/v1/completions", headers=asked)
+        assert found.headers["access-control-allow-origin"] == "https://page.example"
+        other = httpx.options(f"{url}/v1/completions", headers=asked | {"Origin": "https://other.example"})
+        assert "access-control-allow-origin" not in other.headers
+    with serving(tiny_lm()) as (_, url):
+        assert "access-control-allow-origin" not in httpx.options(f"{url}/v1/completions", headers=asked).headers
+
+
+def test_keys_come_with_any_spelling_of_the_scheme() -> None:
+    with serving(tiny_lm(), keys={"secret": "a"}, metrics_key=True) as (_, url):
+        for header in ("Bearer secret", "bearer secret", "BEARER  secret", "secret"):
+            sent = {"Authorization": header}
+            assert httpx.post(f"{url}/v1/completions", json=ASKED, headers=sent).status_code == 200, header
+        refused = httpx.post(f"{url}/v1/completions", json=ASKED, headers={"Authorization": "Basic secret"})
+        assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer"
+        assert httpx.get(f"{url}/metrics").status_code == 401
+        assert httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer secret"}).status_code == 200
+    with serving(tiny_lm(), keys={"secret": "a"}) as (_, url):
+        assert httpx.get(f"{url}/metrics").status_code == 200
+
+
+def test_every_request_has_an_id_and_a_line_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "decodery.server.access"), serving(tiny_lm()) as (_, url):
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a secret", "max_tokens": 2})
+        name = answer.headers["x-request-id"]
+    (line,) = [json.loads(record.message) for record in caplog.records if name in record.message]
+    assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/completions", 200)
+    assert "secret" not in caplog.text
+
+
+def test_no_request_leaves_out_a_monitor_of_the_server() -> None:
+    guard = Confidence(threshold=-1e9, action="stop")
+    with serving(tiny_lm(), guards=[guard]) as (_, url):
+
+        def asked(**more: object) -> httpx.Response:
+            return httpx.post(f"{url}/v1/completions", json=ENDLESS | more)
+
+        for more in ({}, {"decodery": {"monitor": []}}, {"decodery": {"monitor": "confidence"}}):
+            (choice,) = asked(**more).json()["choices"]
+            assert choice["finish_reason"] == "content_filter", more
+        for more in ({"search": "best-of-n:n=2,scorer=log-probability"}, {"diffuse": "confidence"}):
+            assert asked(decodery=more).status_code == 400
+    with serving(tiny_lm()) as (_, url):
+        assert asked().json()["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_certificate_makes_it_https() -> None:
+    files = SUPPORT / "tls-cert.pem", SUPPORT / "tls-key.pem"
+    server = Server(tiny_lm(), ServerSettings(), port=0, tls=files)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        assert server.url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(files[0]))
+        assert httpx.get(f"{server.url}/health", verify=trusted).json() == {"status": "ok"}
+    finally:
+        server.stop()
+        thread.join(SECONDS)
+
+
+def test_wrong_options_are_refused_before_the_model_is_read() -> None:
+    command = [sys.executable, "-m", "decodery", "serve", "-m", "/no/such/model"]
+    for options, said in (
+        (["--tls-cert", str(SUPPORT / "tls-cert.pem")], "--tls-cert and --tls-key go together"),
+        (["--guard", "no-such"], "no monitor method is called"),
+    ):
+        found = subprocess.run([*command, *options], capture_output=True, text=True, timeout=SECONDS)
+        assert found.returncode != 0 and said in found.stderr
