@@ -12,7 +12,7 @@ from . import answer
 from .errors import invalid
 from .fields import ChatRequest
 from .job import FinishedText, Update
-from .languages import language_of
+from .languages import drop_stop, language_of
 from .messages import encoded, tools_in_use
 from .methods import CANVAS_TOKENS, cache_policy_of, fill_of, search_of, settings_of
 from .plan import Form, Plan, several
@@ -32,6 +32,7 @@ async def plan(preprocessor: RequestPreprocessor, body: ChatRequest) -> Plan:
         ApiError: For what cannot be done.
     """
     language = await preprocessor.do(lambda: language_of(preprocessor, body))
+    drop_stop(body, language)
     constraint = await preprocessor.compile(language)
     return await preprocessor.do(lambda: _plan(preprocessor, body, constraint))
 

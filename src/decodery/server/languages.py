@@ -42,6 +42,14 @@ def language_of(preprocessor: RequestPreprocessor, body: Shared) -> ConstraintSp
     return _calls(preprocessor, chat, tools, found[0] if found else None)
 
 
+def drop_stop(body: Shared, language: ConstraintSpec | None) -> None:
+    """Leave out stop strings where the language ends a text, and say so: nothing ends JSON before its end."""
+    calls = isinstance(language, ToolCalls) and (language.required or language.answer is not None)
+    if body.stop is not None and (calls or isinstance(language, JSONSchema)):
+        body.stop = None
+        body.ignore([*body.ignored, "stop"])
+
+
 def _response_format(preprocessor: RequestPreprocessor, body: ChatRequest) -> ConstraintSpec | None:
     wanted = body.response_format
     if wanted is None or wanted.type == "text":

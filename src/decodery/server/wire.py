@@ -152,7 +152,7 @@ def _warning(ignored: Sequence[str]) -> dict[str, str]:
     if not ignored:
         return {}
     names = ", ".join(re.sub(r"[^\w.-]", "?", name[:80], flags=re.ASCII) for name in ignored[:_MOST_NAMED])
-    return {"Warning": f'299 decodery "ignored unknown fields: {names}"'}
+    return {"Warning": f'299 decodery "ignored fields: {names}"'}
 
 
 class Json(JSONResponse):
