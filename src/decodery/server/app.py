@@ -112,10 +112,13 @@ class Front:
 
     async def respond(self, request: Request, owner: str, body: Shared, dialect: Dialect) -> Response:
         """The answer to a request in the form of a dialect. Raises ApiError."""
-        plan = await self._plan(body)
+        return await self.run(request, owner, await self._plan(body), dialect, body.ignored)
+
+    async def run(self, request: Request, owner: str, plan: Plan, dialect: Dialect, ignored: Sequence[str]) -> Response:
+        """The answer to a plan. Raises ApiError."""
         handler = RequestHandler(self.service, plan, owner)
         seconds = self.settings.seconds + _SLOW
-        return await respond(request, handler, dialect, body.ignored, stream=plan.stream, seconds=seconds)
+        return await respond(request, handler, dialect, ignored, stream=plan.stream, seconds=seconds)
 
     def owner(self, request: Request) -> str:
         """The name of the key that a request came with; Anthropic's clients have a header of their own for it."""

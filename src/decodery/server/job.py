@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,8 @@ from decodery.engine.request import Request
 from decodery.engine.task import CoroutineTask
 from decodery.step.monitor import MonitorReport
 from decodery.step.sequence import Sequence, TokenLogprob
+
+from .embeddings import Reading
 
 if TYPE_CHECKING:
     from decodery.search.base import Search
@@ -40,7 +43,7 @@ class Job:
         over: Nothing more will be sent it.
     """
 
-    request: Request | Fill
+    request: Request | Fill | Reading
     owner: str
     mailbox: Mailbox
     deadline: float
@@ -77,6 +80,7 @@ class FinishedText:
         prompt_logprobs: Of the prompt's tokens but the first, where that was asked for.
         context_full: Whether it ended because the model's context was full.
         stopped_by: The stop string or the token that ended it.
+        vector: Of a text that was only read.
     """
 
     text: str
@@ -91,6 +95,7 @@ class FinishedText:
     monitors: list[MonitorReport] = field(default_factory=list)
     context_full: bool = False
     stopped_by: int | str | None = None
+    vector: Ordered[float] = ()
 
 
 @dataclass(slots=True)
@@ -153,6 +158,9 @@ def written(job: Job, encode: Callable[[str], list[int]]) -> list[FinishedText]:
     if job.filling is not None:
         return [_canvas(job, job.filling)]
     task = job.task
+    if isinstance(job.request, Reading):
+        assert isinstance(task, CoroutineTask)
+        return [FinishedText("", [], [], "stop", 0, Trace(), 0, [], vector=task.result or ())]
     if isinstance(task, CoroutineTask) and task.stopped and job.known:
         return [FinishedText(job.known, encode(job.known), [], "cancelled", job.request.seed, Trace(), 0, [])]
     found: list[Sequence] = (

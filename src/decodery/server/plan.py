@@ -12,6 +12,7 @@ from decodery.core.noise import nth_seed
 from decodery.diffusion.texts import Fill
 from decodery.engine.request import Request
 
+from .embeddings import Reading
 from .job import FinishedText, Update
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Plan:
         include_usage: End a stream with the totals.
     """
 
-    requests: Sequence[Request | Fill]
+    requests: Sequence[Request | Fill | Reading]
     n: int
     form: Form
     search: Search | None = None

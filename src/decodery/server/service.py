@@ -17,6 +17,7 @@ from decodery.engine.schedule import Limits
 from decodery.llm.llm import LLM
 from decodery.step.sequence import Sequence as Text
 
+from .embeddings import Reading
 from .errors import ApiError, invalid, log_failure, overloaded, stopping
 from .fair import FairQueue
 from .job import FinishedText, Job, Update, deliver, written
@@ -198,6 +199,8 @@ class Service:
                 if isinstance(job.request, Fill):
                     job.filling = self.lm.begin(self._engine, job.request)
                     job.task = job.filling.work
+                elif isinstance(job.request, Reading):
+                    job.task = self._engine.enter(job.request.read(), owner=job.owner)
                 elif job.search is not None:
                     job.request.settled = job.settle
                     job.task = self._engine.enter(job.search.find(self._engine, job.request), owner=job.owner)
@@ -250,6 +253,8 @@ class Service:
             news.tokens, news.text = known[job.sent :], job.filling.release()
             job.sent, job.steps = len(known), job.steps + len(news.steps)
             self.metrics.grew(job, grown, news.steps)
+        if isinstance(job.request, Reading) and not task.finished:
+            return None
         if job.search is not None and not task.finished:
             if len(job.known) <= job.sent:
                 return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,9 +13,12 @@ from starlette.routing import Route
 
 from decodery.core.version import __version__
 
-from . import anthropic, messages, ollama, responses
+from . import anthropic, embeddings, messages, ollama, responses
+from .dialect import OpenAI
 from .errors import ApiError
 from .fields import Body, ChatRequest, CompletionRequest, Shared
+from .job import FinishedText, Update
+from .plan import Form, Plan
 from .response_items import messages_of
 from .wire import Json, checked
 
@@ -41,6 +45,7 @@ class Translated:
             "/v1/messages": self._messages,
             "/v1/messages/count_tokens": self._count_tokens,
             "/v1/responses": self._respond,
+            "/v1/embeddings": self._embeddings,
             "/api/chat": self._ollama_chat,
             "/api/generate": self._ollama_generate,
             "/api/show": self._ollama_show,
@@ -87,6 +92,13 @@ class Translated:
         name = request.path_params["response"]
         self._kept.drop(self._front.owner(request), name)
         return Json({"id": name, "object": "response", "deleted": True})
+
+    async def _embeddings(self, request: Request) -> Response:
+        owner, body = await self._read(request, embeddings.EmbeddingsRequest)
+        self._front.check_model(body.model)
+        preprocessor = self._front.preprocessor
+        found = await preprocessor.do(lambda: embeddings.readings(preprocessor, body))
+        return await self._front.run(request, owner, Plan(found, 1, VectorForm(body)), Vectors(), body.ignored)
 
     async def _ollama_chat(self, request: Request) -> Response:
         owner, body = await self._read(request, ollama.OllamaChatRequest)
@@ -140,6 +152,36 @@ class Translated:
         chat = checked(asked, kind, strict=True)
         chat.ignore(body.ignored)
         return chat
+
+
+@dataclass
+class VectorForm(Form):
+    """The vectors of a request."""
+
+    body: embeddings.EmbeddingsRequest
+
+    prefix, whole, chunk = "embd-", "list", "list"
+
+    def choice(self, index: int, text: FinishedText) -> dict[str, Any]:
+        return {"object": "embedding", "index": index, "embedding": embeddings.vector_of(self.body, text.vector)}
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        return []
+
+    def grown(self, index: int, news: Update) -> list[dict[str, Any]]:
+        return []
+
+    def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:
+        return [self.choice(index, text)]
+
+
+class Vectors(OpenAI):
+    """The answer to a request for vectors."""
+
+    def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
+        tokens = answer["usage"]["prompt_tokens"]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": answer["choices"], "model": answer["model"], "usage": usage}
 
 
 def written_error(path: str, error: ApiError) -> dict[str, Any]:

@@ -427,7 +427,7 @@ def test_clients_see_their_own_kinds_of_error(api: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         api.models.retrieve("other")
     with pytest.raises(openai.NotFoundError):
-        api.embeddings.create(model="tiny", input="x")
+        api.moderations.create(input="x")
     assert [model.id for model in api.models.list()] == ["tiny"] and api.models.retrieve("tiny").id == "tiny"
 
 

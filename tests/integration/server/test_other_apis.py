@@ -11,9 +11,11 @@ import httpx
 import ollama
 import openai
 import pytest
+import torch
 from openai import OpenAI
 
 from decodery.llm.llm import LLM
+from decodery.models.batch import Batch, Segment
 from serving import KNOWS_TOOLS, TOOLS, serving, tiny_lm, user
 
 NOW = {"name": "now", "description": "The time.", "input_schema": {"type": "object", "properties": {}}}
@@ -162,3 +164,22 @@ def test_ollamas_client(lm: LLM, llama: ollama.Client) -> None:
         llama.chat(model="tiny", messages=user("x"), options={"heat": 3})
     with pytest.raises(ollama.ResponseError, match="no model"):
         llama.chat(model="llama3", messages=user("x"))
+
+
+def test_embeddings_are_the_states_of_the_last_layer(lm: LLM, api: OpenAI) -> None:
+    texts = ["tides", "the moon and " * 20]
+    found = api.embeddings.create(model="tiny", input=texts, encoding_format="float")
+    for text, each in zip(texts, found.data, strict=True):
+        batch = Batch([Segment.chunk(lm.tokenizer.encode(text), lm.model.new_cache())])
+        states = lm.model.final_norm(lm.model.forward(batch, taps=[-1]).hidden[-1]).double()
+        mean = torch.nn.functional.normalize(states.mean(dim=0), dim=0)
+        assert torch.allclose(torch.tensor(each.embedding, dtype=torch.float64), mean, atol=1e-9)
+    packed = api.embeddings.create(model="tiny", input=texts[0])
+    assert torch.allclose(torch.tensor(packed.data[0].embedding), torch.tensor(found.data[0].embedding), atol=1e-6)
+    short = api.embeddings.create(model="tiny", input=texts[0], dimensions=4, extra_body={"pooling": "last"})
+    assert len(short.data[0].embedding) == 4
+    assert sum(x * x for x in short.data[0].embedding) == pytest.approx(1, abs=1e-6)
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        api.embeddings.create(model="tiny", input="x", dimensions=9999)
+    with pytest.raises(openai.BadRequestError, match="context length"):
+        api.embeddings.create(model="tiny", input="x" * 3000)
