@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import torch
 
@@ -15,12 +15,14 @@ from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.named import Precision, loaded
+from decodery.models.loaders.reward_folder import reward_folder
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.chat_prompt import chat_tokens
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer, scores_of
 
+from .published_reward import Form, PublishedReward, Steps
 from .text import texts
 from .wrapper import Wrapper
 
@@ -45,21 +47,32 @@ class RewardModel(Wrapper):
     and rows are the ledger's "reward".
 
     Attributes:
-        scorer: Reads by itself, as process-reward(head=FILE) with a head that was trained on this model,
-            self-evaluation, rating or log-probability do, or asks by a prompt of its own, as llm-judge does, which this
-            model is then asked by its own chat template.
+        scorer: "auto" is what a published reward model says (Qwen2.5-Math-PRM, Skywork-PRM, sequence and token
+            classifiers are recognised by their heads), and self-evaluation for any other model. Others read by
+            themselves, as process-reward(head=FILE) with a head that was trained on this model, self-evaluation, rating
+            or log-probability do, or ask by a prompt of their own, as llm-judge does, by this model's chat template.
         model: A folder, a name that `decodery.load` knows, a model that was loaded, or a `LanguageModel` with the
             writer's own tokens.
         dtype: Of one that is named.
+        form: How a published model is asked, where its folder does not say so: "math-shepherd" or "rlhflow".
+        steps: What a text's score is made of the probabilities of its steps, for models that score steps.
     """
 
-    scorer: Scorer | str = "self-evaluation"
+    scorer: Scorer | str = "auto"
     model: LoadedModel | LanguageModel | str = ""
     dtype: Precision = "auto"
+    form: Literal["auto", "math-shepherd", "rlhflow"] = "auto"
+    steps: Steps = "last"
 
     requirements = Requirements()
 
     def __post_init__(self) -> None:
+        if self.form not in ("auto", "math-shepherd", "rlhflow"):
+            raise SettingsError(f"the form of reward-model is auto, math-shepherd or rlhflow, not {self.form!r}")
+        if self.steps not in get_args(Steps):
+            raise SettingsError(f"steps of reward-model is {', '.join(get_args(Steps))}, not {self.steps!r}")
+        if self.scorer == "auto":
+            object.__setattr__(self, "scorer", self._published() or "self-evaluation")
         super().__post_init__()
         if not self.model:
             raise SettingsError("reward-model judges by a second model: name one, as in model=FOLDER")
@@ -105,8 +118,26 @@ class RewardModel(Wrapper):
             calls = calls.read_by(model if writer is None else fitted(model, writer), calls.conversation.encode)
         return (yield from scores_of(self.inner, replace(asked, states=None, calls=calls, role=_ROLE)))
 
+    def _published(self) -> PublishedReward | None:
+        """What a published reward model says; None for any other model."""
+        found = reward_folder(self.model) if isinstance(self.model, str) and self.model else None
+        if found is None and self.form == "auto":
+            return None
+        if found is not None and self.form != "auto":
+            raise SettingsError(f"{self.model} has a head of the kind {found.kind}: leave form={self.form} out")
+        given: LoadedModel | LanguageModel | str = self.model if found is None else found.backbone
+        opened = loaded(given, self.dtype) if isinstance(given, str) else given
+        if not isinstance(opened, LoadedModel):
+            raise SettingsError(
+                f"form={self.form} needs the model's tokenizer: give its folder, or what `load` returned"
+            )
+        form: Form = self.form if self.form != "auto" else found.kind  # type: ignore[union-attr]
+        return PublishedReward(form, found, self.steps, opened)
+
     @property
     def _found(self) -> LoadedModel | LanguageModel:
+        if isinstance(self.inner, PublishedReward):
+            return self.inner.loaded
         return loaded(self.model, self.dtype) if isinstance(self.model, str) else self.model
 
     @property

@@ -1,0 +1,178 @@
+"""What published reward models say of a text, each asked in the form it was trained on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.reward_folder import RewardFolder
+from decodery.models.protocol import Reader, is_open
+from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.step.forward_request import ForwardCoroutine
+from decodery.step.scorer import Candidates, Scorer
+
+from .reading import read, reader
+from .text import texts
+
+Form = Literal["qwen-prm", "skywork-prm", "sequence-classification", "token-classification", "math-shepherd", "rlhflow"]
+Steps = Literal["last", "min", "product", "mean"]
+
+_NAME = "reward-model"
+_PLACE = "<extra_0>"
+_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+_MARK = "ки"
+
+
+@dataclass(frozen=True)
+class PublishedReward(Scorer):
+    """Scores texts by a published reward model: by its steps, or as a whole.
+
+    Attributes:
+        form: How it is asked. Heads are recognised; "math-shepherd" and "rlhflow" are language models that answer with
+            + and -.
+        folder: The head and its layers, None for a language model.
+        steps: What the score of a text is made of its steps' probabilities.
+        loaded: The model with its tokenizer and chat template.
+    """
+
+    form: Form
+    folder: RewardFolder | None
+    steps: Steps
+    loaded: LoadedModel
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether each step has a score."""
+        return self.form != "sequence-classification"
+
+    @property
+    def prefixes(self) -> bool:
+        return self.by_steps
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return (0.0, 1.0) if self.by_steps else (-float("inf"), float("inf"))
+
+    @property
+    def log(self) -> bool:
+        return not self.by_steps
+
+    @property
+    def apart(self) -> bool:
+        return True
+
+    def bind(self, tokenizer: Tokenizer) -> Self:
+        return self
+
+    def fits(self, model: Reader) -> None:
+        if self.folder is not None and not is_open(model):
+            raise SettingsError("this reward model gives no hidden states: load it in a form that this package runs")
+
+    def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
+        model = reader(candidates, _NAME)
+        if candidates.calls is None:
+            raise SettingsError("a published reward model reads the question as a text: search through `LLM`")
+        question = candidates.calls.conversation.task
+        asked = [self._rows(question, text) for text in texts(candidates, None, _NAME)]
+        values: list[list[float]] = [[] for _ in asked]
+
+        def take(number: int, row: int, states: torch.Tensor) -> None:
+            rows = [at - row for at in asked[number][1] if 0 <= at - row < len(states)]
+            values[number] += self._values(states[rows], model) if rows else []
+
+        wanted = [len(tokens) - min(rows, default=len(tokens)) for tokens, rows in asked]
+        alone = replace(candidates, states=None)
+        tap = -1 if self.folder is not None else None
+        yield from read(alone, model, [tokens for tokens, _ in asked], wanted, take, tap)
+        return torch.tensor([self._joined(each) for each in values], dtype=torch.float64, device="cpu")
+
+    def _values(self, rows: torch.Tensor, model: Reader) -> list[float]:
+        """Of hidden states, or of logits, what the model says at each row."""
+        if self.folder is None:
+            right, wrong = self._signs
+            found = torch.softmax(rows[:, [right, wrong]].double(), dim=-1)[:, 0]
+        else:
+            assert is_open(model)
+            outputs = self.folder.outputs(model.final_norm(rows).float()).double()
+            if not self.by_steps:
+                found = outputs[:, 0]
+            elif outputs.shape[-1] == 1:
+                found = torch.sigmoid(outputs[:, 0])
+            else:
+                found = torch.softmax(outputs, dim=-1)[:, 1]
+        values: list[float] = found.tolist()
+        return values
+
+    def _joined(self, values: Sequence[float]) -> float:
+        if not values:
+            return 0.0 if self.by_steps else -float("inf")
+        if not self.by_steps or self.steps == "last":
+            return values[-1]
+        if self.steps == "min":
+            return min(values)
+        if self.steps == "mean":
+            return sum(values) / len(values)
+        return float(torch.tensor(values, dtype=torch.float64).prod())
+
+    @property
+    def _signs(self) -> tuple[int, int]:
+        """Tokens of + and -."""
+        encode = self.loaded.tokenizer.encode
+        if self.form == "math-shepherd":
+            right, wrong = encode("+ -", special=False)[-2:]
+            return right, wrong
+        return encode("+", special=False)[-1], encode("-", special=False)[-1]
+
+    def _rows(self, question: str, text: str) -> tuple[list[int], list[int]]:
+        """The tokens that are read, and the rows of them at which the model is asked."""
+        steps = [step.strip() for step in re.split(r"\n\s*\n", text) if step.strip()] or [""]
+        encode = self.loaded.tokenizer.encode
+        if self.form == "qwen-prm":
+            turns = [("system", _SYSTEM), ("user", question), ("assistant", "".join(step + _PLACE for step in steps))]
+            tokens = self._chat(turns)
+            return _at(tokens, encode(_PLACE, special=False)[-1])
+        if self.form == "math-shepherd":
+            tokens = encode(f"{question} " + "\n".join(f"{step} {_MARK}" for step in steps))
+            return _at(tokens, encode(_MARK, special=False)[-1])
+        if self.form == "rlhflow":
+            return self._dialogue(question, steps)
+        if self.form == "sequence-classification":
+            tokens = self._chat([("user", question), ("assistant", text)])
+            return tokens, [len(tokens) - 1]
+        tokens, rows = encode(f"{question}\n"), list[int]()
+        for step in text.split("\n") if self.form == "skywork-prm" else steps:
+            if step:
+                tokens += encode(f"{step}\n", special=False)
+                rows.append(len(tokens) - 1)
+        return tokens, rows or [len(tokens) - 1]
+
+    def _dialogue(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
+        """Steps as turns, each of which is answered by a sign."""
+        turns, rows, tokens = list[tuple[str, str]](), list[int](), list[int]()
+        for number, step in enumerate(steps):
+            turns.append(("user", f"{question} {step}" if number == 0 else step))
+            rows.append(len(self._chat(turns, asks=True)) - 1)
+            turns.append(("assistant", "+"))
+            tokens = self._chat(turns)
+        return tokens, rows
+
+    def _chat(self, turns: Sequence[tuple[str, str]], *, asks: bool = False) -> list[int]:
+        """Turns in the model's own template."""
+        chat, tokenizer = self.loaded.chat_template, self.loaded.tokenizer
+        if chat is None:
+            raise SettingsError(
+                f"a reward model of the form {self.form} needs its chat template, and the folder has none"
+            )
+        messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in turns]
+        return tokenizer.encode(chat.render(messages, add_generation_prompt=asks))
+
+
+def _at(tokens: list[int], mark: int) -> tuple[list[int], list[int]]:
+    """Tokens, and the rows that hold a mark."""
+    return tokens, [row for row, token in enumerate(tokens) if token == mark]
