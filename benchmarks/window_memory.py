@@ -72,8 +72,8 @@ def read(length: int, provides: bool) -> tuple[dict[str, int], list[list[float]]
 
 
 def there(cache: KVCache) -> int:
-    """Bytes of the cache's memory that are in the machine's: a long text's has a mapping of its own."""
-    places = {run.memory.data.data_ptr() for run in cache.pages.runs}
+    """Bytes of the machine's memory that the cache's pages take: their pool has a mapping of its own."""
+    places = [cache.pages.pool.base]
     found, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if mapping := MAPPING.match(line):

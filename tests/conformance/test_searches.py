@@ -83,8 +83,8 @@ class _Sharing(Search):
 
     def find(self, engine, request, progress=None) -> ForwardCoroutine[list[Sequence]]:
         found = yield from SEARCHES["beam"].find(engine, request)
-        for slots in found[0].cache.pages.pieces(2, 3):
-            slots.add_(1e-3)
+        pages = found[0].cache.pages
+        pages.put(2, pages.read(2, 3) + 1e-3)
         return found
 
 

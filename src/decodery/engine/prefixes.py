@@ -1,4 +1,4 @@
-"""What texts have read, kept in the blocks of their caches for later ones that begin alike."""
+"""What texts have read, kept in the pages of their caches for later ones that begin alike."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ import numpy as np
 
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.own_caches import bare
-from decodery.models.cache.page_memory import SLOTS, PageMemory
+from decodery.models.cache.page_pool import SLOTS, PagePool
+from decodery.models.cache.pages import PageTable
 from decodery.models.protocol import Reader
-
-_SLACK = 4
-"""A text's memory is made to measure where more than one slot in so many is empty."""
 
 
 @dataclass(eq=False)
 class _Entry:
-    """A text that was read. chain: names of its whole blocks, each of which stands for all that is before it, too."""
+    """A text that was read. chain: names of its whole pages, each of which stands for all that is before it, too."""
 
     tokens: np.ndarray
     cache: KVCache
@@ -31,30 +29,33 @@ class _Entry:
 class PrefixCache:
     """Keys and values of texts that were read, found by what a new text begins with.
 
-    A text that begins alike forks what is found, so that blocks are shared and nothing is computed or copied. Texts are
-    found by chains of hashes of their blocks, block by block, and then compared token by token; those of another cache
+    A text that begins alike forks what is found, so that pages are shared and nothing is computed or copied. Texts are
+    found by chains of hashes of their pages, page by page, and then compared token by token; those of another cache
     namespace are never found. What a model reads of a token does not depend on the reader, so a hit changes no text: to
     the bit for models whose rows do not depend on what shares a pass (`exact_rows`), within rounding for others.
     Source: PagedAttention (2023).
 
     Args:
-        most: Bytes of the blocks kept at most; what was used least recently goes first.
-        memories: The memory they are in, which is kept whole, by identity.
-        bytes: Of the blocks; what several texts share counts once.
+        most: Bytes of the pages kept at most; what was used least recently goes first.
+        bytes: Of the pages; what several texts share counts once.
         asked, found: Tokens of the prompts that were looked up, and those of them that were there.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.memories: dict[int, PageMemory] = {}
         self.bytes = self.asked = self.found = 0
         self._model: ref[Reader] | None = None
-        self._holders: dict[int, np.ndarray] = {}
+        self._holders: dict[PagePool, np.ndarray] = {}
         self._entries: OrderedDict[_Entry, None] = OrderedDict()
         self._by_chain: dict[bytes, dict[_Entry, None]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def tables(self) -> list[PageTable]:
+        """The pages of all that is kept."""
+        return [entry.cache.pages for entry in self._entries]
 
     def serves(self, model: Reader) -> bool:
         """Whether what is kept is this model's; an empty cache becomes that of the first one which asks.
@@ -87,12 +88,8 @@ class PrefixCache:
                 return best.cache.beginning(alike)
         return None
 
-    def add(self, tokens: Sequence[int], cache: KVCache, cache_namespace: str = "", *, final: bool = False) -> None:
-        """Keep what `cache` holds of a text.
-
-        Args:
-            final: Nothing more will be written to it, so it may be made to fit.
-        """
+    def add(self, tokens: Sequence[int], cache: KVCache, cache_namespace: str = "") -> None:
+        """Keep what `cache` holds of a text."""
         if not isinstance(cache, KVCache) or cache.prefix:
             return
         known = cache.untouched
@@ -105,18 +102,14 @@ class PrefixCache:
             for covered in [each for each in self._by_chain.get(name, ()) if each.chain[-1] == name]:
                 if cache.begins(len(covered.tokens)):
                     self._remove(covered)
-        # Nobody else holds the blocks of a text that is alone in its memory.
-        loose = final and cache.pages.home is not None and _SLACK * (cache.capacity - known) > cache.capacity
         kept = cache.beginning(known)
-        if loose:
-            kept.pages.replace(-(-known // SLOTS) * SLOTS, known)
+        kept.shrink(0)
         entry = _Entry(np.asarray(tokens[:known]), kept, chain)
         self._entries[entry] = None
-        for run in kept.pages.runs:
-            self.memories[id(run.memory)] = run.memory
-            held = self._holders.setdefault(id(run.memory), np.zeros_like(run.memory.holders))[run.first : run.last]
-            held += 1
-            self.bytes += int((held == 1).sum()) * SLOTS * kept.slot_bytes
+        pool, pages = kept.pages.pool, kept.pages.held
+        held = self._holders.setdefault(pool, np.zeros(pool.most, dtype=np.int32))
+        held[pages] += 1
+        self.bytes += int((held[pages] == 1).sum()) * pool.page_bytes
         for name in chain:
             self._by_chain.setdefault(name, {})[entry] = None
         while self.bytes > self.most and self.evict():
@@ -140,17 +133,15 @@ class PrefixCache:
             del self._by_chain[name][entry]
             if not self._by_chain[name]:
                 del self._by_chain[name]
-        for run in entry.cache.pages.runs:
-            held = self._holders[id(run.memory)][run.first : run.last]
-            held -= 1
-            self.bytes -= int((held == 0).sum()) * SLOTS * entry.cache.slot_bytes
-            if not self._holders[id(run.memory)].any():
-                del self._holders[id(run.memory)], self.memories[id(run.memory)]
+        pool, pages = entry.cache.pages.pool, entry.cache.pages.held
+        held = self._holders[pool]
+        held[pages] -= 1
+        self.bytes -= int((held[pages] == 0).sum()) * pool.page_bytes
         entry.cache.pages.release()
 
 
 def _chain(tokens: Sequence[int], cache_namespace: str) -> Iterator[bytes]:
-    """Names of the whole blocks of a text, each made of that of the one before it, and of the cache namespace."""
+    """Names of the whole pages of a text, each made of that of the one before it, and of the cache namespace."""
     ids = np.asarray(tokens, dtype=np.int64)
     name = hashlib.blake2b(cache_namespace.encode(), digest_size=16).digest()
     for first in range(0, len(ids) - SLOTS + 1, SLOTS):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from decodery.core.errors import OutOfMemory, SettingsError
 from decodery.models.cache.cache import KVCache
-from decodery.models.cache.page_memory import PageMemory
-from decodery.models.cache.pages import resident
+from decodery.models.cache.pages import PageTable, resident
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
@@ -240,7 +239,7 @@ class Schedule:
             return
         if seq.finished or not seq.scheduling.prompt_kept:
             seq.scheduling.prompt_kept = True
-            self.prefixes.add(seq.tokens, seq.cache, seq.request.cache_namespace, final=seq.finished)
+            self.prefixes.add(seq.tokens, seq.cache, seq.request.cache_namespace)
 
     def _give_back(self) -> None:
         """Preempt who was named; then the youngest, while the texts in progress hold more than they may."""
@@ -281,13 +280,10 @@ class Schedule:
 
         What several of them share counts once.
         """
-        return self._holding({} if self.prefixes is None else self.prefixes.memories)
-
-    def _holding(self, kept: Mapping[int, PageMemory]) -> int:
-        """`held`, if this were kept."""
+        kept: list[PageTable] = [] if self.prefixes is None else self.prefixes.tables
         missing = sum(_missing(run.task) for run in self.runs if isinstance(run.task, Sequence))
         owed = sum(run.owed for run in self.runs if isinstance(run.task, CoroutineTask))
-        return resident((cache.pages for run in self.runs for cache in caches(run)), kept) + missing + owed
+        return resident((*(cache.pages for run in self.runs for cache in caches(run)), *kept)) + missing + owed
 
 
 def _guarded(run: SchedulerEntry, do: Callable[[], T]) -> T | bool:

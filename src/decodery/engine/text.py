@@ -47,10 +47,9 @@ def unread(seq: Sequence) -> int:
 
 
 def expect(seq: Sequence) -> None:
-    """Tell the caches that a text reads through what it has to read, and what it may come to need."""
-    drafted = 0 if seq.request.drafter is None else seq.request.max_draft_tokens
+    """Let the caches that a text reads through take memory for what it has to read at once."""
     for cache in caches_of(seq):
-        cache.expect(len(seq.tokens), len(seq.tokens) + seq.remaining + drafted)
+        cache.expect(len(seq.tokens))
 
 
 def reads(seq: Sequence) -> bool:

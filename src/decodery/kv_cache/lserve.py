@@ -12,7 +12,7 @@ from decodery.core.registry import register
 from decodery.core.requirements import Provides
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
-from decodery.models.cache.page_memory import SLOTS
+from decodery.models.cache.page_pool import SLOTS
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.head_gates import HeadGates

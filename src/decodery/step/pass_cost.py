@@ -272,8 +272,9 @@ def _prepare(model: LanguageModel, context: int, rows: int) -> KVCache:
     cache = model.new_cache()
     length = max(1, min(context, model.config.max_positions - rows))
     cache.reserve(np.arange(length))
-    layers, _, kv_heads, _, head_dim = cache.data.shape
-    zeros = torch.zeros(length, kv_heads, head_dim, dtype=cache.data.dtype, device=cache.data.device)
+    like = cache.pages.nothing
+    layers, _, kv_heads, _, _ = like.shape
+    zeros = torch.zeros(length, kv_heads, model.config.head_dim, dtype=torch.float32, device=like.device)
     for layer in range(layers):
         cache.write(layer, zeros, zeros)
     cache.keep(range(length))

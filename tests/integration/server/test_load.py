@@ -30,19 +30,17 @@ def lm() -> LLM:
 
 
 def audit(service: Service) -> None:
-    """Every block is held by exactly the texts that say so, and what is free is nobody's."""
+    """Every page is held by exactly the texts that say so, and what is free is nobody's."""
     schedule = service._engine._schedule
     tasks = [run.task for run in (*schedule.runs, *schedule._waiting)] + [job.task for job in service._active]
     texts = {id(task): task for task in tasks if isinstance(task, Sequence)}
     caches = [each.cache for each in service._prefixes._entries] + [text.cache for text in texts.values()]
     counted: dict[int, Any] = {}
     for cache in caches:
-        for stretch in cache.pages.runs:
-            memory = stretch.memory
-            held = counted.setdefault(id(memory), (memory, np.zeros(len(memory.holders), dtype=int)))[1]
-            held[stretch.first : stretch.last] += 1
-    for memory, held in counted.values():
-        assert held.tolist() == memory.holders.tolist()
+        pool = cache.pages.pool
+        counted.setdefault(pool, np.zeros(pool.most, dtype=np.int32))[cache.pages.held] += 1
+    for pool, held in counted.items():
+        assert (held[held > 0] == pool.holders[held > 0]).all()
 
 
 def audited(service: Service) -> None:

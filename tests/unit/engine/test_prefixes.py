@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from covering import FULL
 from decodery.core.errors import SettingsError
@@ -14,7 +14,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.models.cache.page_memory import SLOTS
+from decodery.models.cache.page_pool import SLOTS
 from decodery.sampling import Sampler
 from decodery.search.base import Search
 from decodery.search.self_consistency import SelfConsistency
@@ -103,7 +103,7 @@ def test_least_recently_used_goes_first_and_bytes_are_bounded() -> None:
     assert [run(engine, prompts[number], max_new_tokens=4).scheduling.cached for number in (0, 1)] == [79, 0]
     while prefixes.evict():
         pass
-    assert prefixes.bytes == 0 and not prefixes.memories
+    assert prefixes.bytes == 0 and not prefixes.tables
 
 
 def test_what_is_kept_gives_way_to_texts_in_progress() -> None:
@@ -120,15 +120,14 @@ def test_what_is_kept_gives_way_to_texts_in_progress() -> None:
 
 
 def holders(prefixes: PrefixCache, texts: list[Sequence]) -> None:
-    """Every block is held by exactly those who say they hold it."""
+    """Every page is held by exactly those who say they hold it."""
     caches = [each.cache for each in prefixes._entries] + [text.cache for text in texts]
     counted: dict[int, Any] = {}
     for cache in caches:
-        for stretch in cache.pages.runs:
-            held = counted.setdefault(id(stretch.memory), (stretch.memory, torch.zeros(len(stretch.memory.holders))))[1]
-            held[stretch.first : stretch.last] += 1
-    for memory, held in counted.values():
-        assert held.tolist() == memory.holders.tolist()
+        pool = cache.pages.pool
+        counted.setdefault(pool, np.zeros(pool.most, dtype=np.int32))[cache.pages.held] += 1
+    for pool, held in counted.items():
+        assert (held[held > 0] == pool.holders[held > 0]).all()
 
 
 @pytest.mark.parametrize("seed", range(6 if FULL else 3))

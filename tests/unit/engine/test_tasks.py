@@ -22,6 +22,7 @@ from decodery.kv_cache.h2o import H2O
 from decodery.llm.llm import LLM, Output
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
+from decodery.models.cache.page_pool import SLOTS
 from decodery.models.cache.pages import resident
 from decodery.sampling import Sampler
 from decodery.search import Beam
@@ -302,7 +303,6 @@ def test_texts_wait_for_memory_and_give_it_back() -> None:
     while any(not text.finished for text in texts):
         engine.step()
         most = max(most, resident(text.cache.pages for text in texts if not text.finished))
-    # A cache begins with room for 256 tokens.
     assert most <= bound
     assert_plain(texts, 30)
     with pytest.raises(OutOfMemory, match="cache_bytes"):
@@ -446,14 +446,13 @@ def test_a_text_holds_what_it_needs_and_no_more(drafter: Drafter | None) -> None
     engine = Engine(model, prefill_chunk=37)
     prompt = [token % 64 for token in range(600)]
     text = engine.submit(Request(prompt, max_new_tokens=150, drafter=drafter, max_draft_tokens=5))
-    places, held = set(), []
+    held = []
     while not text.finished:
         engine.step()
-        places.add(text.cache.pages.runs[0].memory.data.data_ptr())
         held.append(resident([text.cache.pages]))
-    # The prompt's memory comes at once; then a sixteenth is added, to the end of the text.
-    assert held[0] == len(prompt) * slot and max(held) <= (600 + 150 + 5) * slot
-    assert all(after <= before + 64 * slot for before, after in pairwise(held)) and len(places) <= 4
+    # The prompt's memory comes at once; then a page is added wherever one begins.
+    assert held[0] == -(-len(prompt) // SLOTS) * SLOTS * slot and max(held) <= (600 + 150 + 5 + SLOTS) * slot
+    assert all(after <= before + SLOTS * slot for before, after in pairwise(held))
 
 
 def test_several_texts_never_hold_more_than_is_allowed() -> None:

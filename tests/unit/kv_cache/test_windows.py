@@ -13,7 +13,7 @@ from decodery.kv_cache.localist import Localist
 from decodery.kv_cache.streaming_llm import StreamingLLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.cache.page_memory import SLOTS
+from decodery.models.cache.page_pool import SLOTS
 from decodery.models.torch.transformer import Transformer
 from decodery.step.cache_policy import CachePolicy
 from decodery.testing import tiny_transformer

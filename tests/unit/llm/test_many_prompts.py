@@ -13,7 +13,7 @@ from decodery.core.errors import ContextFull, PromptError
 from decodery.engine.output import Output
 from decodery.llm.llm import LLM
 from decodery.llm.texts import MOST_TEXTS
-from decodery.models.cache.page_memory import PageMemory
+from decodery.models.cache.cache import KVCache
 from tiny_models import tiny_loaded
 
 SETTINGS = {"max_new_tokens": 4, "drafter": None, "ignore_eos": True}
@@ -26,32 +26,32 @@ def lm() -> LLM:
 
 
 @pytest.fixture
-def memories(monkeypatch: pytest.MonkeyPatch) -> WeakSet[PageMemory]:
-    """The pieces of memory for keys and values that are there."""
-    found, begin = WeakSet[PageMemory](), PageMemory.__init__
+def memories(monkeypatch: pytest.MonkeyPatch) -> WeakSet[KVCache]:
+    """The caches that there are."""
+    found, begin = WeakSet[KVCache](), KVCache.__init__
 
-    def noted(self: PageMemory, *args: object) -> None:
-        begin(self, *args)  # type: ignore[arg-type]
+    def noted(self: KVCache, *args: object, **settings: object) -> None:
+        begin(self, *args, **settings)  # type: ignore[arg-type]
         found.add(self)
 
-    monkeypatch.setattr(PageMemory, "__init__", noted)
+    monkeypatch.setattr(KVCache, "__init__", noted)
     return found
 
 
 @pytest.fixture
-def held(lm: LLM, memories: WeakSet[PageMemory], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def held(lm: LLM, memories: WeakSet[KVCache], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many of them there were whenever a text became an output."""
     found, output = [0], lm.output
 
     def counted(*args: object, **settings: object) -> Output:
-        found.append(len(memories))
+        found.append(sum(cache.bytes > 0 for cache in memories))
         return output(*args, **settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(lm, "output", counted)
     return found
 
 
-def test_a_list_takes_the_memory_of_a_few_texts(lm: LLM, memories: WeakSet[PageMemory], held: list[int]) -> None:
+def test_a_list_takes_the_memory_of_a_few_texts(lm: LLM, memories: WeakSet[KVCache], held: list[int]) -> None:
     outputs = lm.generate(PROMPTS, **SETTINGS)
     assert isinstance(outputs, list) and len(outputs) == len(PROMPTS)
     assert 1 < max(held) <= MOST_TEXTS
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_is_refused_before_anything_is(lm: LLM) -> None:
     assert list(lm.generate(iter([]), **SETTINGS)) == [] == lm.generate([], **SETTINGS)
 
 
-def test_an_iterator_that_is_left_leaves_nothing(lm: LLM, memories: WeakSet[PageMemory]) -> None:
+def test_an_iterator_that_is_left_leaves_nothing(lm: LLM, memories: WeakSet[KVCache]) -> None:
     outputs = lm.generate(iter(PROMPTS), **SETTINGS)
     next(outputs)
     assert memories

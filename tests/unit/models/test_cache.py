@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from decodery.core.errors import OutOfMemory
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache, Snapshot, resident
-from decodery.models.cache.page_memory import SLOTS
+from decodery.models.cache.page_pool import SLOTS
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
@@ -25,7 +25,7 @@ from decodery.testing import LawBroken, TableModel, check_cache, tiny_transforme
 MODEL = tiny_transformer(3)
 
 
-def filled(tokens: list[int], capacity: int = 256) -> KVCache:
+def filled(tokens: list[int], capacity: int = 0) -> KVCache:
     cache = KVCache(2, 2, 8, dtype=torch.float64, capacity=capacity)
     if tokens:
         MODEL.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[])]))
@@ -106,7 +106,7 @@ TestCacheMachine.settings = settings(max_examples=25, stateful_step_count=10, de
 def test_a_layer_that_did_not_run_keeps_nothing() -> None:
     """Its slots hold whatever memory held before; whether that is a number or not, nobody may see it."""
     cache = filled([1, 2, 3])
-    cache.data[:, :, :, 3:] = torch.nan
+    cache.pages.put(3, torch.full((2, 2, 2, 13, 8), torch.nan, dtype=torch.float64))
     MODEL.forward(Batch([Segment.chunk([4, 5], cache)]), layer_plan=LayerPlan((0,)))
     cache.keep([0, 1])
     assert cache.lengths.tolist() == [5, 3] and cache.next_position == 5
@@ -238,14 +238,14 @@ def test_no_more_rows_can_stay_than_there_are() -> None:
         )
 
 
-def test_growing_copies_rarely() -> None:
-    cache = filled([1], capacity=4)
-    places = set()
+def test_growing_copies_nothing() -> None:
+    """A text takes a page of each layer and head when it comes to it, and keeps those that it has."""
+    cache, held = filled([1]), np.zeros((2, 2, 0), dtype=np.int32)
     for token in range(200):
-        MODEL.forward(Batch([Segment.chunk([token % 64], cache, logit_rows=[])]))
-        cache.keep([0])
-        places.add((cache.data.data_ptr(), cache.capacity))
-    assert len(places) <= 8
+        append(cache, [token % 64])
+        assert (cache.pages.table[:, :, : held.shape[2]] == held).all()
+        held = cache.pages.table.copy()
+        assert held.shape[2] == -(-cache.length // SLOTS) and cache.bytes == held.size * cache.pages.pool.page_bytes
 
 
 def append(cache: KVCache, tokens: list[int]) -> None:
@@ -253,18 +253,15 @@ def append(cache: KVCache, tokens: list[int]) -> None:
     cache.keep(range(len(tokens)))
 
 
-def test_forks_share_all_blocks_but_those_they_write() -> None:
+def test_forks_share_all_pages_but_those_they_write() -> None:
     text = [token % 64 for token in range(100)]
-    cache = filled(text)
+    cache, whole = filled(text), 100 // SLOTS
     clone = cache.fork()
-    assert clone.data.data_ptr() == cache.data.data_ptr()
-    assert resident([cache, clone]) == cache.bytes
-    # The one that was there first goes on in its place, the fork copies its last block, and no other.
-    place = cache.data.data_ptr()
+    assert (clone.pages.table == cache.pages.table).all() and resident([cache, clone]) == cache.bytes
     append(cache, [1, 2])
     append(clone, [3])
-    assert cache.data.data_ptr() == place
     assert resident([cache, clone]) == cache.bytes + SLOTS * cache.slot_bytes
+    assert (clone.pages.table == cache.pages.table).all(axis=(0, 1)).tolist() == [True] * whole + [False]
     assert difference(cache, filled([*text, 1, 2])) < 1e-12 and difference(clone, filled([*text, 3])) < 1e-12
     # What a fork may see, the first one must not write over either.
     third = cache.fork()
@@ -274,21 +271,21 @@ def test_forks_share_all_blocks_but_those_they_write() -> None:
     assert difference(cache, filled([*text[:70], 9])) < 1e-12
 
 
-def test_blocks_nobody_else_holds_are_written_in_place() -> None:
-    cache = filled([1, 2, 3], capacity=64)
-    clone, place = cache.fork(), cache.data.data_ptr()
+def test_pages_nobody_else_holds_are_written_in_place() -> None:
+    cache = filled([1, 2, 3])
+    clone, held = cache.fork(), cache.pages.table.copy()
     del cache
     append(clone, list(range(60)))
-    assert clone.data.data_ptr() == place and clone.bytes == 64 * clone.slot_bytes
-    other = clone.fork()
+    assert (clone.pages.table[:, :, :1] == held).all() and clone.bytes == 64 * clone.slot_bytes
+    other, held = clone.fork(), clone.pages.table.copy()
     del other
     clone.truncate(0)
     append(clone, [5])
-    assert clone.data.data_ptr() == place
+    assert (clone.pages.table == held).all()
 
 
 def test_many_forks_of_a_long_text_hold_little_more_than_one() -> None:
-    cache = KVCache(2, 2, 8, capacity=4000)
+    cache = KVCache(2, 2, 8)
     cache.reserve(np.arange(4000))
     cache.wrote([0, 1])
     cache.keep(range(4000))
@@ -299,20 +296,30 @@ def test_many_forks_of_a_long_text_hold_little_more_than_one() -> None:
             fork.write(0, torch.full((1, 2, 8), position), torch.zeros(1, 2, 8))
             fork.wrote([1])
             fork.keep([0])
-    assert resident([cache, *forks]) / one <= 1 + 64 * 16 / 4000
+    assert resident([cache, *forks]) == one + 64 * SLOTS * cache.slot_bytes
     assert forks[0].data[0, 0, 0, 4000:4016, 0].tolist() == list(range(4000, 4016))
-    # What a fork has written lies in one piece however long it is, with less than a block and a sixteenth to spare.
-    long, grown = forks[0], set()
+    # A fork that goes on takes a page when it comes to it.
+    long = forks[0]
     for position in range(4016, 4400):
         long.reserve(np.array([position]))
         long.write(0, torch.full((1, 2, 8), position), torch.zeros(1, 2, 8))
         long.wrote([1])
         long.keep([0])
-        grown.add(resident([cache, *forks]))
-        assert len(list(long.pages.pieces(0, long.length))) == 2
-    assert max(grown) <= one + 64 * 16 * cache.slot_bytes + (384 + 400 // 16 + SLOTS) * cache.slot_bytes
-    assert len(grown) <= 384 // SLOTS + 1
+        pages = -(-(position + 1 - 4016) // SLOTS)
+        assert resident([cache, *forks]) == one + (64 + pages) * SLOTS * cache.slot_bytes
     assert long.data[0, 0, 0, 3990:4400, 0].tolist()[10:] == list(range(4000, 4400))
+
+
+def test_pages_come_back_when_texts_end() -> None:
+    pool = filled([1]).pages.pool
+    before, family = pool.used, [filled(list(range(40)))]
+    family += [family[0].fork() for _ in range(3)]
+    append(family[2], [1, 2])
+    assert pool.used * pool.page_bytes == before * pool.page_bytes + resident(family)
+    family[2].evict(1, range(20))
+    assert pool.used * pool.page_bytes == before * pool.page_bytes + resident(family)
+    family.clear()
+    assert pool.used == before
 
 
 def test_an_evicted_fork_leaves_the_others_alone() -> None:
@@ -347,20 +354,20 @@ def test_no_memory_for_a_larger_cache_is_one_clear_error() -> None:
         KVCache(64, 64, 256, dtype=torch.float64, capacity=2**40).reserve(np.arange(1))
 
 
-def test_room_is_provided_to_the_slot() -> None:
+def test_room_is_provided_to_the_page() -> None:
     cache = KVCache(2, 2, 8, dtype=torch.float64)
     assert cache.data.nbytes == 0
     cache.provide(40)
     cache.reserve(np.arange(3))
     cache.wrote([0, 1])
     cache.keep(range(3))
-    assert (cache.capacity, cache.data.nbytes) == (40, 40 * cache.slot_bytes)
-    cache.data[..., :3, :] = 7.0
+    assert (cache.capacity, cache.bytes) == (48, 48 * cache.slot_bytes)
+    cache.pages.put(0, torch.full((2, 2, 2, 3, 8), 7.0, dtype=torch.float64))
     clone = cache.fork()
-    clone.provide(5)
-    assert (clone.capacity, cache.capacity) == (5, 40) and bool((clone.data[..., :3, :] == 7.0).all())
+    clone.provide(17)
+    assert (clone.capacity, cache.capacity) == (32, 48) and bool((clone.data[..., :3, :] == 7.0).all())
     clone.provide(2)
-    assert clone.capacity == 3
+    assert clone.capacity == 16
 
 
 class Forgetful(KVCache):

@@ -48,18 +48,21 @@ class ModelStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
-class RunStruct(ctypes.Structure):
+class PageRowsStruct(ctypes.Structure):
     _fields_ = [
-        ("data", c_void_p), ("layer_stride", c_int64), ("kind_stride", c_int64), ("head_stride", c_int64),
-        ("first", c_int32), ("end", c_int32),
+        ("base", c_void_p), ("tables", c_void_p), ("slots", c_void_p), ("rows", c_void_p), ("page_bytes", c_int64),
+        ("row_bytes", c_int64), ("count", c_int64), ("start", c_int64), ("layers", c_int32), ("heads", c_int32),
+        ("table_pages", c_int32),
     ]  # fmt: skip
 
 
 class SegmentStruct(ctypes.Structure):
     _fields_ = [
-        ("runs", POINTER(RunStruct)), ("lengths", c_void_p), ("slots", c_void_p), ("positions", c_void_p),
-        ("mask", c_void_p), ("slots_stride", c_int64), ("run_count", c_int32), ("rows", c_int32), ("stays", c_int32),
-        ("element", c_int32), ("starts", c_void_p), ("picked", c_void_p), ("weights", c_void_p), ("mass", c_void_p),
+        ("base", c_void_p), ("pages", c_void_p), ("lengths", c_void_p), ("slots", c_void_p), ("positions", c_void_p),
+        ("mask", c_void_p), ("page_bytes", c_int64), ("table_layer", c_int64), ("table_head", c_int64),
+        ("lengths_layer", c_int64), ("lengths_head", c_int64), ("slots_layer", c_int64), ("slots_head", c_int64),
+        ("rows", c_int32), ("stays", c_int32), ("element", c_int32), ("table_pages", c_int32), ("starts", c_void_p),
+        ("picked", c_void_p), ("weights", c_void_p), ("mass", c_void_p),
     ]  # fmt: skip
 
 
@@ -122,12 +125,12 @@ class HappenedStruct(ctypes.Structure):
 
 # In the order of csrc/abi.h.
 _STRUCTS = (
-    LinearStruct, LayerStruct, ModelStruct, RunStruct, SegmentStruct, PassStruct, DraftStruct, GuessStruct,
+    LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, SegmentStruct, PassStruct, DraftStruct, GuessStruct,
     MixerStruct, MixedStruct, ExpectedStruct, HappenedStruct,
 )  # fmt: skip
 
 
-_NEWEST = ("decodery_learn", "decodery_pack_supers")
+_NEWEST = ("decodery_learn", "decodery_pack_supers", "decodery_copy_pages")
 
 
 @functools.cache
@@ -168,6 +171,8 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_mix.argtypes = [c_void_p, c_void_p]
     lib.decodery_expect.argtypes = [c_void_p, c_void_p, c_int32, c_double, c_int32]
     lib.decodery_learn.argtypes = [c_void_p, c_void_p]
+    lib.decodery_read_rows.argtypes = lib.decodery_write_rows.argtypes = [c_void_p]
+    lib.decodery_copy_pages.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64]
     lib.decodery_allow.argtypes = [c_int32]
     lib.decodery_threads(torch.get_num_threads())
     return lib

@@ -18,7 +18,7 @@ from .attention_policy import AttentionPolicy
 from .cross_memory import CrossMemory
 from .evicted_slots import Losses
 from .known_states import States
-from .page_memory import SLOTS
+from .page_pool import SLOTS
 from .pages import PageTable
 from .slot_positions import SlotPositions
 
@@ -44,9 +44,8 @@ class KVCache:
     """Keys and values of one sequence, per layer, with a length per layer and the position of every slot.
 
     Slots [0, length) are content in ascending position order; passes write their rows after them, tentatively, and
-    `keep` decides which of these become content. Memory is taken when the first rows are written, for `capacity` slots
-    or more, or for all that is `expected`; from then on it grows by a sixteenth, so growing costs no copy per token.
-    Forks share `blocks` of slots, and copy only those that they write to.
+    `keep` decides which of these become content. Pages are taken when rows are to be written, for `capacity` slots at
+    least, and for all that is `expect`ed. Forks share pages, and copy only those that they write to.
 
     Args:
         layers, kv_heads, head_dim: Its sizes.
@@ -75,7 +74,7 @@ class KVCache:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        capacity: int = 256,
+        capacity: int = 0,
         window: int | None = None,
         windowed: Sequence[int] = (),
     ) -> None:
@@ -95,14 +94,11 @@ class KVCache:
         self.states = States()
         self._snapshots: WeakSet[Snapshot] = WeakSet()
         self._first = capacity
-        self._expected: tuple[int, int | None] = 0, None
+        self._expected = 0
 
     @property
     def data(self) -> torch.Tensor:
-        """[layers, 2 (keys, values), kv_heads, capacity, head_dim].
-
-        A copy where slots lie in pieces or are coded.
-        """
+        """A copy of all slots: [layers, 2 (keys, values), kv_heads, capacity, head_dim]."""
         return self._numbers(self.pages.read(0, self.capacity))
 
     @property
@@ -121,7 +117,7 @@ class KVCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory that would be free without this cache and all that share blocks with it."""
+        """Bytes of memory that would be free without this cache and all that share pages with it."""
         return resident([self])
 
     @property
@@ -185,17 +181,15 @@ class KVCache:
 
     def room_for(self, tokens: int) -> int:
         """Slots that memory is taken for when a text of so many tokens is read."""
-        slots = self._slots_of(tokens)
-        return max(self.pages.room(self.length, slots, self._first, self._expected[1]), self._first)
+        return -(-max(self._slots_of(tokens), self.capacity, self._first) // SLOTS) * SLOTS
 
-    def expect(self, tokens: int, most: int) -> None:
-        """Take memory at once for all that is to be read, and never for more than the text will need.
+    def expect(self, tokens: int) -> None:
+        """Take memory at once for all that is to be read.
 
         Args:
-            tokens: how many the text has, read or not.
-            most: how many it may come to have, with those that are drafted after it.
+            tokens: How many the text has, read or not.
         """
-        self._expected = self._slots_of(tokens), self._slots_of(most)
+        self._expected = self._slots_of(tokens)
 
     def _slots_of(self, tokens: int) -> int:
         """How many slots so many tokens of its text take."""
@@ -203,10 +197,13 @@ class KVCache:
         return slots if most is None else min(slots, most)
 
     def provide(self, slots: int) -> None:
-        """Have room for exactly `slots` tokens, or for the content if that is more."""
-        first, held = slots + self.prefix, self.length + self.tentative
-        if self.capacity not in (0, first):
-            self.pages.replace(max(first, held), held)
+        """Have pages for `slots` tokens and for no more, or for the content if that is more."""
+        first = slots + self.prefix
+        if self.capacity:
+            lengths = self.lengths + self.tentative
+            spare = max(first - int(lengths.max()), 0)
+            self.pages.own(lengths, lengths + spare)
+            self.pages.trim(lengths + spare)
         self._first = first
 
     def prepend(self, data: torch.Tensor) -> None:
@@ -218,8 +215,8 @@ class KVCache:
         if self.length or self.prefix:
             raise ValueError("only a cache that holds nothing can be given a prefix")
         n = data.shape[3]
-        self.pages.replace(n, 0)
-        self.pages.read(0, n).copy_(self._elements(data))
+        self.pages.own(self.lengths, self.lengths + n)
+        self.pages.put(0, self._elements(data).to(self.pages.nothing.dtype))
         self.slot_positions.begin(np.arange(-n, 0, dtype=np.int32))
         self.lengths += n
         self.prefix = n
@@ -238,10 +235,10 @@ class KVCache:
         """
         if retained and not 0 <= retained <= (known := int(self._known(layers).min(initial=self.tentative))):
             raise IndexError(f"{retained} rows cannot stay where there are {known} tentative ones")
-        n, starts = retained + len(positions), set(self.lengths.tolist())
-        needed, held = max(starts) + n, max(starts) + self.tentative
-        expected, most = self._expected
-        self.pages.own(min(starts) + retained, max(needed, expected), held, self._first, most)
+        n = retained + len(positions)
+        # The first rows come with all that is expected; of shorter layers as much less.
+        room = max(n, max(self._expected, self._first) - self.length)
+        self.pages.own(self.lengths + retained, self.lengths + room)
         same = retained if layers is None else self._same(positions, retained)
         self.slot_positions.put(self.lengths, retained, positions, self.capacity)
         self.tentative, self.retained = n, retained
@@ -257,12 +254,7 @@ class KVCache:
             layer: The layer's number.
             keys, values: [n, kv_heads, head_dim].
         """
-        start, done = int(self.lengths[layer]), 0
-        for slots in self.pages.pieces(start + self.retained, start + self.tentative, layer):
-            rows = slice(done, done + slots.shape[2])
-            for kind, given in enumerate((keys[rows], values[rows])):
-                slots[kind].copy_(self._elements(given).transpose(0, 1))
-            done = rows.stop
+        self._put(layer, int(self.lengths[layer]) + self.retained, keys.transpose(0, 1), values.transpose(0, 1))
         self.written[layer] = self.tentative
 
     def wrote(self, layers: Sequence[int]) -> None:
@@ -270,15 +262,12 @@ class KVCache:
         self.written[np.asarray(layers, dtype=np.int64)] = self.tentative
 
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of content and tentative rows, [kv_heads, length + tentative, head_dim] each.
-
-        They are copied only where they lie in several pieces, as in forks, or are coded.
-        """
+        """A copy of keys and values of content and tentative rows, [kv_heads, length + tentative, head_dim] each."""
         both = self._numbers(self.stored(layer))
         return both[0], both[1]
 
     def stored(self, layer: int) -> torch.Tensor:
-        """The same as it lies in memory, both in one [2, kv_heads, length + tentative, elements of a row]."""
+        """The same as it is stored, both in one [2, kv_heads, length + tentative, elements of a row]."""
         return self.pages.read(0, int(self.lengths[layer]) + self.tentative, layer)
 
     def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
@@ -324,9 +313,9 @@ class KVCache:
         first = int((slots[: start + held] == np.arange(len(slots))).cumprod().sum())
         if first < len(slots):
             moved = slots[first:]
-            data = self.pages.take(0, start + held, moved)
-            self.pages.own(first, len(slots), start + held, self._first)
-            self.pages.put(list(range(len(self.lengths))), first, data)
+            data = self.pages.take(moved)
+            self.pages.own(np.full_like(self.lengths, first), np.full_like(self.lengths, len(slots)))
+            self.pages.put(first, data)
             self.slot_positions.gather(list(range(len(self.lengths))), first, moved - first)
         for layer in range(len(self.lengths)):
             self._doubt(layer, min(first, start))
@@ -380,10 +369,10 @@ class KVCache:
         self._shorten()
 
     def fork(self) -> Self:
-        """A cache with the same content; the two share blocks, and each copies those it comes to write to."""
+        """A cache with the same content; the two share pages, and each copies those it comes to write to."""
         clone = object.__new__(type(self))
         clone.window = self.window
-        clone.pages = self.pages.fork(self.length)
+        clone.pages = self.pages.fork(self.lengths)
         clone.lengths = self.lengths.copy()
         clone.slot_positions = self.slot_positions.fork(self.length)
         clone.next_position = self.next_position
@@ -395,7 +384,7 @@ class KVCache:
         clone.memory = self.memory
         clone.states = self.states.fork()
         clone._snapshots = WeakSet(self._snapshots)
-        clone._first, clone._expected = self._first, (0, None)
+        clone._first, clone._expected = self._first, 0
         return clone
 
     def become(self, other: Self) -> None:
@@ -421,13 +410,17 @@ class KVCache:
         if len(remaining) < length:
             self.pages.begin_anew()
             first = int((remaining == np.arange(len(remaining))).sum())
-            self.pages.own(first, length, self.length, self._first)
-            self.pages.put([layer], first, self.pages.take(first, length, remaining[first:] - first))
+            moved = self.pages.take(remaining[first:], [layer])
+            starts, stops = self.lengths.copy(), self.lengths.copy()
+            starts[layer], stops[layer] = first, len(remaining)
+            self.pages.own(starts, stops)
+            self.pages.put(first, moved, [layer])
             self.slot_positions.part()
             self.slot_positions.gather([layer], 0, remaining)
             self.losses.gather(layer, remaining)
             self._doubt(layer, first)
             self.lengths[layer] = len(remaining)
+            self.pages.trim(self.lengths)
         self._forget()
 
     def refill(self, layer: int, keys: torch.Tensor, values: torch.Tensor, positions: np.ndarray) -> None:
@@ -445,29 +438,22 @@ class KVCache:
         if m > int(self.lengths[layer]):
             raise ValueError(f"a layer that holds {self.lengths[layer]} slots cannot be refilled with {m}")
         self.pages.begin_anew()
-        self.pages.own(0, m, self.length, self._first)
-        done = 0
-        for slots in self.pages.pieces(0, m, layer):
-            rows = slice(done, done + slots.shape[2])
-            for kind, given in enumerate((keys[:, rows], values[:, rows])):
-                slots[kind].copy_(self._elements(given))
-            done = rows.stop
+        starts, stops = self.lengths.copy(), self.lengths.copy()
+        starts[layer], stops[layer] = 0, m
+        self.pages.own(starts, stops)
+        self._put(layer, 0, keys, values)
         self.slot_positions.set(layer, positions)
         self.losses.cut(layer, 0)
         self._doubt(layer, 0)
         self.lengths[layer] = m
+        self.pages.trim(self.lengths)
         self._forget()
 
     def shrink(self, spare: int) -> None:
         """Give back the memory after the content but that of `spare` slots."""
         self._forget()
-        if self.capacity > self.length + spare:
-            self._first = self.length + spare
-            self.pages.replace(self._first, self.length)
-
-    def move(self, data: torch.Tensor) -> None:
-        """Copy the content to `data` [layers, 2, kv_heads, capacity, head_dim], from then on its memory."""
-        self.pages.move(data, self.length + self.tentative)
+        self._first = min(self._first, self.length + spare)
+        self.pages.trim(self.lengths + spare)
 
     def rounded(self, numbers: torch.Tensor) -> torch.Tensor:
         """What is read of these [..., head_dim] once the cache holds them, in their own precision."""
@@ -479,6 +465,11 @@ class KVCache:
             return coded.encode(numbers)
         # What float16 has no number for becomes the largest that it has.
         return numbers.clamp(-_MOST, _MOST) if self.pages.nothing.dtype == torch.float16 else numbers
+
+    def _put(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store keys and values [kv_heads, n, head_dim] in slots of one layer from `start` on."""
+        elements = self._elements(torch.stack((keys, values))).to(self.pages.nothing.dtype)
+        self.pages.put(start, elements[None], [layer])
 
     def _numbers(self, elements: torch.Tensor) -> torch.Tensor:
         """What is stored as keys or values [..., head_dim]."""
@@ -530,7 +521,7 @@ class KVCache:
         moved = np.flatnonzero(rows != np.arange(m))
         if len(moved):
             first = int(moved[0])
-            self.pages.put(layers, start + first, self.pages.take(start, start + self.tentative, rows[first:]))
+            self.pages.put(start + first, self.pages.take(start + rows[first:], layers), layers)
             self.slot_positions.gather(layers, start, rows)
         self.lengths[layers] += m
 

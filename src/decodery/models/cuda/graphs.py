@@ -2,15 +2,15 @@
 
 Launching the kernels of a small pass one by one takes longer than running them. A graph launches them all at once, but
 its shapes and addresses are those it was captured with. So rows are padded, inputs go through buffers that stay where
-they are, and caches are moved into memory that the graphs know. Off CUDA the same function runs without a graph.
+they are, and page tables are an input too. Off CUDA the same function runs without a graph.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..batch import Batch, Cost, Scores
 from ..cache.cache import KVCache
-from ..cache.page_memory import PageMemory
+from ..cache.page_pool import SLOTS, TensorPool
 from ..hooks import HookPoint, Hooks, Tap
 from ..layer_plan import WHOLE, layer_steps
 from ..torch.attention import visibility
@@ -36,15 +36,14 @@ Result = tuple[torch.Tensor, dict[HookPoint, torch.Tensor]]
 
 
 class StaticPasses:
-    """The fixed shapes one model runs at, and the memory they have.
+    """The fixed shapes one model runs at, and the memory they work in.
 
     A shape is (places, capacity, rows): so many caches side by side, room for so many tokens in each, so many rows of
-    each; all are powers of two. Shapes of equal places and capacity share an arena, where the caches of a batch stay
-    until another batch comes. Caches that must leave get memory of their own.
+    each; all are powers of two. Shapes of equal places and capacity share an arena.
 
     Args:
-        budget: Bytes of key-value memory in all arenas of a thread; the least recently used is given up when a new one
-            would exceed it, or when there are `_MOST_ARENAS`.
+        budget: Bytes that all arenas of a thread work in, a layer's keys and values side by side; the least recently
+            used arena is given up when a new one would exceed it, or when there are `_MOST_ARENAS`.
     """
 
     def __init__(self, budget: int) -> None:
@@ -54,7 +53,7 @@ class StaticPasses:
 
     @property
     def _arenas(self) -> OrderedDict[tuple[int, int], _Arena]:
-        """Those of the thread that asks: in one of another's, a cache could be sent away while its rows are moved."""
+        """Those of the calling thread: what one writes its inputs to, no other thread may run."""
         if not hasattr(self._of_thread, "arenas"):
             self._of_thread.arenas = OrderedDict()
         arenas: OrderedDict[tuple[int, int], _Arena] = self._of_thread.arenas
@@ -73,26 +72,28 @@ class StaticPasses:
         places, rows = _power(len(caches)), _power(max(map(len, batch.segments)))
         if places * rows > MOST_ROWS:
             return None
-        # A cache never moves to a smaller arena, or it would go to and fro as the number of rows changes.
+        # Pages stay, so that a text does not go to and fro between arenas as the number of rows changes.
         needed = max(max(cache.length + rows, cache.capacity) for cache in caches)
         capacity = max(_LEAST_CAPACITY, _power(max(needed, int(batch.positions.max()) + 1)))
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            arena = self._arena(model, places, capacity)
+            pool = caches[0].pages.pool
+            if not isinstance(pool, TensorPool) or pool.dtype != model.dtype:
+                return None
+            arena = self._arena(model, pool, places, capacity)
             return None if arena is None else arena.forward(model, batch, caches, rows, hooks.where)
 
-    def _arena(self, model: Transformer, places: int, capacity: int) -> _Arena | None:
+    def _arena(self, model: Transformer, pool: TensorPool, places: int, capacity: int) -> _Arena | None:
         key, config = (places, capacity), model.config
         if key in self._arenas:
             self._arenas.move_to_end(key)
             return self._arenas[key]
-        shape = (places, config.num_layers, 2, config.num_kv_heads, capacity, config.head_dim)
-        free = self.budget - int(np.prod(shape, dtype=np.int64)) * model.dtype.itemsize
+        free = self.budget - 2 * places * config.num_kv_heads * capacity * config.head_dim * model.dtype.itemsize
         if free < 0:
             return None
         while self._arenas and (self.bytes > free or len(self._arenas) >= _MOST_ARENAS):
-            self._arenas.popitem(last=False)[1].clear()
+            self._arenas.popitem(last=False)
         try:
-            self._arenas[key] = _Arena(model, shape)
+            self._arenas[key] = _Arena(model, pool, places, capacity)
         except torch.OutOfMemoryError:
             self.budget = self.bytes
             return None
@@ -100,80 +101,65 @@ class StaticPasses:
 
     @property
     def bytes(self) -> int:
-        """Key-value memory in all arenas of this thread."""
-        return sum(arena.memory.nbytes for arena in self._arenas.values())
+        """What all arenas of this thread work in."""
+        return sum(arena.bytes for arena in self._arenas.values())
 
 
 class _Arena:
-    """Key-value memory at a fixed address, and the passes over it, by rows and taps.
+    """So many caches of a pool side by side, and the passes over them, by rows and taps.
 
-    memory: [places, layers, 2 (keys, values), kv_heads, capacity, head_dim], finite everywhere, because a masked slot
-    counts zero times what it holds. A place is the slab of one cache, or free.
+    Attributes:
+        pool: Where the caches' pages are. All that a masked slot may hold is finite, because it counts zero times that.
+        spare: A page that rows which are padding write to.
+        bytes: A layer's keys and values, side by side.
     """
 
-    def __init__(self, model: Transformer, shape: tuple[int, ...]) -> None:
+    def __init__(self, model: Transformer, pool: TensorPool, places: int, capacity: int) -> None:
         config = self.config = model.config
-        self.memory = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.pool, self.places, self.capacity = pool, places, capacity
+        self.bytes = 2 * places * config.num_kv_heads * capacity * config.head_dim * pool.dtype.itemsize
+        self.spare = pool.take(1)
+        self._generation = pool.generation
         # Layers differ in their mask and their angles by nothing but whether they slide.
         kinds = {slides: layer for layer, slides in enumerate(config.sliding_layers)}
         self.kinds = [list(kinds).index(slides) for slides in config.sliding_layers]
         self.examples = list(kinds.values())
         self.tables: list[tuple[torch.Tensor, torch.Tensor]] = []
         for layer in self.examples:
-            cos, sin = model.angles(config.layer_rope(layer), np.arange(shape[4]))
+            cos, sin = model.angles(config.layer_rope(layer), np.arange(capacity))
             self.tables.append((cos[:, None].to(model.dtype), sin[:, None].to(model.dtype)))
         # Sharing a pool, graphs reuse each other's intermediate memory: they never run at the same time.
-        self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
-        self._guests: list[weakref.ref[PageMemory] | None] = [None] * shape[0]
+        self.graphs = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
         self._passes: dict[tuple[int, tuple[HookPoint, ...]], _StaticPass] = {}
 
     def forward(
         self, model: Transformer, batch: Batch, caches: list[KVCache], rows: int, where: dict[Tap, HookPoint]
     ) -> Scores:
         taps = tuple(sorted(set(where.values())))
-        places = self._admit(caches)
         for segment, cache in zip(batch.segments, caches, strict=True):
             cache.reserve(segment.positions)
-        if (rows, taps) not in self._passes:
-            self._passes[rows, taps] = _StaticPass(self, rows, taps)
-        step = self._passes[rows, taps]
-        step.fill(batch, places)
-        logits, tapped = step.run(model) if self.pool is None else step.replay(model)
+        with self.pool.still():
+            if self._generation != self.pool.generation:
+                # Graphs were captured with the addresses of before.
+                self._passes.clear()
+                self._generation = self.pool.generation
+            if (rows, taps) not in self._passes:
+                self._passes[rows, taps] = _StaticPass(self, rows, taps)
+            step = self._passes[rows, taps]
+            step.fill(batch)
+            logits, tapped = step.run(model) if self.graphs is None else step.replay(model)
         for cache in caches:
             cache.wrote(range(self.config.num_layers))
         wanted, bounds = batch.logit_rows
         # The next replay overwrites what this one returns, so the caller gets copies.
         hidden = {tap: tapped[place][: batch.rows].clone() for tap, place in where.items()}
-        row_bytes = self.memory[0, 0, :, :, 0].nbytes
+        row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.pool.dtype.itemsize
         costs = [Cost.of(segment, WHOLE, self.config.num_layers, row_bytes) for segment in batch.segments]
         return Scores(logits[: len(wanted)].clone(), bounds, hidden, batch.offsets, costs)
 
-    def clear(self, keep: Sequence[int | None] = ()) -> None:
-        """Give every cache but those at the places `keep` memory of its own, tentative rows included."""
-        for place, guest in enumerate(self._guests):
-            if place not in keep:
-                memory = None if guest is None else guest()
-                if memory is not None:
-                    memory.data = memory.data.clone()
-                self._guests[place] = None
-
-    def _admit(self, caches: list[KVCache]) -> list[int]:
-        """Where each cache stands once all of them, and no others, are here in memory of its own."""
-        here = [None if guest is None else guest() for guest in self._guests]
-        homes = [cache.pages.home for cache in caches]
-        found = [here.index(home) if home is not None and home in here else None for home in homes]
-        self.clear(keep=found)
-        free = (place for place in range(len(self._guests)) if place not in found)
-        places = []
-        for cache, known in zip(caches, found, strict=True):
-            place = next(free) if known is None else known
-            if known is None:
-                cache.move(self.memory[place].zero_())
-                home = cache.pages.home
-                assert home is not None
-                self._guests[place] = weakref.ref(home)
-            places.append(place)
-        return places
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "spare") and not ending():
+            self.pool.drop(self.spare)
 
 
 class _StaticPass:
@@ -181,31 +167,39 @@ class _StaticPass:
 
     Row r of place p is row p * rows + r. Inputs lie one after another in one buffer of bytes, filled by one copy:
     tokens, positions, own (the rows that are no padding) and wanted (those whose logits are), each [places * rows]
-    int64; lengths [places] int64, the first slot to write; masks [kinds of layers, places, rows, capacity] bool.
+    int64; lengths [places] int64, the first slot to write; pages [places, layers, kv_heads, capacity / SLOTS] int64;
+    masks [kinds of layers, places, rows, capacity] bool.
     """
 
     def __init__(self, arena: _Arena, rows: int, taps: tuple[HookPoint, ...]) -> None:
-        places, capacity, device = arena.memory.shape[0], arena.memory.shape[4], arena.memory.device
+        places, capacity, device, config = arena.places, arena.capacity, arena.pool.device, arena.config
         self._arena, self._rows, self._taps = arena, rows, taps
         self._masks = (len(arena.tables), places, rows, capacity)
-        self._ints = [places * rows] * 4 + [places]
+        self._pages = (places, config.num_layers, config.num_kv_heads, capacity // SLOTS)
+        self._ints = [places * rows] * 4 + [places, int(np.prod(self._pages))]
         size = 8 * sum(self._ints) + int(np.prod(self._masks))
         self._inputs = torch.zeros(size, dtype=torch.uint8, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def fill(self, batch: Batch, places: list[int]) -> None:
-        """Write the inputs of `batch`, whose segments have these places and have reserved their tentative rows."""
+    def fill(self, batch: Batch) -> None:
+        """Write the inputs of `batch`, whose segments have reserved their tentative rows."""
         # Pinned memory is not handed out again before the copy from it is done, so no pass waits for another.
-        host = torch.zeros(len(self._inputs), dtype=torch.uint8, pin_memory=self._arena.pool is not None, device="cpu")
-        tokens, positions, own, wanted, lengths, masks = (field.numpy() for field in self._fields(host))
+        host = torch.zeros(
+            len(self._inputs), dtype=torch.uint8, pin_memory=self._arena.graphs is not None, device="cpu"
+        )
+        tokens, positions, own, wanted, lengths, pages, masks = (field.numpy() for field in self._fields(host))
+        pages[:] = self._arena.spare
         counts = np.zeros(len(lengths), dtype=np.int64)
         parts = []
-        for place, segment in zip(places, batch.segments, strict=True):
+        for place, segment in enumerate(batch.segments):
             assert segment.cache is not None and segment.tokens is not None
             n, length = len(segment), segment.cache.length
             rows = place * self._rows + np.arange(n)
             tokens[rows], positions[rows] = segment.tokens, segment.positions
             counts[place], lengths[place] = n, length
+            # Others may hold the pages after the rows, which padding must not write to.
+            table = segment.cache.pages.table[:, :, : -(-(length + n) // SLOTS)]
+            pages[place, :, :, : table.shape[2]] = np.where(table < 0, self._arena.spare, table)
             for kind, layer in enumerate(self._arena.examples):
                 seen = visibility(segment, layer, self._arena.config.window(layer))
                 masks[kind, place, :n, : length + n] = True if seen is None else seen
@@ -220,8 +214,8 @@ class _StaticPass:
 
     def run(self, model: Transformer) -> Result:
         """Logits [places * rows, vocab] of the wanted rows and tapped states of the own ones; what follows is void."""
-        tokens, positions, own, wanted, lengths, masks = self._fields(self._inputs)
-        step = StaticStep(self._arena, positions, lengths, masks)
+        tokens, positions, own, wanted, lengths, pages, masks = self._fields(self._inputs)
+        step = StaticStep(self._arena, positions, lengths, pages, masks)
         hooks = Hooks.reading(self._taps)
         hidden = hooks.visit(HookPoint("residual", 0), model.embed_tokens(tokens))
         hidden = model.blocks(hidden, step, layer_steps(WHOLE, self._arena.config.num_layers), hooks)
@@ -244,29 +238,33 @@ class _StaticPass:
                 self.run(model)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._arena.pool, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._arena.graphs, stream=stream, capture_error_mode="thread_local"):
                 self._result = self.run(model)
         self._graph = graph
 
     def _fields(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         ints, masks = buffer.tensor_split([8 * sum(self._ints)])
-        return [*ints.view(torch.int64).split(self._ints), masks.view(torch.bool).view(self._masks)]
+        *numbers, pages = ints.view(torch.int64).split(self._ints)
+        return [*numbers, pages.view(self._pages), masks.view(torch.bool).view(self._masks)]
 
 
 class StaticStep:
-    """What all layers of one static pass share: rotation angles, masks and an arena's memory."""
+    """What all layers of one static pass share: rotation angles, masks and page tables."""
 
-    def __init__(self, arena: _Arena, positions: torch.Tensor, lengths: torch.Tensor, masks: torch.Tensor) -> None:
-        """Take positions [places * rows], lengths [places] and masks [kinds, places, rows, capacity].
+    def __init__(
+        self, arena: _Arena, positions: torch.Tensor, lengths: torch.Tensor, pages: torch.Tensor, masks: torch.Tensor
+    ) -> None:
+        """Take positions [places * rows], lengths [places], page tables and masks [kinds, places, rows, capacity].
 
         See `_StaticPass`.
         """
         self._arena = arena
-        places, rows = masks.shape[1:3]
-        self._place = torch.arange(places, device=masks.device)[:, None]
-        self._slots = lengths[:, None] + torch.arange(rows, device=masks.device)
+        rows = masks.shape[2]
+        # Padding ends where the arena does.
+        slots = (lengths[:, None] + torch.arange(rows, device=masks.device)).clamp(max=arena.capacity - 1)
+        self._pages, self._columns, self._rows = pages, (slots // SLOTS)[:, None], (slots % SLOTS)[:, None]
         self._angles = [(cos[positions], sin[positions]) for cos, sin in arena.tables]
-        bias = arena.memory.new_zeros(masks.shape).masked_fill_(~masks, -torch.inf)
+        bias = arena.pool.data.new_zeros(masks.shape).masked_fill_(~masks, -torch.inf)
         group = arena.config.num_heads // arena.config.num_kv_heads
         self._biases = bias[:, :, None].repeat(1, 1, 1, group, 1)
 
@@ -279,16 +277,18 @@ class StaticStep:
 
         [N, heads, head_dim] -> [N, hidden].
         """
-        cached_keys, cached_values = self._arena.memory[:, layer].unbind(1)
-        (places, rows), (_, kv_heads, _, dim) = self._slots.shape, cached_keys.shape
-        cached_keys[self._place, :, self._slots] = keys.view(places, rows, kv_heads, dim)
-        cached_values[self._place, :, self._slots] = values.view(places, rows, kv_heads, dim)
+        pages = self._pages[:, layer]
+        (places, kv_heads, _), rows, dim = pages.shape, self._rows.shape[-1], keys.shape[-1]
+        written = pages.gather(2, self._columns.expand(-1, kv_heads, -1))
+        cached = []
+        for held, new in zip(self._arena.pool.data, (keys, values), strict=True):
+            held[written, self._rows] = new.view(places, rows, kv_heads, dim).transpose(1, 2)
+            cached.append(held[pages].flatten(2, 3))
         # As in the ordinary pass: query heads that share a key-value head are rows of that head.
         grouped = queries.view(places, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
         result = scaled_dot_product_attention(
             grouped.reshape(places, kv_heads, -1, dim),
-            cached_keys,
-            cached_values,
+            *cached,
             attn_mask=self._biases[self._arena.kinds[layer]],
             scale=self._arena.config.attention_scale,
         )

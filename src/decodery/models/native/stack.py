@@ -15,7 +15,6 @@ from decodery.core.native.kernels import (
     LayerStruct,
     ModelStruct,
     PassStruct,
-    RunStruct,
     SegmentStruct,
     address,
     check,
@@ -23,7 +22,7 @@ from decodery.core.native.kernels import (
 )
 
 from ..batch import Batch, Segment
-from ..cache.page_memory import SLOTS
+from ..cache.page_pool import SLOTS, MappedPool, page_bytes
 from ..cache.sparse_indices import SparseIndices
 from ..config import ModelConfig, Rope
 from ..hooks import HookPoint, Hooks
@@ -41,6 +40,7 @@ Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
 _SKIP_ATTENTION, _SKIP_MLP, _AT_SELECT, _AT_HEADS, _AT_ATTENTION, _AT_MLP, _AT_RESIDUAL = (1 << i for i in range(7))
 _STOPS = ~(_SKIP_ATTENTION | _SKIP_MLP)
 _MOST_PLANS = 256
+_LINE = 64
 
 
 class NativeStack:
@@ -266,30 +266,26 @@ class _Walk:
         cache = segment.cache
         if cache is None:
             # Rows that see each other only: room for one layer's keys and values, used by every layer in turn.
-            data = torch.empty(1, 2, kv_heads, n, self.config.head_dim, dtype=torch.float32, device="cpu")
-            lengths = np.zeros(self.config.num_layers, dtype=np.int64)
-            slots, apart = positions.astype(np.int32), 0
-            runs = (RunStruct * 1)(
-                RunStruct(
-                    address(data, torch.float32, 1, 2, kv_heads, n, None), 0, data.stride(1), data.stride(2), 0, n
-                )
-            )
+            dtype, size, pages = torch.float32, page_bytes(self.config.head_dim, torch.float32), -(-n // SLOTS)
+            memory = torch.empty(kv_heads * pages * size + _LINE, dtype=torch.uint8, device="cpu")
+            base = -(-memory.data_ptr() // _LINE) * _LINE
+            table = np.arange(kv_heads * pages, dtype=np.int32).reshape(1, kv_heads, pages)
+            lengths = np.zeros(1, dtype=np.int64)
+            slots, slots_layer, table_layer, lengths_layer = positions.astype(np.int32), 0, 0, 0
+            self._alive.append(memory)
         else:
-            lengths, data = cache.lengths, cache.pages.nothing
-            slots, apart = cache.slot_positions.table
-            runs, first = (RunStruct * len(cache.pages.runs))(), 0
-            for run, held in zip(runs, cache.pages.runs, strict=True):
-                memory = held.memory.data
-                begin = address(memory, data.dtype, len(lengths), 2, kv_heads, None, data.shape[-1], apart=True)
-                run.layer_stride, run.kind_stride, run.head_stride, slot, _ = memory.stride()
-                run.data = begin + held.first * SLOTS * slot * memory.itemsize
-                run.first, run.end = first, first + held.slots
-                first = run.end
-        self._alive += [positions, mask, data, runs, lengths, slots]
+            pool = cache.pages.pool
+            assert isinstance(pool, MappedPool)
+            dtype, size, base, table = pool.dtype, pool.page_bytes, pool.base, cache.pages.whole_table
+            lengths, pages, lengths_layer = cache.lengths, table.shape[2], 1
+            slots, slots_layer = cache.slot_positions.table
+            table_layer = kv_heads * pages
+        self._alive += [positions, mask, table, lengths, slots]
         return SegmentStruct(
-            runs, address(lengths, np.int64, None), address(slots, np.int32, *slots.shape, apart=True),
-            address(positions, np.int64, n), None if mask is None else address(mask, np.bool_, n, segment.retained + n),
-            apart, len(runs), n, segment.retained, _ELEMENTS[data.dtype],
+            base, address(table, np.int32, None, kv_heads, pages), address(lengths, np.int64, None),
+            address(slots, np.int32, *slots.shape, apart=True), address(positions, np.int64, n),
+            None if mask is None else address(mask, np.bool_, n, segment.retained + n), size, table_layer, pages,
+            lengths_layer, 0, slots_layer, 0, n, segment.retained, _ELEMENTS[dtype], pages,
         )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.cache.cache import KVCache
+from decodery.models.cache.page_pool import SLOTS
 from decodery.step.draft_length_policy import Budget, DraftLengthPolicy
 from decodery.step.sequence import Sequence
 
@@ -86,7 +87,8 @@ def _largest(seq: Sequence) -> int:
 
 
 def _slots(seq: Sequence, nodes: int) -> int:
-    return seq.request.prompt_length + seq.request.max_new_tokens + nodes
+    """Slots of whole pages for the text at its longest."""
+    return -(-(seq.request.prompt_length + seq.request.max_new_tokens + nodes) // SLOTS) * SLOTS
 
 
 def _logit_bytes(seq: Sequence) -> int:

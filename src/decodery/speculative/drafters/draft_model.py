@@ -111,7 +111,7 @@ def _alike(model: Reader, target: Reader) -> Reader:
 
     def kept(each: Reader) -> tuple[object, ...]:
         config = each.config
-        shape = config.cache_layers, config.num_kv_heads, config.head_dim, each.new_cache().data.dtype
+        shape = config.cache_layers, config.num_kv_heads, config.head_dim, each.new_cache().pages.nothing.dtype
         return (*shape, config.rope, config.local_rope, config.sliding_window, config.sliding_layers)
 
     if kept(model) != kept(target):

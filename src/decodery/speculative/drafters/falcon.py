@@ -222,7 +222,7 @@ class FalconHead(DraftHead):
         end, seen = held.length + held.rows, None
         if mask is not None:
             seen = torch.from_numpy(np.concatenate((np.ones((len(mask), held.length), dtype=bool), mask), axis=1))
-        keys, values = held.data[0, :, :end], held.data[1, :, :end]
+        keys, values = held.read(0, end)
         return attend(queries, keys, values, seen, self.layer.shape.head_dim**-0.5)
 
     def _behind(self, rows: torch.Tensor, context: torch.Tensor) -> torch.Tensor:

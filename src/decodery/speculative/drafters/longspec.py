@@ -165,7 +165,7 @@ class LongSpecHead(DraftHead):
         normed = self.layer.norm("self_norm", rows)
         stream = rows + self.layer.attention(normed, positions, memory.held, mask)
         if memory.cache is None:
-            keys, values = memory.past.data[:, :, : memory.past.length]
+            keys, values = memory.past.read(0, memory.past.length)
         else:
             last = self.target.config.num_layers - 1
             held = int(memory.cache.lengths[last])

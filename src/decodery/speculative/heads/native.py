@@ -18,13 +18,13 @@ from decodery.core.native.kernels import (
     LinearStruct,
     ModelStruct,
     PassStruct,
-    RunStruct,
     SegmentStruct,
     address,
     check,
     library,
 )
 from decodery.core.threads import one_thread
+from decodery.models.cache.page_pool import MappedPool
 from decodery.models.native.packed import Arena, Packed, packed_size
 from decodery.models.protocol import Reader
 from decodery.models.torch.transformer import Transformer
@@ -137,14 +137,15 @@ class NativeHead:
         rows, narrow, alive = self._embedded(tokens)
         cos, sin = self._angles(max(positions) + 1)
         first = held.reserve(n, text=mask is None)
-        data, seen = held.data, None if mask is None else np.ascontiguousarray(mask)
-        dim, capacity, stays = self.shape.head_dim, data.shape[2], first - held.length
-        begin = address(data, torch.float32, 2, self.shape.kv_heads, capacity, dim)
-        runs = RunStruct(begin, 0, self.shape.kv_heads * capacity * dim, capacity * dim, 0, capacity)
+        seen = None if mask is None else np.ascontiguousarray(mask)
+        dim, stays = self.shape.head_dim, first - held.length
+        pool, table = held.pages.pool, held.pages.whole_table
+        assert isinstance(pool, MappedPool) and pool.dtype == torch.float32
         length, places = c_int64(held.length), (c_int64 * n)(*positions)
         segment = SegmentStruct(
-            pointer(runs), addressof(length), None, addressof(places),
-            None if seen is None else address(seen, np.bool_, n, stays + n), 0, 1, n, stays, 0,
+            pool.base, address(table, np.int32, 1, self.shape.kv_heads, None), addressof(length), None,
+            addressof(places), None if seen is None else address(seen, np.bool_, n, stays + n), pool.page_bytes,
+            0, table.shape[2], 0, 0, 0, 0, n, stays, 0, table.shape[2],
         )  # fmt: skip
         passed = PassStruct(None, pointer(segment), addressof(_ONLY), addressof(_ONLY))
         passed.rows, passed.segment_count, passed.run_count = n, 1, 1

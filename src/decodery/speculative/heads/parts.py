@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn.functional import rms_norm, silu
 
+from decodery.models.cache.pages import PageTable
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.attention import attend, rotate
@@ -77,39 +78,39 @@ class Parts:
 
 @dataclass(slots=True)
 class Held:
-    """Keys and values of one text in one layer of a head: [2, kv_heads, capacity, head_dim].
+    """Keys and values of one text in one layer of a head.
 
     Attributes:
+        pages: Where they are.
         length: Slots of the text.
         rows: Tentative ones of a tree after them.
     """
 
-    data: torch.Tensor
+    pages: PageTable
     length: int = 0
     rows: int = 0
 
     @classmethod
-    def begin(cls, kv_heads: int, head_dim: int, like: torch.Tensor, capacity: int = 256) -> Held:
-        return cls(torch.empty(2, kv_heads, capacity, head_dim, dtype=like.dtype, device=like.device))
+    def begin(cls, kv_heads: int, head_dim: int, like: torch.Tensor) -> Held:
+        return cls(PageTable((1, kv_heads, head_dim), like.dtype, like.device))
 
     def __deepcopy__(self, memo: dict[int, object]) -> Held:
-        return replace(self, data=self.data.clone())
+        return replace(self, pages=self.pages.fork(np.array([self.length + self.rows])))
+
+    def read(self, first: int, end: int) -> torch.Tensor:
+        """A copy of the keys and values of slots [first, end): [2, kv_heads, n, head_dim]."""
+        return self.pages.read(first, end, 0)
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, *, text: bool) -> None:
         """[n, kv_heads, head_dim] each, after what is there; `text` overwrites what is tentative."""
         first = self.reserve(len(keys), text=text)
-        end = first + len(keys)
-        self.data[0, :, first:end], self.data[1, :, first:end] = keys.transpose(0, 1), values.transpose(0, 1)
+        self.pages.put(first, torch.stack((keys, values)).transpose(1, 2)[None])
         self.wrote(len(keys), text=text)
 
     def reserve(self, rows: int, *, text: bool) -> int:
         """Make room for so many rows, `text` of them instead of the tentative ones; gives the first slot."""
         first = self.length if text else self.length + self.rows
-        end = first + rows
-        if end > self.data.shape[2]:
-            wider = self.data.new_empty(2, self.data.shape[1], max(end, 2 * self.data.shape[2]), self.data.shape[3])
-            wider[:, :, :first] = self.data[:, :, :first]
-            self.data = wider
+        self.pages.own(np.array([first]), np.array([first + rows]))
         return first
 
     def wrote(self, rows: int, *, text: bool) -> None:
@@ -123,7 +124,9 @@ class Held:
         """Forget the text but its last slots, and what is tentative."""
         first = max(0, self.length - slots)
         if first:
-            self.data[:, :, : self.length - first] = self.data[:, :, first : self.length].clone()
+            left = self.pages.read(first, self.length)
+            self.pages.own(np.array([0]), np.array([self.length - first]))
+            self.pages.put(0, left)
         self.length, self.rows = self.length - first, 0
 
 
@@ -200,7 +203,8 @@ class DecoderLayer:
         if not own.all():
             seen = torch.from_numpy(np.concatenate((np.ones((len(rows), before - first), dtype=bool), own), axis=1))
         scale = self.shape.head_dim**-0.5
-        context = attend(queries, held.data[0, :, first:end], held.data[1, :, first:end], seen, scale)
+        keys, values = held.read(first, end)
+        context = attend(queries, keys, values, seen, scale)
         return self.parts.linear(f"{self.prefix}output")(context)
 
     def left(self, stream: torch.Tensor) -> torch.Tensor:

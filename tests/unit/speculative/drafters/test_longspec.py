@@ -89,7 +89,7 @@ def test_the_past_is_that_of_the_targets_cache() -> None:
     cache = TARGET.new_cache()
     TARGET.forward(Batch([Segment.chunk(TEXT[:11], cache)]))
     cache.keep(range(11))
-    for own, kept in zip(memory.past.data[:, :, :11], cache.view(TARGET.config.num_layers - 1), strict=True):
+    for own, kept in zip(memory.past.read(0, 11), cache.view(TARGET.config.num_layers - 1), strict=True):
         assert float((own - kept).abs().max()) < 1e-12
     expected = grown(head, memory)
     memory.cache = cache

@@ -59,32 +59,42 @@ struct Model {
 // elements more.
 enum Element : int32_t { float32_elements, float16_elements, coded_elements };
 
-// Slots [first, end) of one sequence, which lie side by side: [layers][2][kv_heads][end - first][a row] with these
-// strides in elements.
-struct Run {
-    void* data;
-    int64_t layer_stride, kind_stride, head_stride;
-    int32_t first, end;
-};
-
-// One sequence's rows. Its slots are `runs` one after another. Content is slots [0, lengths[layer]), then come `stays`
-// tentative rows of earlier passes, and the rows are written behind these.
+// One sequence's rows. Slot s of a layer's key-value head is row s % 16 of the page that pages[layer * table_layer + head *
+// table_head + s / 16] names, and begins at base + name * page_bytes; -1: no page, whose slots nobody may read. Content is
+// slots [0, length) of lengths[layer * lengths_layer + head * lengths_head], then come `stays` tentative rows of earlier
+// passes, and the rows are written after these. slots has the positions of slots, with strides likewise; a stride is 0 where
+// layers, or heads, share.
 // mask: [rows][stays + rows] bytes, null for causal order where nothing stays.
 // starts, picked: null, or which slots each row of each key-value head reads in the layer at hand, ascending: row r of
 // head h reads picked[starts[h * rows + r]] up to where the next one's begin, [kv_heads * rows + 1] in all.
 // weights, mass: null, or where attention's weights go, [heads / kv_heads][starts' last], and the logarithms of their
 // sums before they were made to sum to one, [rows][heads].
 struct Segment {
-    const Run* runs;
+    char* base;
+    const int32_t* pages;
     const int64_t* lengths;
-    const int32_t* slots;                               // positions of the slots, [layers][slots_stride]
+    const int32_t* slots;
     const int64_t* positions;                           // positions of the rows
     const uint8_t* mask;
-    int64_t slots_stride;
-    int32_t run_count, rows, stays;
+    int64_t page_bytes, table_layer, table_head, lengths_layer, lengths_head, slots_layer, slots_head;
+    int32_t rows, stays;
     Element element;                                    // of the cache
+    int32_t table_pages;                                // that a table of one head has room for
     const int32_t *starts, *picked;
     float *weights, *mass;
+
+    int64_t length(int32_t layer, int32_t head) const { return lengths[layer * lengths_layer + head * lengths_head]; }
+    const int32_t* table(int32_t layer, int32_t head) const { return pages + layer * table_layer + head * table_head; }
+};
+
+// Rows of some layers' key-value heads in pages, to be read or written. tables: [layers][heads][table_pages]. slots: [count]
+// which, null for those from `start` on. rows: [layers][2 (keys, values)][heads][count] rows of row_bytes each.
+struct PageRows {
+    char* base;
+    const int32_t *tables, *slots;
+    char* rows;
+    int64_t page_bytes, row_bytes, count, start;
+    int32_t layers, heads, table_pages;
 };
 
 // What is left out of a layer, and where a pass stops in it, in this order: before attention, when keys and values are

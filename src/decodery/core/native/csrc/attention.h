@@ -4,38 +4,34 @@
 // its own, the softmax runs over lanes of the logical index, values are added in blocks of it. So the result is that of
 // decoding one token at a time, whatever else is in the pass and whoever computes which part of it.
 
-constexpr int32_t ahead = 32;    // rows between what is read and what is asked for meanwhile
+constexpr int32_t pages_ahead = 2;    // between the page that is read and the one that is asked for meanwhile
 
 // One layer's keys, or values, of one head in the slots of a sequence.
 template <class E>
 struct Slots {
-    const Run *runs, *last;
-    int64_t index, kind, head, size;    // of a row
+    char* base;
+    const int32_t* pages;
+    int64_t page_bytes;
+    int64_t size;         // of a row
+    int32_t kind;
 
     Slots() = default;
-    Slots(const Segment& segment, int32_t index_, int32_t kind_, int32_t head_, int32_t dim)
-        : runs(segment.runs), last(segment.runs + segment.run_count - 1), index(index_), kind(kind_), head(head_),
-          size(row_elements<E>(dim)) {}
+    Slots(const Segment& segment, int32_t layer, int32_t kind_, int32_t head, int32_t dim)
+        : base(segment.base), pages(segment.table(layer, head)), page_bytes(segment.page_bytes), size(row_elements<E>(dim)),
+          kind(kind_) {}
 
-    E* row(const Run& run, int64_t slot) const {
-        const int64_t at = index * run.layer_stride + kind * run.kind_stride + head * run.head_stride;
-        return static_cast<E*>(run.data) + at + (slot - run.first) * size;
-    }
-    // Slots asked for one by one are mostly a pass's own, which lie in the last run.
     E* operator[](int32_t slot) const {
-        const Run* run = last;
-        while (slot < run->first) --run;
-        return row(*run, slot);
+        char* page = base + pages[slot / page_slots] * page_bytes;
+        return reinterpret_cast<E*>(page + row_offset(kind, slot, size * int64_t(sizeof(E))));
     }
-    // At most `most` of the slots [from, end) that lie side by side: how many they are, and where. far: whether so many
-    // follow there that it pays to ask for those.
-    const E* part(int32_t from, int32_t end, int32_t most, int32_t& n, bool& far) const {
-        const Run* run = runs;
-        while (from >= run->end) ++run;
-        const int32_t stop = run->end < end ? run->end : end;
-        n = stop - from < most ? stop - from : most;
-        far = stop - from > ahead;
-        return row(*run, from);
+    // At most `most` of the slots [from, end) that lie side by side: how many they are, and where. next: where those some
+    // pages later lie, null where they are beyond the end.
+    const E* part(int32_t from, int32_t end, int32_t most, int32_t& n, const E*& next) const {
+        const int32_t left = page_slots - from % page_slots, stop = end - from < left ? end - from : left;
+        n = stop < most ? stop : most;
+        const int32_t later = from + pages_ahead * page_slots;
+        next = later < end ? (*this)[later] : nullptr;
+        return (*this)[from];
     }
 };
 
@@ -138,37 +134,39 @@ INLINE void score_keys(const Query* queries, int32_t count, int32_t dim, int32_t
     }
 }
 
-// Asks for what lies behind `elements` of rows before it is needed: a text's keys and values are longer than what the
-// machine foresees.
+// Asks for elements before they are needed: the machine does not foresee which page follows.
 template <class E>
-INLINE void fetch(const E* rows, int64_t elements, int32_t dim) {
-    const char* from = reinterpret_cast<const char*>(rows + ahead * row_elements<E>(dim));
-    for (size_t i = 0; i < elements * sizeof(E); i += 64) __builtin_prefetch(from + i);
+INLINE void fetch(const E* from, int64_t elements) {
+    const char* bytes = reinterpret_cast<const char*>(from);
+    for (size_t i = 0; i < elements * sizeof(E); i += 64) __builtin_prefetch(bytes + i);
 }
 
-// `n` rows from `rows` on as floats: the rows themselves, or widened to `room`, so that all queries share the work. What
-// is widened is asked for ahead here, and `far` is false from then on.
+// `n` rows from `rows` on as floats: the rows themselves, or widened to `room`, so that all queries share the work.
+// floats_next: the next ones, where they are still to be asked for.
 template <int C>
-INLINE const float* as_floats(const float* rows, int32_t, int32_t, float*, bool&) { return rows; }
+INLINE const float* as_floats(const float* rows, const float* next, int32_t, int32_t, float*, const float*& floats_next) {
+    floats_next = next;
+    return rows;
+}
 template <int C>
-INLINE const float* as_floats(const Half* rows, int32_t n, int32_t dim, float* room, bool& far) {
+INLINE const float* as_floats(const Half* rows, const Half* next, int32_t n, int32_t dim, float* room, const float*& floats_next) {
     for (int32_t i = 0; i < n * dim; i += 16) {
-        if (far && i % 32 == 0) fetch(rows + i, 32, dim);
+        if (next != nullptr && i % 32 == 0) fetch(next + i, 32);
         store(room + i, load(rows + i, C > 0 ? 16 : n * dim - i));
     }
-    far = false;
+    floats_next = nullptr;
     return room;
 }
 
 // Scores of n slots from `from` on, whose keys lie side by side at `rows`, for all queries.
 template <int C, class E>
-INLINE void score_rows(const Query* queries, int32_t count, int32_t from, int32_t n, const E* rows, bool far, int32_t dim) {
+INLINE void score_rows(const Query* queries, int32_t count, int32_t from, int32_t n, const E* rows, const E* next, int32_t dim) {
     const int64_t size = row_elements<E>(dim);
     for (int32_t i = 0; i < n; i += 16) {
         const auto to = [&](int32_t k) { return queries[k].p + (from + i - queries[k].seen.begin); };
         const E* base = rows + i * size;
         const int32_t left = n - i;
-        if (far) fetch(base, (left < 16 ? left : 16) * size, dim);
+        if (next != nullptr) fetch(next + i * size, (left < 16 ? left : 16) * size);
         if (left >= 16) score_keys<C, E>(queries, count, dim, 16, [&](int32_t k) { return base + k * size; }, to);
         else score_keys<C, E>(queries, count, dim, left, [&](int32_t k) { return base + (k < left ? k : left - 1) * size; }, to);
     }
@@ -179,12 +177,13 @@ template <int C, class E>
 static void score_slots(const Query* queries, int32_t count, const Slots<E>& keys, int32_t from, int32_t end, int32_t dim,
                         float* room) {
     for (int32_t n; from < end; from += n) {
-        bool far;
-        const E* rows = keys.part(from, end, value_block, n, far);
-        if constexpr (is_coded<E> || (C == 4 && DECODERY_REGISTERS >= 32)) score_rows<C>(queries, count, from, n, rows, far, dim);
+        const E* next;
+        const E* rows = keys.part(from, end, value_block, n, next);
+        if constexpr (is_coded<E> || (C == 4 && DECODERY_REGISTERS >= 32)) score_rows<C>(queries, count, from, n, rows, next, dim);
         else {
-            const float* floats = as_floats<C>(rows, n, dim, room, far);
-            score_rows<C>(queries, count, from, n, floats, far, dim);
+            const float* floats_next;
+            const float* floats = as_floats<C>(rows, next, n, dim, room, floats_next);
+            score_rows<C>(queries, count, from, n, floats, floats_next, dim);
         }
     }
 }
@@ -275,10 +274,10 @@ INLINE void add_values(const Query* queries, int32_t at, int32_t n, int32_t dim,
 
 // The same for all queries and rows that lie side by side.
 template <int C, class E>
-static void add_rows(const Query* queries, int32_t count, int32_t at, int32_t n, const E* rows, bool far, int32_t dim) {
+static void add_rows(const Query* queries, int32_t count, int32_t at, int32_t n, const E* rows, const E* next, int32_t dim) {
     const auto value = [&](int32_t k) { return rows + k * row_elements<E>(dim); };
     const auto first = [&](int32_t k) {
-        if (far) fetch(value(k), dim, dim);
+        if (next != nullptr) fetch(next + k * row_elements<E>(dim), dim);
     };
     const auto again = [](int32_t) {};
     constexpr int32_t most = DECODERY_REGISTERS < 32 ? (is_coded<E> && C > 0 ? 3 : 1) : C == 4 ? 6 : C == 8 ? 3 : 1;
@@ -306,8 +305,8 @@ static void add_slots(const Query* queries, int32_t count, const Slots<E>& value
         const Visible& seen = queries[i].seen;
         least = seen.begin != begin ? 0 : seen.end < least ? seen.end : least;
     }
-    const auto every = [&](const auto* rows, int32_t n, bool far) {
-        if (from >= begin && from + n <= least) return add_rows<C>(queries, count, from - begin, n, rows, far, dim);
+    const auto every = [&](const auto* rows, int32_t n, decltype(rows) next) {
+        if (from >= begin && from + n <= least) return add_rows<C>(queries, count, from - begin, n, rows, next, dim);
         for (int32_t i = 0; i < count; ++i) {
             const Visible& seen = queries[i].seen;
             int32_t first = seen.begin > from ? seen.begin : from;
@@ -316,18 +315,20 @@ static void add_slots(const Query* queries, int32_t count, const Slots<E>& value
                 const int32_t at = first - seen.begin, room_left = value_block - at % value_block;
                 m = last - first < room_left ? last - first : room_left;
                 using Row = std::remove_cv_t<std::remove_pointer_t<decltype(rows)>>;
-                add_rows<C>(queries + i, 1, at, m, rows + (first - from) * row_elements<Row>(dim), false, dim);
+                const Row* nothing_next = nullptr;
+                add_rows<C>(queries + i, 1, at, m, rows + (first - from) * row_elements<Row>(dim), nothing_next, dim);
             }
         }
     };
     for (int32_t n; from < end; from += n) {
         const int32_t most = from < begin ? value_block : value_block - (from - begin) % value_block;
-        bool far;
-        const E* rows = values.part(from, from < least && least < end ? least : end, most, n, far);
-        if constexpr (is_coded<E> || (C > 0 && DECODERY_REGISTERS >= 32)) every(rows, n, far);
+        const E* next;
+        const E* rows = values.part(from, from < least && least < end ? least : end, most, n, next);
+        if constexpr (is_coded<E> || (C > 0 && DECODERY_REGISTERS >= 32)) every(rows, n, next);
         else {
-            const float* floats = as_floats<C>(rows, n, dim, room, far);
-            every(floats, n, far);
+            const float* floats_next;
+            const float* floats = as_floats<C>(rows, next, n, dim, room, floats_next);
+            every(floats, n, floats_next);
         }
     }
 }

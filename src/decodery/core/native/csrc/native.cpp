@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "pages.h"
 #include "state.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -127,7 +128,7 @@ struct Sizes {
 int64_t longest(const Pass& pass, const Segment& segment) {
     int64_t most = 0;
     for (int32_t i = 0; i < pass.run_count; ++i) {
-        const int64_t seen = segment.lengths[pass.run[i]] + segment.stays + segment.rows;
+        const int64_t seen = segment.length(pass.run[i], 0) + segment.stays + segment.rows;
         if (seen > most) most = seen;
     }
     return most;
@@ -209,33 +210,38 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     layout.take(state.inverse, shared);
 }
 
-// How many of the first slots of two segments are the same memory.
-int32_t in_common(const Segment& a, const Segment& b) {
-    int32_t common = 0;
-    for (int32_t i = 0; i < a.run_count && i < b.run_count; ++i) {
-        const Run &x = a.runs[i], &y = b.runs[i];
-        if (x.data != y.data || x.first != y.first || x.layer_stride != y.layer_stride || x.kind_stride != y.kind_stride ||
-            x.head_stride != y.head_stride)
-            break;
-        common = x.end < y.end ? x.end : y.end;
-        if (x.end != y.end) break;
-    }
-    return common;
+// How many of the first slots of two segments are the same memory in all layers and heads of a pass.
+int32_t in_common(const Model& model, const Pass& pass, const Segment& a, const Segment& b) {
+    if (a.base != b.base || a.page_bytes != b.page_bytes) return 0;
+    const int64_t seen = std::min(longest(pass, a), longest(pass, b));
+    int32_t common = int32_t(std::min<int64_t>((seen + page_slots - 1) / page_slots, std::min(a.table_pages, b.table_pages)));
+    for (int32_t i = 0; i < pass.run_count && common > 0; ++i)
+        for (int32_t head = 0; head < model.kv_heads; ++head) {
+            const int32_t *x = a.table(pass.run[i], head), *y = b.table(pass.run[i], head);
+            common = int32_t(std::mismatch(x, x + common, y).first - x);
+        }
+    return common * page_slots;
 }
 
 // Puts segments that begin with the same memory into one group; returns how many groups there are.
-int32_t group_segments(const Pass& pass, const Notes& notes) {
+int32_t group_segments(const Model& model, const Pass& pass, const Notes& notes) {
     int32_t* order = notes.order;
+    // Layers with a window may have given back the first page.
+    int32_t layer = pass.run[0];
+    for (int32_t i = 0; i < pass.run_count && model.layers[layer].window != 0; ++i) layer = pass.run[i];
+    const auto begin = [&](int32_t s) {
+        const Segment& segment = pass.segments[s];
+        return segment.base + *segment.table(layer, 0) * segment.page_bytes;
+    };
     for (int32_t s = 0; s < pass.segment_count; ++s) order[s] = s;
-    std::stable_sort(order, order + pass.segment_count,
-                     [&](int32_t a, int32_t b) { return pass.segments[a].runs->data < pass.segments[b].runs->data; });
+    std::stable_sort(order, order + pass.segment_count, [&](int32_t a, int32_t b) { return begin(a) < begin(b); });
     int32_t groups = 0;
     for (int32_t i = 0; i < pass.segment_count; ++i) {
         const Segment& segment = pass.segments[order[i]];
         Group* last = notes.groups + groups - 1;
         // What a policy picks is read by each text for itself.
         const Segment* first = groups == 0 || segment.starts != nullptr ? nullptr : &pass.segments[order[last->first]];
-        const int32_t common = first == nullptr || first->starts != nullptr ? 0 : in_common(*first, segment);
+        const int32_t common = first == nullptr || first->starts != nullptr ? 0 : in_common(model, pass, *first, segment);
         if (common == 0) *++last = {i, i, INT32_MAX, 0, 0, false}, ++groups;
         else if (common < last->common) last->common = common;
         const int64_t seen = longest(pass, segment);
@@ -271,7 +277,7 @@ void note(State& state, const Sizes& sizes, const Notes& notes) {
     state.rows = notes.rows;
     state.order = notes.order;
     state.groups = notes.groups;
-    state.group_count = group_segments(pass, notes);
+    state.group_count = group_segments(*state.model, pass, notes);
     const Model& model = *state.model;
     const bool few = divides(state, sizes) && model.kv_heads * state.group_count < 4 * usable_threads();
     for (int32_t i = 0; i < state.group_count; ++i) {
@@ -287,7 +293,7 @@ void note(State& state, const Sizes& sizes, const Notes& notes) {
 
 // Size of the i-th struct of abi.h, 0 past the last: callers compare them with their own before the first pass.
 EXPORT int32_t decodery_size(int32_t i) {
-    constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Run), sizeof(Segment), sizeof(Pass),
+    constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(PageRows), sizeof(Segment), sizeof(Pass),
                                 sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
                                 sizeof(Happened)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
@@ -297,6 +303,13 @@ EXPORT const char* decodery_kernels(int32_t i) {
     for (int32_t n = 0; usable()[n] != nullptr; ++n)
         if (n == i) return usable()[n]->name;
     return nullptr;
+}
+// Rows of pages to memory, and back; whole pages [count] to others.
+EXPORT void decodery_read_rows(const PageRows* rows) { read_page_rows(*rows); }
+EXPORT void decodery_write_rows(const PageRows* rows) { write_page_rows(*rows); }
+EXPORT void decodery_copy_pages(char* base, int64_t page_bytes, const int32_t* from, const int32_t* to, int64_t count) {
+    for (int64_t i = 0; i < count; ++i)
+        memcpy(base + to[i] * page_bytes, base + from[i] * page_bytes, size_t(page_bytes));
 }
 EXPORT void decodery_choose(int32_t i) { chosen = usable()[i]; }
 EXPORT void decodery_threads(int32_t n) { all_threads = n < 1 ? 1 : n; }

@@ -162,7 +162,7 @@ struct Runner {
             }
             const Segment& segment = pass.segments[s];
             const int32_t kind = is_value ? 1 : 0, kv_head = (head - model.heads) % model.kv_heads;
-            const int32_t slot = int32_t(segment.lengths[index]) + segment.stays + row - state.rows[s].first;
+            const int32_t slot = int32_t(segment.length(index, kv_head)) + segment.stays + row - state.rows[s].first;
             by_element(segment.element, [&](auto element) {
                 copy_head(x, dim, Slots<decltype(element)>(segment, index, kind, kv_head, dim)[slot]);
             });
@@ -184,8 +184,8 @@ struct Runner {
     // What one row sees; slots that are not one run go to its list.
     void look(const Segment& segment, const Rows& rows, const Layer& layer, int32_t index, int32_t row, Visible& seen) const {
         int32_t* list = rows.lists + int64_t(row) * rows.list_stride;
-        const int32_t length = int32_t(segment.lengths[index]);
-        const int32_t* slots = segment.slots + index * segment.slots_stride;
+        const int32_t length = int32_t(segment.length(index, 0));
+        const int32_t* slots = segment.slots + index * segment.slots_layer;
         const int64_t position = segment.positions[row], window = layer.window;
         const auto near = [&](int64_t other) {
             const int64_t distance = other > position ? other - position : position - other;

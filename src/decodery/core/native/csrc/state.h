@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "abi.h"
+#include "pages.h"
 #include "parallel.h"
 
 #include <type_traits>

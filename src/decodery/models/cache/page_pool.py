@@ -1,0 +1,307 @@
+"""Pages of key-value memory: 16 slots of one layer and one key-value head each, all from one pool per kind of row."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import threading
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from decodery.core.abstract import Contract
+from decodery.core.errors import OutOfMemory
+from decodery.core.native.kernels import PageRowsStruct, address, library
+
+from ..mapped_memory import discard
+
+SLOTS = 16
+"""Slots of a page."""
+SLAB = 2 << 20
+"""Bytes that go back to the system together, once all pages in them are free."""
+SHORTER = "use a shorter prompt or fewer sequences at once"
+_ALIGNED = 64
+_NO_RESERVE = 0x4000
+"""Linux's MAP_NORESERVE, which Python has no name for: addresses alone must not count as memory, or no process forks."""
+_MOST_PAGES = 2**31 - 1
+_WITHOUT_LIMIT = 64 << 30
+
+
+class PagePool(Contract):
+    """Pages, their holders, and which of them are free.
+
+    Attributes:
+        row: Elements of a row of keys or of values.
+        page_bytes: From one page to the next.
+        used: Pages that texts hold.
+        generation: Grows whenever the pages' addresses change.
+        holders: [pages] how many texts hold each of them.
+    """
+
+    def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
+        self.row, self.dtype, self.device = row, dtype, device
+        self.page_bytes = page_bytes(row, dtype)
+        self.most = max(min(size // self.page_bytes, _MOST_PAGES), 1)
+        self.used = self.generation = self._top = 0
+        self.holders = np.zeros(self.most, dtype=np.int32)
+        self._free: list[np.ndarray] = []
+        self._dropped: deque[np.ndarray] = deque()
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> np.ndarray:
+        """[count] int32, pages that nobody held, one after another as far as possible.
+
+        Raises:
+            OutOfMemory: If there are not so many; then none are taken.
+        """
+        with self._lock:
+            self._settle()
+            found, missing = [], count
+            while missing and self._free:
+                last = self._free.pop()
+                if len(last) > missing:
+                    self._free.append(last[missing:])
+                found.append(last[:missing])
+                missing -= len(found[-1])
+            try:
+                if missing:
+                    self._extend(self._top + missing)
+                    found.append(np.arange(self._top, self._top + missing, dtype=np.int32))
+                    self._top += missing
+            except OutOfMemory:
+                self._free.extend(reversed(found))
+                raise
+            pages = found[0] if len(found) == 1 else np.concatenate([np.zeros(0, dtype=np.int32), *found])
+            self.holders[pages] = 1
+            self.used += count
+            self._commit(pages)
+        return pages
+
+    def share(self, pages: np.ndarray) -> None:
+        """One more text holds these pages, each of them once."""
+        with self._lock:
+            self._settle()
+            self.holders[pages] += 1
+
+    def drop(self, pages: np.ndarray) -> None:
+        """One text less holds these pages, each of them once; those that nobody holds are free."""
+        self._dropped.append(pages)
+        self._settle_if_free()
+
+    def _settle_if_free(self) -> None:
+        # Garbage collection may come by while this thread holds the lock: whoever holds it settles later.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    @abstractmethod
+    def read(self, tables: np.ndarray, slots: range | np.ndarray) -> torch.Tensor:
+        """Rows [layers, 2, kv_heads, n, row] of these slots of tables [layers, kv_heads, pages].
+
+        Zeros where there is no page.
+        """
+
+    @abstractmethod
+    def write(self, tables: np.ndarray, slots: range | np.ndarray, rows: torch.Tensor) -> None:
+        """Put rows [layers, 2, kv_heads, n, row] into these slots of tables [layers, kv_heads, pages]."""
+
+    @abstractmethod
+    def copy(self, pages: np.ndarray, to: np.ndarray) -> None:
+        """Copy whole pages [n] to others [n]."""
+
+    def _extend(self, pages: int) -> None:
+        """Have memory for so many pages."""
+        if pages > self.most:
+            raise _no_memory(pages * self.page_bytes)
+
+    def _commit(self, pages: np.ndarray) -> None:
+        """These pages will be written to."""
+
+    def _discard(self, pages: np.ndarray) -> None:
+        """These pages are free."""
+
+    def _settle(self) -> None:
+        while self._dropped:
+            pages = self._dropped.popleft()
+            self.holders[pages] -= 1
+            free = pages[self.holders[pages] == 0]
+            if len(free):
+                self.used -= len(free)
+                self._free.append(free)
+                self._discard(free)
+
+
+class MappedPool(PagePool):
+    """A range of addresses of this process, whose memory comes when it is written to; kernels read and write it."""
+
+    def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
+        super().__init__(row, dtype, device, size)
+        self._memory = _reserved(self.most * self.page_bytes + SLAB)
+        self.most = min(self.most, (len(self._memory) - SLAB) // self.page_bytes)
+        self.holders = self.holders[: self.most]
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.base = -(-begin // SLAB) * SLAB
+        self._uses = np.zeros(self.most * self.page_bytes // SLAB + 1, dtype=np.int32)
+
+    def read(self, tables: np.ndarray, slots: range | np.ndarray) -> torch.Tensor:
+        layers, kv_heads, _ = tables.shape
+        rows = torch.empty(layers, 2, kv_heads, len(slots), self.row, dtype=self.dtype, device="cpu")
+        self._call("decodery_read_rows", tables, slots, rows)
+        return rows
+
+    def write(self, tables: np.ndarray, slots: range | np.ndarray, rows: torch.Tensor) -> None:
+        self._call("decodery_write_rows", tables, slots, rows.contiguous())
+
+    def copy(self, pages: np.ndarray, to: np.ndarray) -> None:
+        lib = library()
+        assert lib is not None
+        old, new = (address(np.ascontiguousarray(each), np.int32, None) for each in (pages, to))
+        lib.decodery_copy_pages(self.base, self.page_bytes, old, new, len(pages))
+
+    def _call(self, kernel: str, tables: np.ndarray, slots: range | np.ndarray, rows: torch.Tensor) -> None:
+        lib, tables = library(), np.ascontiguousarray(tables)
+        assert lib is not None
+        chosen = None if isinstance(slots, range) else np.ascontiguousarray(slots, dtype=np.int32)
+        layers, kv_heads, pages = tables.shape
+        if len(slots) and not 0 <= min(slots[0], slots[-1]) <= max(slots) < pages * SLOTS:
+            raise IndexError(f"slots up to {max(slots)} are not among {pages} pages")
+        struct = PageRowsStruct(
+            self.base, address(tables, np.int32, layers, kv_heads, pages),
+            None if chosen is None else address(chosen, np.int32, len(slots)),
+            address(rows, self.dtype, layers, 2, kv_heads, len(slots), self.row), self.page_bytes,
+            self.row * self.dtype.itemsize, len(slots), slots.start if isinstance(slots, range) else 0,
+            layers, kv_heads, pages,
+        )  # fmt: skip
+        getattr(lib, kernel)(ctypes.addressof(struct))
+
+    def _slabs(self, pages: np.ndarray) -> np.ndarray:
+        """The slabs in which pages lie, a page in two of them where it ends in the next one."""
+        first = pages.astype(np.int64) * self.page_bytes
+        begin, end = first // SLAB, (first + self.page_bytes - 1) // SLAB
+        found: np.ndarray = np.concatenate((begin, end[end != begin]))
+        return found
+
+    def _commit(self, pages: np.ndarray) -> None:
+        np.add.at(self._uses, self._slabs(pages), 1)
+
+    def _discard(self, pages: np.ndarray) -> None:
+        slabs = self._slabs(pages)
+        np.subtract.at(self._uses, slabs, 1)
+        for slab in np.unique(slabs[self._uses[slabs] == 0]).tolist():
+            discard(self.base + slab * SLAB, self.base + (slab + 1) * SLAB)
+
+
+class TensorPool(PagePool):
+    """One tensor [2 (keys, values), pages, SLOTS, row] on any device, which grows by a quarter and then moves."""
+
+    def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
+        super().__init__(row, dtype, device, size)
+        self.data = torch.zeros(2, 0, SLOTS, row, dtype=dtype, device=device)
+
+    def read(self, tables: np.ndarray, slots: range | np.ndarray) -> torch.Tensor:
+        pages, rows = self._places(tables, slots)
+        found = self.data[:, pages.clamp(min=0), rows]
+        # What is hidden weighs nothing, but nothing times a number that is none is none.
+        found = torch.where(pages[..., None] < 0, torch.zeros((), dtype=self.dtype, device=self.device), found)
+        return found.transpose(0, 1)
+
+    def write(self, tables: np.ndarray, slots: range | np.ndarray, rows: torch.Tensor) -> None:
+        pages, places = self._places(tables, slots)
+        with self.still():
+            self.data[:, pages, places] = rows.transpose(0, 1)
+
+    def copy(self, pages: np.ndarray, to: np.ndarray) -> None:
+        old, new = (torch.from_numpy(each.astype(np.int64)).to(self.device) for each in (pages, to))
+        with self.still():
+            self.data[:, new] = self.data[:, old]
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Within it, pages keep their addresses: another thread that needs more waits."""
+        with self._lock:
+            yield
+        self._settle_if_free()
+
+    def _commit(self, pages: np.ndarray) -> None:
+        # What another text left there may be no number.
+        self.data[:, torch.from_numpy(pages.astype(np.int64)).to(self.device)] = 0
+
+    def _places(self, tables: np.ndarray, slots: range | np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pages [layers, kv_heads, n] and rows in them [n] of slots."""
+        chosen = np.asarray(slots, dtype=np.int64)
+        pages = torch.from_numpy(tables[:, :, chosen // SLOTS].astype(np.int64))
+        rows = torch.from_numpy(chosen % SLOTS)
+        return pages.to(self.device, non_blocking=True), rows.to(self.device, non_blocking=True)
+
+    def _extend(self, pages: int) -> None:
+        super()._extend(pages)
+        held = self.data.shape[1]
+        if pages <= held:
+            return
+        room = min(max(pages, held + held // 4), self.most)
+        try:
+            wider = self.data.new_zeros(2, room, SLOTS, self.row)
+        except (RuntimeError, MemoryError) as error:
+            raise _no_memory(room * self.page_bytes) from error
+        wider[:, :held] = self.data
+        self.data = wider
+        self.generation += 1
+
+
+_pools: WeakValueDictionary[tuple[int, torch.dtype, torch.device], PagePool] = WeakValueDictionary()
+_making = threading.Lock()
+
+
+def pool_of(row: int, dtype: torch.dtype, device: torch.device | str) -> PagePool:
+    """The pool of all texts with such rows: of all kernels on the CPU, of PyTorch elsewhere."""
+    device = torch.device(device)
+    with _making:
+        if (known := _pools.get((row, dtype, device))) is not None:
+            return known
+        kind = MappedPool if device.type == "cpu" and library() is not None else TensorPool
+        _pools[row, dtype, device] = pool = kind(row, dtype, device, _memory_of(device))
+        return pool
+
+
+def page_bytes(row: int, dtype: torch.dtype) -> int:
+    """Bytes of a page with rows of so many elements."""
+    return -(-2 * SLOTS * row * dtype.itemsize // _ALIGNED) * _ALIGNED
+
+
+def _memory_of(device: torch.device) -> int:
+    """Bytes of memory that a device has."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _WITHOUT_LIMIT
+
+
+def _reserved(size: int) -> mmap.mmap:
+    """Addresses of so many bytes, or of fewer where the system has not so many to give."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NO_RESERVE if sys.platform == "linux" else 0)
+    while True:
+        try:
+            memory = mmap.mmap(-1, size, flags=flags)
+        except OSError as error:
+            if size <= 32 * SLAB:
+                raise _no_memory(size) from error
+            size //= 2
+            continue
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return memory
+
+
+def _no_memory(size: int) -> OutOfMemory:
+    return OutOfMemory(f"no memory for {size / 2**30:.1f} GiB of keys and values: {SHORTER}")
