@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.errors import NumericalError, SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.core.topk import NAN
 from decodery.models.loaders import drafts
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader, is_open
@@ -31,7 +32,7 @@ from ..stores.ngrams import Occurrences
 from ..stores.past import PastTexts
 from ..stores.warm import WarmContexts
 from ..tree_building.likeliest import TOGETHER, ExpectedSpeedup, LikeliestTree
-from ..tree_building.native_tree import NativeTree
+from ..tree_building.native_tree import NativeText, learn_together, propose_together
 from .advice import Advice
 from .model_advice import ModelAdvice
 
@@ -197,10 +198,11 @@ class Auto(Drafter):
         state.resting, state.texts = _REST if state.silent and budget.sequences > 1 else 0, budget.sequences
         if state.silent:
             return DraftTree.root(seq.last_token)
-        state.memory.find(seq.tokens, min(limit, budget.depth))
         if state.advice is None and (native := state.native(seq, self.most)) is not None:
-            tree = native.grown(seq, costs, budget.sequences, budget.depth)
+            trees = propose_together([native], [seq], costs, budget.sequences, [limit], [budget.depth])
+            tree = DraftTree.root(seq.last_token) if trees is None else trees[0]
         else:
+            state.memory.find(seq.tokens, min(limit, budget.depth))
             tree = yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown()
         if budget.sequences == 1:
             state.fruitless = 0 if len(tree) > 1 else state.fruitless + 1
@@ -216,9 +218,14 @@ class Auto(Drafter):
                 return
             advice.learn(seen.path, seen.emitted)
         # Who was not asked was not wrong.
-        native, judged = state.native(seq, self.most), not state.silent
-        if not state.rests and (native is None or not native.learn(seq, seen, judged)):
-            if judged:
+        native = state.native(seq, self.most) if advice is None else None
+        if not state.rests and native is not None:
+            if state.silent:
+                native.pass_over()
+            if learn_together([native], [seq], [seen]):
+                raise NumericalError(NAN)
+        elif not state.rests:
+            if not state.silent:
                 memory.learn_all(seq.tokens, len(seq.tokens) - len(seen.emitted))
             memory.contexts.learn(seq.tokens, seen)
         if seq.finished:
@@ -259,12 +266,12 @@ class _State:
     drafted: bool | None = None
     rests: bool = False
     rested: bool = False
-    calls: NativeTree | None = None
+    calls: NativeText | None = None
 
-    def native(self, seq: Sequence, most: int) -> NativeTree | None:
+    def native(self, seq: Sequence, most: int) -> NativeText | None:
         """Its native calls, None where there are none. most: nodes of a tree."""
-        if self.calls is None and NativeTree.fits(self.memory):
-            self.calls = NativeTree(seq, self.memory, most)
+        if self.calls is None and NativeText.fits(seq, self.memory):
+            self.calls = NativeText(seq, self.memory, most)
         return self.calls
 
     def lets_pass(self, seq: Sequence, budget: Budget) -> bool:
