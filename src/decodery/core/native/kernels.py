@@ -105,18 +105,18 @@ class MixedStruct(ctypes.Structure):
 class ExpectedStruct(ctypes.Structure):
     _fields_ = [
         ("keys", c_void_p * 3), ("rows", c_void_p * 3), ("rates", c_void_p), ("rated", c_void_p),
-        ("hits", c_void_p * 2), ("tried", c_void_p * 2), ("text", c_void_p), ("past", c_void_p), ("ends", c_void_p), ("copied", c_void_p),
-        ("noise", c_double), ("noise_mean", c_double), ("seed", c_uint64), ("position", c_int64), ("last", c_int64 * 3),
-        ("width", c_int32), ("known", c_int32), ("ends_count", c_int32), ("copied_count", c_int32),
-        ("repeated", c_int32), ("others", c_int32), ("asked", c_int32),
+        ("hits", c_void_p * 2), ("tried", c_void_p * 2), ("text", c_void_p), ("past", c_void_p), ("ends", c_void_p),
+        ("copied", c_void_p), ("noise", c_double), ("noise_mean", c_double), ("seed", c_uint64), ("position", c_int64),
+        ("last", c_int64 * 3), ("width", c_int32), ("known", c_int32), ("ends_count", c_int32),
+        ("copied_count", c_int32), ("repeated", c_int32), ("others", c_int32), ("asked", c_int32),
     ]  # fmt: skip
 
 
 class ProposedStruct(ctypes.Structure):
     _fields_ = [
         ("texts", c_void_p), ("limits", c_void_p), ("depths", c_void_p), ("costs", c_void_p), ("own", c_void_p),
-        ("tokens", c_void_p), ("parents", c_void_p), ("sizes", c_void_p), ("given", c_double), ("count", c_int32),
-        ("cost_count", c_int32), ("stride", c_int32),
+        ("tokens", c_void_p), ("parents", c_void_p), ("sizes", c_void_p), ("given", c_double),
+        ("promised", c_double), ("count", c_int32), ("cost_count", c_int32), ("stride", c_int32),
     ]  # fmt: skip
 
 

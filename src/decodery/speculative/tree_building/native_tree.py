@@ -88,7 +88,7 @@ def propose_together(
     limits: Ordered[int],
     depths: Ordered[int],
     own: np.ndarray | None = None,
-) -> list[DraftTree] | None:
+) -> tuple[list[DraftTree], float] | None:
     """The trees of texts that share a pass: the likeliest tokens of all of them, as long as the next row pays.
 
     Args:
@@ -100,7 +100,7 @@ def propose_together(
         own: [n] float64 seconds that each node of a text takes beyond `costs`, by its context; None for nothing.
 
     Returns:
-        A tree each; None where no row could pay, however likely its token.
+        A tree each, and the sum of all nodes' chances; None where no row could pay, however likely its token.
     """
     lib = library()
     assert lib is not None
@@ -113,13 +113,14 @@ def propose_together(
     step = ProposedStruct(
         addressof(places), bounds[0].ctypes.data, bounds[1].ctypes.data, address(costs, np.float64, None),
         None if own is None else address(own, np.float64, count), nodes[0].ctypes.data, nodes[1].ctypes.data,
-        sizes.ctypes.data, given, count, len(costs), stride,
+        sizes.ctypes.data, given, 0.0, count, len(costs), stride,
     )  # fmt: skip
     with _locked(texts):
         drafted = lib.decodery_propose(addressof(step))
     if drafted < 0:
         return None
-    return [DraftTree(*nodes[:, number, :size].copy()) for number, size in enumerate(sizes.tolist())]
+    trees = [DraftTree(*nodes[:, number, :size].copy()) for number, size in enumerate(sizes.tolist())]
+    return trees, float(step.promised)
 
 
 def learn_together(

@@ -92,7 +92,7 @@ def test_native_calls_do_what_python_does(greedy: bool) -> None:
         slow.find(text.tokens, min(len(costs) - 1, depth))
         expected = run_sync(LikeliestTree(text, slow, ExpectedSpeedup(costs, texts), depth).grown())
         found = propose_together([native], [text], costs, texts, [len(costs) - 1], [depth])
-        tree = DraftTree.root(text.last_token) if found is None else found[0]
+        tree = DraftTree.root(text.last_token) if found is None else found[0][0]
         assert tree.tokens.tolist() == expected.tokens.tolist() and tree.parents.tolist() == expected.parents.tolist()
         sizes.add(len(tree))
         if not greedy:

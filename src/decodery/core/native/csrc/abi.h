@@ -192,14 +192,15 @@ struct Expected {
 // Trees of `count` texts that share a pass. texts: pointers to each. limits, depths: [count], nodes of a tree and its depth at
 // most. costs: [cost_count], seconds of the step with 0, 1, 2, ... drafted nodes of all of them together. own: [count] or null,
 // seconds that each node of a text takes beyond these, by its context. given: tokens of the step without any draft, also those of
-// other texts in it. Comes out: tokens, parents [count][stride] and sizes [count], the root included.
+// other texts in it. Comes out: tokens, parents [count][stride] and sizes [count], the root included; and promised, the sum of the
+// chances of all drafted nodes.
 struct Proposed {
     Expected* const* texts;
     const int32_t *limits, *depths;
     const double *costs, *own;
     int64_t *tokens, *parents;
     int32_t* sizes;
-    double given;
+    double given, promised;
     int32_t count, cost_count, stride;
 };
 

@@ -35,7 +35,7 @@ struct Offer {
 struct Worth {
     const double* costs;
     int32_t sizes;
-    double tokens, most, spent = 0.0;
+    double tokens, most, spent = 0.0, promised = 0.0, best_promised = 0.0;
     int32_t nodes = 0, best = 0;
 
     double bar() const {
@@ -47,9 +47,10 @@ struct Worth {
     bool full() const { return nodes + 1 >= sizes; }
     void take(double chance, double own) {
         tokens += chance;
+        promised += chance;
         spent += own;
         ++nodes;
-        if (tokens / (costs[nodes] + spent) > most) most = tokens / (costs[nodes] + spent), best = nodes;
+        if (tokens / (costs[nodes] + spent) > most) most = tokens / (costs[nodes] + spent), best = nodes, best_promised = promised;
     }
 };
 
@@ -109,7 +110,7 @@ EXPORT int64_t decodery_ngrams_size(const void* ngrams) { return int64_t(static_
 // The trees of n texts: of all candidates of all texts the likeliest, as long as the next row pays. Fills tokens, parents and
 // sizes of `step`, and sets what `decodery_learn` goes by. Returns how many nodes are drafted in all, -1 where no row could pay,
 // however likely: then nothing was looked for.
-EXPORT int32_t decodery_propose(const Proposed* step) {
+EXPORT int32_t decodery_propose(Proposed* step) {
     Worth worth = {step->costs, step->cost_count, step->given, step->given / step->costs[0]};
     double cheapest = step->costs[0];
     for (int32_t n = 1; n < step->cost_count; ++n) cheapest = std::min(cheapest, step->costs[n] - step->costs[n - 1]);
@@ -161,6 +162,7 @@ EXPORT int32_t decodery_propose(const Proposed* step) {
         offer(top.text, number, 0);
     }
     for (int32_t n = 0; n < worth.best; ++n) ++step->sizes[taken[n]];
+    step->promised = worth.best_promised;
     return silent ? -1 : worth.best;
 }
 
