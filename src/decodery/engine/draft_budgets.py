@@ -10,10 +10,8 @@ import numpy as np
 
 from decodery.models.protocol import LanguageModel
 from decodery.step.draft_length_policy import Budget
-from decodery.step.pass_cost import CONTEXT, cost_curve
+from decodery.step.pass_prices import ROWS, prices_of
 from decodery.step.sequence import Sequence
-
-_COSTED_ROWS = 1024
 
 
 class DraftBudgets:
@@ -21,24 +19,33 @@ class DraftBudgets:
 
     Args:
         model: The target.
-        pass_seconds: As in `Budget`; measured where it is None.
+        pass_seconds: As in `Budget`; learned from the steps where it is None.
     """
 
     def __init__(self, model: LanguageModel, pass_seconds: Callable[[int], np.ndarray] | None) -> None:
-        self._model = model
-        self._costs: tuple[np.ndarray, np.ndarray] | None = None
-        self.pass_seconds = pass_seconds or self._measured
+        self._model, self._given = model, pass_seconds
+        self._texts: list[Sequence] = []
+        self._seconds: Callable[[int], np.ndarray] | None = pass_seconds
+        self._plain_known = True
+
+    def learn(self, rows: int, texts: int, context: float, seconds: float) -> None:
+        """A step took so long; see `PassPrices.learn`."""
+        if self._given is None:
+            prices_of(self._model)[0].learn(rows, texts, context, seconds)
 
     def of(self, seq: Sequence, nodes: int, texts: list[Sequence]) -> Budget:
         """How much the text may draft in this step, `nodes` at most, beside all `texts` that take part."""
+        if self._given is None and self._texts is not texts:
+            self._price(texts)
         # The bonus token needs a place too, so a draft is never deeper than what is left but one.
         limit = Budget(
             min(nodes, seq.request.max_draft_tokens),
             seq.remaining - 1,
             len(texts),
-            self.pass_seconds,
-            measured=self.pass_seconds == self._measured,
+            self._seconds,
+            measured=self._given is None,
             context=len(seq.tokens),
+            plain_known=self._plain_known,
         )
         policy = seq.request.draft_length
         if policy is None or seq.request.drafter is None or seq.remaining <= 1 or seq.position == 0:
@@ -47,11 +54,13 @@ class DraftBudgets:
             limit = replace(limit, ask=partial(policy.goes_on, seq))
         return policy.bound(seq, limit, texts)
 
-    def _measured(self, context: int) -> np.ndarray:
-        """Times of passes over 0, 1, 2, ... rows of this model after `context` tokens; measured when first asked."""
-        if self._costs is None:
-            curve = cost_curve(self._model)
-            rows = np.maximum(np.arange(_COSTED_ROWS), 1)
-            self._costs = curve.times_of(rows), curve.token + curve.row_token * rows
-        near, token = self._costs
-        return near + max(0, context - CONTEXT) * token
+    def _price(self, texts: list[Sequence]) -> None:
+        """What passes of a step of these texts take, by rows."""
+        count, prices = max(len(texts), 1), prices_of(self._model)[0]
+        mean = sum(len(seq.tokens) for seq in texts) / count
+        self._texts, self._plain_known = texts, prices.knows_plain(count, mean)
+        known = prices.seconds(count, mean)[: ROWS - count]
+        # Nobody asks what fewer rows than texts take.
+        near = np.concatenate((np.full(min(count, ROWS), known[0]), known))[:ROWS] if len(known) else np.ones(ROWS)
+        token, least = prices.token_seconds(np.arange(ROWS)), 0.1 * near
+        self._seconds = lambda context: np.maximum(near + (context - mean) * token, least)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
+from time import perf_counter
 from typing import TypeVar, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from decodery.core.trace import Step, Trace
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch_state import in_plain_state
 from decodery.step.detokenizer import Detokenizer
+from decodery.step.draft_length_policy import Budget
 from decodery.step.drafter_memory import Memory
 from decodery.step.forward_request import ForwardCoroutine, gather
 from decodery.step.sequence import Sequence
@@ -21,6 +23,7 @@ from .accounting import StepClock
 from .blocking import BlockingCalls
 from .calls import Calls
 from .draft_budgets import DraftBudgets
+from .drafting_together import prepare, settle
 from .monitoring import monitors_of
 from .pass_runner import PassRunner
 from .preempt import again
@@ -48,7 +51,7 @@ class Engine:
     Args:
         detokenizer: Makes a text stream per sequence; without it sequences have tokens only.
         memory: What drafters remember from sequence to sequence; its own by default.
-        pass_seconds: As in `Budget`; measured by default.
+        pass_seconds: As in `Budget`; learned from the steps by default.
         limits: Of a pass and of what is in progress.
         prefixes: What texts leave for later ones whose prompts begin alike; nothing by default.
     """
@@ -161,8 +164,6 @@ class Engine:
             seq.states[policy] = policy.start(seq)
         if drafter is not None:
             seq.start_drafter()
-            if drafter.requirements.costs or (policy is not None and policy.requirements.costs):
-                self._budgets.pass_seconds(len(seq.tokens))
         return seq
 
     def write(self, texts: Ordered[Sequence], trace: Trace) -> ForwardCoroutine[None]:
@@ -268,10 +269,12 @@ class Engine:
     @in_plain_state
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
-        clock = StepClock()
+        clock, begin = StepClock(), perf_counter()
         begun, texts = self._schedule.starting(), self._schedule.texts
-        for run, rows, nodes in begun:
-            self._begin(run, rows, nodes, texts)
+        budgets = [self._budget(run, nodes, texts) for run, _, nodes in begun]
+        drafting_together = prepare([(run, budget) for (run, _, _), budget in zip(begun, budgets, strict=True)])
+        for (run, rows, _), budget in zip(begun, budgets, strict=True):
+            self._begin(run, rows, budget)
         for run in self._schedule.active:
             if (run.lost or run.forgotten) and run.waiting is None:
                 run.interrupt(again(run, self._schedule.limits.rows))
@@ -281,27 +284,47 @@ class Engine:
             self._runner.go_on(run)
         fresh = {id(run) for run in (*(run for run, _, _ in begun), *answered)}
         runs = [run for run in self._schedule.active if run.coroutine is not None or id(run) in fresh]
+        side = perf_counter()
         drafting = self._runner.run_side(runs, clock)
+        begin += perf_counter() - side
         asked = [(run, numbers) for run in runs if (numbers := run.unanswered) and run not in drafting]
         places, blocked = self._schedule.budget.places(asked), [run for run in runs if run.blocked]
         advanced = {id(run) for run in (*blocked, *drafting, *(run for run, _ in places))}
         self._runner.rows = 0
         if places:
             self._runner.run(places, clock, side=False)
+            rows = self._runner.rows
+            self._budgets.learn(rows, len(places), self._runner.attended / max(rows, 1), perf_counter() - begin)
         elif blocked:
             for run in self._blocking.collect(_WAITS):
                 self._runner.go_on(run)
+        settle(drafting_together)
         self._schedule.leave()
         return [run.task for run in runs if run.coroutine is None or id(run) in advanced]
 
-    def _begin(self, run: SchedulerEntry, rows: int, nodes: int, texts: list[Sequence]) -> None:
-        """Let a task that has no turn in progress begin one. texts: all that take part in passes."""
+    def _budget(self, run: SchedulerEntry, nodes: int, texts: list[Sequence]) -> Budget | None:
+        """What a text may draft in the turn that it begins; None for other tasks, and where its policy failed.
+
+        texts: all that take part in passes.
+        """
+        if isinstance(run.task, CoroutineTask):
+            return None
+        try:
+            return self._budgets.of(run.task, nodes, texts)
+        except Exception as error:
+            run.task.fail(error)
+            return None
+
+    def _begin(self, run: SchedulerEntry, rows: int, budget: Budget | None) -> None:
+        """Let a task that has no turn in progress begin one."""
         seq = run.task
         if isinstance(seq, CoroutineTask):
             run.coroutine = seq.run()
+        elif budget is None or seq.error is not None:
+            return
         else:
             try:
-                run.coroutine = run_step(seq, StepBudget(rows, self._budgets.of(seq, nodes, texts)))
+                run.coroutine = run_step(seq, StepBudget(rows, budget))
             except Exception as error:
                 seq.fail(error)
                 return

@@ -31,11 +31,12 @@ class PassRunner:
         running: The task that goes on at this moment, None between tasks.
         passes: Of the model so far.
         rows: Of its last one.
+        attended: Sum of its rows' positions.
     """
 
     def __init__(self, model: LanguageModel, schedule: Schedule, blocking: BlockingCalls) -> None:
         self.running: SchedulerEntry | None = None
-        self.passes = self.rows = 0
+        self.passes = self.rows = self.attended = 0
         self._model, self._schedule, self._blocking = model, schedule, blocking
 
     def run_side(self, runs: list[SchedulerEntry], clock: StepClock) -> list[SchedulerEntry]:
@@ -114,7 +115,7 @@ class PassRunner:
                 step.score += earlier
         if side:
             return
-        attended = sum(int(segment.positions.sum()) for segment in segments)
+        attended = self.attended = sum(int(segment.positions.sum()) for segment in segments)
         # Passes of a few rows take what reading the weights takes, and tell nothing about rows.
         if any(step.prefill for step in steps):
             self._schedule.pace.learn(rows, attended, clock.mark - begin)

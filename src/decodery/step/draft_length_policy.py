@@ -63,9 +63,11 @@ class Budget:
         depth: Greatest distance of a drafted token from the root.
         sequences: How many share the pass.
         pass_seconds: Gives, by the tokens in the cache, the times of passes over 0, 1, 2, ... rows on this machine,
-            [rows] float64, where they are known; asking the first time may take seconds.
+            [rows] float64, where they are known.
         ask: See `goes_on`.
-        measured: Whether the times were measured here, so that what steps take may correct them, or given and final.
+        measured: Whether the times are learned from the steps themselves, or given and final.
+        plain_known: Whether steps of so many texts without drafts were seen lately; only then it is known what drafts
+            save.
         context: Tokens in the cache of this text.
     """
 
@@ -76,6 +78,7 @@ class Budget:
     ask: Callable[[Outlook], bool | ForwardCoroutine[bool]] | None = None
     measured: bool = False
     context: int = 0
+    plain_known: bool = True
 
     def seconds(self, rows: np.ndarray) -> np.ndarray:
         """Times [k] float64 of passes over `rows` [k] rows after this text; 1 where unknown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -114,6 +115,25 @@ class Drafter(Contract):
             budget: Bounds of this step's draft.
         """
         return False
+
+    @property
+    def together(self) -> Hashable | None:
+        """What drafters have in common that propose jointly, see `prepare`; None for one that never does."""
+        return None
+
+    def prepare(self, texts: list[tuple[Sequence, Budget]]) -> bool:
+        """Propose for all texts of a step whose drafters agree in `together`, before each is asked by itself.
+
+        Args:
+            texts: The texts whose drafts no budget policy bounds, with the bounds of their drafts.
+
+        Returns:
+            Whether `settle` is to be called with them when the step has ended.
+        """
+        return False
+
+    def settle(self, texts: list[Sequence]) -> None:
+        """Learn of a step from all of its texts at once, after each was observed by itself."""
 
     @abstractmethod
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree | ForwardCoroutine[DraftTree]:

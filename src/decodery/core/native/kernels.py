@@ -107,30 +107,37 @@ class MixedStruct(ctypes.Structure):
 
 class ExpectedStruct(ctypes.Structure):
     _fields_ = [
-        ("keys", c_void_p * 3), ("rows", c_void_p * 3), ("rates", c_void_p), ("rated", c_void_p), ("hits", c_void_p),
-        ("tried", c_void_p), ("ends", c_void_p), ("copied", c_void_p), ("tokens", c_void_p), ("parents", c_void_p),
-        ("noise", c_double), ("noise_mean", c_double), ("seed", c_uint64), ("position", c_int64), ("last", c_int64 * 3),
-        ("width", c_int32), ("known", c_int32), ("ends_count", c_int32), ("copied_count", c_int32),
-        ("repeated", c_int32),
+        ("keys", c_void_p * 3), ("rows", c_void_p * 3), ("rates", c_void_p), ("rated", c_void_p),
+        ("hits", c_void_p * 2), ("tried", c_void_p * 2), ("text", c_void_p), ("past", c_void_p), ("ends", c_void_p),
+        ("copied", c_void_p), ("noise", c_double), ("noise_mean", c_double), ("seed", c_uint64), ("position", c_int64),
+        ("last", c_int64 * 3), ("width", c_int32), ("known", c_int32), ("ends_count", c_int32),
+        ("copied_count", c_int32), ("repeated", c_int32), ("others", c_int32), ("asked", c_int32),
+    ]  # fmt: skip
+
+
+class ProposedStruct(ctypes.Structure):
+    _fields_ = [
+        ("texts", c_void_p), ("limits", c_void_p), ("depths", c_void_p), ("costs", c_void_p), ("own", c_void_p),
+        ("tokens", c_void_p), ("parents", c_void_p), ("sizes", c_void_p), ("given", c_double),
+        ("promised", c_double), ("count", c_int32), ("cost_count", c_int32), ("stride", c_int32),
     ]  # fmt: skip
 
 
 class HappenedStruct(ctypes.Structure):
     _fields_ = [
         ("emitted", c_void_p), ("tokens", c_void_p), ("parents", c_void_p), ("accepted", c_void_p),
-        ("logits", c_void_p), ("ranked", c_void_p), ("values", c_void_p), ("count", c_int32), ("rows", c_int32),
-        ("vocab", c_int32), ("k", c_int32), ("length", c_int32),
+        ("logits", c_void_p), ("count", c_int32), ("rows", c_int32), ("length", c_int32), ("failed", c_int32),
     ]  # fmt: skip
 
 
 # In the order of csrc/abi.h.
 _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, SegmentStruct, PassStruct, DraftStruct, GuessStruct,
-    MixerStruct, MixedStruct, ExpectedStruct, HappenedStruct,
+    MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, HappenedStruct,
 )  # fmt: skip
 
 
-_NEWEST = ("decodery_learn", "decodery_pack_supers", "decodery_copy_pages")
+_NEWEST = ("decodery_propose", "decodery_pack_supers", "decodery_copy_pages")
 
 
 @functools.cache
@@ -169,8 +176,14 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_race.argtypes = [c_void_p, c_int32, c_uint64, c_int32, c_void_p]
     lib.decodery_draft.argtypes = [c_void_p, c_void_p]
     lib.decodery_mix.argtypes = [c_void_p, c_void_p]
-    lib.decodery_expect.argtypes = [c_void_p, c_void_p, c_int32, c_double, c_int32]
-    lib.decodery_learn.argtypes = [c_void_p, c_void_p]
+    lib.decodery_ngrams.restype = c_void_p
+    lib.decodery_ngrams.argtypes = [c_void_p, c_int32]
+    lib.decodery_ngrams_size.restype = c_int64
+    for called in (lib.decodery_ngrams_free, lib.decodery_ngrams_clear, lib.decodery_ngrams_size):
+        called.argtypes = [c_void_p]
+    lib.decodery_ngrams_extend.argtypes = [c_void_p, c_void_p, c_int64]
+    lib.decodery_propose.argtypes = [c_void_p]
+    lib.decodery_learn.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_int32]
     lib.decodery_read_rows.argtypes = lib.decodery_write_rows.argtypes = [c_void_p]
     lib.decodery_copy_pages.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64]
     lib.decodery_allow.argtypes = [c_int32]

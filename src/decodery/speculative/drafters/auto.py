@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.errors import NumericalError, SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.core.topk import NAN
 from decodery.models.loaders import drafts
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader, is_open
@@ -19,10 +21,9 @@ from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine
+from decodery.step.pass_prices import ROWS, prices_of
 from decodery.step.sequence import Sequence
 
-from ..draft_length.steps import StepCosts
-from ..draft_length.trials import Trials
 from ..heads.advice import HeadAdvice
 from ..heads.head import TrainedHead
 from ..stores.contexts import Contexts
@@ -31,7 +32,7 @@ from ..stores.ngrams import Occurrences
 from ..stores.past import PastTexts
 from ..stores.warm import WarmContexts
 from ..tree_building.likeliest import TOGETHER, ExpectedSpeedup, LikeliestTree
-from ..tree_building.native_tree import NativeTree
+from ..tree_building.native_tree import NativeText, learn_together, propose_together
 from .advice import Advice
 from .model_advice import ModelAdvice
 
@@ -62,10 +63,10 @@ class Auto(Drafter):
     adviser expects, a smaller model or a draft head. How often such candidates are right is counted as texts go on, by
     length of the repetition, by context and rank, and by the adviser's own probabilities; a node's chance is the
     product along its path. The tree takes nodes by falling chance, and of all its sizes, 0 included, the one that gives
-    most tokens per second by the measured cost of passes and by what the latest steps took. The adviser is asked only
+    most tokens per second by what steps take on this machine, as learned from the steps themselves. Texts that share
+    a pass share its rows: of all their candidates the most likely are taken. The adviser is asked only
     about nodes where what it adds, as it has done so far, is worth more than the time it takes. Where tokens are drawn
-    by noise that is known ahead, as under the default rule, candidates with much of it count as likelier. Texts that
-    share passes draft for some steps and do not for others, and go on in the way that gave more tokens per second.
+    by noise that is known ahead, as under the default rule, candidates with much of it count as likelier.
 
     Contexts begin with those of `warm`, a file made by `decodery train ngram-cache`: by default of the one that comes
     along for the model, if one does; None: with none. Neither is asked by default, as long as having one costs what it
@@ -132,12 +133,12 @@ class Auto(Drafter):
                 for order in CONTEXTS:
                     contexts.fill(order, warm.contexts[order], warm.rows[order])
             past = PastTexts([order for order in self.orders if order >= _LONG])
-            return contexts, rates, StepCosts(), past, CopyRates(), Trials()
+            return contexts, rates, past, CopyRates()
 
         key = ("auto", seq.request.vocab_size, width, self.orders, self.warm)
-        contexts, rates, costs, past, trusted, trials = seq.request.memory.recall("process", seq, key, make)
+        contexts, rates, past, trusted = seq.request.memory.recall("process", seq, key, make)
         expected = Expectations(Occurrences(self.orders), contexts, rates, past, trusted)
-        return _State(expected, costs, trials, self._advice(seq))
+        return _State(expected, self._advice(seq))
 
     def _advice(self, seq: Sequence) -> Advice | None:
         from ..heads.drafter import bound
@@ -178,33 +179,81 @@ class Auto(Drafter):
             )
         return warm
 
+    @property
+    def together(self) -> Hashable | None:
+        return None if self.advised else ("auto", self.width, self.orders, self.most, self.warm)
+
+    @property
+    def advised(self) -> bool:
+        """Whether a head or a second model is asked."""
+        return self.trained is not None or self.model is not None
+
+    def prepare(self, texts: list[tuple[Sequence, Budget]]) -> bool:
+        states = [_own(seq) for seq, _ in texts]
+        if any(state.native(seq, self.most) is None for state, (seq, _) in zip(states, texts, strict=True)):
+            return False
+        for state in states:
+            state.together = True
+        self._draft(texts, states, rests=True)
+        return True
+
     def skips_step(self, seq: Sequence, budget: Budget) -> bool:
         state: _State = seq.states[self]
-        # An adviser reads all of the text.
-        state.rested, state.rests = state.rests, state.advice is None and state.lets_pass(seq, budget)
+        if state.tree is None and state.advice is None:
+            if state.native(seq, self.most) is None:
+                state.rests = state.lets_pass(budget)
+            else:
+                self._draft([(seq, budget)], [state], rests=True)
+        if state.rests:
+            state.tree = None
         return state.rests
+
+    def _draft(self, texts: list[tuple[Sequence, Budget]], states: list[_State], *, rests: bool) -> None:
+        """The trees of texts that share a step, in one native call, for `propose`.
+
+        rests: whether they may let it pass.
+        """
+        sequences, budget = [seq for seq, _ in texts], texts[0][1]
+        passed = [state.lets_pass(budget) for state in states] if rests else [False]
+        for state, seq in zip(states, sequences, strict=True):
+            state.rests, state.tree, state.promised = all(passed), DraftTree.root(seq.last_token), 0.0
+        if all(passed):
+            return
+        limits = [min(self.most, each.nodes) for _, each in texts]
+        context = sum(len(seq.tokens) for seq in sequences) / len(sequences)
+        costs = replace(budget, context=context).seconds(
+            budget.sequences + np.arange(min(sum(limits), ROWS - budget.sequences) + 1)
+        )
+        calls = [call for state in states if (call := state.calls) is not None]
+        # A promise that is worth less than a token is the same as steps that give more without any.
+        rate = prices_of(sequences[0].request.model)[1].rate(budget.sequences) if budget.measured else 1.0
+        depths = [each.depth for _, each in texts]
+        found = propose_together(calls, sequences, costs, budget.sequences / rate, limits, depths)
+        for number, state in enumerate(states):
+            state.note(budget, found is None, 1 if found is None else len(found[0][number]))
+            if found is not None:
+                state.tree, state.promised = found[0][number], found[1] / len(states)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         state: _State = seq.states[self]
+        if state.advice is None and state.native(seq, self.most) is not None:
+            if state.tree is None:
+                self._draft([(seq, budget)], [state], rests=False)
+            tree, state.tree = state.tree, None
+            assert tree is not None
+            return tree
         limit = min(self.most, budget.nodes)
-        costs = state.step_costs(seq, budget, limit)
+        costs = budget.seconds(budget.sequences + np.arange(limit + 1))
         worth = ExpectedSpeedup(costs, budget.sequences)
         if state.advice is not None:
             state.advice.begin(float(costs[0]), budget.measured, budget.sequences)
         # Where many texts share a pass, a row may cost more than the token it is for, however sure that is.
-        state.silent = worth.full or worth.bar() >= 1
-        # With as many texts as now it will not pay in the next steps either. A text by itself can always go on alone.
-        state.resting, state.texts = _REST if state.silent and budget.sequences > 1 else 0, budget.sequences
-        if state.silent:
+        if worth.full or worth.bar() >= 1:
+            state.note(budget, silent=True, size=1)
             return DraftTree.root(seq.last_token)
         state.memory.find(seq.tokens, min(limit, budget.depth))
-        if state.advice is None and (native := state.native(seq, self.most)) is not None:
-            tree = native.grown(seq, costs, budget.sequences, budget.depth)
-        else:
-            tree = yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown()
-        if budget.sequences == 1:
-            state.fruitless = 0 if len(tree) > 1 else state.fruitless + 1
-            state.resting = min(max(state.fruitless - _FRUITLESS, 0), _PAUSE)
+        tree = yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown()
+        state.note(budget, silent=False, size=len(tree))
         return tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
@@ -215,17 +264,47 @@ class Auto(Drafter):
             if seen.start < seq.request.prompt_length:
                 return
             advice.learn(seen.path, seen.emitted)
+        elif state.native(seq, self.most) is not None:
+            state.seen = seen
+            if not state.together:
+                self._settle([seq], [state])
+            return
         # Who was not asked was not wrong.
-        native, judged = state.native(seq, self.most), not state.silent
-        if not state.rests and (native is None or not native.learn(seq, seen, judged)):
-            if judged:
+        if not state.rests:
+            if not state.silent:
                 memory.learn_all(seq.tokens, len(seq.tokens) - len(seen.emitted))
             memory.contexts.learn(seq.tokens, seen)
         if seq.finished:
             memory.past.add(seq.generated)
 
+    def settle(self, texts: list[Sequence]) -> None:
+        self._settle(texts, [_own(seq) for seq in texts])
 
-_Shared = tuple[Contexts, SuccessorRates, StepCosts, PastTexts, CopyRates, Trials]
+    def _settle(self, texts: list[Sequence], states: list[_State]) -> None:
+        """Learn of a step from the texts that were observed in it."""
+        steps = [(seq, state, state.seen) for seq, state in zip(texts, states, strict=True)]
+        asked = [(seq, state, seen) for seq, state, seen in steps if seen is not None and not state.rests]
+        calls = [call for seq, state, _ in asked if (call := state.native(seq, self.most)) is not None]
+        if asked:
+            for number in learn_together(calls, [seq for seq, _, _ in asked], [seen for _, _, seen in asked]):
+                asked[number][0].fail(NumericalError(NAN))
+            promised, kept = sum(state.promised for _, state, _ in asked), sum(len(seen.path) for _, _, seen in asked)
+            if promised:
+                prices_of(texts[0].request.model)[1].learn(asked[0][1].texts, promised, kept)
+        for seq, state, seen in steps:
+            state.seen, state.together = None, False
+            if seen is not None and seq.finished:
+                state.memory.past.add(seq.generated)
+
+
+def _own(seq: Sequence) -> _State:
+    """The state of a text that has a drafter of its own, equal to those of the others."""
+    assert seq.request.drafter is not None
+    state: _State = seq.states[seq.request.drafter]
+    return state
+
+
+_Shared = tuple[Contexts, SuccessorRates, PastTexts, CopyRates]
 
 
 def _kind(trained: TrainedHead) -> type[DraftHead]:
@@ -241,55 +320,46 @@ def _kind(trained: TrainedHead) -> type[DraftHead]:
 
 @dataclass(slots=True)
 class _State:
-    """What `auto` knows of a text and of what its steps take. silent: in this step no draft could pay, however sure.
+    """What `auto` knows of a text.
 
-    resting: steps it lets pass without an estimate, as long as no fewer texts than `texts` take part. fruitless: steps
-    since its last draft. drafted: whether texts drafted in the last step, None if that is not counted. rests, rested:
-    whether it lets this step pass, and the one before.
+    silent: In this step no draft could pay, however sure. resting: steps it lets pass without an estimate, as long as
+    no fewer texts than `texts` take part. fruitless: steps since its last draft. rests: whether it lets this step pass.
+    tree, promised: the draft of this step and its part of the tokens that all drafts promise. together: whether the
+    step is learned with that of others, until which `seen` is what became of it.
     """
 
     memory: Expectations
-    costs: StepCosts
-    trials: Trials
     advice: Advice | None
     silent: bool = False
     resting: int = 0
     texts: int = 0
     fruitless: int = 0
-    drafted: bool | None = None
     rests: bool = False
-    rested: bool = False
-    calls: NativeTree | None = None
+    calls: NativeText | None = None
+    tree: DraftTree | None = None
+    promised: float = 0.0
+    together: bool = False
+    seen: VerificationFeedback | None = None
 
-    def native(self, seq: Sequence, most: int) -> NativeTree | None:
+    def native(self, seq: Sequence, most: int) -> NativeText | None:
         """Its native calls, None where there are none. most: nodes of a tree."""
-        if self.calls is None and NativeTree.fits(self.memory):
-            self.calls = NativeTree(seq, self.memory, most)
+        if self.calls is None and NativeText.fits(seq, self.memory):
+            self.calls = NativeText(seq, self.memory, most)
         return self.calls
 
-    def lets_pass(self, seq: Sequence, budget: Budget) -> bool:
+    def lets_pass(self, budget: Budget) -> bool:
         """Whether nothing is to be guessed in this step."""
-        texts, tried, self.drafted = budget.sequences, self.drafted, None
-        if self.resting and texts >= self.texts:
+        if self.resting and budget.sequences >= self.texts:
             self.resting -= 1
             return True
-        if texts == 1 or not budget.measured:
-            return False
-        last = seq.trace.steps[-1] if seq.trace.steps else None
-        if tried is not None and last is not None and last.sequences == texts == self.texts:
-            self.trials.learn(texts, tried, last.seconds, last.emitted)
-        self.texts, self.drafted = texts, self.trials.drafts(texts)
-        return not self.drafted
+        return budget.measured and not budget.plain_known
 
-    def step_costs(self, seq: Sequence, budget: Budget, limit: int) -> np.ndarray:
-        """[limit + 1] times of this step with 0, 1, 2, ... drafted nodes; every sequence in it has a row of its own."""
-        measured = budget.seconds(budget.sequences + np.arange(limit + 1))
-        if not budget.measured:
-            return measured
-        last = seq.trace.steps[-1] if seq.trace.steps else None
-        # Of a step that several texts share nobody knows whose nodes took how long.
-        alone = last is not None and last.sequences == budget.sequences == 1 and not last.prefill and not self.rested
-        if last is not None and alone and last.nodes <= limit:
-            asking = 0.0 if self.advice is None else self.advice.spent
-            self.costs.learn(measured, last.nodes, last.seconds - asking)
-        return self.costs.corrected(measured)
+    def note(self, budget: Budget, silent: bool, size: int) -> None:
+        """What came of an estimate: no row could pay, or a tree of so many nodes."""
+        self.silent, self.texts = silent, budget.sequences
+        if budget.sequences > 1:
+            # With as many texts as now it will not pay in the next steps either.
+            self.resting = _REST if silent else 0
+        elif not silent:
+            self.fruitless = 0 if size > 1 else self.fruitless + 1
+            self.resting = min(max(self.fruitless - _FRUITLESS, 0), _PAUSE)

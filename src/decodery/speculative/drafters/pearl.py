@@ -20,7 +20,7 @@ from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
-from decodery.step.pass_cost import cost_curve
+from decodery.step.pass_prices import prices_of
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import UNSAID
 
@@ -177,5 +177,5 @@ def _charged(coroutine: ForwardCoroutine[torch.Tensor], ledger: Ledger) -> Forwa
 
 def _ratio(target: Reader, draft: Reader) -> int:
     """How many passes of the draft model fit into one of the target."""
-    slow, fast = (cost_curve(cast(LanguageModel, model)).seconds(1) for model in (target, draft))
+    slow, fast = (float(prices_of(cast(LanguageModel, model))[0].seconds(1, 0)[0]) for model in (target, draft))
     return max(1, min(_MOST, round(slow / fast)))

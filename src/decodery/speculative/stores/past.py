@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from decodery.core.native.kernels import library
 from decodery.step.drafter_memory import Guarded
 
+from .native_ngrams import NativeNgrams
 from .ngrams import Occurrences
 
 _END = -1
@@ -25,6 +27,7 @@ class PastTexts(Guarded):
         self.orders, self.most = tuple(orders), most
         self._tokens: list[int] = []
         self._places = Occurrences(self.orders)
+        self._native: NativeNgrams | None = None
 
     def add(self, text: Sequence[int]) -> None:
         with self.lock:
@@ -32,7 +35,19 @@ class PastTexts(Guarded):
             if len(self._tokens) > self.most:
                 self._tokens = self._tokens[-self.most // 2 :]
                 self._places = Occurrences(self.orders)
-            self._places.extend(self._tokens)
+                if self._native is not None:
+                    self._native.clear()
+
+    def native(self) -> int | None:
+        """Where the n-grams of these texts stand, for native calls as long as this object lives; None without texts."""
+        if not self._tokens or library() is None:
+            return None
+        with self.lock:
+            if self._native is None:
+                self._native = NativeNgrams(self.orders)
+            if self._native.size < len(self._tokens):
+                self._native.extend(self._tokens[self._native.size :])
+            return self._native.handle
 
     def after(self, text: Sequence[int], length: int, most: int) -> tuple[list[int], int]:
         """Up to `length` tokens that followed the end of `text` in an earlier one, and the match length.
@@ -44,6 +59,7 @@ class PastTexts(Guarded):
         """
         with self.lock:
             tokens = self._tokens
+            self._places.extend(tokens)
             if (found := self._places.find(text)) is None:
                 return [], 0
             start, repeated = found[0], 0

@@ -1,112 +1,167 @@
-"""The tree of the most likely tokens, and what is learned of a step, in one native call each."""
+"""The trees of the most likely tokens of all texts of a pass, and what is learned of it, in one native call each."""
 
 from __future__ import annotations
 
-from ctypes import addressof, c_int64
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
+from contextlib import ExitStack, contextmanager
+from ctypes import addressof, c_int64, c_void_p
 
 import numpy as np
 import torch
 
-from decodery.core.errors import NumericalError
-from decodery.core.native.kernels import ExpectedStruct, HappenedStruct, address, library
-from decodery.core.topk import NAN
+from decodery.core.native.kernels import ExpectedStruct, HappenedStruct, ProposedStruct, address, library
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
 from decodery.step.sequence import Sequence
 
 from ..stores.expectations import CONTEXTS, HEED, MEAN, Expectations
+from ..stores.native_ngrams import NativeNgrams
 from .likeliest import heeds
 
 _MASK = (1 << 64) - 1
 
 
-class NativeTree:
-    """What `LikeliestTree` without an adviser and `Expectations.learn` do for one text, number for number.
+class NativeText:
+    """What the native calls know of one text: `LikeliestTree` without an adviser and `Expectations`, number for number.
 
     A copy of it, as of a forked text's state, is None: its owner makes another.
 
     Args:
+        seq: The text.
+        memory: Its stores. What followed its end before is found in n-grams of its own.
         limit: Nodes of a tree at most.
     """
 
     def __init__(self, seq: Sequence, memory: Expectations, limit: int) -> None:
-        self._memory, self.limit = memory, limit
+        self.memory, self.limit = memory, limit
         self._ends = np.array(sorted(seq.request.eos_ids), dtype=np.int64)
-        self._nodes = np.empty((2, limit + 1), dtype=np.int64)
         self._copied = (c_int64 * (limit + 1))()
-        self._ranked, self._values = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
+        self._ngrams = NativeNgrams(memory.copies.orders)
         known = self._known = ExpectedStruct(width=memory.contexts.width, ends_count=len(self._ends))
         for order, (keys, rows) in enumerate(zip(*memory.contexts.addresses(), strict=True)):
             known.keys[order], known.rows[order] = keys, rows
         known.rates, known.rated = memory.rates.of.ctypes.data, memory.rates.seen.ctypes.data
+        for number, trust in enumerate(memory.trusts):
+            known.hits[number], known.tried[number] = trust.hits.ctypes.data, trust.seen.ctypes.data
         known.ends, known.copied = self._ends.ctypes.data, addressof(self._copied)
-        known.tokens, known.parents = self._nodes[0].ctypes.data, self._nodes[1].ctypes.data
+        known.text = self._ngrams.handle
         if heeds(seq):
             known.noise, known.noise_mean = HEED, MEAN
-        self._trusts = {id(each): (each.hits.ctypes.data, each.seen.ctypes.data) for each in memory.trusts}
-        self._step = HappenedStruct()
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         return None
 
     @staticmethod
-    def fits(memory: Expectations) -> bool:
-        """Whether there are kernels for stores of this kind."""
-        return library() is not None and memory.contexts.orders == CONTEXTS
+    def fits(seq: Sequence, memory: Expectations) -> bool:
+        """Whether there are kernels for stores of this kind and for the logits of the text's model."""
+        return library() is not None and memory.contexts.orders == CONTEXTS and seq.request.model.device.type == "cpu"
 
-    def grown(self, seq: Sequence, costs: np.ndarray, texts: int, depth: int) -> DraftTree:
-        """The tree, after the copy that was found last.
+    @property
+    def address(self) -> int:
+        """Where the `Expected` of csrc/abi.h stands, for native calls, as long as this object lives."""
+        return addressof(self._known)
 
-        Args:
-            costs: [up to limit + 1], and texts: as `Worth` has them.
-        """
-        lib, known, memory = library(), self._known, self._memory
-        assert lib is not None
-        self._stand(seq.tokens, len(seq.tokens))
-        copied = memory.copied[: self.limit]
-        for at, token in enumerate(copied):
-            self._copied[at] = token
-        known.copied_count, known.repeated = len(copied), memory.repeated
-        known.hits, known.tried = self._trusts[id(memory.trust_now)]
-        known.seed, known.position = seq.request.seed & _MASK, seq.position
-        with memory.contexts.lock:
-            size = lib.decodery_expect(addressof(known), address(costs, np.float64, None), len(costs), texts, depth)
-            tokens, parents = self._nodes[:, :size].copy()
-        return DraftTree(tokens, parents)
-
-    def learn(self, seq: Sequence, seen: VerificationFeedback, judged: bool) -> bool:
-        """Learn of a step; False where its logits are not for kernels.
-
-        Args:
-            judged: Whether guesses turned out by it.
-
-        Raises:
-            NumericalError: If logits hold NaN.
-        """
-        logits, tree = seen.logits, seen.tree
-        if logits.device.type != "cpu" or logits.dtype != torch.float32 or not logits.is_contiguous():
-            return False
-        lib, step, contexts = library(), self._step, self._memory.contexts
-        assert lib is not None
-        rows, k = len(tree), min(contexts.width, logits.shape[1])
-        if len(self._ranked) < rows * k:
-            self._ranked, self._values = np.empty(rows * k, dtype=np.int32), np.empty(rows * k, dtype=np.float32)
-        emitted, path = np.array(seen.emitted, dtype=np.int64), np.array(seen.path, dtype=np.int64)
-        self._stand(seq.tokens, seen.start + 1)
-        step.emitted, step.count = emitted.ctypes.data, len(emitted) if judged else 0
-        step.tokens, step.parents = (address(each, np.int64, rows) for each in (tree.tokens, tree.parents))
-        step.rows = rows
-        step.accepted, step.length = path.ctypes.data, len(path)
-        step.logits, step.vocab, step.k = address(logits, torch.float32, rows, None), logits.shape[1], k
-        step.ranked, step.values = self._ranked.ctypes.data, self._values.ctypes.data
-        with contexts.lock:
-            if lib.decodery_learn(addressof(self._known), addressof(step)):
-                raise NumericalError(NAN)
-        return True
-
-    def _stand(self, tokens: list[int], end: int) -> None:
-        """The text up to `end`: its last tokens, the latest first."""
-        known = self._known
+    def stand(self, seq: Sequence, end: int) -> None:
+        """Begin with the text up to `end`, where the native calls have not moved it there themselves."""
+        known, tokens = self._known, seq.tokens
+        known.past = self.memory.past.native()
+        known.seed = seq.request.seed & _MASK
+        known.position = end - seq.request.prompt_length
+        if self._ngrams.size == end and known.known and known.last[0] == tokens[end - 1]:
+            return
+        self._ngrams.hold(tokens[:end])
         known.known = min(len(CONTEXTS), end)
         for back in range(known.known):
             known.last[back] = tokens[end - 1 - back]
+
+    def pass_over(self) -> None:
+        """Nothing was looked for in this step, so that nothing turns out by it."""
+        self._known.asked = 0
+
+
+def propose_together(
+    texts: Ordered[NativeText],
+    sequences: Ordered[Sequence],
+    costs: np.ndarray,
+    given: float,
+    limits: Ordered[int],
+    depths: Ordered[int],
+    own: np.ndarray | None = None,
+) -> tuple[list[DraftTree], float] | None:
+    """The trees of texts that share a pass: the likeliest tokens of all of them, as long as the next row pays.
+
+    Args:
+        texts, sequences: [n] the texts.
+        costs: [up to the sum of limits + 1] times of the step with 0, 1, 2, ... drafted nodes of all texts together.
+        given: Tokens that the step gives without a draft.
+        limits: [n] nodes of each tree at most.
+        depths: [n] depth of each tree at most.
+        own: [n] float64 seconds that each node of a text takes beyond `costs`, by its context; None for nothing.
+
+    Returns:
+        A tree each, and the sum of all nodes' chances; None where no row could pay, however likely its token.
+    """
+    lib = library()
+    assert lib is not None
+    for text, seq in zip(texts, sequences, strict=True):
+        text.stand(seq, len(seq.tokens))
+    count, stride = len(texts), max(limits) + 1
+    nodes, sizes = np.empty((2, count, stride), dtype=np.int64), np.empty(count, dtype=np.int32)
+    bounds = np.array([[min(limit, text.limit) for limit, text in zip(limits, texts, strict=True)], depths], np.int32)
+    places = (c_void_p * count)(*(text.address for text in texts))
+    step = ProposedStruct(
+        addressof(places), bounds[0].ctypes.data, bounds[1].ctypes.data, address(costs, np.float64, None),
+        None if own is None else address(own, np.float64, count), nodes[0].ctypes.data, nodes[1].ctypes.data,
+        sizes.ctypes.data, given, 0.0, count, len(costs), stride,
+    )  # fmt: skip
+    with _locked(texts):
+        drafted = lib.decodery_propose(addressof(step))
+    if drafted < 0:
+        return None
+    trees = [DraftTree(*nodes[:, number, :size].copy()) for number, size in enumerate(sizes.tolist())]
+    return trees, float(step.promised)
+
+
+def learn_together(
+    texts: Ordered[NativeText], sequences: Ordered[Sequence], seen: Ordered[VerificationFeedback]
+) -> list[int]:
+    """Learn of a step of texts whose trees `propose_together` made, or that drafted nothing.
+
+    Args:
+        texts, sequences: [n] the texts, after the step.
+        seen: [n] what became of their trees, with logits on the CPU.
+
+    Returns:
+        The numbers of the texts whose logits hold NaN, of which nothing is learned.
+    """
+    lib = library()
+    assert lib is not None
+    count, vocab = len(texts), seen[0].logits.shape[1]
+    steps, arrays = (HappenedStruct * count)(), list[np.ndarray | torch.Tensor]()
+    for step, text, seq, each in zip(steps, texts, sequences, seen, strict=True):
+        text.stand(seq, each.start + 1)
+        rows = len(each.tree)
+        emitted, path = np.array(each.emitted, dtype=np.int64), np.array(each.path, dtype=np.int64)
+        logits = each.logits.to(torch.float32).contiguous()
+        arrays += [emitted, path, logits]
+        step.emitted, step.count, step.rows = emitted.ctypes.data, len(emitted), rows
+        step.tokens, step.parents = (address(part, np.int64, rows) for part in (each.tree.tokens, each.tree.parents))
+        step.accepted, step.length = path.ctypes.data, len(path)
+        step.logits = address(logits, torch.float32, rows, vocab)
+    places = (c_void_p * count)(*(text.address for text in texts))
+    begins = (c_void_p * count)(*(addressof(step) for step in steps))
+    with _locked(texts):
+        width = min(texts[0].memory.contexts.width, vocab)
+        failed = lib.decodery_learn(addressof(places), addressof(begins), count, vocab, width)
+    return [number for number, step in enumerate(steps) if step.failed] if failed else []
+
+
+@contextmanager
+def _locked(texts: Ordered[NativeText]) -> Iterator[None]:
+    """The stores that texts share are theirs for a while; every thread takes locks in the same order."""
+    stores = {id(store): store for text in texts for store in (text.memory.contexts, text.memory.past)}
+    with ExitStack() as held:
+        for name in sorted(stores):
+            held.enter_context(stores[name].lock)
+        yield

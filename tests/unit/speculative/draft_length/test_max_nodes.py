@@ -20,7 +20,6 @@ from decodery.engine.request import Request
 from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.draft_length.hardware import Hardware
 from decodery.speculative.draft_length.memory import MemoryBound, held
-from decodery.speculative.draft_length.steps import StepCosts
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.combine import Cascade, Union
 from decodery.speculative.drafters.draft_model import DraftModel
@@ -196,12 +195,5 @@ def test_costs_of_larger_passes() -> None:
     known = Budget(200, 9, pass_seconds=lambda context: 1.0 + 0.5 * np.arange(101) + context)
     assert known.seconds(np.array([0, 100, 101, 300])).tolist() == [1.0, 51.0, 51.5, 151.0]
     assert Budget(200, 9).seconds(np.array([3, 900])).tolist() == [1.0, 1.0]
-    # What steps took corrects as many sizes as there are.
-    steps, costs = StepCosts(), np.ones(301)
-    for _ in range(20):
-        steps.learn(costs[:65], 64, 2.0)
-        steps.learn(costs, 300, 3.0)
-    found = steps.corrected(costs)
-    assert len(found) == 301 and found[300] > found[64] > found[1]
     seq = decoded(Auto(most=200, warm=None), 200)
     assert max(step.nodes for step in seq.trace.decoding) > 64

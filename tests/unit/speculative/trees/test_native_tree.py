@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from decodery.core import noise
-from decodery.core.errors import NumericalError
 from decodery.core.native.kernels import library
 from decodery.core.requirements import Requirements
 from decodery.speculative.stores.contexts import Contexts
@@ -19,7 +18,7 @@ from decodery.speculative.stores.expectations import CONTEXTS, CopyRates, Expect
 from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.past import PastTexts
 from decodery.speculative.tree_building.likeliest import ExpectedSpeedup, LikeliestTree
-from decodery.speculative.tree_building.native_tree import NativeTree
+from decodery.speculative.tree_building.native_tree import NativeText, learn_together, propose_together
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
 from decodery.step.forward_request import run_sync
@@ -85,15 +84,15 @@ def test_native_calls_do_what_python_does(greedy: bool) -> None:
     law = generator.dirichlet(np.full(VOCAB, 0.08), size=VOCAB)
     text: Any = _Text([1], _Request(_Sampler(greedy)))
     slow, fast = _memory(), _memory()
-    native = NativeTree(text, fast, LIMIT)
+    native = NativeText(text, fast, LIMIT)
     sizes, differing = set(), 0
     for step in range(250):
         costs = 1 + np.cumsum(generator.exponential(0.06, size=int(generator.integers(2, LIMIT + 2))))
         depth, texts = int(generator.integers(1, 9)), int(generator.integers(1, 3))
-        for memory in (slow, fast):
-            memory.find(text.tokens, min(len(costs) - 1, depth))
+        slow.find(text.tokens, min(len(costs) - 1, depth))
         expected = run_sync(LikeliestTree(text, slow, ExpectedSpeedup(costs, texts), depth).grown())
-        tree = native.grown(text, costs, texts, depth)
+        found = propose_together([native], [text], costs, texts, [len(costs) - 1], [depth])
+        tree = DraftTree.root(text.last_token) if found is None else found[0][0]
         assert tree.tokens.tolist() == expected.tokens.tolist() and tree.parents.tolist() == expected.parents.tolist()
         sizes.add(len(tree))
         if not greedy:
@@ -111,26 +110,29 @@ def test_native_calls_do_what_python_does(greedy: bool) -> None:
         emitted = [*tree.tokens[path].tolist(), token]
         start = len(text.tokens) - 1
         text.tokens += emitted
-        seen, judged = VerificationFeedback(tree, logits, {}, path, emitted, start), step % 5 > 0
-        if judged:
+        seen = VerificationFeedback(tree, logits, {}, path, emitted, start)
+        if step % 5 == 0:
+            native.pass_over()
+        elif found is not None:
             slow.learn_all(text.tokens, start + 1)
         slow.contexts.learn(text.tokens, seen)
-        assert native.learn(text, seen, judged)
+        assert not learn_together([native], [text], [seen])
         for ours, theirs in zip(_parts(fast), _parts(slow), strict=True):
             assert np.array_equal(ours, theirs)
     assert len(sizes) > 4
     assert greedy or differing > 20
 
 
-def test_what_is_not_for_kernels_is_left_to_python() -> None:
-    text: Any = _Text([1, 2], _Request(_Sampler(True)))
-    native = NativeTree(text, _memory(), LIMIT)
-    tree = DraftTree.root(2)
-    logits = torch.zeros(1, VOCAB, dtype=torch.float64)
-    assert not native.learn(text, VerificationFeedback(tree, logits, {}, [], [4], 1), True)
-    with pytest.raises(NumericalError, match="NaN"):
-        native.learn(text, VerificationFeedback(tree, logits.float() / 0, {}, [], [4], 1), True)
-    assert deepcopy(native) is None
+def test_a_text_whose_logits_are_no_numbers_is_named() -> None:
+    """Beside one that learns, from logits of another precision."""
+    texts: Any = [_Text([1, 2], _Request(_Sampler(True))) for _ in range(2)]
+    memory = _memory()
+    native = [NativeText(text, memory, LIMIT) for text in texts]
+    tree, logits = DraftTree.root(2), torch.zeros(1, VOCAB)
+    seen = [VerificationFeedback(tree, each, {}, [], [4], 1) for each in (logits / 0, logits.double())]
+    assert learn_together(native, texts, seen) == [0]
+    assert memory.contexts.rows([2])[-1] == [0, 1, 2, 3, 4]
+    assert deepcopy(native[0]) is None
 
 
 def test_noise_tells_which_token_is_drawn() -> None:

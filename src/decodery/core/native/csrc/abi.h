@@ -177,28 +177,48 @@ struct Mixed {
 
 // What `auto` knows of a text. keys, rows: per order, longest first, a table of 2^17 contexts and of the `width` tokens
 // that may follow each. rates, rated: [orders][orders][width], how often each place of a row was right, by the longest
-// order that is known and the row's own, and after how many times. hits, tried: [8] of copies, by the length of the
-// repetition. last: the text's last tokens, the latest first, of which there are `known`. copied: what followed
-// the text's end before, where `repeated` tokens were the same. ends: tokens that end a text. tokens, parents: room for a
-// tree. noise: what the noise of tokens counts for, 0 for nothing, and noise_mean what that comes to for a token on
-// average; seed, position: of the noise of the token behind the last one.
+// order that is known and the row's own, and after how many times. hits, tried: [8] of copies of the text itself and of
+// earlier ones, by the length of the repetition. text, past: the n-grams of the text and of earlier texts, of
+// decodery_ngrams, each null where there are none. ends: tokens that end a text. noise: what the noise of tokens counts for,
+// 0 for nothing, and noise_mean what that comes to for a token on average; seed, position: of the noise of the token behind
+// the last one. last: the text's last tokens, the latest first, of which there are `known`.
+// decodery_propose sets what it goes by until decodery_learn: copied, what followed the text's end before, with room for as
+// many tokens as a tree may have nodes, where `repeated` tokens were the same, in an earlier text if `others` is set; asked:
+// whether anything was looked for. Where `text` is null the caller sets the copy. decodery_learn moves text, last, known and
+// position on.
 struct Expected {
     uint64_t* keys[3];
     int32_t* rows[3];
-    double *rates, *rated, *hits, *tried;
-    const int64_t *ends, *copied;
-    int64_t *tokens, *parents;
+    double *rates, *rated, *hits[2], *tried[2];
+    void *text, *past;
+    const int64_t* ends;
+    int64_t* copied;
     double noise, noise_mean;
     uint64_t seed;
     int64_t position, last[3];
-    int32_t width, known, ends_count, copied_count, repeated;
+    int32_t width, known, ends_count, copied_count, repeated, others, asked;
 };
 
-// What became of a step: see decodery_learn.
+// Trees of `count` texts that share a pass. texts: pointers to each. limits, depths: [count], nodes of a tree and its depth at
+// most. costs: [cost_count], seconds of the step with 0, 1, 2, ... drafted nodes of all of them together. own: [count] or null,
+// seconds that each node of a text takes beyond these, by its context. given: tokens of the step without any draft, also those of
+// other texts in it. Comes out: tokens, parents [count][stride] and sizes [count], the root included; and promised, the sum of the
+// chances of all drafted nodes.
+struct Proposed {
+    Expected* const* texts;
+    const int32_t *limits, *depths;
+    const double *costs, *own;
+    int64_t *tokens, *parents;
+    int32_t* sizes;
+    double given, promised;
+    int32_t count, cost_count, stride;
+};
+
+// What became of a text's tree. emitted [count]: the tokens that came behind the last one. logits [rows][vocab]: of the tree's
+// nodes, tokens and parents [rows], whose likeliest tokens follow their contexts from now on; accepted [length]: the nodes that
+// became text. failed: set where logits are no numbers.
 struct Happened {
     const int64_t *emitted, *tokens, *parents, *accepted;
     const float* logits;
-    int32_t* ranked;
-    float* values;
-    int32_t count, rows, vocab, k, length;
+    int32_t count, rows, length, failed;
 };

@@ -1,123 +1,14 @@
-// What `auto` expects to come next, and what it learns of what came: speculative/stores/expectations.py and
-// speculative/tree_building/likeliest.py in one call each, number for number. A step has a few dozen candidates, and finding them one
-// by one in Python takes as long as two layers of a small model.
-#include <math.h>
-#include <stdint.h>
-
-#include <algorithm>
-#include <vector>
-
-#include "abi.h"
+// `auto` for all texts of a pass in one call each: the trees of the likeliest tokens, with one price for all rows, and what is
+// learned of what became of them. speculative/tree_building/likeliest.py is the same for one text, number for number. A step
+// has a few dozen candidates a text, and finding them one by one in Python takes as long as two layers of a small model.
+#include "expect.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-extern "C" int32_t decodery_topk(const float* x, int32_t rows, int32_t n, int32_t k, int32_t* ids, float* values);
+// See native.cpp: the k largest of rows anywhere; strange [count] is set where a row holds no number.
+void topk_of_rows(const float* const* rows, int32_t count, int32_t n, int32_t k, int32_t* ids, bool* strange);
 
 namespace {
-
-constexpr int32_t orders = 3, nowhere = orders, place_bits = 17, few = 8;
-constexpr uint64_t golden = 0x9E3779B97F4A7C15u;
-constexpr double least_left = 0.01, forget = 0.97;
-constexpr int32_t lengths[few] = {1, 2, 3, 4, 6, 9, 14, 22};
-constexpr double trusted[few] = {0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95};
-
-int32_t bucket(int32_t length) {
-    int32_t at = 0;
-    while (at + 1 < few && lengths[at + 1] <= length) ++at;
-    return at;
-}
-
-// SplitMix64: core/noise.py.
-uint64_t finish(uint64_t state) {
-    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9u;
-    state = (state ^ state >> 27) * 0x94D049BB133111EBu;
-    return state ^ state >> 31;
-}
-
-// The last tokens of a text, the latest first, and how many there are.
-struct Context {
-    int64_t last[orders];
-    int32_t known;
-    Context behind(int64_t token) const { return {{token, last[0], last[1]}, std::min(known + 1, orders)}; }
-};
-
-struct Candidate {
-    double chance;
-    int64_t token;
-    int32_t best, order, rank;    // order -1: a copy
-};
-
-struct Guesses {
-    const Expected* e;
-    std::vector<Candidate> found;
-
-    int64_t follows(int64_t followed, int64_t token) const {
-        return followed >= 0 && followed < e->copied_count && e->copied[followed] == token ? followed + 1 : -1;
-    }
-
-    // What may follow a context, likeliest first. depth: of the token to come below the pending one, 0: heed no noise.
-    void look(const Context& context, int64_t followed, double least, int32_t depth) {
-        found.clear();
-        double left = 1.0, all = 0.0;
-        if (followed >= 0 && followed < e->copied_count) {
-            const int32_t at = bucket(e->repeated + int32_t(followed));
-            const double chance = e->hits[at] / e->tried[at];
-            found.push_back({chance, e->copied[followed], -1, -1, -1});
-            left -= chance;
-            all += chance;
-        }
-        uint64_t keys[orders + 1] = {};
-        for (int32_t n = 0; n < context.known; ++n) keys[n + 1] = (keys[n] + uint64_t(context.last[n]) + 1) * golden;
-        int32_t best = -1;
-        for (int32_t order = 0; order < orders; ++order) {
-            const int32_t n = orders - order;
-            if (n > context.known) continue;
-            const uint64_t place = keys[n] >> (64 - place_bits);
-            if (e->keys[order][place] != keys[n]) continue;
-            if (best < 0) best = order;
-            const int32_t* row = e->rows[order] + place * e->width;
-            const double* rates = e->rates + (best * orders + order) * e->width;
-            double spent = 0.0;
-            for (int32_t rank = 0; rank < e->width; ++rank) {
-                const int64_t token = row[rank];
-                if (token < 0 || told(token)) continue;
-                const double chance = left * rates[rank];
-                spent += chance;
-                found.push_back({chance, token, best, order, rank});
-            }
-            all += spent;
-            left = std::max(left - spent, least_left);
-        }
-        if (e->noise > 0 && depth > 0) heed_noise(all, depth);
-        if (least > 0) {
-            const auto poor = [least](const Candidate& each) { return each.order >= 0 && !(each.chance >= least); };
-            found.erase(std::remove_if(found.begin(), found.end(), poor), found.end());
-        }
-        std::stable_sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
-            return a.chance > b.chance;
-        });
-    }
-
-    // The noise of the token to come is known before its logits are: who has much of it is likelier.
-    void heed_noise(double all, int32_t depth) {
-        uint64_t key = 0;
-        const uint64_t words[] = {e->seed, 0, uint64_t(e->position + depth - 1)};
-        for (uint64_t word : words) key = finish((key ^ word) + golden);
-        double sum = std::max(1.0 - all, least_left) * e->noise_mean;
-        for (Candidate& each : found) {
-            const double unit = (double(finish(key + uint64_t(each.token) * golden) >> 12) + 0.5) * 0x1p-52;
-            each.chance *= pow(-log(unit), -e->noise);
-            sum += each.chance;
-        }
-        for (Candidate& each : found) each.chance /= sum;
-    }
-
-    bool told(int64_t token) const {
-        for (const Candidate& each : found)
-            if (each.token == token) return true;
-        return false;
-    }
-};
 
 struct Node {
     int64_t token;
@@ -129,145 +20,168 @@ struct Node {
 };
 
 struct Offer {
-    double negative;
-    int32_t parent, place;
+    double negative, chance;
+    int32_t text, parent, place;
     bool operator<(const Offer& other) const {    // a heap has the largest on top
         if (negative != other.negative) return negative > other.negative;
+        if (text != other.text) return text > other.text;
         if (parent != other.parent) return parent > other.parent;
         return place > other.place;
     }
 };
 
-// Which number of nodes gives most tokens per second: `Worth` of likeliest.py.
+// Which number of nodes gives most tokens per second: `ExpectedSpeedup` of likeliest.py. spent: seconds of the nodes taken beyond
+// `costs`, which depend on whose they are.
 struct Worth {
     const double* costs;
     int32_t sizes;
-    double tokens, most;
+    double tokens, most, spent = 0.0, promised = 0.0, best_promised = 0.0;
     int32_t nodes = 0, best = 0;
 
     double bar() const {
         double lowest = HUGE_VAL;
         for (int32_t n = nodes + 1; n < sizes; ++n)
-            lowest = std::min(lowest, (most * costs[n] - tokens) / double(n - nodes));
+            lowest = std::min(lowest, (most * (costs[n] + spent) - tokens) / double(n - nodes));
         return lowest;
     }
     bool full() const { return nodes + 1 >= sizes; }
-    void take(double chance) {
+    void take(double chance, double own) {
         tokens += chance;
+        promised += chance;
+        spent += own;
         ++nodes;
-        if (tokens / costs[nodes] > most) most = tokens / costs[nodes], best = nodes;
+        if (tokens / (costs[nodes] + spent) > most) most = tokens / (costs[nodes] + spent), best = nodes, best_promised = promised;
     }
 };
 
-Context begin(const Expected* e) {
-    Context context = {{}, e->known};
-    for (int32_t i = 0; i < e->known; ++i) context.last[i] = e->last[i];
-    return context;
-}
-
-void put(const Expected* e, const Context& context, const int32_t* ranked, int32_t count) {
-    uint64_t key = 0;
-    for (int32_t n = 0; n < context.known; ++n) {
-        key = (key + uint64_t(context.last[n]) + 1) * golden;
-        const int32_t order = orders - 1 - n;
-        const uint64_t place = key >> (64 - place_bits);
-        e->keys[order][place] = key;
-        std::copy(ranked, ranked + count, e->rows[order] + place * e->width);
+// What followed the text's end before, in the text itself or, where it agrees for longer, in an earlier one.
+void find(Expected* e, int32_t length) {
+    const Ngrams &text = *static_cast<const Ngrams*>(e->text), *past = static_cast<const Ngrams*>(e->past);
+    const int64_t size = int64_t(text.tokens.size());
+    e->copied_count = e->repeated = e->others = 0;
+    int64_t place = text.find(text.tokens);
+    if (place >= 0) {
+        e->repeated = text.agrees(place, text.tokens, lengths[few - 1]);
+        // Where the text ends the copy goes on into itself.
+        for (const int64_t period = size - place; e->copied_count < length; ++e->copied_count)
+            e->copied[e->copied_count] = e->copied_count < period ? text.tokens[place + e->copied_count]
+                                                                  : e->copied[e->copied_count - period];
+    }
+    if (past == nullptr || e->repeated >= lengths[few - 1] || (place = past->find(text.tokens)) < 0) return;
+    const int32_t repeated = past->agrees(place, text.tokens, lengths[few - 1]);
+    if (repeated <= e->repeated || past->tokens[place] == text_end) return;
+    e->repeated = repeated;
+    e->others = 1;
+    for (e->copied_count = 0; e->copied_count < length; ++e->copied_count) {
+        const int64_t at = place + e->copied_count;
+        if (at >= int64_t(past->tokens.size()) || past->tokens[at] == text_end) break;
+        e->copied[e->copied_count] = past->tokens[at];
     }
 }
 
-void learn(const Expected* e, Guesses& guesses, const Context& context, int64_t followed, int64_t token) {
-    const bool copies = followed >= 0 && followed < e->copied_count;
-    guesses.look(context, followed, 0.0, 0);
-    if (copies) {
-        const int32_t at = bucket(e->repeated + int32_t(followed));
-        const bool right = e->copied[followed] == token;
-        e->hits[at] = e->hits[at] * forget + double(right) + (1 - forget) * trusted[at];
-        e->tried[at] = e->tried[at] * forget + 1 + (1 - forget);
-        if (right) return;
+// One text's tree as it grows. own: seconds of each of its nodes beyond what nodes of any text cost.
+struct Growing {
+    Expected* e;
+    int32_t limit, depth;
+    double own;
+    Guesses guesses;
+    std::vector<Node> nodes;
+
+    void expand(double least) {
+        Node& node = nodes.back();
+        const bool ended = nodes.size() > 1 && std::find(e->ends, e->ends + e->ends_count, node.token) != e->ends + e->ends_count;
+        if (node.depth >= depth || ended) return;
+        guesses.look(node.context, node.followed, least / node.chance, node.depth + 1);
+        node.offers = guesses.found;
     }
-    int32_t order = nowhere;
-    for (const Candidate& each : guesses.found)
-        if (each.order >= 0 && each.token == token) order = each.order;
-    for (const Candidate& each : guesses.found) {
-        if (each.order < 0 || each.order > order) continue;
-        const int32_t at = (each.best * orders + each.order) * e->width + each.rank;
-        e->rated[at] += 1;
-        e->rates[at] += (double(each.token == token) - e->rates[at]) / e->rated[at];
-    }
-}
+};
 
 }  // namespace
 
-// A tree of the likeliest tokens below the pending one, into tokens and parents [sizes]. costs: [sizes], what steps with
-// 0, 1, 2, ... drafted nodes take; texts: how many tokens a step without any gives. Returns how many nodes it has.
-EXPORT int32_t decodery_expect(const Expected* e, const double* costs, int32_t sizes, double texts, int32_t depth) {
-    Worth worth = {costs, sizes, texts, texts / costs[0]};
-    double cheapest = costs[0];
-    for (int32_t n = 1; n < sizes; ++n) cheapest = std::min(cheapest, costs[n] - costs[n - 1]);
-    const double least = std::max(least_left, cheapest * worth.most);
-    Guesses guesses = {e, {}};
-    std::vector<Node> nodes;
+// An index of the n-grams of a text, `count` lengths n from the longest on; see ngrams.h.
+EXPORT void* decodery_ngrams(const int32_t* orders, int32_t count) { return new Ngrams(orders, count); }
+EXPORT void decodery_ngrams_free(void* ngrams) { delete static_cast<Ngrams*>(ngrams); }
+EXPORT void decodery_ngrams_clear(void* ngrams) { static_cast<Ngrams*>(ngrams)->clear(); }
+EXPORT void decodery_ngrams_extend(void* ngrams, const int64_t* tokens, int64_t count) {
+    static_cast<Ngrams*>(ngrams)->extend(tokens, count);
+}
+EXPORT int64_t decodery_ngrams_size(const void* ngrams) { return int64_t(static_cast<const Ngrams*>(ngrams)->tokens.size()); }
+
+// The trees of n texts: of all candidates of all texts the likeliest, as long as the next row pays. Fills tokens, parents and
+// sizes of `step`, and sets what `decodery_learn` goes by. Returns how many nodes are drafted in all, -1 where no row could pay,
+// however likely: then nothing was looked for.
+EXPORT int32_t decodery_propose(Proposed* step) {
+    Worth worth = {step->costs, step->cost_count, step->given, step->given / step->costs[0]};
+    double cheapest = step->costs[0];
+    for (int32_t n = 1; n < step->cost_count; ++n) cheapest = std::min(cheapest, step->costs[n] - step->costs[n - 1]);
+    const double least = std::max(least_left, cheapest * worth.most), second = worth.most;
+    const bool silent = worth.full() || worth.bar() >= 1;
+    std::vector<Growing> texts;
     std::vector<Offer> heap;
-    nodes.reserve(sizes);
-    const auto offer = [&](int32_t parent, int32_t place) {
-        if (place >= int32_t(nodes[parent].offers.size())) return;
-        heap.push_back({-nodes[parent].chance * nodes[parent].offers[place].chance, parent, place});
+    std::vector<int32_t> taken;
+    texts.reserve(step->count);
+    const auto offer = [&](int32_t number, int32_t parent, int32_t place) {
+        const Growing& text = texts[number];
+        if (place >= int32_t(text.nodes[parent].offers.size())) return;
+        const double chance = text.nodes[parent].chance * text.nodes[parent].offers[place].chance;
+        heap.push_back({-(chance - text.own * second), chance, number, parent, place});
         std::push_heap(heap.begin(), heap.end());
     };
-    const auto expand = [&](int32_t number) {
-        Node& node = nodes[number];
-        const bool ended = number > 0 && std::find(e->ends, e->ends + e->ends_count, node.token) != e->ends + e->ends_count;
-        if (node.depth < depth && !ended) {
-            guesses.look(node.context, node.followed, least / node.chance, node.depth + 1);
-            node.offers = guesses.found;
-        }
-        offer(number, 0);
-    };
-    nodes.push_back({e->last[0], 0, 1.0, 0, begin(e), {}});
-    e->tokens[0] = e->last[0];
-    e->parents[0] = -1;
-    expand(0);
+    for (int32_t i = 0; i < step->count; ++i) {
+        Expected* e = step->texts[i];
+        e->asked = !silent;
+        step->sizes[i] = 1;
+        step->tokens[i * step->stride] = e->last[0];
+        step->parents[i * step->stride] = -1;
+        const int32_t limit = std::min(step->limits[i], step->stride - 1);
+        if (silent) continue;
+        if (e->text != nullptr) find(e, std::min(limit, step->depths[i]));
+        texts.push_back({e, limit, step->depths[i], step->own == nullptr ? 0.0 : step->own[i], {e, {}}, {}});
+        texts.back().nodes.push_back({e->last[0], 0, 1.0, 0, begin(e), {}});
+        texts.back().expand(least);
+        offer(i, 0, 0);
+    }
     while (!heap.empty() && !worth.full()) {
         const Offer top = heap.front();
         std::pop_heap(heap.begin(), heap.end());
         heap.pop_back();
+        Growing& text = texts[top.text];
+        const int32_t number = int32_t(text.nodes.size());
+        if (number > text.limit) continue;
         if (-top.negative < worth.bar()) break;
-        worth.take(-top.negative);
-        const int32_t number = int32_t(nodes.size());
-        const Node& parent = nodes[top.parent];
+        worth.take(top.chance, text.own);
+        taken.push_back(top.text);
+        const Node& parent = text.nodes[top.parent];
         const int64_t token = parent.offers[top.place].token;
-        e->tokens[number] = token;
-        e->parents[number] = top.parent;
-        nodes.push_back({token, parent.depth + 1, -top.negative, guesses.follows(parent.followed, token),
-                         parent.context.behind(token), {}});
-        offer(top.parent, top.place + 1);
-        expand(number);
+        step->tokens[top.text * step->stride + number] = token;
+        step->parents[top.text * step->stride + number] = top.parent;
+        text.nodes.push_back({token, parent.depth + 1, top.chance, text.guesses.follows(parent.followed, token),
+                              parent.context.behind(token), {}});
+        offer(top.text, top.parent, top.place + 1);
+        text.expand(least);
+        offer(top.text, number, 0);
     }
-    return 1 + worth.best;
+    for (int32_t n = 0; n < worth.best; ++n) ++step->sizes[taken[n]];
+    step->promised = worth.best_promised;
+    return silent ? -1 : worth.best;
 }
 
-// Learns of a step. emitted [count]: the tokens that came behind the pending one, of which guesses were right or wrong,
-// where count is not 0. logits [rows][vocab]: of the tree's nodes, tokens and parents [rows], whose likeliest tokens
-// follow their contexts from now on; accepted [length]: the nodes that became text, which count last. ranked, values:
-// [rows][k], to work in. Returns 0, or 1 where a number is none.
-EXPORT int32_t decodery_learn(const Expected* e, const Happened* step) {
-    Guesses guesses = {e, {}};
-    Context context = begin(e);
-    int64_t followed = 0;
-    for (int32_t i = 0; i < step->count; ++i) {
-        const int64_t token = step->emitted[i];
-        learn(e, guesses, context, followed, token);
-        followed = guesses.follows(followed, token);
-        context = context.behind(token);
+// Learns of a step of n texts, and moves each behind what it emitted. Returns how many of them had logits that are no numbers;
+// `failed` of their steps is set, and nothing is learned of these.
+EXPORT int32_t decodery_learn(Expected* const* texts, Happened* const* steps, int32_t count, int32_t vocab, int32_t k) {
+    std::vector<const float*> rows;
+    for (int32_t i = 0; i < count; ++i)
+        for (int64_t row = 0; row < steps[i]->rows; ++row) rows.push_back(steps[i]->logits + row * vocab);
+    std::vector<int32_t> ranked(rows.size() * k);
+    std::vector<char> strange(rows.size());
+    topk_of_rows(rows.data(), int32_t(rows.size()), vocab, k, ranked.data(), reinterpret_cast<bool*>(strange.data()));
+    int32_t failed = 0;
+    size_t first = 0;
+    for (int32_t i = 0; i < count; first += steps[i]->rows, ++i) {
+        Happened& step = *steps[i];
+        step.failed = std::find(strange.begin() + first, strange.begin() + first + step.rows, 1) != strange.begin() + first + step.rows;
+        failed += step.failed;
+        if (!step.failed) learn_step(texts[i], step, ranked.data() + first * k, k);
     }
-    if (decodery_topk(step->logits, step->rows, step->vocab, step->k, step->ranked, step->values) != 0) return 1;
-    std::vector<Context> contexts = {begin(e)};
-    for (int32_t node = 1; node < step->rows; ++node)
-        contexts.push_back(contexts[step->parents[node]].behind(step->tokens[node]));
-    const auto keep = [&](int64_t node) { put(e, contexts[node], step->ranked + node * step->k, step->k); };
-    for (int32_t node = 0; node < step->rows; ++node) keep(node);
-    keep(0);
-    for (int32_t i = 0; i < step->length; ++i) keep(step->accepted[i]);
-    return 0;
+    return failed;
 }

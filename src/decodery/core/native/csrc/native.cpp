@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "pages.h"
 #include "state.h"
@@ -295,7 +296,7 @@ void note(State& state, const Sizes& sizes, const Notes& notes) {
 EXPORT int32_t decodery_size(int32_t i) {
     constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(PageRows), sizeof(Segment), sizeof(Pass),
                                 sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
-                                sizeof(Happened)};
+                                sizeof(Proposed), sizeof(Happened)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.
@@ -574,6 +575,26 @@ EXPORT int32_t decodery_topk(const float* x, int32_t rows, int32_t n, int32_t k,
     for (int64_t row = 0; row < rows; ++row)
         if (!chosen->topk(x + row * n, n, k, ids + row * k, values + row * k)) return 1;
     return 0;
+}
+
+constexpr int64_t parallel_values = 1 << 19;    // waking threads takes longer than the few rows of one text
+
+// The same of rows anywhere, without values; strange [count]: where one is not a number. Threads take rows.
+void topk_of_rows(const float* const* rows, int32_t count, int32_t n, int32_t k, int32_t* ids, bool* strange) {
+    struct Rows {
+        const float* const* rows;
+        int32_t count, n, k;
+        int32_t* ids;
+        bool* strange;
+    } all = {rows, count, n, k, ids, strange};
+    const auto job = [](void* context, int32_t thread, Team& team) {
+        const Rows& all = *static_cast<const Rows*>(context);
+        std::vector<float> values(all.k);
+        const Range mine = share(all.count, thread, team.threads);
+        for (int64_t row = mine.begin; row < mine.end; ++row)
+            all.strange[row] = !chosen->topk(all.rows[row], all.n, all.k, all.ids + row * all.k, values.data());
+    };
+    run_parallel(int64_t(count) * n < parallel_values ? 1 : usable_threads(), job, &all);
 }
 
 // The same with what a softmax over all of the row makes of the values.

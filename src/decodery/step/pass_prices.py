@@ -1,0 +1,182 @@
+"""What steps take by rows, texts and context: a prior by the model's size, corrected by every step as it happens."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from decodery.models.protocol import LanguageModel
+
+from .prior_prices import PriorPrices, prior_prices
+
+_NODES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512])
+"""Drafted rows of a step that have a correction of their own; between two of them it is a mean of both."""
+_TEXTS, _CONTEXTS = 8, 8
+"""Numbers of texts and lengths of contexts, in units of `_CONTEXT` tokens, by their magnitude."""
+_CONTEXT = 256
+_NEAR = (0.3, 0.15, 0.3)
+"""What a step says about the next higher or lower number of texts, context and drafted rows, beside one of its own."""
+_OTHERS = 0.1
+"""What all other kinds together count for, beside one step of the kind itself."""
+_PLAIN = 5
+"""Steps without drafts that have to be known where several texts share a pass: one in a hundred steps is one."""
+_PRIOR = 0.05
+"""What the prior counts for, beside a step of the same kind."""
+_RECENT = 20.0
+"""How many of the latest steps of a kind its correction is the mean of."""
+_STALE = 0.998
+"""What a kind of step counts for after every other step: what was dear on a busy machine is tried again one day."""
+_MACHINE = 0.2
+"""How fast the price of all steps together follows the latest."""
+_OUTLIER, _TRUSTED = 0.3, 4
+"""A step that differs by more (of a logarithm) counts as if by this much; after so many in a row it is believed."""
+ROWS = 1025
+"""Numbers of rows that have a price."""
+
+
+class PassPrices:
+    """What steps take, learned from the steps themselves; nothing is measured beside them.
+
+    A step is the prior times a factor of the machine, which all steps share and which changes fast, times one of its
+    kind, which changes slowly: kinds are numbers of texts, lengths of context and numbers of drafted rows, each kind
+    telling something about its neighbours. Prices decide only how much is drafted, never which text comes out.
+
+    Args:
+        prior: What is believed before the first step.
+    """
+
+    def __init__(self, prior: PriorPrices) -> None:
+        self.prior = prior
+        self._machine, self._steps = 0.0, 0
+        shape = _TEXTS, _CONTEXTS, len(_NODES)
+        self._factors, self._weights, self._counts = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._outliers = np.zeros(shape, dtype=np.int64)
+        self._curves: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
+
+    def seconds(self, texts: int, context: float) -> np.ndarray:
+        """Seconds [n] of steps of `texts` texts with 0, 1, 2, ... drafted rows of all of them together; never falling.
+
+        Args:
+            texts: How many take part, each with a row of its own beside those that are drafted.
+            context: Tokens in the cache of each, on average.
+        """
+        key = _magnitude(texts, 1, _TEXTS), _magnitude(context, _CONTEXT, _CONTEXTS)
+        known = self._curves.get(key)
+        # A step changes them by little: after the first ones not each is worth another look.
+        if known is None or self._steps - known[0] >= min(8, 1 + self._steps // 32):
+            known = self._curves[key] = self._steps, self._corrections(*key)
+        prior = self.prior.seconds(np.arange(ROWS, dtype=np.float64) + texts, texts, context)
+        return monotone(prior * np.exp(self._machine + known[1]))
+
+    def learn(self, rows: int, texts: int, context: float, seconds: float) -> None:
+        """A step of so many texts took so long.
+
+        Args:
+            rows: Of its pass; what is beyond one for each text was drafted, or read of a prompt.
+            texts, context: As in `seconds`.
+            seconds: All of it, drafting and choosing included.
+        """
+        nodes = max(rows - texts, 0)
+        kind = _magnitude(texts, 1, _TEXTS), _magnitude(context, _CONTEXT, _CONTEXTS)
+        place = (*kind, int(np.abs(np.log1p(_NODES) - np.log1p(nodes)).argmin()))
+        prior = float(self.prior.seconds(np.array([float(rows)]), texts, context)[0])
+        took = float(np.log(max(seconds, 1e-9) / prior))
+        if self._steps == 0:
+            self._machine = took
+        known = self._factors[place] if self._counts[place] else self._corrections(*kind, place[2])
+        surprise = took - self._machine - known
+        far = abs(surprise) > _OUTLIER
+        same = far and np.sign(self._outliers[place]) in (0, np.sign(surprise))
+        self._outliers[place] = (self._outliers[place] if same else 0) + int(np.sign(surprise)) if far else 0
+        if abs(self._outliers[place]) >= _TRUSTED:
+            self._outliers[place] = 0
+            self._counts[place] = 0.0
+        elif self._counts[place]:
+            surprise = min(max(surprise, -_OUTLIER), _OUTLIER)
+        self._counts[place] = min(self._counts[place] + 1, _RECENT)
+        # What all steps share shows where a kind that is known well takes another time than before.
+        shared = _MACHINE * surprise if self._counts[place] >= _TRUSTED else 0.0
+        self._machine += shared
+        self._factors[place] = known + (surprise - shared) / self._counts[place]
+        self._weights *= _STALE
+        self._weights[place] += 1.0
+        self._steps += 1
+        if self._counts[place] < _TRUSTED:
+            self._curves.clear()
+
+    def knows_plain(self, texts: int, context: float) -> bool:
+        """Whether steps of so many texts without drafts were seen lately, which drafts have to be faster than.
+
+        Without this a price that is too high for all steps alike would keep every step drafting.
+        """
+        place = _magnitude(texts, 1, _TEXTS), _magnitude(context, _CONTEXT, _CONTEXTS)
+        return bool(self._weights[(*place, 0)] >= (_PLAIN if texts > 1 else 0.5))
+
+    def _corrections(self, texts: int, context: int, place: int | None = None) -> np.ndarray:
+        """Logarithms of factors by drafted rows, or of one place of `_NODES`."""
+        near = _NEAR[0] ** np.abs(np.arange(_TEXTS) - texts)[:, None] * _NEAR[1] ** np.abs(
+            np.arange(_CONTEXTS) - context
+        )
+        weights = np.einsum("tc,tcn->n", near, self._weights)
+        sums = np.einsum("tc,tcn->n", near, self._weights * self._factors)
+        numbers = np.arange(len(_NODES))
+        alike = _NEAR[2] ** np.abs(numbers[:, None] - numbers)
+        factors = alike @ sums / (alike @ weights + _PRIOR)
+        # Of a kind that was seen itself, little is left to what others tell.
+        own = self._weights[texts, context]
+        factors = (_OTHERS * factors + own * self._factors[texts, context]) / (_OTHERS + own)
+        if place is not None:
+            return factors[place]
+        return np.interp(np.log1p(np.arange(ROWS)), np.log1p(_NODES), factors)
+
+    def token_seconds(self, rows: np.ndarray) -> np.ndarray:
+        """Seconds [n] that a further token in one text's cache adds to passes over `rows` [n] rows of that text."""
+        return (self.prior.token + self.prior.row_token * rows) * float(np.exp(self._machine))
+
+
+_known: WeakKeyDictionary[LanguageModel, tuple[PassPrices, Promises]] = WeakKeyDictionary()
+"""Of the models in this process: what one engine has learned, the next one begins with."""
+
+
+def prices_of(model: LanguageModel) -> tuple[PassPrices, Promises]:
+    """What is known of the model's steps, and of what drafts for it promise."""
+    if model not in _known:
+        _known[model] = PassPrices(prior_prices(model)), Promises()
+    return _known[model]
+
+
+def monotone(seconds: np.ndarray) -> np.ndarray:
+    """Between the lowest curve that never falls above `seconds` and the highest one below."""
+    above = np.maximum.accumulate(seconds)
+    below = np.minimum.accumulate(seconds[::-1])[::-1]
+    return (above + below) / 2
+
+
+def _magnitude(value: float, unit: int, most: int) -> int:
+    return min(int(value / unit).bit_length(), most) - 1 if value >= unit else 0
+
+
+class Promises:
+    """How much of what drafts promise comes true, by how many texts share a pass.
+
+    The most likely of many candidates are those that were taken for too likely more often than not, and a draft that
+    keeps half of what it promises may lose time. A promise is the sum of its nodes' chances.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[float, float]] = {}
+
+    def rate(self, texts: int) -> float:
+        """What a promised token is worth."""
+        kept, promised = self._kept.get(texts.bit_length(), (_BELIEVED, _BELIEVED))
+        return min(kept / promised, 1.2)
+
+    def learn(self, texts: int, promised: float, kept: int) -> None:
+        """Of a step of so many texts whose drafts promised so many tokens, so many became text."""
+        old = self._kept.get(texts.bit_length(), (_BELIEVED, _BELIEVED))
+        self._kept[texts.bit_length()] = _REMEMBER * old[0] + kept, _REMEMBER * old[1] + promised
+
+
+_BELIEVED, _REMEMBER = 20.0, 0.98
+"""Tokens that promises are believed for at first, and what a step counts for after each later one."""
