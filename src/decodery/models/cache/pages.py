@@ -74,6 +74,11 @@ class PageTable:
         self._mine = 0, 0  # slots known to be this text's to write
 
     @property
+    def written_from(self) -> tuple[int, int]:
+        """Slots that are known to be this text's to write: another tuple once that may have changed."""
+        return self._mine
+
+    @property
     def capacity(self) -> int:
         return sum(run.slots for run in self.runs)
 

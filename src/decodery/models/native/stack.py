@@ -23,6 +23,7 @@ from decodery.core.native.kernels import (
 )
 
 from ..batch import Batch, Segment
+from ..cache.open_rows import ELEMENTS
 from ..cache.page_memory import SLOTS
 from ..cache.sparse_indices import SparseIndices
 from ..config import ModelConfig, Rope
@@ -289,12 +290,8 @@ class _Walk:
         return SegmentStruct(
             runs, address(lengths, np.int64, None), address(slots, np.int32, *slots.shape, apart=True),
             address(positions, np.int64, n), None if mask is None else address(mask, np.bool_, n, segment.retained + n),
-            apart, len(runs), n, segment.retained, _ELEMENTS[data.dtype],
+            apart, len(runs), n, segment.retained, ELEMENTS[data.dtype],
         )  # fmt: skip
-
-
-_ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
-"""What caches hold, by the number of `Element` in csrc/abi.h."""
 
 
 @lru_cache(maxsize=1024)
