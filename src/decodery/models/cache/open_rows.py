@@ -59,6 +59,8 @@ class OpenRows:
             and cache.slot_positions.held is self._positions
             and cache.prefix + cache.next_position + rows <= self._slots
             and not cache.tentative
+            and cache.policy is None
+            and cache.losses.lost is None
         )
 
     def open(self, rows: int) -> None:
