@@ -76,8 +76,8 @@ class Engine:
         self._schedule = Schedule(limits or Limits(), self.prefill_chunk, prefixes)
         self._blocking = BlockingCalls()
         self._runner = PassRunner(model, self._schedule, self._blocking)
-        self._arrays = ArrayBatch(model, self._schedule)
         self._budgets = DraftBudgets(model, pass_seconds)
+        self._arrays = ArrayBatch(model, self._schedule, self._budgets)
 
     @in_plain_state
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:

@@ -99,6 +99,11 @@ class Schedule:
         return len(self._waiting)
 
     @property
+    def fits(self) -> bool:
+        """Whether what tasks in progress hold, and take for their next step, is no more than there may be."""
+        return self._fits(0)
+
+    @property
     def active(self) -> list[SchedulerEntry]:
         return [run for run in self.runs if not run.task.paused]
 

@@ -94,6 +94,8 @@ class Auto(Drafter):
     model: LanguageModel | str | None = None
     dtype: Precision = "auto"
 
+    keeps_logits = False
+
     def __post_init__(self) -> None:
         if self.head is not None and self.model is not None:
             raise SettingsError("auto takes a head or a second model, not both: give one of the two")
@@ -183,6 +185,10 @@ class Auto(Drafter):
         # An adviser reads all of the text.
         state.rested, state.rests = state.rests, state.advice is None and state.lets_pass(seq, budget)
         return state.rests
+
+    def asks(self, seq: Sequence) -> bool:
+        state: _State = seq.states[self]
+        return state.advice is not None
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         state: _State = seq.states[self]
