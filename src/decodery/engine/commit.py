@@ -35,7 +35,7 @@ def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Ac
             seq.token_logprobs += logprobs(laws.row(node)[None], [token], request.logprobs)
         seq.tokens.append(token)
         emitted.append(token)
-        _check_stop(seq, token)
+        end_of(seq, token)
         cut = monitors is not None and _observed(seq, monitors, node, laws)
         if seq.finished or cut or (seq.segment_end is not None and seq.segment_end(seq)):
             break
@@ -46,7 +46,8 @@ def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Ac
     return emitted
 
 
-def _check_stop(seq: Sequence, token: int) -> None:
+def end_of(seq: Sequence, token: int) -> None:
+    """Add a committed token to the text, and end it where the token does."""
     if token in seq.request.eos_ids:
         seq.finish_reason, seq.stopped_by = "stop", token
     elif seq.text is not None and (found := seq.text.push(token)) is not None:

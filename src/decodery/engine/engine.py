@@ -20,6 +20,7 @@ from decodery.step.forward_request import ForwardCoroutine, gather
 from decodery.step.sequence import Sequence
 
 from .accounting import StepClock
+from .array_batch import ArrayBatch
 from .blocking import BlockingCalls
 from .calls import Calls
 from .draft_budgets import DraftBudgets
@@ -79,6 +80,7 @@ class Engine:
         self._blocking = BlockingCalls()
         self._runner = PassRunner(model, self._schedule, self._blocking)
         self._budgets = DraftBudgets(model, pass_seconds)
+        self._arrays = ArrayBatch(model, self._schedule, self._budgets)
 
     @in_plain_state
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
@@ -266,9 +268,18 @@ class Engine:
         """
         self._schedule.preempt(task)
 
-    @in_plain_state
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
+        if (advanced := self._arrays.step(self._runner.passes)) is not None:
+            self._runner.passes, self._runner.rows = self._runner.passes + 1, len(advanced)
+            return advanced
+        advanced = self._step()
+        self._arrays.gather()
+        return advanced
+
+    @in_plain_state
+    def _step(self) -> list[Task]:
+        """A step of tasks of any kind."""
         clock, begin = StepClock(), perf_counter()
         begun, texts = self._schedule.starting(), self._schedule.texts
         budgets = [self._budget(run, nodes, texts) for run, _, nodes in begun]

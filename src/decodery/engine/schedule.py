@@ -72,6 +72,7 @@ class Schedule:
         pace: What passes take that read prompts, for those who wait for one.
         budget: How passes are divided.
         runs: Those in progress, the earliest first.
+        changes: How often tasks came, left or were to give memory back.
     """
 
     def __init__(self, limits: Limits, chunk: int, prefixes: PrefixCache | None = None) -> None:
@@ -81,6 +82,7 @@ class Schedule:
         self.pace = Pace()
         self.budget = PassBudget(limits.rows, limits.seconds, chunk)
         self.runs: list[SchedulerEntry] = []
+        self.changes = 0
         self._chunk = chunk
         self._waiting: deque[SchedulerEntry] = deque()
         self._preempted: set[int] = set()
@@ -94,6 +96,11 @@ class Schedule:
     def waiting(self) -> int:
         """Tasks that are not in progress yet, or no longer."""
         return len(self._waiting)
+
+    @property
+    def fits(self) -> bool:
+        """Whether what tasks in progress hold, and take for their next step, is no more than there may be."""
+        return self._fits(0)
 
     @property
     def active(self) -> list[SchedulerEntry]:
@@ -112,6 +119,7 @@ class Schedule:
                 f"keys and values, and the engine may hold {most / 2**20:.1f}: raise cache_bytes, or shorten the prompt"
             )
         self._waiting.append(run)
+        self.changes += 1
 
     def busy(self, seq: Sequence) -> bool:
         """Whether a text is in the middle of a turn."""
@@ -120,6 +128,7 @@ class Schedule:
     def preempt(self, task: Task) -> None:
         """Take the memory of a task's models from it, as soon as that can be."""
         self._preempted.add(id(task))
+        self.changes += 1
 
     def starve(self, run: SchedulerEntry) -> bool:
         """Let a search that found no memory wait until another task has given some back.
@@ -185,6 +194,7 @@ class Schedule:
             for run in self._waiting:
                 run.starved = False
             self.runs = [run for run in self.runs if not run.task.finished]
+            self.changes += 1
         if any(run.task.finished for run in self._waiting):
             self._waiting = deque(run for run in self._waiting if not run.task.finished)
 
@@ -205,6 +215,7 @@ class Schedule:
             if self.runs and (first.starved or not fits):
                 return
             self.runs.append(self._waiting.popleft())
+            self.changes += 1
             if isinstance(first.task, Sequence):
                 _guarded(first, partial(self.find_prefix, first.task))
 
@@ -261,6 +272,7 @@ class Schedule:
 
     def _put_off(self, run: SchedulerEntry) -> None:
         self.runs.remove(run)
+        self.changes += 1
         self._waiting.appendleft(run)
 
     def _fits(self, more: int) -> bool:

@@ -136,7 +136,7 @@ def _write(seq: Sequence, budget: Budget) -> ForwardCoroutine[None]:
     skips = drafter is not None and request.draft_length is None and drafter.skips_step(seq, budget)
     if drafter is not None and seq.remaining > 1 and not skips:
         tree = yield from as_coroutine(drafter.propose(seq, budget))
-        _check_draft(tree, seq, budget)
+        check_draft(tree, seq, budget)
         tree = tree.on(request.model.device)
         if not request.model.capabilities.trees:
             tree = tree.trunk()
@@ -199,7 +199,7 @@ def _decide(
     kept = accepted.path[: len(emitted) - 1]
     seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
     last.emitted, last.accepted = len(emitted), min(len(accepted.path), len(emitted))
-    last.choices = _choices(laws.tree, accepted.path)
+    last.choices = choices_of(laws.tree, accepted.path)
     if request.return_draft_trees:
         path = accepted.path[: last.accepted]
         last.tree = RecordedTree(laws.tree.tokens.tolist(), laws.tree.parents.tolist(), path, emitted)
@@ -298,7 +298,7 @@ def _segment(tree: DraftTree, seq: Sequence, layer_plan: LayerPlan) -> Segment:
     return Segment(positions, tree.tokens, mask=mask, cache=seq.cache, interventions=own)
 
 
-def _check_draft(tree: DraftTree, seq: Sequence, budget: Budget) -> None:
+def check_draft(tree: DraftTree, seq: Sequence, budget: Budget) -> None:
     """A draft with another root would change the text; one beyond its budget, read positions that do not exist."""
     if len(tree) == 1 and tree.is_chain and tree.tokens[0] == seq.last_token:
         return
@@ -319,7 +319,7 @@ def _check_draft(tree: DraftTree, seq: Sequence, budget: Budget) -> None:
         )
 
 
-def _choices(tree: DraftTree, path: list[int]) -> list[tuple[int, int]]:
+def choices_of(tree: DraftTree, path: list[int]) -> list[tuple[int, int]]:
     """Of every visited node that has children: the rank of the accepted one, -1 for none, and their number."""
     found = []
     for node, child in zip([0, *path], [*path, -1], strict=True):

@@ -260,6 +260,10 @@ class Sampler:
                 row = self._through(index, row, [context])
         return tuple(state)
 
+    def follow(self, state: Sequence[Any], token: int) -> tuple[Any, ...]:
+        """The state once `token` has been chosen, where no processor hears log-probabilities."""
+        return self._deaf(state, [token])
+
     def ahead(self, context: Context, tokens: Sequence[int]) -> Context:
         """The history `tokens` on, for drafts: processors that ask how likely tokens were stay where they are."""
         state = self._deaf(context.state, tokens) if self.stateful else context.state

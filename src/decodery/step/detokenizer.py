@@ -30,6 +30,8 @@ class TextStream:
         stop: Stop strings.
         lag: Tokens at the end that may be taken back.
         stop_tokens: By id the stop strings that are tokens which no text shows.
+        lazy: Whether no text can end the stream, so that tokens are decoded when the text is read.
+        waiting: Tokens that are not decoded yet.
     """
 
     def __init__(
@@ -44,11 +46,23 @@ class TextStream:
         self.stop = tuple(stop)
         self._longest = max((len(string) for string in stop), default=0)
         self._released = 0
-        self.text = ""
+        self._text = ""
         self._ends = deque([0], maxlen=lag + 1)
+        # Without stop strings nothing hangs on the text before somebody reads it.
+        self.lazy = not stop and lag == 0 and not self._stop_tokens
+        self.waiting: list[int] = []
+
+    @property
+    def text(self) -> str:
+        """The text so far, cut before the stop string that ended it."""
+        self._decode()
+        return self._text
 
     def push(self, token: int) -> str | None:
         """Add one token; returns the stop string that its text completed, if any, and cuts the text before it."""
+        if self.lazy:
+            self.waiting.append(token)
+            return None
         found = self._append(self._detokenizer.push([token]))
         if found is None and token in self._stop_tokens:
             found = self.finish() or self._stop_tokens[token]
@@ -61,6 +75,7 @@ class TextStream:
         Returns:
             A stop string that it completed, if any.
         """
+        self._decode()
         return self._append(self._detokenizer.finish())
 
     def fork(self, released: TextStream | None = None) -> TextStream:
@@ -69,7 +84,9 @@ class TextStream:
         Args:
             released: What has shown all that was safe of it so far.
         """
+        self._decode()
         clone = copy(self)
+        clone.waiting = []
         clone._detokenizer, clone._ends = copy(self._detokenizer), self._ends.copy()
         clone._released = (released or self)._released
         return clone
@@ -84,16 +101,24 @@ class TextStream:
     @property
     def safe(self) -> str:
         """What of the text will stay whatever follows."""
-        return self.text[: min(len(self.text) - self._held_back(), self._ends[0])]
+        text = self.text
+        return text[: min(len(text) - self._held_back(), self._ends[0])]
+
+    def _decode(self) -> None:
+        """Decode the tokens that wait for it."""
+        if self.waiting:
+            waiting, self.waiting = self.waiting, []
+            self._append(self._detokenizer.push(waiting))
+            self._ends.append(len(self._text))
 
     def _append(self, piece: str) -> str | None:
-        start = max(0, len(self.text) - self._longest + 1)
-        self.text += piece
-        found = [(at, string) for string in self.stop if (at := self.text.find(string, start)) >= 0]
+        start = max(0, len(self._text) - self._longest + 1)
+        self._text += piece
+        found = [(at, string) for string in self.stop if (at := self._text.find(string, start)) >= 0]
         if not found:
             return None
         at, string = min(found, key=lambda hit: (hit[0], -len(hit[1])))
-        self.text = self.text[:at]
+        self._text = self._text[:at]
         return string
 
     def _held_back(self) -> int:

@@ -6,17 +6,19 @@ from abc import abstractmethod
 from collections.abc import Hashable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Self
+from inspect import isgeneratorfunction
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
 
 from decodery.core.abstract import Contract
+from decodery.core.ledger import charging
 from decodery.core.requirements import Provides, Requirements
 from decodery.models.hooks import Tap
 
 from .draft_tree import MASK_TOKEN, DraftTree
-from .forward_request import ForwardCoroutine
+from .forward_request import ForwardCoroutine, run_sync
 
 if TYPE_CHECKING:
     from decodery.models.protocol import Reader
@@ -75,9 +77,14 @@ class Drafter(Contract):
 
     One that needs passes of a model is a generator that asks for them, see `decodery.step.forward_request`.
 
+    Attributes:
+        keeps_logits: Whether it may look at what it has observed after `observe` has returned.
+
     Subclasses declare what they need and give, as in `requirements = Requirements(prompt=True)`. One that needs
     `states` gets mask nodes as well.
     """
+
+    keeps_logits: ClassVar[bool] = True
 
     @property
     def requirements(self) -> Requirements:
@@ -143,6 +150,55 @@ class Drafter(Contract):
             seq: The sequence; its memory for this drafter is `seq.draft_state`.
             budget: Bounds of the draft.
         """
+
+    def asks(self, seq: Sequence) -> bool:
+        """Whether its drafts for a text need more than `propose` as a plain function: passes, states or work ahead.
+
+        Args:
+            seq: The sequence, with its memory.
+        """
+        own, requirements = type(self), self.requirements
+        if isgeneratorfunction(own.propose) or own.ahead is not Drafter.ahead:
+            return True
+        return bool(requirements.taps) or requirements.states
+
+    def propose_all(self, seqs: Ordered[Sequence], budgets: Ordered[Budget]) -> list[DraftTree | Exception]:
+        """The trees of texts that share a pass, of which it `asks` for none.
+
+        Args:
+            seqs: [n] the sequences, whose drafters are equal to this one, each with the memory of its own.
+            budgets: [n] bounds of their drafts.
+
+        Returns:
+            A tree each, or what went wrong with it.
+        """
+        found: list[DraftTree | Exception] = []
+        for seq, budget in zip(seqs, budgets, strict=True):
+            try:
+                with charging(seq.trace.ledger):
+                    found.append(run_sync((seq.request.drafter or self).propose(seq, budget)))
+            except Exception as error:
+                found.append(error)
+        return found
+
+    def observe_all(self, seqs: Ordered[Sequence], seen: Ordered[VerificationFeedback]) -> dict[int, Exception]:
+        """Learn from a pass that texts have shared, as `observe` does from each.
+
+        Args:
+            seqs: [n] the sequences after the step.
+            seen: [n] what became of their trees.
+
+        Returns:
+            What went wrong, by number of the text.
+        """
+        failed: dict[int, Exception] = {}
+        for number, (seq, each) in enumerate(zip(seqs, seen, strict=True)):
+            try:
+                with charging(seq.trace.ledger):
+                    (seq.request.drafter or self).observe(seq, each)
+            except Exception as error:
+                failed[number] = error
+        return failed
 
     def ahead(self, seq: Sequence, tree: DraftTree) -> ForwardCoroutine[None] | None:
         """What it does while the target scores `tree`, with passes of other models; None for nothing.

@@ -130,14 +130,39 @@ class HappenedStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class ProcessorStruct(ctypes.Structure):
+    _fields_ = [
+        ("ids", c_void_p), ("counts", c_void_p), ("tail", c_void_p), ("biases", c_void_p), ("value", c_double),
+        ("shape", c_int32), ("count", c_int32), ("tail_count", c_int32),
+    ]  # fmt: skip
+
+
+class SamplingStruct(ctypes.Structure):
+    _fields_ = [
+        ("logits", c_void_p), ("tokens", c_void_p), ("parents", c_void_p), ("first", c_void_p), ("seeds", c_void_p),
+        ("positions", c_void_p), ("processors", c_void_p), ("processor_counts", c_void_p), ("greedy", c_void_p),
+        ("padding", c_void_p), ("paths", c_void_p), ("accepted", c_void_p), ("chosen", c_void_p), ("texts", c_int32),
+        ("vocab", c_int32), ("limit", c_int32), ("padding_count", c_int32),
+    ]  # fmt: skip
+
+
+class ArrayStepStruct(ctypes.Structure):
+    _fields_ = [
+        ("passed", PassStruct), ("sampling", SamplingStruct), ("last", c_void_p), ("next", c_void_p),
+        ("positions", c_void_p), ("depths", c_void_p), ("masks", c_void_p), ("table", c_void_p),
+        ("cos", c_void_p * 2), ("sin", c_void_p * 2), ("scale", c_float), ("numbers", c_int32),
+    ]  # fmt: skip
+
+
 # In the order of csrc/abi.h.
 _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, SegmentStruct, PassStruct, DraftStruct, GuessStruct,
-    MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, HappenedStruct,
+    MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, HappenedStruct, ProcessorStruct, SamplingStruct,
+    ArrayStepStruct,
 )  # fmt: skip
 
 
-_NEWEST = ("decodery_propose", "decodery_pack_supers", "decodery_copy_pages")
+_NEWEST = ("decodery_propose", "decodery_pack_supers", "decodery_copy_pages", "decodery_step")
 
 
 @functools.cache
@@ -186,6 +211,10 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_learn.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_int32]
     lib.decodery_read_rows.argtypes = lib.decodery_write_rows.argtypes = [c_void_p]
     lib.decodery_copy_pages.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64]
+    lib.decodery_sample.argtypes = [c_void_p]
+    lib.decodery_prepare.argtypes = [c_void_p, c_void_p]
+    lib.decodery_step.argtypes = [c_void_p, c_void_p]
+    lib.decodery_keep.argtypes = [c_void_p, c_void_p, c_int32]
     lib.decodery_allow.argtypes = [c_int32]
     lib.decodery_threads(torch.get_num_threads())
     return lib

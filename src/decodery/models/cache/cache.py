@@ -247,6 +247,15 @@ class KVCache:
             these = np.asarray(layers, dtype=np.int64)
             self.written[these] = np.minimum(self.written[these], retained)
 
+    def make_room(self, rows: int) -> None:
+        """Make room, owned by this cache alone, for `rows` rows after the content, and for all that is expected.
+
+        Nothing is tentative then: a kernel appends rows by itself, see `OpenRows`.
+        """
+        room = max(rows, max(self._expected, self._first) - self.length)
+        self.pages.own(self.lengths, self.lengths + room)
+        self.slot_positions.widen(self.length + rows, self.capacity)
+
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the keys and values of a pass's rows, each [n, kv_heads, head_dim], of one layer.
 

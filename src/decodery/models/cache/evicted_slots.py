@@ -15,26 +15,26 @@ class Losses:
 
     def __init__(self, layers: int, kv_heads: int) -> None:
         self._shape = layers, kv_heads
-        self._lost: np.ndarray | None = None  # [layers, kv_heads, slots] bool
+        self.lost: np.ndarray | None = None  # [layers, kv_heads, slots] bool
 
     def __bool__(self) -> bool:
-        return self._lost is not None
+        return self.lost is not None
 
     def of(self, layer: int, length: int) -> np.ndarray | None:
         """[kv_heads, length] bool of a layer that holds so many slots, to be read only.
 
         None where nothing was lost.
         """
-        if self._lost is None:
+        if self.lost is None:
             return None
-        if (room := self._lost.shape[2]) < length:
-            self._lost = np.pad(self._lost, ((0, 0), (0, 0), (0, max(length, 2 * room) - room)))
-        return self._lost[layer, :, :length]
+        if (room := self.lost.shape[2]) < length:
+            self.lost = np.pad(self.lost, ((0, 0), (0, 0), (0, max(length, 2 * room) - room)))
+        return self.lost[layer, :, :length]
 
     def lose(self, layer: int, length: int, slots: np.ndarray, heads: Sequence[int]) -> np.ndarray:
         """Let these heads lose these slots; returns the slots [m] that no head holds any more."""
-        if self._lost is None:
-            self._lost = np.zeros((*self._shape, length), dtype=bool)
+        if self.lost is None:
+            self.lost = np.zeros((*self._shape, length), dtype=bool)
         lost = self.of(layer, length)
         assert lost is not None
         lost[np.ix_(np.asarray(heads, dtype=np.int64), slots)] = True
@@ -48,10 +48,10 @@ class Losses:
 
     def cut(self, layer: int, length: int) -> None:
         """What comes after the first slots of a layer will be held by every head."""
-        if self._lost is not None:
-            self._lost[layer, :, length:] = False
+        if self.lost is not None:
+            self.lost[layer, :, length:] = False
 
     def fork(self) -> Losses:
         clone = Losses(*self._shape)
-        clone._lost = None if self._lost is None else self._lost.copy()
+        clone.lost = None if self.lost is None else self.lost.copy()
         return clone

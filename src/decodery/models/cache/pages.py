@@ -57,6 +57,11 @@ class PageTable:
         return self._room
 
     @property
+    def written_from(self) -> tuple[int, int]:
+        """Slots that are known to be this text's to write: another tuple once that may have changed."""
+        return self._mine
+
+    @property
     def capacity(self) -> int:
         """Slots before the end of the last page of any layer."""
         return self._columns * SLOTS
@@ -127,7 +132,8 @@ class PageTable:
                 self.pool.drop(old)
             span[needed] = pages
         self._columns = max(self._columns, end)
-        self._mine = int(starts.max()), int(stops.min())
+        # Pages are owned as a whole.
+        self._mine = int(starts.max()) // SLOTS * SLOTS, -(-int(stops.min()) // SLOTS) * SLOTS
 
     def trim(self, stops: np.ndarray) -> None:
         """Give back the pages that begin at slot `stop` of each layer or later.

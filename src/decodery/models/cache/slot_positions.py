@@ -23,6 +23,11 @@ class SlotPositions:
         return rows
 
     @property
+    def held(self) -> np.ndarray:
+        """What is kept: another array once there are more slots, or layers differ."""
+        return self._rows
+
+    @property
     def table(self) -> tuple[np.ndarray, int]:
         """What is kept, and how many numbers further the next layer's begin: none where all layers share them."""
         return self._rows, 0 if len(self._rows) == 1 else self._rows.strides[0] // self._rows.itemsize
@@ -38,16 +43,20 @@ class SlotPositions:
             room: Slots that may be written to before memory grows again.
         """
         starts, n = set(lengths.tolist()), len(positions)
-        stop, held = max(starts) + retained + n, self._rows.shape[1]
-        if stop > held:
-            wider = np.zeros((len(self._rows), max(stop, 2 * held, room)), dtype=np.int32)
-            wider[:, :held] = self._rows
-            self._rows = wider
+        self.widen(max(starts) + retained + n, room)
         if len(starts) > 1:
             self.part()
         for start in starts:
             alike = slice(None) if len(starts) == 1 else lengths == start
             self._rows[alike, start + retained : start + retained + n] = positions
+
+    def widen(self, slots: int, room: int) -> None:
+        """Have `slots` slots at least, and where there are fewer `room` of them."""
+        held = self._rows.shape[1]
+        if slots > held:
+            wider = np.zeros((len(self._rows), max(slots, 2 * held, room)), dtype=np.int32)
+            wider[:, :held] = self._rows
+            self._rows = wider
 
     def gather(self, layers: list[int], start: int, rows: np.ndarray) -> None:
         """Let slots from `start` on hold what those of `rows` hold, counted from there.

@@ -319,6 +319,11 @@ class WeightsInPlace(Weights):
         super().__init__(*args, **others)
 
     @property
+    def whole(self) -> bool:
+        """Whether the table of embeddings is there."""
+        return self._whole is not None
+
+    @property
     def embedding(self) -> torch.Tensor:
         """[vocab, hidden] bfloat16, kept from then on."""
         if self._whole is None:

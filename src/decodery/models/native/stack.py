@@ -22,6 +22,7 @@ from decodery.core.native.kernels import (
 )
 
 from ..batch import Batch, Segment
+from ..cache.open_rows import ELEMENTS
 from ..cache.page_pool import SLOTS, MappedPool, page_bytes
 from ..cache.sparse_indices import SparseIndices
 from ..config import ModelConfig, Rope
@@ -285,12 +286,8 @@ class _Walk:
             base, address(table, np.int32, None, kv_heads, pages), address(lengths, np.int64, None),
             address(slots, np.int32, *slots.shape, apart=True), address(positions, np.int64, n),
             None if mask is None else address(mask, np.bool_, n, segment.retained + n), size, table_layer, pages,
-            lengths_layer, 0, slots_layer, 0, n, segment.retained, _ELEMENTS[dtype], pages,
+            lengths_layer, 0, slots_layer, 0, n, segment.retained, ELEMENTS[dtype], pages,
         )  # fmt: skip
-
-
-_ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
-"""What caches hold, by the number of `Element` in csrc/abi.h."""
 
 
 @lru_cache(maxsize=1024)

@@ -205,12 +205,16 @@ class TorchLayers:
             for each, exact in zip(found, far, strict=True):
                 each[to_device(np.flatnonzero(beyond), self.device)] = exact.to(self.device)
             return found
-        needed = int(positions.max()) + 1
-        table = self._tables.get(rope)
-        if table is None or len(table[0]) < needed:
-            # Tables grow by doubling: a model may allow 131,072 positions and see three hundred.
-            size = min(max(1024, 2 * needed), self.config.max_positions)
-            cos, sin = rope_table(rope, self.config.head_dim, size)
-            table = self._tables[rope] = cos.to(self.device), sin.to(self.device)
+        table = self.angle_table(rope, int(positions.max()) + 1)
         index = to_device(positions, self.device)
         return table[0][index], table[1][index]
+
+    def angle_table(self, rope: Rope, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [., head_dim / 2] float32 of so many positions of the context, or more."""
+        table = self._tables.get(rope)
+        if table is None or len(table[0]) < positions:
+            # Tables grow by doubling: a model may allow 131,072 positions and see three hundred.
+            size = min(max(1024, 2 * positions), self.config.max_positions)
+            cos, sin = rope_table(rope, self.config.head_dim, size)
+            table = self._tables[rope] = cos.to(self.device), sin.to(self.device)
+        return table

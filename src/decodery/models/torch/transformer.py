@@ -20,8 +20,11 @@ from ..config import ModelConfig
 from ..cuda.graphs import StaticPasses
 from ..hooks import SITES, HookPoint, Hooks, Tap
 from ..layer_plan import WHOLE, LayerPlan, LayerStep, abreast, attending, groups, layer_steps
+from ..loaders.in_place import WeightsInPlace
+from ..native.array_step import ArraySteps
 from ..native.stack import NativeStack
 from ..protocol import Capabilities
+from ..tokenizers.vocabularies import Padding
 from ..trained.artifact import digest, sampled
 from .layers import TorchLayers
 from .mixture import Mixture
@@ -141,6 +144,27 @@ class Transformer(TorchLayers):
                 for cost, first in zip(costs, batch.offsets, strict=False)
             ]
         return Scores(logits, bounds, hooks.tapped(), batch.offsets, costs)
+
+    @property
+    def table(self) -> torch.Tensor | None:
+        """[vocab, hidden] the embeddings, where kernels can read them as they lie; None elsewhere."""
+        if isinstance(self.weights, WeightsInPlace) and not self.weights.whole:
+            return None
+        table = self.weights.embedding
+        fits = table.device.type == "cpu" and table.is_contiguous() and table.dtype.itemsize in (2, 4)
+        return table if fits and table.is_floating_point() else None
+
+    def array_steps(self, padding: Padding | None) -> ArraySteps | None:
+        """What takes whole steps of many texts in native calls; None where PyTorch has a part in its passes.
+
+        Args:
+            padding: Ids that no text is to choose.
+        """
+        if not isinstance(self._stack, NativeStack) or not self.config.causal:
+            return None
+        if self.weights.kept is not None or self.weights.positions is not None:
+            return None
+        return ArraySteps(self, self._stack, padding)
 
     def embed(self, batch: Batch) -> torch.Tensor:
         """[N, hidden] inputs of the first layer, from token embeddings or a segment's own states."""

@@ -95,6 +95,8 @@ class Auto(Drafter):
     model: LanguageModel | str | None = None
     dtype: Precision = "auto"
 
+    keeps_logits = False
+
     def __post_init__(self) -> None:
         if self.head is not None and self.model is not None:
             raise SettingsError("auto takes a head or a second model, not both: give one of the two")
@@ -233,6 +235,10 @@ class Auto(Drafter):
             state.note(budget, found is None, 1 if found is None else len(found[0][number]))
             if found is not None:
                 state.tree, state.promised = found[0][number], found[1] / len(states)
+
+    def asks(self, seq: Sequence) -> bool:
+        state: _State = seq.states[self]
+        return state.advice is not None
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         state: _State = seq.states[self]

@@ -222,3 +222,55 @@ struct Happened {
     const float* logits;
     int32_t count, rows, length, failed;
 };
+
+// What makes a distribution of logits, one after another: see decodery/sampling. not_before: `ids` are excluded before
+// output position `value`. bias: of `ids`. Penalties go by how often tokens occur: `ids`, ascending, `counts` times each,
+// and `tail`, whose tokens follow one by one.
+enum Shape : int32_t { not_before, bias, repetition, frequency, presence, temperature, top_k, top_p, min_p };
+struct Processor {
+    const int64_t *ids, *counts, *tail;
+    const float* biases;
+    double value;
+    int32_t shape, count, tail_count;
+};
+
+// How n texts choose their next tokens. Of text i the rows [first[i], first[i + 1]) of the logits are the nodes of a tree:
+// tokens, and parents counted from the text's own first row, -1 for the root. seeds, positions: of the noise of the token
+// after the root. greedy: [texts] bytes. padding: ids below `limit` that are no token; from `limit` on none is one: their
+// logits are made minus infinity.
+// Result: the nodes that carry the tokens chosen one after another, `accepted[i]` of them from paths[first[i]] on, and
+// the token after them; accepted is -1 where numbers are too near to each other, or are none, so that Python must look.
+struct Sampling {
+    float* logits;
+    const int64_t* tokens;
+    const int32_t *parents, *first;
+    const uint64_t* seeds;
+    int64_t* positions;
+    const Processor* const* processors;
+    const int32_t* processor_counts;
+    const uint8_t* greedy;
+    const int64_t* padding;
+    int32_t *paths, *accepted;
+    int64_t* chosen;
+    int32_t texts, vocab, limit, padding_count;
+};
+
+// Types of numbers in a table of embeddings.
+enum Numbers : int32_t { no_numbers, float32_numbers, bfloat16_numbers, float16_numbers };
+
+// One step of n texts: a pass over all layers, whose segments are those of the texts in order, the head, the choice of
+// tokens, and their rows kept. last, next: [texts] the token at the root of each tree and its position, which move on, as
+// sampling.positions do. rows of the pass follow sampling.first; tokens of its roots are written, and so are positions
+// [rows], depths [rows], masks (room for the squares of all trees' rows), the pass's angles, from tables [positions]
+// [head_dim / 2], and the hidden states, from a table [vocab][hidden] of `numbers`, times `scale`, unless there is none.
+struct ArrayStep {
+    Pass pass;
+    Sampling sampling;
+    int64_t *last, *next, *positions;
+    int32_t* depths;
+    uint8_t* masks;
+    const void* table;
+    const float *cos[2], *sin[2];
+    float scale;
+    int32_t numbers;
+};

@@ -91,5 +91,6 @@ INLINE f16 reduce16(const f16* s) {
 #include "pass.h"
 #include "topk.h"
 #include "race.h"
+#include "sample.h"
 #include "draft.h"
 #include "scan.h"

@@ -114,12 +114,13 @@ INLINE f16 reduce16(const f16* s) {
 #include "pass.h"
 #include "topk.h"
 #include "race.h"
+#include "sample.h"
 #include "draft.h"
 #include "scan.h"
 }  // namespace avx512
 
 const Kernels avx512_kernels = {"AVX-512 VNNI", avx512::run_layers, avx512::run_norm, avx512::run_head, avx512::run_linear, avx512::run_read,
-    avx512::run_draft, avx512::run_mix, avx512::run_topk, avx512::run_chances, avx512::run_race, avx512::run_pack, avx512::run_expand};
+    avx512::run_draft, avx512::run_mix, avx512::run_topk, avx512::run_chances, avx512::run_race, avx512::run_pack, avx512::run_expand, avx512::run_sample};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

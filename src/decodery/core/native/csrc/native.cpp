@@ -296,7 +296,7 @@ void note(State& state, const Sizes& sizes, const Notes& notes) {
 EXPORT int32_t decodery_size(int32_t i) {
     constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(PageRows), sizeof(Segment), sizeof(Pass),
                                 sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
-                                sizeof(Proposed), sizeof(Happened)};
+                                sizeof(Proposed), sizeof(Happened), sizeof(Processor), sizeof(Sampling), sizeof(ArrayStep)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.
@@ -607,6 +607,16 @@ EXPORT int32_t decodery_likeliest(const float* x, int32_t rows, int32_t n, int32
 // See race.h: which of row [n] may be the largest once noise is added, into ids [room]. Returns how many, or -1.
 EXPORT int32_t decodery_race(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids) {
     return chosen->race(row, n, key, room, ids);
+}
+
+// The tokens that texts choose, see `Sampling`. Returns 0, or 1 when there is no memory.
+EXPORT int32_t decodery_sample(const Sampling* sampling) {
+    const int32_t threads = usable_threads() < sampling->texts ? usable_threads() : sampling->texts;
+    Choosing choosing = {sampling, nullptr, choosing_bytes(sampling->vocab)};
+    if (!arena.reserve(size_t(threads * choosing.room_bytes))) return 1;
+    choosing.room = arena.memory;
+    run_parallel(threads, chosen->sample, &choosing);
+    return 0;
 }
 
 // Seconds to read `bytes` of a buffer once with all threads.

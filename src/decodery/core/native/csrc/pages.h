@@ -43,3 +43,14 @@ inline void write_page_rows(const PageRows& rows) {
         if (held != nullptr) memcpy(held, row, size_t(rows.row_bytes));
     });
 }
+
+// Copies the keys and values of one slot of a layer's key-value head to another slot.
+inline void copy_slot(const Segment& segment, int32_t layer, int32_t head, int32_t from, int32_t to, int32_t dim) {
+    const bool coded = segment.element == coded_elements;
+    const int64_t bytes = coded ? dim + 2 : int64_t(dim) * (segment.element == float32_elements ? 4 : 2);
+    const int32_t* table = segment.table(layer, head);
+    char* source = segment.base + table[from / page_slots] * segment.page_bytes;
+    char* target = segment.base + table[to / page_slots] * segment.page_bytes;
+    for (int32_t kind = 0; kind < 2; ++kind)
+        memcpy(target + row_offset(kind, to, bytes), source + row_offset(kind, from, bytes), size_t(bytes));
+}

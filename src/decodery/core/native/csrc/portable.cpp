@@ -121,9 +121,10 @@ INLINE f16 reduce16(const f16* s) {
 #include "pass.h"
 #include "topk.h"
 #include "race.h"
+#include "sample.h"
 #include "draft.h"
 #include "scan.h"
 }  // namespace portable
 
 const Kernels portable_kernels = {"portable C++", portable::run_layers, portable::run_norm, portable::run_head, portable::run_linear, portable::run_read,
-    portable::run_draft, portable::run_mix, portable::run_topk, portable::run_chances, portable::run_race, portable::run_pack, portable::run_expand};
+    portable::run_draft, portable::run_mix, portable::run_topk, portable::run_chances, portable::run_race, portable::run_pack, portable::run_expand, portable::run_sample};

@@ -23,9 +23,10 @@ INLINE float largest_of(const float* x, int32_t count) {
 }
 
 // The indices of row [n] whose number plus Gumbel noise may be the largest, ascending, into ids [room]: mostly one, and
-// others only where the last bits of logarithms decide. Returns how many there are, -1 where there is no room for them or
-// the row's largest is not finite.
-static int32_t run_race(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids) {
+// others only where the last bits of logarithms decide. token(i): the token that number i is of. Returns how many there
+// are, -1 where there is no room for them or the row's largest is not finite.
+template <class Token>
+static int32_t race_of(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids, const Token& token) {
     constexpr int32_t block = 128, farthest = 37;    // no noise exceeds 36.8
     const float top = n > 0 ? largest_of(row, n) : 0.0f;
     if (n < 1 || !(top - top == 0)) return -1;
@@ -35,7 +36,7 @@ static int32_t run_race(const float* row, int32_t n, uint64_t key, int32_t room,
         if (largest_of(row + start, stop - start) < top - 4.0f) continue;
         for (int32_t i = start; i < stop; ++i) {
             if (!(row[i] >= top - 4.0f)) continue;
-            const double reached = double(row[i]) + noise_of(noise_bits(key, uint64_t(i)));
+            const double reached = double(row[i]) + noise_of(noise_bits(key, token(i)));
             best = reached > best ? reached : best;
         }
     }
@@ -50,13 +51,13 @@ static int32_t run_race(const float* row, int32_t n, uint64_t key, int32_t room,
         if (gap >= 1) {
             int64_t largest = 0;
             for (int32_t i = start; i < stop; ++i) {
-                const int64_t bits = noise_bits(key, uint64_t(i));
+                const int64_t bits = noise_bits(key, token(i));
                 largest = bits > largest ? bits : largest;
             }
             if (largest < least[int32_t(gap)]) continue;
         }
         for (int32_t i = start; i < stop; ++i) {
-            const double reached = double(row[i]) + noise_of(noise_bits(key, uint64_t(i)));
+            const double reached = double(row[i]) + noise_of(noise_bits(key, token(i)));
             const double slack = 1e-9 + 1e-12 * (best < 0 ? -best : best);
             if (!(reached >= best - slack)) continue;
             if (reached > best + slack) found = 0;
@@ -66,4 +67,7 @@ static int32_t run_race(const float* row, int32_t n, uint64_t key, int32_t room,
         }
     }
     return found;
+}
+static int32_t run_race(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids) {
+    return race_of(row, n, key, room, ids, [](int32_t i) { return uint64_t(i); });
 }

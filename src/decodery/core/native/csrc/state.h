@@ -181,6 +181,16 @@ struct Mixing {
     int32_t channels;
 };
 
+// What choosing tokens works in: `room_bytes` per thread at `room`, see sample.h.
+struct Choosing {
+    const Sampling* sampling;
+    char* room;
+    int64_t room_bytes;
+};
+// Tokens there is room for, those that penalties go by included; each takes two floats, a number, two keys and a byte.
+inline int64_t choosing_width(int32_t vocab) { return round_up(vocab, 64) + 1152; }
+inline int64_t choosing_bytes(int32_t vocab) { return choosing_width(vocab) * (4 + 4 + 4 + 8 + 8 + 1) / 64 * 64 + 64; }
+
 enum Stage { stage_norm, stage_matmul, stage_rope, stage_attention, stage_wait, stage_count };
 
 // What one instruction set provides.
@@ -192,6 +202,7 @@ struct Kernels {
     int32_t (*race)(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids);
     bool (*pack)(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed);
     bool (*expand)(int32_t kind, const uint8_t* const* rows, int32_t count, int32_t in, float* to);
+    Job sample;
 };
 #if defined(__x86_64__)
 extern const Kernels avx512_kernels, avx2_kernels;

@@ -1,0 +1,118 @@
+"""Calls of Python and C functions in one step of decoding, and CPU time beside the model's pass, by number of texts.
+
+    python benchmarks/step_calls.py [--model smollm2] [--texts 1 4 16 64] [--out benchmarks/results/step-calls.json]
+
+Every text writes greedily, with top-p, or with the drafter `auto`. Calls are those that `sys.setprofile` reports, on
+average over some steps. The time beside the pass is that of the stepping thread in `Engine.step` less what native
+passes of the same thread take, as `time.thread_time` has it, the least of several steps: other programs on the machine
+can only add to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from time import thread_time
+from typing import Any
+
+import decodery
+from decodery.core.native.kernels import library
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling.sampler import Sampler
+from decodery_benchmarks.results import write_result
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "top-p": {"sampler": Sampler.from_settings(temperature=0.8, top_p=0.95)},
+    "auto": {"drafter": "auto"},
+}
+PASSES = ("decodery_layers", "decodery_head", "decodery_step")
+PROMPT = list(range(40, 72))
+
+
+class Timed:
+    """A function of the native library that adds up the CPU time of its calls."""
+
+    def __init__(self, function: Any) -> None:
+        self._function, self.seconds = function, 0.0
+
+    def __call__(self, *given: Any) -> Any:
+        begin = thread_time()
+        try:
+            return self._function(*given)
+        finally:
+            self.seconds += thread_time() - begin
+
+
+def started(model: Any, texts: int, settings: dict[str, Any], length: int) -> Engine:
+    """An engine whose texts have all read their prompts."""
+    engine = Engine(model)
+    seqs = [
+        engine.submit(Request([*PROMPT, 100 + number], max_new_tokens=length, seed=number, **settings))
+        for number in range(texts)
+    ]
+    while any(seq.position < 4 for seq in seqs):
+        engine.step()
+    return engine
+
+
+def calls(engine: Engine, steps: int) -> float:
+    """Calls in one step."""
+    count = 0
+
+    def seen(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(seen)
+    try:
+        for _ in range(steps):
+            engine.step()
+    finally:
+        sys.setprofile(None)
+    return count / steps
+
+
+def beside(engine: Engine, steps: int) -> tuple[float, float]:
+    """The least CPU seconds of a step beside native passes, and of its passes."""
+    lib = library()
+    known = {name: getattr(lib, name) for name in PASSES if hasattr(lib, name)}
+    timed = {name: Timed(function) for name, function in known.items()}
+    vars(lib).update(timed)
+    found = []
+    try:
+        for _ in range(steps):
+            before, begin = sum(each.seconds for each in timed.values()), thread_time()
+            engine.step()
+            took = thread_time() - begin
+            passes = sum(each.seconds for each in timed.values()) - before
+            found.append((took - passes, passes))
+    finally:
+        vars(lib).update(known)
+    return min(own for own, _ in found), min(passes for _, passes in found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--texts", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    model, rows = decodery.load(given.model).model, []
+    for name, settings in SETTINGS.items():
+        for texts in given.texts:
+            engine = started(model, texts, settings, 40 + 8 * given.steps)
+            seconds, passes = beside(engine, given.steps)
+            row = {"setting": name, "texts": texts, "calls": round(calls(engine, given.steps), 1)}
+            row |= {"beside_us": round(1e6 * seconds, 1), "pass_us": round(1e6 * passes, 1)}
+            rows.append(row)
+            print(row)
+    if given.out:
+        write_result(given.out, {"model": given.model, "steps": given.steps, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

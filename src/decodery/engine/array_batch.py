@@ -1,0 +1,422 @@
+"""The texts whose steps need nothing but the model: one batch in arrays, one native call per step for all of them."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from decodery.core.threads import one_thread
+from decodery.core.trace import Step
+from decodery.models.cache.cache import KVCache, resident
+from decodery.models.cache.open_rows import OpenRows
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch_state import in_plain_state
+from decodery.sampling.native_processors import NativeProcessors, native_processors
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.step.acceptance_rule import NodeDistributions
+from decodery.step.draft_length_policy import Budget
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter, VerificationFeedback
+from decodery.step.sequence import Sequence
+
+from .accounting import OWN
+from .commit import end_of
+from .draft_budgets import DraftBudgets
+from .schedule import Schedule
+from .task import SchedulerEntry, Task
+from .text import check_draft, choices_of, expect
+
+if TYPE_CHECKING:
+    from decodery.models.native.array_step import ArraySteps
+
+_RULE = Coupled()
+_AHEAD = 64
+"""Rows that texts have room for when the batch begins, so that it lasts for many steps."""
+
+
+class ArrayText:
+    """A text of the batch: what a step needs of it at hand.
+
+    Args:
+        run: The scheduler's entry.
+        processors: What the kernels apply to its logits.
+    """
+
+    __slots__ = (
+        "cache", "eos", "ledger", "length", "most", "processors", "request", "room", "rows", "run", "sampler", "seq",
+        "stateful", "steps", "stream", "tokens", "windowed",
+    )  # fmt: skip
+
+    def __init__(self, run: SchedulerEntry, processors: NativeProcessors) -> None:
+        assert isinstance(run.task, Sequence)
+        seq = self.seq = run.task
+        self.run, self.processors = run, processors
+        self.request = request = seq.request
+        self.sampler, self.stateful = request.sampler, request.sampler.stateful
+        self.eos, self.ledger = request.eos_ids, seq.trace.ledger
+        # One more row in each step, and those that are drafted.
+        self.room = 1 if request.drafter is None else 1 + request.max_draft_tokens
+        self.most = request.prompt_length + request.max_new_tokens
+        self.follow()
+
+    def follow(self) -> None:
+        """Go on with the cache that the text has now."""
+        seq = self.seq
+        self.cache: KVCache = seq.cache
+        self.rows = OpenRows(seq.cache)
+        self.tokens, self.steps, self.stream = seq.tokens, seq.trace.steps, seq.text
+        self.length = len(seq.tokens)
+        self.windowed = seq.cache.window is not None
+
+    def spend(self, rows: int, seconds: float, passes: int) -> None:
+        """Enter the rows of a pass in the ledger. passes: of the model before it."""
+        ledger, run = self.ledger, self.run
+        if OWN in ledger.passes:
+            ledger.passes[OWN] += 1
+            ledger.rows[OWN] += rows
+            ledger.seconds[OWN] += seconds
+        else:
+            ledger.spend(OWN, rows, seconds, first=True)
+        run.served = passes + 1
+        run.depth += 1
+        if run.depth > ledger.depth:
+            ledger.depth = run.depth
+
+    def emit(self, tokens: list[int]) -> list[int]:
+        """Append accepted tokens up to the first that ends the text; returns those."""
+        seq, emitted = self.seq, list[int]()
+        for token in tokens:
+            self.tokens.append(token)
+            emitted.append(token)
+            end_of(seq, token)
+            if seq.finish_reason is not None:
+                break
+        self.length += len(emitted)
+        self.ledger.tokens += len(emitted)
+        return emitted
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether nobody else has touched the text since the last step."""
+        seq = self.seq
+        return (
+            seq.cache is self.cache
+            and seq.tokens is self.tokens
+            and seq.request is self.request
+            and len(self.tokens) == self.length
+            and seq.text is self.stream
+            and seq.trace.steps is self.steps
+        )
+
+
+class ArrayBatch:
+    """Steps of the texts that need nothing but the model.
+
+    Such a text has no drafter, or one that `processors` know, processors that the kernels apply, the coupled rule, and
+    neither monitors nor policies, sources or reports of probabilities. Where all tasks in progress are such texts, a
+    step is one native call and what becomes of the tokens; where others share the pass, or something has changed, the
+    engine's own step goes on with them, and they come back with the next one.
+
+    Args:
+        model: The engine's.
+        schedule: The engine's.
+        budgets: Bounds of drafts.
+    """
+
+    def __init__(self, model: LanguageModel, schedule: Schedule, budgets: DraftBudgets) -> None:
+        self._model, self._schedule, self._budgets = model, schedule, budgets
+        self._failed: dict[int, Exception] = {}
+        self._drafting = False
+        self._times = 0.0, 0.0, 0.0
+        self._texts: list[ArrayText] = []
+        self._changes = -1
+        self._steps: ArraySteps | None = None
+        self._known: dict[int, ArrayText] = {}
+        self._make = getattr(type(model), "array_steps", None)
+
+    def gather(self) -> None:
+        """Take in all tasks where they are texts that the batch can go on with, or none of them."""
+        self._changes, self._texts = -1, []
+        if self._make is None or self._schedule.waiting or len(runs := self._schedule.runs) > self._schedule.limits.rows:
+            return
+        found = [self._text(run) for run in runs]
+        texts = [text for text in found if text is not None]
+        if not texts or len(texts) < len(found) or not self._schedule.fits or not self._open(texts):
+            self._known = {}
+            return
+        self._known = {id(text.seq): text for text in texts}
+        self._texts, self._changes = texts, self._schedule.changes
+
+    def _text(self, run: SchedulerEntry) -> ArrayText | None:
+        """A task as a text of the batch, None where it cannot be one now."""
+        seq = run.task
+        if not isinstance(seq, Sequence) or seq.finish_reason is not None or seq.paused or run.coroutine is not None:
+            return None
+        if (known := self._known.get(id(seq))) is not None and known.run is run and known.request is seq.request:
+            known.follow()
+            return known if self._ready(seq) else None
+        processors = self._processors(seq) if self._ready(seq) else None
+        return None if processors is None else ArrayText(run, processors)
+
+    def _ready(self, seq: Sequence) -> bool:
+        """Whether a text has read all but its last token, into a cache that kernels can append to."""
+        cache = seq.cache
+        if not seq.position or seq.segment_end is not None or seq.scheduling.branches is not None:
+            return False
+        return (
+            isinstance(cache, KVCache) and cache.next_position == len(seq.tokens) - 1 and OpenRows.serves(cache)
+        )
+
+    def _processors(self, seq: Sequence) -> NativeProcessors | None:
+        """What the kernels apply to its logits; None where the text needs something that the batch lacks."""
+        request = seq.request
+        if request.model is not self._model or request.acceptance_rule != _RULE:
+            return None
+        if request.drafter is not None and (request.draft_length is not None or request.drafter.asks(seq)):
+            return None
+        if request.monitors or request.cache_policy is not None or request.logits_source is not None:
+            return None
+        if request.logprobs is not None or request.return_draft_trees or seq.scheduling.prompt_owner is not None:
+            return None
+        if self._steps is None:
+            self._steps = self._make(self._model, request.padding)  # type: ignore[misc]
+            self._padding = request.padding
+            if self._steps is None:
+                self._make = None
+        if self._steps is None or request.padding is not self._padding:
+            return None
+        return native_processors(request.sampler, request.vocab_size)
+
+    def _open(self, texts: list[ArrayText]) -> bool:
+        """Make room for one more row of every text, and write the arrays anew."""
+        steps = self._steps
+        assert steps is not None
+        steps.plain(len(texts))
+        for place, text in enumerate(texts):
+            seq = text.seq
+            expect(seq)
+            try:
+                if not text.rows.has_room(_AHEAD // 2):
+                    text.rows.open(max(text.room, min(_AHEAD, text.most - text.length)))
+            except Exception:
+                return False
+            if not text.rows.has_room(text.room):
+                return False
+            steps.describe(place, text.rows)
+            steps.last[place], steps.next[place] = seq.tokens[-1], seq.cache.next_position
+            steps.seeds[place], steps.drawn[place] = seq.request.seed, seq.position
+            steps.processors[place], steps.processor_counts[place] = text.processors.address, text.processors.count
+            steps.greedy[place] = text.sampler.greedy
+            if text.stateful:
+                text.processors.follow(seq.processor_states)
+            text.run.caches.add(seq.cache)
+            text.ledger.bytes = max(text.ledger.bytes, resident(text.run.caches))
+        steps.turn_to(max(text.most for text in texts))
+        self._drafting = any(text.request.drafter is not None for text in texts)
+        return True
+
+    def step(self, passes: int) -> list[Task] | None:
+        """One step of all texts in one native call; None where something else has to be done first.
+
+        Args:
+            passes: Of the engine's model so far.
+        """
+        texts, steps = self._texts, self._steps
+        if steps is None or self._schedule.changes != self._changes:
+            return None
+        begin = perf_counter()
+        for text in texts:
+            seq = text.seq
+            if seq.finish_reason is not None or seq.paused or not text.unchanged or not text.rows.has_room(text.room):
+                self._changes = -1
+                return None
+        trees = self._proposed() if self._drafting else None
+        proposed = perf_counter()
+        try:
+            steps.run()
+        except Exception:
+            # The engine's own step finds out whose fault it is.
+            self._changes = -1
+            return None
+        self._times = begin, proposed, perf_counter()
+        if trees is None:
+            ended = self._commit(passes)
+        else:
+            ended = self._commit_trees(passes, trees)
+        if ended:
+            self._schedule.leave()
+            self._changes = -1
+        return [text.seq for text in texts]
+
+    def _commit(self, passes: int) -> bool:
+        """What becomes of a token of each text; whether one has ended."""
+        texts, steps = self._texts, self._steps
+        assert steps is not None
+        begin, proposed, scored = self._times
+        n = len(texts)
+        accepted, chosen = steps.accepted[:n].tolist(), steps.chosen[:n].tolist()
+        share, ended = (scored - proposed) / n, False
+        for place, text in enumerate(texts):
+            token = chosen[place]
+            if accepted[place] < 0:
+                if not self._look(place, text, DraftTree.root(text.tokens[-1])):
+                    ended = True
+                    continue
+                token = int(steps.chosen[place])
+            text.cache.next_position += 1
+            if text.stateful:
+                text.seq.processor_states = self._after(text, token)
+            text.tokens.append(token)
+            text.length += 1
+            text.ledger.tokens += 1
+            text.spend(1, share, passes)
+            if token in text.eos or text.length >= text.most:
+                end_of(text.seq, token)
+                ended = True
+            elif text.stream is not None:
+                if text.stream.lazy:
+                    text.stream.waiting.append(token)
+                else:
+                    end_of(text.seq, token)
+                    ended = ended or text.seq.finish_reason is not None
+            if text.windowed:
+                text.cache.release_passed()
+        times = (proposed - begin, scored - proposed, 0.0, perf_counter() - scored, n)
+        for text in texts:
+            text.steps.append(Step(0, 0, 1, 1, False, *times, [], None))
+        return ended
+
+    @in_plain_state
+    def _proposed(self) -> list[DraftTree | None]:
+        """The trees of all texts, written into the arrays; None for those whose drafter skips the step."""
+        texts, steps = self._texts, self._steps
+        assert steps is not None
+        nodes = max(self._schedule.limits.rows // len(texts) - 1, 0)
+        every = [text.seq for text in texts]
+        trees: list[DraftTree | None] = [DraftTree.root(text.tokens[-1]) for text in texts]
+        groups: dict[Drafter, tuple[list[int], list[Budget]]] = {}
+        with one_thread():
+            for place, text in enumerate(texts):
+                drafter = text.request.drafter
+                if drafter is None:
+                    continue
+                budget = self._budgets.of(text.seq, nodes, every)
+                if drafter.skips_step(text.seq, budget):
+                    trees[place] = None
+                elif text.seq.remaining > 1:
+                    places, budgets = groups.setdefault(drafter, ([], []))
+                    places.append(place)
+                    budgets.append(budget)
+            for drafter, (places, budgets) in groups.items():
+                for place, budget, tree in zip(
+                    places, budgets, drafter.propose_all([every[place] for place in places], budgets), strict=True
+                ):
+                    trees[place] = self._checked(every[place], tree, budget)
+        sizes = [1 if tree is None else len(tree) for tree in trees]
+        steps.trees(sizes)
+        first = 0
+        for tree, size in zip(trees, sizes, strict=True):
+            if tree is not None and size > 1:
+                steps.tokens[first : first + size] = tree.tokens
+                steps.parents[first : first + size] = tree.parents
+            else:
+                steps.parents[first] = -1
+            first += size
+        return trees
+
+    def _checked(self, seq: Sequence, tree: DraftTree | Exception, budget: Budget) -> DraftTree:
+        """A draft as it may be scored; where there is none the text ends with the error after this step."""
+        try:
+            if isinstance(tree, Exception):
+                raise tree
+            check_draft(tree, seq, budget)
+            return tree
+        except Exception as error:
+            self._failed[id(seq)] = error
+            return DraftTree.root(seq.last_token)
+
+    @in_plain_state
+    def _commit_trees(self, passes: int, trees: list[DraftTree | None]) -> bool:
+        """What becomes of the trees of all texts; whether one has ended."""
+        texts, steps = self._texts, self._steps
+        assert steps is not None
+        begin, proposed, scored = self._times
+        n, share, ended = len(texts), (scored - proposed) / max(steps.rows, 1), False
+        groups: dict[Drafter, tuple[list[Sequence], list[VerificationFeedback]]] = {}
+        recorded: list[tuple[ArrayText, Step]] = []
+        for place, (text, given) in enumerate(zip(texts, trees, strict=True)):
+            seq, tree = text.seq, given or DraftTree.root(text.tokens[-1])
+            if (error := self._failed.pop(id(seq), None)) is not None:
+                seq.fail(error)
+                ended = True
+                continue
+            if steps.accepted[place] < 0 and not self._look(place, text, tree):
+                ended = True
+                continue
+            first, count = int(steps.first[place]), int(steps.accepted[place])
+            path = steps.paths[first : first + count].tolist()
+            text.cache.next_position += count + 1
+            run = [*(tree.tokens[path].tolist() if path else ()), int(steps.chosen[place])]
+            emitted = text.emit(run)
+            if len(emitted) < len(run):
+                text.rows.cut(len(run) - len(emitted))
+            if text.stateful:
+                for token in emitted:
+                    seq.processor_states = self._after(text, token)
+            text.spend(len(tree), share * len(tree), passes)
+            if text.windowed:
+                text.cache.release_passed()
+            last = Step(len(tree) - 1, min(count, len(emitted)), len(emitted), len(tree))
+            last.choices = choices_of(tree, path)
+            recorded.append((text, last))
+            ended = ended or seq.finish_reason is not None
+            drafter = text.request.drafter
+            if drafter is None:
+                continue
+            if given is None and seq.finish_reason is None:
+                seq.observed = len(seq.tokens) - 1
+                continue
+            logits = steps.logits[first : first + len(tree)]
+            start = len(seq.tokens) - len(emitted) - 1
+            feedback = VerificationFeedback(
+                tree, logits.clone() if drafter.keeps_logits else logits, {}, path, emitted, start
+            )
+            seqs, seen = groups.setdefault(drafter, ([], []))
+            seqs.append(seq)
+            seen.append(feedback)
+        with one_thread():
+            for drafter, (seqs, seen) in groups.items():
+                failed = drafter.observe_all(seqs, seen)
+                for number, seq in enumerate(seqs):
+                    seq.observed = len(seq.tokens) - 1
+                    if number in failed:
+                        seq.fail(failed[number])
+                        ended = True
+        done = perf_counter()
+        for text, step in recorded:
+            step.propose, step.score, step.commit, step.sequences = proposed - begin, scored - proposed, done - scored, n
+            text.steps.append(step)
+        return ended
+
+    @in_plain_state
+    def _look(self, place: int, text: ArrayText, tree: DraftTree) -> bool:
+        """Choose for a text whose numbers the kernels could not tell apart; False where it has failed."""
+        steps, seq = self._steps, text.seq
+        assert steps is not None
+        first = int(steps.first[place])
+        try:
+            laws = NodeDistributions(tree, steps.logits[first : first + len(tree)], seq)
+            found = _RULE.choose(tree, laws, seq)
+        except Exception as error:
+            seq.fail(error)
+            return False
+        steps.accepted[place], steps.chosen[place] = len(found.path), found.bonus
+        steps.paths[first : first + len(found.path)] = found.path
+        steps.keep(place)
+        return True
+
+    def _after(self, text: ArrayText, token: int) -> tuple[Any, ...]:
+        """What the sampler's processors remember once a token is chosen; the kernels go by it from now."""
+        states = text.sampler.follow(text.seq.processor_states, token)
+        text.processors.follow(states)
+        return states

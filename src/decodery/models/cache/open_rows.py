@@ -1,0 +1,95 @@
+"""Room in a cache for rows that a kernel appends by itself, step after step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from decodery.core.native.kernels import SegmentStruct, address
+
+from .page_pool import MappedPool
+
+if TYPE_CHECKING:
+    from .cache import KVCache
+
+ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
+"""What caches hold, by the number of `Element` in csrc/abi.h."""
+
+
+class OpenRows:
+    """A cache that a kernel appends rows to, and where it finds that cache.
+
+    A kernel writes keys and values after the content, and their positions into the cache's table, and makes content of
+    rows by raising `lengths` in all layers. Whoever drives it adds as much to `next_position`.
+
+    Args:
+        cache: One that holds all it has read, in the same slots of all layers.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self._pages = cache.pages
+        self._lengths = cache.lengths
+        self._mine = (0, 0)
+        self._positions = np.empty((0, 0), dtype=np.int32)
+        self._slots = 0
+
+    @staticmethod
+    def serves(cache: KVCache) -> bool:
+        """Whether rows can be appended to a cache in this way."""
+        return (
+            cache.policy is None
+            and cache.memory is None
+            and not cache.tentative
+            and not cache.evicted
+            and cache.slot_positions.table[1] == 0
+            and isinstance(cache.pages.pool, MappedPool)
+        )
+
+    def has_room(self, rows: int) -> bool:
+        """Whether the kernel may append so many rows, with what `describe` has written still right."""
+        cache = self.cache
+        return (
+            cache.pages is self._pages
+            and cache.lengths is self._lengths
+            and self._pages.written_from is self._mine
+            and cache.slot_positions.held is self._positions
+            and cache.prefix + cache.next_position + rows <= self._slots
+            and not cache.tentative
+            and cache.policy is None
+            and cache.losses.lost is None
+        )
+
+    def open(self, rows: int) -> None:
+        """Make room, owned by this cache alone, for `rows` more rows at least."""
+        cache = self.cache
+        start = int(cache.lengths[0])
+        cache.make_room(rows)
+        self._pages, self._lengths = cache.pages, cache.lengths
+        self._mine, self._positions = cache.pages.written_from, cache.slot_positions.held
+        self._slots = min(self._mine[1], self._positions.shape[1]) if start >= self._mine[0] else 0
+
+    def describe(self, struct: SegmentStruct) -> object:
+        """Write where the kernel finds the cache; returns what must be kept meanwhile."""
+        pool, table = self._pages.pool, self._pages.whole_table
+        assert isinstance(pool, MappedPool)
+        _, kv_heads, columns = table.shape
+        struct.base, struct.page_bytes, struct.element = pool.base, pool.page_bytes, ELEMENTS[pool.dtype]
+        struct.pages, struct.table_pages = address(table, np.int32, None, kv_heads, columns), columns
+        struct.table_layer, struct.table_head = kv_heads * columns, columns
+        struct.lengths, struct.lengths_layer = address(self._lengths, np.int64, None), 1
+        struct.slots = address(self._positions, np.int32, *self._positions.shape, apart=True)
+        struct.slots_layer = struct.slots_head = struct.lengths_head = struct.stays = 0
+        struct.starts = struct.picked = struct.weights = struct.mass = struct.mask = None
+        return table, self._lengths, self._positions, pool
+
+    def keep(self, rows: int) -> None:
+        """Note that a kernel has made content of `rows` more rows."""
+        self.cache.next_position += rows
+
+    def cut(self, rows: int) -> None:
+        """Forget the last `rows` rows of the content, which the kernel has just made."""
+        self._lengths -= rows
+        self.cache.next_position -= rows

@@ -1,0 +1,123 @@
+"""Processors as the native kernels apply them: what a sampler is made of, and what a text's penalties go by."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from decodery.core.native.kernels import ProcessorStruct
+
+from .frequency_penalty import FrequencyPenalty
+from .history import TokenCounts
+from .logit_bias import LogitBias
+from .logits_processor import LogitsProcessor, Stage
+from .min_new_tokens import MinNewTokens
+from .min_p import MinP
+from .presence_penalty import PresencePenalty
+from .repetition_penalty import RepetitionPenalty
+from .sampler import Sampler
+from .temperature import Temperature
+from .top_k import TopK
+from .top_p import TopP
+
+
+class Shape(IntEnum):
+    """What a processor does: `Shape` in csrc/abi.h."""
+
+    NOT_BEFORE, BIAS, REPETITION, FREQUENCY, PRESENCE, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(9)
+
+
+_VALUES: dict[type[LogitsProcessor], tuple[Shape, Callable[[Any], float]]] = {
+    RepetitionPenalty: (Shape.REPETITION, lambda each: each.penalty),
+    FrequencyPenalty: (Shape.FREQUENCY, lambda each: each.penalty),
+    PresencePenalty: (Shape.PRESENCE, lambda each: each.penalty),
+    Temperature: (Shape.TEMPERATURE, lambda each: each.t),
+    TopK: (Shape.TOP_K, lambda each: each.k),
+    TopP: (Shape.TOP_P, lambda each: each.p),
+    MinP: (Shape.MIN_P, lambda each: each.p),
+}
+
+
+class NativeProcessors:
+    """The processors of one text, as an array of structs that lies still.
+
+    Args:
+        processors: Those that are applied, in order.
+        places: The numbers that they have in the sampler.
+    """
+
+    def __init__(self, processors: list[LogitsProcessor], places: list[int], vocab_size: int) -> None:
+        self.structs = (ProcessorStruct * max(len(processors), 1))()
+        self.address = ctypes.addressof(self.structs)
+        self.count = len(processors)
+        self._alive: list[np.ndarray] = []
+        self._counted: list[tuple[ProcessorStruct, int]] = []
+        self._states: dict[int, TokenCounts] = {}
+        for struct, processor, place in zip(self.structs, processors, places, strict=False):
+            if isinstance(processor, MinNewTokens):
+                ends = [token for token in processor.eos if token < vocab_size]
+                struct.shape, struct.value = Shape.NOT_BEFORE, processor.count
+                struct.ids, struct.count = self._kept(ends, np.int64), len(ends)
+            elif isinstance(processor, LogitBias):
+                tokens, amounts = zip(*processor.bias, strict=True)
+                struct.shape, struct.count = Shape.BIAS, len(tokens)
+                struct.ids, struct.biases = self._kept(tokens, np.int64), self._kept(amounts, np.float32)
+            else:
+                shape, value = _VALUES[type(processor)]
+                struct.shape, struct.value = shape, value(processor)
+                if processor.stateful:
+                    self._counted.append((struct, place))
+
+    def _kept(self, numbers: Iterable[float], dtype: type[np.generic]) -> int:
+        array = np.array(tuple(numbers), dtype=dtype)
+        self._alive.append(array)
+        return int(array.ctypes.data)
+
+    @property
+    def counts(self) -> bool:
+        """Whether they go by how often tokens occur, so that each text needs its own."""
+        return bool(self._counted)
+
+    def follow(self, states: tuple[Any, ...]) -> None:
+        """Go by what the sampler's processors remember of the text now."""
+        for struct, place in self._counted:
+            state: TokenCounts = states[place]
+            known = self._states.get(place)
+            self._states[place] = state
+            if known is None or known.ids is not state.ids:
+                struct.ids, struct.counts, struct.count = state.ids.ctypes.data, state.counts.ctypes.data, len(state.ids)
+            tail = (ctypes.c_int64 * len(state.tail))(*state.tail)
+            struct.tail, struct.tail_count = ctypes.addressof(tail), len(state.tail)
+            self._tails = {**getattr(self, "_tails", {}), place: tail}
+
+
+def native_processors(sampler: Sampler, vocab_size: int) -> NativeProcessors | None:
+    """What the kernels apply for a sampler, None where it has a processor that they do not know.
+
+    Args:
+        sampler: Its masks and edits must come before what shapes chance.
+        vocab_size: Of the model.
+    """
+    found, places, shaped = [], [], False
+    for place, processor in enumerate(sampler.processors):
+        if processor.neutral or (processor.stage > Stage.EDIT and sampler.greedy):
+            if type(processor) not in _VALUES and not isinstance(processor, MinNewTokens | LogitBias):
+                if processor.stateful or processor.stage <= Stage.EDIT:
+                    return None
+            continue
+        if type(processor) not in _VALUES and type(processor) not in (MinNewTokens, LogitBias):
+            return None
+        if processor.stage <= Stage.EDIT and shaped:
+            return None
+        if isinstance(processor, LogitBias) and max(token for token, _ in processor.bias) >= vocab_size:
+            return None
+        if isinstance(processor, TopK) and processor.k >= vocab_size:
+            continue
+        shaped = shaped or processor.stage > Stage.EDIT
+        found.append(processor)
+        places.append(place)
+    return NativeProcessors(found, places, vocab_size)

@@ -1,0 +1,156 @@
+"""Texts in arrays: the same tokens, states, traces and ledgers as one by one, whoever comes and goes, in few calls."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decodery.engine.engine import Engine
+from decodery.engine.prefixes import PrefixCache
+from decodery.engine.request import Request
+from decodery.sampling.sampler import Sampler
+from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.sequence import Sequence
+from decodery.testing import Oracle, tiny_transformer, to_int8
+from decodery.testing.models import Counted
+
+MODEL = to_int8(tiny_transformer(3))
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8], [1, 1, 2, 3, 5, 8, 13, 21, 34]]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"sampler": Sampler.from_settings(temperature=0.9)},
+    "truncated": {"sampler": Sampler.from_settings(temperature=1.3, top_k=30, top_p=0.9, min_p=0.02)},
+    "penalties": {
+        "sampler": Sampler.from_settings(
+            temperature=1.1, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2,
+            logit_bias={5: 2.0, 9: -100.0}, min_new_tokens=6, eos_ids=(7, 11),
+        ),
+        "eos_ids": (7, 11),
+    },
+    "greedy penalties": {"sampler": Sampler.from_settings(repetition_penalty=1.5)},
+    "copies": {"drafter": PromptLookup()},
+    "auto": {"drafter": Auto(warm=None), "sampler": Sampler.from_settings(temperature=0.7)},
+}  # fmt: skip
+
+
+class Letters:
+    """A detokenizer whose token i is the i-th letter."""
+
+    def push(self, ids: list[int]) -> str:
+        return "".join(chr(97 + token % 26) for token in ids)
+
+    def finish(self) -> str:
+        return ""
+
+
+def figures(seq: Sequence) -> tuple[Any, ...]:
+    """What a text, its trace and its ledger say that does not depend on time."""
+    steps = [(each.nodes, each.accepted, each.emitted, each.rows, each.choices) for each in seq.trace.steps]
+    ledger = seq.trace.ledger
+    text = None if seq.text is None else seq.text.text
+    spent = (ledger.tokens, ledger.passes, ledger.rows, ledger.depth, ledger.bytes)
+    return seq.tokens, seq.finish_reason, seq.stopped_by, text, steps, spent, seq.cache.next_position
+
+
+def written(model: Any, settings: dict[str, Any], **others: Any) -> list[Sequence]:
+    """Texts after all prompts, of which one comes later."""
+    engine = Engine(model, detokenizer=Letters, pass_seconds=lambda context: 1.0 + 0.01 * np.arange(1024))
+    seqs = []
+    for number, prompt in enumerate(PROMPTS):
+        seqs.append(engine.submit(Request(prompt, max_new_tokens=24 + number, seed=number, **settings, **others)))
+        for _ in range(5 * (number == 1)):
+            engine.step()
+    engine.run(seqs)
+    return seqs
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_texts_in_arrays_are_what_they_are_one_by_one(settings: dict[str, Any]) -> None:
+    model = Counted(MODEL)
+    plain = written(model, settings)
+    assert model.rows, "a wrapped model is not run in arrays"
+    together = written(MODEL, settings)
+    assert [figures(seq) for seq in together] == [figures(seq) for seq in plain]
+
+
+def test_another_seed_is_another_text() -> None:
+    one, two = (written(MODEL, SETTINGS["sampled"])[0], written(MODEL, SETTINGS["truncated"])[0])
+    assert one.tokens != two.tokens
+
+
+def test_stop_strings_end_a_text_inside_a_draft() -> None:
+    whole = written(MODEL, {})[0]
+    assert whole.text is not None
+    stop = whole.text.text[7:9]
+    drafter = Oracle(tuple(whole.tokens), nodes=12)
+    for model in (MODEL, Counted(MODEL)):
+        seq = written(model, {"drafter": drafter, "stop": [stop]})[0]
+        assert seq.text is not None and seq.text.text == whole.text.text[: whole.text.text.index(stop)]
+        assert seq.cache.next_position == len(seq.tokens) - 1 and seq.stopped_by == stop
+
+
+def test_texts_leave_the_arrays_and_come_back() -> None:
+    expected = [seq.tokens for seq in written(MODEL, SETTINGS["sampled"])]
+    engine = Engine(MODEL, prefixes=PrefixCache(1 << 20))
+    seqs = [
+        engine.submit(Request(prompt, max_new_tokens=24 + number, seed=number, **SETTINGS["sampled"]))
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    for _ in range(4):
+        engine.step()
+    fork = engine.fork(seqs[0])
+    engine.preempt(seqs[1])
+    for _ in range(3):
+        engine.step()
+    # One that the arrays cannot hold shares passes with the others.
+    other = engine.submit(Request(PROMPTS[0], max_new_tokens=3, logprobs=2))
+    seqs[2].paused = True
+    for _ in range(4):
+        engine.step()
+    seqs[2].paused = False
+    engine.run([*seqs, fork, other])
+    assert [seq.tokens for seq in seqs] == expected and fork.tokens == expected[0]
+    assert len(other.token_logprobs) == 3
+
+
+def test_a_text_that_is_cancelled_ends_and_the_others_go_on() -> None:
+    expected = [seq.tokens for seq in written(MODEL, {})]
+    engine = Engine(MODEL)
+    seqs = [engine.submit(Request(prompt, max_new_tokens=24 + number)) for number, prompt in enumerate(PROMPTS)]
+    for _ in range(5):
+        engine.step()
+    seqs[1].cancel()
+    engine.run(seqs)
+    assert seqs[1].finish_reason == "cancelled" and [seqs[0].tokens, seqs[2].tokens] == [expected[0], expected[2]]
+
+
+def calls(texts: int, **settings: Any) -> float:
+    """Calls of Python and C functions in one step of so many texts."""
+    engine = Engine(MODEL, detokenizer=Letters)
+    seqs = [engine.submit(Request([3, 1 + number % 60], max_new_tokens=40, seed=number, **settings)) for number in range(texts)]
+    while any(seq.position < 3 for seq in seqs):
+        engine.step()
+    count = 0
+
+    def seen(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(seen)
+    try:
+        for _ in range(4):
+            engine.step()
+    finally:
+        sys.setprofile(None)
+    return count / 4
+
+
+@pytest.mark.parametrize("name", ["greedy", "truncated"])
+def test_a_step_is_few_calls(name: str) -> None:
+    settings = SETTINGS[name]
+    assert calls(1, **settings) <= 150
+    assert calls(64, **settings) <= 750
