@@ -272,9 +272,7 @@ class Engine:
         if (advanced := self._arrays.step(self._runner.passes)) is not None:
             self._runner.passes, self._runner.rows = self._runner.passes + 1, len(advanced)
             return advanced
-        advanced = self._step()
-        self._arrays.gather()
-        return advanced
+        return self._step()
 
     @in_plain_state
     def _step(self) -> list[Task]:
@@ -303,6 +301,7 @@ class Engine:
             for run in self._blocking.collect(_WAITS):
                 self._runner.go_on(run)
         self._schedule.leave()
+        self._arrays.gather()
         return [run.task for run in runs if run.coroutine is None or id(run) in advanced]
 
     def _begin(self, run: SchedulerEntry, rows: int, nodes: int, texts: list[Sequence]) -> None:
