@@ -3,21 +3,25 @@
     python benchmarks/step_calls.py [--model smollm2] [--texts 1 4 16 64] [--out benchmarks/results/step-calls.json]
 
 Every text writes greedily, with top-p, or with the drafter `auto`. Calls are those that `sys.setprofile` reports, on
-average over some steps. The time beside the pass is that of the stepping thread in `Engine.step` less what native
-passes of the same thread take, as `time.thread_time` has it, the least of several steps: other programs on the machine
-can only add to it.
+average over some steps. The time beside the pass is that of the stepping thread in `Engine.step` less what layers and
+head take, as `time.thread_time` has it, the least of several steps: other programs on the machine can only add to it.
+Where one native call takes the whole step, its choice of tokens is made once more to tell it from the pass. Set
+DECODERY_THREADS=1, so that no thread waits for another.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from ctypes import addressof
 from pathlib import Path
 from time import thread_time
 from typing import Any
 
+import numpy as np
+
 import decodery
-from decodery.core.native.kernels import library
+from decodery.core.native.kernels import ArrayStepStruct, SamplingStruct, library
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling.sampler import Sampler
@@ -33,17 +37,33 @@ PROMPT = list(range(40, 72))
 
 
 class Timed:
-    """A function of the native library that adds up the CPU time of its calls."""
+    """A function of the native library that adds up the CPU time of the passes in its calls.
 
-    def __init__(self, function: Any) -> None:
-        self._function, self.seconds = function, 0.0
+    Args:
+        sample: The library's choice of tokens.
+    """
+
+    def __init__(self, function: Any, sample: Any) -> None:
+        self._function, self._sample, self.seconds, self.again = function, sample, 0.0, 0.0
 
     def __call__(self, *given: Any) -> Any:
         begin = thread_time()
-        try:
-            return self._function(*given)
-        finally:
-            self.seconds += thread_time() - begin
+        code = self._function(*given)
+        self.seconds += thread_time() - begin
+        if self._function.__name__ == "decodery_step":
+            begin = thread_time()
+            self.seconds -= self._sampling(ArrayStepStruct.from_address(given[1]))
+            self.again += thread_time() - begin
+        return code
+
+    def _sampling(self, step: ArrayStepStruct) -> float:
+        """Seconds that the choice of tokens takes, with results of its own."""
+        copy = SamplingStruct.from_buffer_copy(step.sampling)
+        rows = [np.zeros(step.passed.rows, dtype=dtype) for dtype in (np.int32, np.int32, np.int64)]
+        copy.paths, copy.accepted, copy.chosen = (each.ctypes.data for each in rows)
+        begin = thread_time()
+        self._sample(addressof(copy))
+        return thread_time() - begin
 
 
 def started(model: Any, texts: int, settings: dict[str, Any], length: int) -> Engine:
@@ -79,14 +99,15 @@ def beside(engine: Engine, steps: int) -> tuple[float, float]:
     """The least CPU seconds of a step beside native passes, and of its passes."""
     lib = library()
     known = {name: getattr(lib, name) for name in PASSES if hasattr(lib, name)}
-    timed = {name: Timed(function) for name, function in known.items()}
+    timed = {name: Timed(function, lib.decodery_sample) for name, function in known.items()}
     vars(lib).update(timed)
     found = []
     try:
         for _ in range(steps):
             before, begin = sum(each.seconds for each in timed.values()), thread_time()
+            again = sum(each.again for each in timed.values())
             engine.step()
-            took = thread_time() - begin
+            took = thread_time() - begin - sum(each.again for each in timed.values()) + again
             passes = sum(each.seconds for each in timed.values()) - before
             found.append((took - passes, passes))
     finally:

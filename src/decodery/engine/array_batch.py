@@ -112,10 +112,10 @@ class ArrayText:
 class ArrayBatch:
     """Steps of the texts that need nothing but the model.
 
-    Such a text has no drafter, or one that `processors` know, processors that the kernels apply, the coupled rule, and
-    neither monitors nor policies, sources or reports of probabilities. Where all tasks in progress are such texts, a
-    step is one native call and what becomes of the tokens; where others share the pass, or something has changed, the
-    engine's own step goes on with them, and they come back with the next one.
+    Such a text has no drafter, or one that asks for no passes, processors that the kernels apply, the coupled rule, and
+    neither monitors nor cache policies, logits sources or log-probabilities. Where all tasks in progress are such
+    texts, a step is one native call, and Python handles what becomes of the tokens. Where others share the pass, or
+    something has changed, the engine's own step takes all of them, and they come back after it.
 
     Args:
         model: The engine's.
@@ -132,20 +132,35 @@ class ArrayBatch:
         self._changes = -1
         self._steps: ArraySteps | None = None
         self._known: dict[int, ArrayText] = {}
+        self._other: SchedulerEntry | None = None
         self._make = getattr(type(model), "array_steps", None)
 
+    @in_plain_state
     def gather(self) -> None:
         """Take in all tasks where they are texts that the batch can go on with, or none of them."""
-        self._changes, self._texts = -1, []
-        if self._make is None or self._schedule.waiting or len(runs := self._schedule.runs) > self._schedule.limits.rows:
+        self._changes, self._texts, schedule = -1, [], self._schedule
+        runs, limits = schedule.runs, schedule.limits
+        if self._steps is not None:
+            self._steps.forget()
+        if len(self._known) > len(runs):
+            here = {id(run.task) for run in runs}
+            self._known = {key: text for key, text in self._known.items() if key in here}
+        if self._other not in runs:
+            self._other = None
+        admits = schedule.waiting and len(runs) < limits.texts
+        if self._make is None or not runs or admits or len(runs) > limits.rows:
             return
-        found = [self._text(run) for run in runs]
-        texts = [text for text in found if text is not None]
-        if not texts or len(texts) < len(found) or not self._schedule.fits or not self._open(texts):
-            self._known = {}
+        # Whoever kept the texts from their arrays the last time most often does so again.
+        if self._other is not None and self._text(self._other) is None:
             return
-        self._known = {id(text.seq): text for text in texts}
-        self._texts, self._changes = texts, self._schedule.changes
+        texts = []
+        for run in runs:
+            if (text := self._text(run)) is None:
+                self._other = run
+                return
+            texts.append(text)
+        if schedule.fits and self._open(texts):
+            self._texts, self._changes = texts, schedule.changes
 
     def _text(self, run: SchedulerEntry) -> ArrayText | None:
         """A task as a text of the batch, None where it cannot be one now."""
@@ -156,16 +171,17 @@ class ArrayBatch:
             known.follow()
             return known if self._ready(seq) else None
         processors = self._processors(seq) if self._ready(seq) else None
-        return None if processors is None else ArrayText(run, processors)
+        if processors is None:
+            return None
+        text = self._known[id(seq)] = ArrayText(run, processors)
+        return text
 
     def _ready(self, seq: Sequence) -> bool:
         """Whether a text has read all but its last token, into a cache that kernels can append to."""
         cache = seq.cache
         if not seq.position or seq.segment_end is not None or seq.scheduling.branches is not None:
             return False
-        return (
-            isinstance(cache, KVCache) and cache.next_position == len(seq.tokens) - 1 and OpenRows.serves(cache)
-        )
+        return isinstance(cache, KVCache) and cache.next_position == len(seq.tokens) - 1 and OpenRows.serves(cache)
 
     def _processors(self, seq: Sequence) -> NativeProcessors | None:
         """What the kernels apply to its logits; None where the text needs something that the batch lacks."""
@@ -245,7 +261,7 @@ class ArrayBatch:
             ended = self._commit_trees(passes, trees)
         if ended:
             self._schedule.leave()
-            self._changes = -1
+            self.gather()
         return [text.seq for text in texts]
 
     def _commit(self, passes: int) -> bool:
@@ -394,7 +410,12 @@ class ArrayBatch:
                         ended = True
         done = perf_counter()
         for text, step in recorded:
-            step.propose, step.score, step.commit, step.sequences = proposed - begin, scored - proposed, done - scored, n
+            step.propose, step.score, step.commit, step.sequences = (
+                proposed - begin,
+                scored - proposed,
+                done - scored,
+                n,
+            )
             text.steps.append(step)
         return ended
 

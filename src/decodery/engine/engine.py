@@ -273,9 +273,7 @@ class Engine:
         if (advanced := self._arrays.step(self._runner.passes)) is not None:
             self._runner.passes, self._runner.rows = self._runner.passes + 1, len(advanced)
             return advanced
-        advanced = self._step()
-        self._arrays.gather()
-        return advanced
+        return self._step()
 
     @in_plain_state
     def _step(self) -> list[Task]:
@@ -311,6 +309,7 @@ class Engine:
                 self._runner.go_on(run)
         settle(drafting_together)
         self._schedule.leave()
+        self._arrays.gather()
         return [run.task for run in runs if run.coroutine is None or id(run) in advanced]
 
     def _budget(self, run: SchedulerEntry, nodes: int, texts: list[Sequence]) -> Budget | None:

@@ -57,6 +57,7 @@ class NativeProcessors:
         self._alive: list[np.ndarray] = []
         self._counted: list[tuple[ProcessorStruct, int]] = []
         self._states: dict[int, TokenCounts] = {}
+        self._tails: dict[int, Any] = {}
         for struct, processor, place in zip(self.structs, processors, places, strict=False):
             if isinstance(processor, MinNewTokens):
                 ends = [token for token in processor.eos if token < vocab_size]
@@ -89,10 +90,14 @@ class NativeProcessors:
             known = self._states.get(place)
             self._states[place] = state
             if known is None or known.ids is not state.ids:
-                struct.ids, struct.counts, struct.count = state.ids.ctypes.data, state.counts.ctypes.data, len(state.ids)
+                struct.ids, struct.counts, struct.count = (
+                    state.ids.ctypes.data,
+                    state.counts.ctypes.data,
+                    len(state.ids),
+                )
             tail = (ctypes.c_int64 * len(state.tail))(*state.tail)
             struct.tail, struct.tail_count = ctypes.addressof(tail), len(state.tail)
-            self._tails = {**getattr(self, "_tails", {}), place: tail}
+            self._tails[place] = tail
 
 
 def native_processors(sampler: Sampler, vocab_size: int) -> NativeProcessors | None:
@@ -105,9 +110,8 @@ def native_processors(sampler: Sampler, vocab_size: int) -> NativeProcessors | N
     found, places, shaped = [], [], False
     for place, processor in enumerate(sampler.processors):
         if processor.neutral or (processor.stage > Stage.EDIT and sampler.greedy):
-            if type(processor) not in _VALUES and not isinstance(processor, MinNewTokens | LogitBias):
-                if processor.stateful or processor.stage <= Stage.EDIT:
-                    return None
+            if processor.stateful and processor.hears_logprobs:
+                return None
             continue
         if type(processor) not in _VALUES and type(processor) not in (MinNewTokens, LogitBias):
             return None

@@ -131,7 +131,10 @@ def test_a_text_that_is_cancelled_ends_and_the_others_go_on() -> None:
 def calls(texts: int, **settings: Any) -> float:
     """Calls of Python and C functions in one step of so many texts."""
     engine = Engine(MODEL, detokenizer=Letters)
-    seqs = [engine.submit(Request([3, 1 + number % 60], max_new_tokens=40, seed=number, **settings)) for number in range(texts)]
+    seqs = [
+        engine.submit(Request([3, 1 + number % 60], max_new_tokens=40, seed=number, **settings))
+        for number in range(texts)
+    ]
     while any(seq.position < 3 for seq in seqs):
         engine.step()
     count = 0

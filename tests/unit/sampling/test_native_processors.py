@@ -33,7 +33,8 @@ def chosen(sampler: Sampler, logits: np.ndarray, contexts: list[Context], tokens
             each.follow(context.state)
     arrays = {
         "logits": np.ascontiguousarray(logits.reshape(-1, VOCAB)),
-        "tokens": np.tile(np.array(tokens, dtype=np.int64), n), "parents": np.tile(np.array(parents, dtype=np.int32), n),
+        "tokens": np.tile(np.array(tokens, dtype=np.int64), n),
+        "parents": np.tile(np.array(parents, dtype=np.int32), n),
         "first": np.arange(0, n * rows + 1, rows, dtype=np.int32),
         "seeds": np.array([context.seed for context in contexts], dtype=np.uint64),
         "positions": np.array([context.position for context in contexts], dtype=np.int64),
@@ -72,12 +73,18 @@ def test_kernels_choose_what_processors_and_noise_choose() -> None:
     random = np.random.default_rng(5)
     known, differ, paths = 0, 0, 0
     for _ in range(60):
-        settings = {name: values[random.integers(len(values))] for name, values in POSSIBLE.items() if random.random() < 0.5}
-        sampler = Sampler.from_settings(order=str(random.choice(list(ORDERS))), min_new_tokens=4, eos_ids=(7,), **settings)
+        settings = {
+            name: values[random.integers(len(values))] for name, values in POSSIBLE.items() if random.random() < 0.5
+        }
+        sampler = Sampler.from_settings(
+            order=str(random.choice(list(ORDERS))), min_new_tokens=4, eos_ids=(7,), **settings
+        )
         logits = random.normal(size=(3, 4, VOCAB)).astype(np.float32) * float(random.choice([0.3, 2, 6]))
         contexts = []
         for _ in range(3):
-            prompt, output = (random.integers(0, VOCAB, int(n)).tolist() for n in (random.integers(1, 90), random.integers(0, 8)))
+            prompt, output = (
+                random.integers(0, VOCAB, int(n)).tolist() for n in (random.integers(1, 90), random.integers(0, 8))
+            )
             state = sampler.init(prompt)
             for token in output:
                 state = sampler.follow(state, token)
@@ -85,7 +92,9 @@ def test_kernels_choose_what_processors_and_noise_choose() -> None:
         # A tree that guesses what the first text will choose, so that paths are walked.
         _, first = walked(sampler, logits[0], contexts[0], [0], [-1])
         tokens, parents = [0, first, (first + 1) % VOCAB, first], [-1, 0, 0, 1]
-        expected = [walked(sampler, rows, context, tokens, parents) for rows, context in zip(logits, contexts, strict=True)]
+        expected = [
+            walked(sampler, rows, context, tokens, parents) for rows, context in zip(logits, contexts, strict=True)
+        ]
         found = chosen(sampler, logits, contexts, tokens, parents)
         known += sum(each is not None for each in found)
         differ += sum(each is not None and each != other for each, other in zip(found, expected, strict=True))

@@ -151,6 +151,7 @@ class ArrayStepStruct(ctypes.Structure):
         ("passed", PassStruct), ("sampling", SamplingStruct), ("last", c_void_p), ("next", c_void_p),
         ("positions", c_void_p), ("depths", c_void_p), ("masks", c_void_p), ("table", c_void_p),
         ("cos", c_void_p * 2), ("sin", c_void_p * 2), ("scale", c_float), ("numbers", c_int32),
+        ("blocks", c_int32),
     ]  # fmt: skip
 
 

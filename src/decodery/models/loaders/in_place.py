@@ -179,6 +179,11 @@ class Rows:
         for piece in self._pieces:
             discard(self._file.address + piece.begin, self._file.address + piece.end)
 
+    @property
+    def number(self) -> int:
+        """Of the type of blocks, by GGML's numbers."""
+        return NUMBERS[self.kind]
+
     def expanded(self, rows: np.ndarray | None = None) -> torch.Tensor:
         """[n, inputs] float32 what these rows stand for, all of them by default."""
         lib = library()
@@ -319,9 +324,9 @@ class WeightsInPlace(Weights):
         super().__init__(*args, **others)
 
     @property
-    def whole(self) -> bool:
-        """Whether the table of embeddings is there."""
-        return self._whole is not None
+    def table(self) -> Rows | None:
+        """The rows of embeddings in the file, None where the whole table is there."""
+        return self._table if self._whole is None else None
 
     @property
     def embedding(self) -> torch.Tensor:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """What embeddings are made of, by the number of `Numbers` in csrc/abi.h."""
+_ROWS_OF_BLOCKS = 4
 _OF_TEXTS = {
     "last": np.int64, "next": np.int64, "seeds": np.uint64, "drawn": np.int64, "processors": np.uint64,
     "processor_counts": np.int32, "greedy": np.uint8, "accepted": np.int32, "chosen": np.int64,
@@ -84,11 +85,19 @@ class ArraySteps:
         if padding is not None:
             self._padding = np.ascontiguousarray(padding.others, dtype=np.int64)
             step.sampling.limit = min(padding.first, self._config.vocab_size)
-            step.sampling.padding, step.sampling.padding_count = address(self._padding, np.int64, None), len(self._padding)
+            step.sampling.padding, step.sampling.padding_count = (
+                address(self._padding, np.int64, None),
+                len(self._padding),
+            )
         self._table = model.table
-        if self._table is not None:
+        step.scale = self._config.embedding_scale
+        if isinstance(self._table, torch.Tensor):
             step.table = address(self._table, self._table.dtype, None, self._config.hidden_size)
-            step.numbers, step.scale = _NUMBERS[self._table.dtype], self._config.embedding_scale
+            step.numbers = _NUMBERS[self._table.dtype]
+        elif self._table is not None:
+            self._places = self._table.addresses
+            step.table, step.numbers = address(self._places, np.uint64, None), _ROWS_OF_BLOCKS
+            step.blocks = self._table.number
         self.grow(1, 1, 1)
 
     def grow(self, texts: int, rows: int, squares: int) -> None:
@@ -119,7 +128,9 @@ class ArraySteps:
     def _point(self) -> None:
         """Write into the struct where everything lies."""
         step, sampling, half = self._struct, self._struct.sampling, self._config.head_dim // 2
-        places = {name: address(getattr(self, name), dtype, None) for name, dtype in (*_OF_TEXTS.items(), *_OF_ROWS.items())}
+        places = {
+            name: address(getattr(self, name), dtype, None) for name, dtype in (*_OF_TEXTS.items(), *_OF_ROWS.items())
+        }
         for name in ("last", "next", "positions", "depths"):
             setattr(step, name, places[name])
         for name in (
@@ -152,13 +163,9 @@ class ArraySteps:
         """Write where the cache of a text lies."""
         self._described[text] = rows.describe(self._segments[text])
 
-    def move(self, source: int, target: int) -> None:
-        """Let text `source` have the place of text `target`."""
-        for name in _OF_TEXTS:
-            array = getattr(self, name)
-            array[target] = array[source]
-        self._segments[target] = self._segments[source]
-        self._described[target] = self._described[source]
+    def forget(self) -> None:
+        """Let go of the caches: each text is described anew before the next step."""
+        self._described = [None] * self._room
 
     def plain(self, texts: int) -> None:
         """Let each of so many texts have one row: its last token."""

@@ -20,7 +20,7 @@ from ..config import ModelConfig
 from ..cuda.graphs import StaticPasses
 from ..hooks import SITES, HookPoint, Hooks, Tap
 from ..layer_plan import WHOLE, LayerPlan, LayerStep, abreast, attending, groups, layer_steps
-from ..loaders.in_place import WeightsInPlace
+from ..loaders.in_place import Rows, WeightsInPlace
 from ..native.array_step import ArraySteps
 from ..native.stack import NativeStack
 from ..protocol import Capabilities
@@ -146,10 +146,10 @@ class Transformer(TorchLayers):
         return Scores(logits, bounds, hooks.tapped(), batch.offsets, costs)
 
     @property
-    def table(self) -> torch.Tensor | None:
+    def table(self) -> torch.Tensor | Rows | None:
         """[vocab, hidden] the embeddings, where kernels can read them as they lie; None elsewhere."""
-        if isinstance(self.weights, WeightsInPlace) and not self.weights.whole:
-            return None
+        if isinstance(self.weights, WeightsInPlace) and self.weights.table is not None:
+            return self.weights.table
         table = self.weights.embedding
         fits = table.device.type == "cpu" and table.is_contiguous() and table.dtype.itemsize in (2, 4)
         return table if fits and table.is_floating_point() else None

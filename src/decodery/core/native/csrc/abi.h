@@ -255,14 +255,15 @@ struct Sampling {
     int32_t texts, vocab, limit, padding_count;
 };
 
-// Types of numbers in a table of embeddings.
-enum Numbers : int32_t { no_numbers, float32_numbers, bfloat16_numbers, float16_numbers };
+// Types of numbers in a table of embeddings. rows_of_blocks: the table is where each row lies in a GGUF file, see `Blocks`;
+// what it stands for is rounded to bfloat16.
+enum Numbers : int32_t { no_numbers, float32_numbers, bfloat16_numbers, float16_numbers, rows_of_blocks };
 
 // One step of n texts: a pass over all layers, whose segments are those of the texts in order, the head, the choice of
 // tokens, and their rows kept. last, next: [texts] the token at the root of each tree and its position, which move on, as
 // sampling.positions do. rows of the pass follow sampling.first; tokens of its roots are written, and so are positions
 // [rows], depths [rows], masks (room for the squares of all trees' rows), the pass's angles, from tables [positions]
-// [head_dim / 2], and the hidden states, from a table [vocab][hidden] of `numbers`, times `scale`, unless there is none.
+// [head_dim / 2], and the hidden states, from a table [vocab][hidden] of `numbers` (and `blocks`), times `scale`, unless there is none.
 struct ArrayStep {
     Pass pass;
     Sampling sampling;
@@ -272,5 +273,5 @@ struct ArrayStep {
     const void* table;
     const float *cos[2], *sin[2];
     float scale;
-    int32_t numbers;
+    int32_t numbers, blocks;
 };

@@ -8,6 +8,7 @@
 extern "C" int32_t decodery_layers(const Model* model, Pass* pass, int64_t* ticks);
 extern "C" int32_t decodery_head(const Model* model, const float* hidden, int32_t rows, float* logits);
 extern "C" int32_t decodery_sample(const Sampling* sampling);
+extern "C" int32_t decodery_expand_rows(int32_t kind, const uint8_t* const* rows, int32_t count, int32_t in, float* to);
 
 namespace {
 
@@ -23,11 +24,24 @@ float widened(uint16_t half) {
     return x;
 }
 
+// To the nearest bfloat16, ties to even.
+float rounded(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
 // The embedding of a token, as the first layer reads it.
 void embed(const ArrayStep& step, int64_t token, int32_t hidden, float* to) {
     const uint16_t* shorts = static_cast<const uint16_t*>(step.table) + token * hidden;
     const float* floats = static_cast<const float*>(step.table) + token * hidden;
-    for (int32_t i = 0; i < hidden; ++i) {
+    if (step.numbers == rows_of_blocks) {
+        decodery_expand_rows(step.blocks, static_cast<const uint8_t* const*>(step.table) + token, 1, hidden, to);
+        for (int32_t i = 0; i < hidden; ++i) to[i] = rounded(to[i]);
+    }
+    for (int32_t i = 0; step.numbers != rows_of_blocks && i < hidden; ++i) {
         if (step.numbers == float32_numbers) to[i] = floats[i];
         else if (step.numbers == float16_numbers) to[i] = widened(shorts[i]);
         else {
