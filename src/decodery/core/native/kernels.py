@@ -189,7 +189,7 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_pack_blocks.argtypes = [c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack_supers.argtypes = [c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack16.argtypes = [c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
-    lib.decodery_pack_rows.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_void_p]
+    lib.decodery_pack_rows.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_int64, c_void_p]
     lib.decodery_expand_rows.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_void_p]
     lib.decodery_room.restype = c_int64
     lib.decodery_room.argtypes = [c_void_p, c_void_p]

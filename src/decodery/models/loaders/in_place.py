@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,7 @@ from decodery.core.native.kernels import Form, address, library
 from ..mapped_memory import discard
 from ..native.block_linear import BlockLinear
 from ..native.int4 import Int4Linear
-from ..native.packed import PANEL, SUPER_BYTES, panel_bytes
+from ..native.packed import SUPER_BYTES, panel_bytes
 from ..native.super_blocks import BlockKind, SuperBlockLinear, block_layer
 from ..torch.weights import Weights
 from .gguf_blocks import NUMBERS, READ, SIZES
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 IN_PLACE = "in_place"
 """What the metadata of a copy calls the plan of what is not in it."""
-_CHUNK = 8
-"""Panels that a thread lays out at a time."""
 
 
 @dataclass(frozen=True)
@@ -166,16 +163,9 @@ class Rows:
         lib = library()
         assert lib is not None
         addresses = np.where(order >= 0, self.addresses[np.maximum(order, 0)], np.uint64(0)).astype(np.uint64)
-        panels = len(order) // PANEL
         size = panel_bytes(READ[self.kind].form, self.inputs)
-
-        def some(panel: int) -> None:
-            count = min(_CHUNK, panels - panel) * PANEL
-            rows = addresses[panel * PANEL :].ctypes.data
-            lib.decodery_pack_rows(NUMBERS[self.kind], rows, self.inputs, count, packed + panel * size)
-
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            list(pool.map(some, range(0, panels, _CHUNK)))
+        rows = addresses.ctypes.data
+        lib.decodery_pack_rows(NUMBERS[self.kind], rows, self.inputs, len(order), size, packed)
         for piece in self._pieces:
             discard(self._file.address + piece.begin, self._file.address + piece.end)
 

@@ -242,19 +242,15 @@ class Tokenizer:
         Returns:
             [n] int64 ascending.
         """
-        last, behind = (self.backend.id_to_token(id) if id >= 0 else None for id in (size - 1, size))
-        whole = self.backend.get_vocab_size(with_added_tokens=True) == size and behind is None
-        if whole and last not in (None, f"[PAD{size - 1}]"):
-            # As many tokens as ids, and none after them: each id is one.
-            return np.empty(0, dtype=np.int64)
-        missing = np.ones(size, dtype=np.bool_)
-        # As converters to GGUF spell what they pad a vocabulary with.
-        named = self.backend.get_vocab(with_added_tokens=True).items()
-        known = [id for token, id in named if not (token.startswith("[PAD") and token == f"[PAD{id}]")]
-        missing[[id for id in (*known, *self.eos_ids) if 0 <= id < size]] = False
-        # Of two tokens with one spelling the vocabulary names only one.
-        spelt = ((id, self.backend.id_to_token(id)) for id in np.flatnonzero(missing).tolist())
-        return np.array([id for id, token in spelt if token in (None, f"[PAD{id}]")], dtype=np.int64)
+        spelling, number = self.backend.id_to_token, self.backend.token_to_id
+        # As many tokens as ids, and none after them: each id is one, or what converters to GGUF pad a vocabulary with.
+        whole = self.backend.get_vocab_size(with_added_tokens=True) == size and spelling(size) is None
+        found = (
+            (id for id in range(size) if number(f"[PAD{id}]") == id)
+            if whole
+            else (id for id in range(size) if (token := spelling(id)) is None or token == f"[PAD{id}]")
+        )
+        return np.array([id for id in found if id not in self.eos_ids], dtype=np.int64)
 
     def fingerprint(self) -> str:
         """SHA-256 of what every id stands for and which ids are special: equal only for one space of tokens."""

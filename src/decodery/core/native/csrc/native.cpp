@@ -409,9 +409,26 @@ EXPORT void decodery_pack_supers(Form form, const uint8_t* weight, const uint16_
 }
 
 // The same for rows of blocks where they lie in a GGUF file, see `Blocks`: rows [out], null for padding. Returns 0, or 1
-// for an unknown kind.
-EXPORT int32_t decodery_pack_rows(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed) {
-    return chosen->pack(kind, rows, in, out, packed) ? 0 : 1;
+// for an unknown kind. panel_bytes: of a panel. Threads take panels.
+EXPORT int32_t decodery_pack_rows(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, int64_t panel_bytes,
+                                  uint8_t* packed) {
+    struct Panels {
+        int32_t kind, in, out;
+        const uint8_t* const* rows;
+        int64_t bytes;
+        uint8_t* packed;
+        bool known;
+    } all = {kind, in, out, rows, panel_bytes, packed, true};
+    const auto job = [](void* context, int32_t thread, Team& team) {
+        Panels& all = *static_cast<Panels*>(context);
+        const Range mine = share(all.out / 32, thread, team.threads);
+        if (mine.begin == mine.end) return;
+        uint8_t* to = all.packed + mine.begin * all.bytes;
+        const int32_t count = (mine.end - mine.begin) * 32;
+        if (!chosen->pack(all.kind, all.rows + mine.begin * 32, all.in, count, to)) __atomic_store_n(&all.known, false, __ATOMIC_RELAXED);
+    };
+    run_parallel(usable_threads(), job, &all);
+    return all.known ? 0 : 1;
 }
 // What rows of blocks stand for: [count][in] floats.
 EXPORT int32_t decodery_expand_rows(int32_t kind, const uint8_t* const* rows, int32_t count, int32_t in, float* to) {
