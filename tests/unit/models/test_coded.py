@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decodery.models.cache.coded import MOST, SCALE, apart, decode, encode, products, weigh
+from decodery.models.cache.coded import MOST, SCALE, WEIGHT_MOST, apart, decode, encode, products, weighted_sums
 
 ROWS = torch.randn(500, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 500)[:, None]
 
@@ -41,10 +41,24 @@ def test_products_are_those_of_the_numbers() -> None:
     assert ((products(queries, keys) - expected).abs() <= 2e-4 * size).all()
 
 
-def test_products_with_weights_are_exact() -> None:
-    weights = torch.rand(5000, generator=torch.Generator().manual_seed(2))
-    kept = weigh(weights, torch.full_like(weights, 0.0371))
-    assert ((kept / (weights * 0.0371) - 1).abs() < 1.01 * 2**-17).all()
-    exact = kept.double() * MOST
-    assert torch.equal((kept * MOST).double(), exact)
-    assert not torch.equal((weights * MOST).double(), weights.double() * MOST), "others are rounded"
+def test_weighted_sums_are_those_of_the_numbers_in_any_order() -> None:
+    rows = torch.randn(200, 64, generator=torch.Generator().manual_seed(3))
+    coded = encode(rows)
+    weights = torch.rand(3, 200, generator=torch.Generator().manual_seed(2))
+    hidden = torch.zeros(3, 200, dtype=torch.bool)
+    hidden[1, 150:] = True
+    expected = weights.masked_fill(hidden, 0.0).double() @ decode(coded).double()
+    found = weighted_sums(weights, coded, hidden)
+    # A weight is half a step away at most.
+    size = (weights * apart(coded)[1][:, 0]).amax(-1, keepdim=True) / WEIGHT_MOST * 0.501
+    assert ((found - expected).abs() <= size * apart(coded)[0].abs().double().sum(0) + 1e-5).all()
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(4))
+    assert torch.equal(weighted_sums(weights[:, order], coded[order], hidden[:, order]), found)
+
+
+def test_a_hidden_row_weighs_nothing_and_a_seen_one_that_is_none_makes_none() -> None:
+    rows = ROWS[200:203].clone()
+    rows[1, 5] = torch.nan
+    hidden = torch.tensor([[False, True, False], [False, False, False]])
+    found = weighted_sums(torch.ones(2, 3), encode(rows), hidden)
+    assert found[0].isfinite().all() and found[1].isnan().all()

@@ -52,7 +52,7 @@ class PageRowsStruct(ctypes.Structure):
     _fields_ = [
         ("base", c_void_p), ("tables", c_void_p), ("slots", c_void_p), ("rows", c_void_p), ("page_bytes", c_int64),
         ("row_bytes", c_int64), ("count", c_int64), ("start", c_int64), ("layers", c_int32), ("heads", c_int32),
-        ("table_pages", c_int32),
+        ("table_pages", c_int32), ("number_bytes", c_int32),
     ]  # fmt: skip
 
 

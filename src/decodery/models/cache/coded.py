@@ -10,6 +10,10 @@ SCALE = torch.bfloat16.itemsize
 MOST = 127
 QUERY_MOST = 8191
 """The largest integer of a query: sums of `WIDEST` products fit 32 bits."""
+WEIGHT_MOST = 16383
+"""The largest integer of a weight."""
+WEIGHT_STEP = 128
+"""Integers are split into multiples of this and what is left, as two bytes hold them."""
 WIDEST = 1024
 _NOTHING = 1e-30
 
@@ -58,8 +62,19 @@ def products(queries: torch.Tensor, coded: torch.Tensor) -> torch.Tensor:
     return sums * (largest / QUERY_MOST * scale)[..., 0]
 
 
-def weigh(weights: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Weights of integers whose rows have these scales, of 17 bits: products with seven bits are exact."""
-    exact = weights * scales
-    far = exact * 129.0
-    return far - (far - exact)
+def weighted_sums(weights: torch.Tensor, coded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """weights [..., n] of coded values [..., n, dim + SCALE], added up in integers: [..., dim].
+
+    Args:
+        hidden: [..., n], whose weights are 0 whatever their values are.
+    """
+    numbers, scale = apart(coded)
+    exact = (weights * scale[..., 0]).masked_fill(hidden, 0.0)
+    largest = exact.amax(dim=-1, keepdim=True)
+    inverse = torch.where(largest < _NOTHING, 0.0, torch.full_like(largest, WEIGHT_MOST) / largest)
+    whole = (exact * inverse).clamp(max=WEIGHT_MOST).round()
+    high = (whole / WEIGHT_STEP).floor()
+    # Integers below 2^53, so that no order of a sum changes it.
+    split = torch.stack((high, whole - high * WEIGHT_STEP), dim=-2).double()
+    upper, lower = (split @ numbers.double()).float().unbind(dim=-2)
+    return (upper * WEIGHT_STEP + lower) * (largest / WEIGHT_MOST)

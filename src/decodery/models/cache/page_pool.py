@@ -21,13 +21,13 @@ from decodery.core.errors import OutOfMemory
 from decodery.core.native.kernels import PageRowsStruct, address, library
 
 from ..mapped_memory import discard
+from . import coded
 
 SLOTS = 16
 """Slots of a page."""
 SLAB = 2 << 20
 """Bytes that go back to the system together, once all pages in them are free."""
 SHORTER = "use a shorter prompt or fewer sequences at once"
-_ALIGNED = 64
 _NO_RESERVE = 0x4000
 """Linux's MAP_NORESERVE, which Python does not name: if addresses counted as memory, the process could not fork."""
 _FIRST = 16 << 20
@@ -180,7 +180,7 @@ class MappedPool(PagePool):
             None if chosen is None else address(chosen, np.int32, len(slots)),
             address(rows, self.dtype, layers, 2, kv_heads, len(slots), self.row), self.page_bytes,
             self.row * self.dtype.itemsize, len(slots), slots.start if isinstance(slots, range) else 0,
-            layers, kv_heads, pages,
+            layers, kv_heads, pages, self.dtype.itemsize,
         )  # fmt: skip
         getattr(lib, kernel)(ctypes.addressof(struct))
 
@@ -274,8 +274,10 @@ def pool_of(row: int, dtype: torch.dtype, device: torch.device | str) -> PagePoo
 
 
 def page_bytes(row: int, dtype: torch.dtype) -> int:
-    """Bytes of a page with rows of so many elements."""
-    return -(-2 * SLOTS * row * dtype.itemsize // _ALIGNED) * _ALIGNED
+    """Bytes of a page with rows of so many elements, as csrc/pages.h lays it out: numbers in multiples of 16."""
+    beside = coded.SCALE if dtype == coded.DTYPE else 0
+    numbers = -(-(row - beside) // SLOTS) * SLOTS
+    return 2 * SLOTS * (numbers + beside) * dtype.itemsize
 
 
 def _memory_of(device: torch.device) -> int:

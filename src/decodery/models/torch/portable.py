@@ -1,7 +1,7 @@
 """The int8 stack in PyTorch alone: the same sums in the same order as the native kernels, so the same bits.
 
 It serves machines without a compiler, and it is what the kernels are checked against. Everything that could depend on
-the order of a sum is spelled out in elementwise steps: sixteen lanes, blocks of values, groups of inputs.
+the order of a sum is spelled out in elementwise steps: sixteen lanes, chunks of slots, groups of inputs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from .mixture import Mixture
 from .weights import Layer, Weights
 
 LANES = 16
-VALUE_BLOCK = 64  # values whose weighted sum is finished before the next ones are added
+CHUNK = 256  # slots whose values are summed up before they are merged with others
 ROWS_AT_ONCE = 32  # bounds attention's memory
+_LEAST = -3e38
 
 Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
 
@@ -120,7 +121,7 @@ class PortableStack:
             else:
                 segment.cache.write(index, keys[rows], values[rows])
                 seen_keys, seen_values = segment.cache.stored(index)
-            if seen_keys.dtype != coded.DTYPE:
+            if seen_keys.dtype not in (coded.DTYPE, torch.float16):
                 seen_keys, seen_values = seen_keys.float(), seen_values.float()
             if segment.sparse:
                 parts.append(attend_picked(queries[rows], seen_keys, seen_values, segment, index, config.window(index)))
@@ -196,30 +197,59 @@ def _attend_together(
     """
     n, heads, dim = queries.shape
     kv_heads, seen = keys.shape[:2]
-    grouped = queries.view(n, kv_heads, heads // kv_heads, 1, dim)
-    whole = keys.dtype == coded.DTYPE
-    scores = coded.products(grouped, keys[None, :, None]) if whole else lane_sum(grouped * keys[None, :, None])
-    hidden = torch.arange(seen, device=keys.device) >= lengths[:, None]
-    scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
-    largest = scores.amax(dim=-1, keepdim=True)
-    weights = exponential(scores - largest).masked_fill(hidden[:, None, None], 0.0)
-    blocks = -(-seen // VALUE_BLOCK)
-    room = blocks * VALUE_BLOCK - seen
-    shares = weights
-    if whole:
-        values, scale = coded.apart(values)
-        shares, values = coded.weigh(weights, scale[None, :, None, :, 0]), values.float()
-    weights_by_block = pad(shares, (0, room)).unflatten(-1, (blocks, VALUE_BLOCK))
-    values_by_block = pad(values, (0, 0, 0, room)).unflatten(1, (blocks, VALUE_BLOCK))
-    blocked = torch.zeros(n, kv_heads, heads // kv_heads, blocks, dim, device=keys.device, dtype=torch.float32)
-    for i in range(VALUE_BLOCK):
-        blocked += weights_by_block[..., i, None] * values_by_block[None, :, None, :, i]
-    total = torch.zeros(n, kv_heads, heads // kv_heads, dim, device=keys.device, dtype=torch.float32)
-    for block in range(blocks):
-        total += blocked[..., block, :]
-    sums = lane_sum(weights)[..., None]
-    mass = (largest + sums.log()).reshape(n, heads)
-    return (total * (1.0 / sums)).reshape(n, heads * dim), (weights * (1.0 / sums)).reshape(n, heads, seen), mass
+    scores = _scores(queries.view(n, kv_heads, heads // kv_heads, 1, dim), keys[None, :, None])
+    largest = torch.full(scores.shape[:3], _LEAST, device=keys.device)
+    total, context = torch.zeros_like(largest), torch.zeros(*scores.shape[:3], dim, device=keys.device)
+    weights = torch.zeros_like(scores)
+    for begin in range(0, seen, CHUNK):
+        # Rows of which each sees as much as the one before it, so that those with slots here are the last ones.
+        first = int((lengths <= begin).sum())
+        part = slice(begin, min(begin + CHUNK, seen))
+        hidden = (torch.arange(seen, device=keys.device)[part] >= lengths[first:, None])[:, None, None]
+        own = scores[first:, ..., part].masked_fill(hidden, -torch.inf)
+        top = own.amax(dim=-1)
+        shares = exponential(own - top[..., None]).masked_fill(hidden, 0.0)
+        added = _weighted_sums(shares, values[:, part], hidden)
+        both = torch.where(top > largest[first:], top, largest[first:])
+        before, now = exponential(largest[first:] - both), exponential(top - both)
+        context[first:] = context[first:] * before[..., None] + added * now[..., None]
+        total[first:] = total[first:] * before + lane_sum(shares) * now
+        weights[first:, ..., :begin] *= before[..., None]
+        weights[first:, ..., part] = shares * now[..., None]
+        largest[first:] = both
+    inverse = 1.0 / total[..., None]
+    mass = (largest + total.log()).reshape(n, heads)
+    return (context * inverse).reshape(n, heads * dim), (weights * inverse).reshape(n, heads, seen), mass
+
+
+def _scores(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """queries [n, kv_heads, group, 1, head_dim] times keys [1, kv_heads, 1, L, ...]: [n, kv_heads, group, L]."""
+    if keys.dtype == coded.DTYPE:
+        return coded.products(queries, keys)
+    if keys.dtype == torch.float16:
+        queries, keys = _shortened(queries), keys.float()
+    found = torch.zeros(*queries.shape[:3], keys.shape[-2], device=keys.device)
+    for i in range(queries.shape[-1]):
+        found += queries[..., i] * keys[..., i]
+    return found
+
+
+def _weighted_sums(shares: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """shares [n, kv_heads, group, L] of values [kv_heads, L, ...]: [n, kv_heads, group, head_dim]."""
+    if values.dtype == coded.DTYPE:
+        return coded.weighted_sums(shares, values[None, :, None], hidden)
+    if values.dtype == torch.float16:
+        shares, values = _shortened(shares), values.float()
+    found = torch.zeros(*shares.shape[:3], values.shape[-1], device=values.device)
+    for i in range(shares.shape[-1]):
+        found += shares[..., i, None] * values[None, :, None, i]
+    return found
+
+
+def _shortened(x: torch.Tensor) -> torch.Tensor:
+    """The nearest numbers of 13 bits, whose products with float16's are exact."""
+    far = x * 2049.0
+    return far - (far - x)
 
 
 def lane_sum(values: torch.Tensor) -> torch.Tensor:

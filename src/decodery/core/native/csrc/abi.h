@@ -55,8 +55,7 @@ struct Model {
     float eps, attention_scale;
 };
 
-// What a cache's rows of head_dim numbers are made of: floats, or bytes with the row's scale behind them, in bfloat16, two
-// elements more.
+// What a cache's rows of head_dim numbers are made of: floats, or bytes with a scale of the row, see pages.h.
 enum Element : int32_t { float32_elements, float16_elements, coded_elements };
 
 // One sequence's rows. Slot s of a layer's key-value head is row s % 16 of the page that pages[layer * table_layer + head *
@@ -88,13 +87,14 @@ struct Segment {
 };
 
 // Rows of some layers' key-value heads in pages, to be read or written. tables: [layers][heads][table_pages]. slots: [count]
-// which, null for those from `start` on. rows: [layers][2 (keys, values)][heads][count] rows of row_bytes each.
+// which, null for those from `start` on. rows: [layers][2 (keys, values)][heads][count] rows of row_bytes each, numbers one after another.
 struct PageRows {
     char* base;
     const int32_t *tables, *slots;
     char* rows;
     int64_t page_bytes, row_bytes, count, start;
     int32_t layers, heads, table_pages;
+    int32_t number_bytes;                               // 1 where rows are coded
 };
 
 // What is left out of a layer, and where a pass stops in it, in this order: before attention, when keys and values are

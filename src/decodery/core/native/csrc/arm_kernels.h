@@ -16,6 +16,7 @@ INLINE Four four(const int8_t* p) {
     return vreinterpretq_s8_s32(vdupq_n_s32(x));
 }
 INLINE Floats floats(Ints x) { return vcvtq_f32_s32(x); }
+INLINE Ints add_ints(Ints a, Ints b) { return vaddq_s32(a, b); }
 INLINE Ints times128(Ints x) { return vshlq_n_s32(x, 7); }
 INLINE Bytes small_bytes(const uint8_t* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }
 INLINE Floats unsigned_floats(const uint8_t* p) {
@@ -78,15 +79,11 @@ INLINE int64_t now() {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
-INLINE f16 reduce16(const f16* s) {
-    f16 result;
-    for (int i = 0; i < 16; ++i) result[(i % 4) * 4 + i / 4] = total(s[i]);
-    return result;
-}
 
 #include "gemm.h"
 #include "blocks.h"
 #include "coded.h"
+#include "tiles.h"
 #include "attention.h"
 #include "pass.h"
 #include "topk.h"

@@ -1,437 +1,292 @@
 // Attention of queries that share one key-value head. Included once per instruction set.
 //
-// A row's visible slots have a logical order: cached slots, then its own pass's visible rows. Every score is a sum of
-// its own, the softmax runs over lanes of the logical index, values are added in blocks of it. So the result is that of
-// decoding one token at a time, whatever else is in the pass and whoever computes which part of it.
+// A row's visible slots have a logical order: cached slots, then its own pass's visible rows. This order is cut into chunks
+// of `key_chunk`. Every score is a sum of its own; a chunk has its largest score, its sum of exponentials over lanes of the
+// logical index and its weighted sum of values, and chunks are merged in order. So the result is that of decoding one token
+// at a time, whatever else is in the pass and whichever thread computes which chunk.
+//
+// Of coded pages both products are sums of integers, which no order changes, so values are added as they lie. Of float16
+// pages queries and weights have 13 bits, so that products are exact and may be fused with sums.
 
-constexpr int32_t pages_ahead = 2;    // between the page that is read and the one that is asked for meanwhile
+// Slots of one chunk: `straight` ones from `first` on, then those listed.
+struct Chunk {
+    int32_t first, straight;
+    const int32_t* list;
+    int32_t listed;
 
-// One layer's keys, or values, of one head in the slots of a sequence.
-template <class E>
-struct Slots {
-    char* base;
-    const int32_t* pages;
-    int64_t page_bytes;
-    int64_t size;         // of a row
-    int32_t kind;
+    int32_t total() const { return straight + listed; }
+    int32_t pages() const { return straight == 0 ? 0 : (first % page_slots + straight + page_slots - 1) / page_slots; }
+};
+// The chunk of what a row sees from the logical index `from` on.
+INLINE Chunk chunk_of(const Visible& seen, int32_t from) {
+    const int32_t run = seen.end - seen.begin, end = from + key_chunk < seen.total() ? from + key_chunk : seen.total();
+    const int32_t straight = end < run ? end - from : run > from ? run - from : 0;
+    return {seen.begin + from, straight, seen.list + (from > run ? from - run : 0), end - from - straight};
+}
 
-    Slots() = default;
-    Slots(const Segment& segment, int32_t layer, int32_t kind_, int32_t head, int32_t dim)
-        : base(segment.base), pages(segment.table(layer, head)), page_bytes(segment.page_bytes), size(row_elements<E>(dim)),
-          kind(kind_) {}
+// The nearest of 13 bits.
+INLINE f16 shortened(f16 x) {
+    const f16 far = x * 2049.0f;
+    return far - (far - x);
+}
+INLINE f16 first_lanes_of(f16 x, int32_t n) {
+    if (n >= 16) return x;
+    float all[16];
+    store(all, x);
+    return load(all, n);
+}
 
-    E* operator[](int32_t slot) const {
-        char* page = base + pages[slot / page_slots] * page_bytes;
-        return reinterpret_cast<E*>(page + row_offset(kind, slot, size * int64_t(sizeof(E))));
-    }
-    // At most `most` of the slots [from, end) that lie side by side: how many they are, and where. next: where those some
-    // pages later lie, null where they are beyond the end.
-    const E* part(int32_t from, int32_t end, int32_t most, int32_t& n, const E*& next) const {
-        const int32_t left = page_slots - from % page_slots, stop = end - from < left ? end - from : left;
-        n = stop < most ? stop : most;
-        const int32_t later = from + pages_ahead * page_slots;
-        next = later < end ? (*this)[later] : nullptr;
-        return (*this)[from];
-    }
+// Sets a query up, q [wide], and room [wide].
+INLINE void prepare(const float* q, int32_t wide, float* room, Query& query, Coded) {
+    int8_t* numbers = reinterpret_cast<int8_t*>(room);
+    int32_t sums[2];
+    query.step = code_query(q, wide, numbers, sums);
+    query.numbers = numbers;
+    for (int32_t side = 0; side < 2; ++side) query.begin[side] = -weight_offset * sums[side];
+}
+INLINE void prepare(const float* q, int32_t wide, float* room, Query& query, Half) {
+    for (int32_t i = 0; i < wide; i += 16) store(room + i, shortened(load(q + i)));
+    query.q = room;
+}
+INLINE void prepare(const float* q, int32_t, float*, Query& query, float) { query.q = q; }
+
+// What a chunk comes to for a query, beside its weighted sum of values.
+struct Part {
+    float largest, total;
 };
 
-// One query, already scaled: what it sees, and what comes of it.
-struct Query {
-    const float* q;
-    Visible seen;
-    float* p;        // scores, then weights, by logical index
-    float* blocks;   // sums of `value_block` values, `apart` floats from one to the next
-    int64_t apart;
-    float* sum;      // where every finished block is added at once, or null
-    float* out;
-    float *weights, *mass;    // where these go, or null
-    const int16_t* numbers;   // q in whole numbers of `step`, where keys are coded
-    float step;
-
-    int32_t run() const { return seen.end - seen.begin; }
-};
-
-// Neighbouring queries of one segment.
+// Scores [n] of a chunk to weights, and zeros up to a multiple of 16. scales: of coded values. most: the largest weight.
 template <class E>
-struct Span {
-    Slots<E> keys, values;
-    int32_t first, count;
-};
-
-template <int C>
-INLINE int32_t chunks(int32_t dim) { return C > 0 ? C : (dim + 15) / 16; }
-
-// scores[i] = q . key(i) for i in [0, 16); every key is `dim` long.
-template <int C, class E, class Key>
-INLINE void score16(const float* q, int32_t dim, const Key& key, float* scores) {
-#if DECODERY_HALVES
-    if constexpr (C > 0) return score16_halves<C, E>(q, key, scores);
-#endif
-    f16 s[16];
-#pragma GCC unroll 16
-    for (int32_t i = 0; i < 16; ++i) {
-        // This order of keys is what reduce16 puts into ascending lanes.
-        const E* k = key((i % 4) * 4 + i / 4);
-        s[i] = load(q) * load(k, C > 0 ? 16 : dim);
-        for (int32_t c = 1; c < chunks<C>(dim); ++c)
-            s[i] = s[i] + load(q + c * 16) * load(k + c * 16, C > 0 ? 16 : dim - c * 16);
-    }
-    store(scores, reduce16(s));
-}
-
-#if DECODERY_REGISTERS >= 32
-// The same for all queries. Four keys at a time are loaded once; what four lanes hold of each sum waits in `parts`.
-template <int C, class E, class Key>
-INLINE void score16_all(const Query* queries, int32_t count, const Key& key, float (*parts)[4][16]) {
-    for (int32_t g = 0; g < 4; ++g) {
-        f16 k[4][C];
-#pragma GCC unroll 4
-        for (int32_t j = 0; j < 4; ++j)
-#pragma GCC unroll 4
-            for (int32_t c = 0; c < C; ++c) k[j][c] = load(key(j * 4 + g) + c * 16);
-        for (int32_t i = 0; i < count; ++i) {
-            const float* q = queries[i].q;
-            f16 s[4];
-#pragma GCC unroll 4
-            for (int32_t j = 0; j < 4; ++j) s[j] = load(q) * k[j][0];
-#pragma GCC unroll 4
-            for (int32_t c = 1; c < C; ++c)
-#pragma GCC unroll 4
-                for (int32_t j = 0; j < 4; ++j) s[j] = s[j] + load(q + c * 16) * k[j][c];
-            store(parts[i][g], reduce4(s));
-        }
-    }
-}
-#endif
-
-// Scores of n keys, at most 16, for all queries; to(i): where those of the i-th go.
-template <int C, class E, class Key, class To>
-INLINE void score_keys(const Query* queries, int32_t count, int32_t dim, int32_t n, const Key& key, const To& to) {
-    if constexpr (is_coded<E>) {
-        // A number that the compiler knows, so that it unrolls the loops over queries.
-        if (count == 3) return score_coded<C>(queries, std::integral_constant<int32_t, 3>(), dim, n, key, to);
-        return score_coded<C>(queries, count, dim, n, key, to);
-    }
-#if DECODERY_REGISTERS >= 32
-    if constexpr (C == 4) {
-        alignas(64) float parts[most_queries][4][16];
-        score16_all<C, E>(queries, count, key, parts);
-        for (int32_t i = 0; i < count; ++i) {
-            const f16 fours[4] = {load(parts[i][0]), load(parts[i][1]), load(parts[i][2]), load(parts[i][3])};
-            store(to(i), reduce_fours(fours), n);
-        }
-        return;
-    }
-#endif
-    for (int32_t i = 0; i < count; ++i) {
-        if (n >= 16) {
-            score16<C, E>(queries[i].q, dim, key, to(i));
-            continue;
-        }
-        float found[16];
-        score16<C, E>(queries[i].q, dim, key, found);
-        __builtin_memcpy(to(i), found, size_t(n) * sizeof(float));
-    }
-}
-
-// Asks for elements before they are needed: the machine does not foresee which page follows.
-template <class E>
-INLINE void fetch(const E* from, int64_t elements) {
-    const char* bytes = reinterpret_cast<const char*>(from);
-    for (size_t i = 0; i < elements * sizeof(E); i += 64) __builtin_prefetch(bytes + i);
-}
-
-// `n` rows from `rows` on as floats: the rows themselves, or widened to `room`, so that all queries share the work.
-// floats_next: the next ones, where they are still to be asked for.
-template <int C>
-INLINE const float* as_floats(const float* rows, const float* next, int32_t, int32_t, float*, const float*& floats_next) {
-    floats_next = next;
-    return rows;
-}
-template <int C>
-INLINE const float* as_floats(const Half* rows, const Half* next, int32_t n, int32_t dim, float* room, const float*& floats_next) {
-    for (int32_t i = 0; i < n * dim; i += 16) {
-        if (next != nullptr && i % 32 == 0) fetch(next + i, 32);
-        store(room + i, load(rows + i, C > 0 ? 16 : n * dim - i));
-    }
-    floats_next = nullptr;
-    return room;
-}
-
-// Scores of n slots from `from` on, whose keys lie side by side at `rows`, for all queries.
-template <int C, class E>
-INLINE void score_rows(const Query* queries, int32_t count, int32_t from, int32_t n, const E* rows, const E* next, int32_t dim) {
-    const int64_t size = row_elements<E>(dim);
-    for (int32_t i = 0; i < n; i += 16) {
-        const auto to = [&](int32_t k) { return queries[k].p + (from + i - queries[k].seen.begin); };
-        const E* base = rows + i * size;
-        const int32_t left = n - i;
-        if (next != nullptr) fetch(next + i * size, (left < 16 ? left : 16) * size);
-        if (left >= 16) score_keys<C, E>(queries, count, dim, 16, [&](int32_t k) { return base + k * size; }, to);
-        else score_keys<C, E>(queries, count, dim, left, [&](int32_t k) { return base + (k < left ? k : left - 1) * size; }, to);
-    }
-}
-
-// Scores of the slots [from, end) for all queries, whether or not they see these.
-template <int C, class E>
-static void score_slots(const Query* queries, int32_t count, const Slots<E>& keys, int32_t from, int32_t end, int32_t dim,
-                        float* room) {
-    for (int32_t n; from < end; from += n) {
-        const E* next;
-        const E* rows = keys.part(from, end, value_block, n, next);
-        if constexpr (is_coded<E> || (C == 4 && DECODERY_REGISTERS >= 32)) score_rows<C>(queries, count, from, n, rows, next, dim);
-        else {
-            const float* floats_next;
-            const float* floats = as_floats<C>(rows, next, n, dim, room, floats_next);
-            score_rows<C>(queries, count, from, n, floats, floats_next, dim);
-        }
-    }
-}
-
-// The same of the slots that a query sees one by one, for its logical indices [from, end).
-template <int C, class E>
-static void score_list(const Query& query, const Slots<E>& keys, int32_t from, int32_t end, int32_t dim) {
-    for (int32_t n; from < end; from += n) {
-        n = end - from < 16 ? end - from : 16;
-        const int32_t* list = query.seen.list + (from - query.run());
-        score_keys<C, E>(&query, 1, dim, n, [&](int32_t k) { return keys[list[k < n ? k : n - 1]]; },
-                         [&](int32_t) { return query.p + from; });
-    }
-}
-
-// In place: scores to exponentials of their distance from the largest; returns the sum.
-static float softmax(float* scores, int32_t n, float& largest) {
+static Part weigh(float* scores, int32_t n, const float* scales, float* given, float& most) {
+    for (int32_t i = n; i < round_up(n, 16); ++i) scores[i] = -__builtin_inff();
     f16 top = splat(-__builtin_inff());
-    int32_t seen = 0;
-    for (; seen + 16 <= n; seen += 16) top = larger(load(scores + seen), top);
-    largest = maximum<float>(top);
-    for (; seen < n; ++seen) largest = scores[seen] > largest ? scores[seen] : largest;
-    const float m = largest;
-    f16 sum = splat(0.0f);
+    for (int32_t i = 0; i < n; i += 16) top = larger(load(scores + i), top);
+    const float m = maximum<float>(top);
+    f16 sum = splat(0.0f), strange = splat(0.0f);
+    top = splat(0.0f);
     for (int32_t i = 0; i < n; i += 16) {
-        const f16 e = exponential(load(scores + i) - m);
-        store(scores + i, e, n - i);
-        sum = sum + load(scores + i, n - i);
+        const f16 e = first_lanes_of(exponential(load(scores + i) - m), n - i);
+        sum = sum + e;
+        if (given != nullptr) store(given + i, e, n - i);
+        if constexpr (is_coded<E>) {
+            const f16 w = e * load(scales + i, n - i);
+            store(scores + i, w);
+            top = larger(w, top);
+            strange = strange + w;
+        } else if constexpr (std::is_same<E, Half>::value) store(scores + i, shortened(e));
+        else store(scores + i, e);
     }
-    return total(sum);
+    // The scale of a value that is not finite is not a number.
+    const float all = total(strange);
+    most = all == all ? maximum<float>(top) : all;
+    return {m, total(sum)};
 }
 
-// Adds the values of the logical indices [at, at + n), all of one block, to that block's sum, for Q queries. touch(k): is
-// called once for each of them.
-template <int C, int Q, class E, class Value, class Touch>
-INLINE void add_values(const Query* queries, int32_t at, int32_t n, int32_t dim, const Value& value, const Touch& touch) {
-    const bool fresh = at % value_block == 0, full = (at + n) % value_block == 0;
-    float* block[Q];
-    const float* p[Q];
-    for (int32_t i = 0; i < Q; ++i) {
-        block[i] = queries[i].blocks + at / value_block * queries[i].apart;
-        p[i] = queries[i].p + at;
-    }
-    [[maybe_unused]] float scales[is_coded<E> ? value_block : 1], weights[Q][is_coded<E> ? value_block : 1];
-    if constexpr (is_coded<E>) {
-        for (int32_t k = 0; k < n; ++k) scales[k] = scale_of(value(k), dim);
-        for (int32_t i = 0; i < Q; ++i) {
-            weigh(p[i], scales, n, weights[i]);
-            p[i] = weights[i];
-        }
-    }
-    const auto added = [](f16 sum, f16 x, f16 weight) {
-        if constexpr (is_coded<E>) return sum_of_exact(sum, x, weight);
-        else return sum + x * weight;
-    };
-    if constexpr (C > 0) {
-        constexpr int32_t held = Q > 1 && DECODERY_REGISTERS < 32 ? 1 : Q > 1 || C < most_sums ? C : most_sums;
-        for (int32_t from = 0; from < C; from += held) {
-            f16 sum[Q][held];
-            for (int32_t i = 0; i < Q; ++i)
-                for (int32_t c = 0; c < held; ++c) sum[i][c] = fresh ? splat(0.0f) : load(block[i] + (from + c) * 16);
-            for (int32_t k = 0; k < n; ++k) {
-                if (from == 0) touch(k);
-                const E* v = value(k) + from * 16;
-                f16 weight[Q];
-                for (int32_t i = 0; i < Q; ++i) weight[i] = splat(p[i][k]);
-                for (int32_t c = 0; c < held; ++c) {
-                    const f16 x = load(v + c * 16);
-                    for (int32_t i = 0; i < Q; ++i) sum[i][c] = added(sum[i][c], x, weight[i]);
-                }
-            }
-            for (int32_t i = 0; i < Q; ++i)
-                for (int32_t c = 0; c < held; ++c) store(block[i] + (from + c) * 16, sum[i][c]);
-        }
-    } else {
-        for (int32_t c = 0; fresh && c < chunks<C>(dim); ++c) store(block[0] + c * 16, splat(0.0f));
-        for (int32_t k = 0; k < n; ++k) {
-            touch(k);
-            const E* v = value(k);
-            for (int32_t c = 0; c < chunks<C>(dim); ++c)
-                store(block[0] + c * 16, added(load(block[0] + c * 16), load(v + c * 16, dim - c * 16), splat(p[0][k])));
-        }
-    }
-    for (int32_t i = 0; full && i < Q; ++i)
-        for (int32_t c = 0; queries[i].sum != nullptr && c < chunks<C>(dim); ++c)
-            store(queries[i].sum + c * 16, load(queries[i].sum + c * 16) + load(block[i] + c * 16));
+// Adds a chunk to those before it.
+INLINE void merge(Query& query, Part part, const float* chunk, int32_t wide) {
+    const float largest = part.largest > query.largest ? part.largest : query.largest;
+    float distances[16] = {query.largest - largest, part.largest - largest};
+    store(distances, exponential(load(distances)));
+    const float before = distances[0], now = distances[1];
+    for (int32_t i = 0; i < wide; i += 16) store(query.sum + i, load(query.sum + i) * before + load(chunk + i) * now);
+    query.total = query.total * before + part.total * now;
+    query.largest = largest;
+}
+INLINE void begin(Query& query, int32_t wide) {
+    query.largest = -3e38f;
+    query.total = 0.0f;
+    for (int32_t i = 0; i < wide; i += 16) store(query.sum + i, splat(0.0f));
+}
+INLINE void finish(const Query& query, int32_t dim) {
+    const float inverse = 1.0f / query.total;
+    for (int32_t i = 0; i < dim; i += 16) store(query.out + i, load(query.sum + i) * inverse, dim - i);
+    if (query.given == nullptr) return;
+    for (int32_t i = 0; i < query.seen.total(); ++i) query.given[i] *= inverse;
+    *query.mass = query.largest + __builtin_logf(query.total);
 }
 
-// The same for all queries and rows that lie side by side.
-template <int C, class E>
-static void add_rows(const Query* queries, int32_t count, int32_t at, int32_t n, const E* rows, const E* next, int32_t dim) {
-    const auto value = [&](int32_t k) { return rows + k * row_elements<E>(dim); };
-    const auto first = [&](int32_t k) {
-        if (next != nullptr) fetch(next + k * row_elements<E>(dim), dim);
-    };
-    const auto again = [](int32_t) {};
-    constexpr int32_t most = DECODERY_REGISTERS < 32 ? (is_coded<E> && C > 0 ? 3 : 1) : C == 4 ? 6 : C == 8 ? 3 : 1;
-    int32_t i = 0;
-    // The first queries ask for the rows of the next ones too.
-    if constexpr (most > 1) {
-        if (count >= most) add_values<C, most, E>(queries, at, n, dim, value, first), i = most;
-        else if (count >= 3) add_values<C, 3, E>(queries, at, n, dim, value, first), i = 3;
-    }
-    if (i == 0) add_values<C, 1, E>(queries, at, n, dim, value, first), i = 1;
-    if constexpr (most > 3)
-        for (; i + most <= count; i += most) add_values<C, most, E>(queries + i, at, n, dim, value, again);
-    if constexpr (most > 1)
-        for (; i + 3 <= count; i += 3) add_values<C, 3, E>(queries + i, at, n, dim, value, again);
-    for (; i < count; ++i) add_values<C, 1, E>(queries + i, at, n, dim, value, again);
-}
-
-// Values of the slots [from, end) for all queries, as far as each sees these.
-template <int C, class E>
-static void add_slots(const Query* queries, int32_t count, const Slots<E>& values, int32_t from, int32_t end, int32_t dim,
-                      float* room) {
-    const int32_t begin = queries[0].seen.begin;
-    int32_t least = queries[0].seen.end;
-    for (int32_t i = 1; i < count; ++i) {
-        const Visible& seen = queries[i].seen;
-        least = seen.begin != begin ? 0 : seen.end < least ? seen.end : least;
-    }
-    const auto every = [&](const auto* rows, int32_t n, decltype(rows) next) {
-        if (from >= begin && from + n <= least) return add_rows<C>(queries, count, from - begin, n, rows, next, dim);
-        for (int32_t i = 0; i < count; ++i) {
-            const Visible& seen = queries[i].seen;
-            int32_t first = seen.begin > from ? seen.begin : from;
-            const int32_t last = seen.end < from + n ? seen.end : from + n;
-            for (int32_t m; first < last; first += m) {
-                const int32_t at = first - seen.begin, room_left = value_block - at % value_block;
-                m = last - first < room_left ? last - first : room_left;
-                using Row = std::remove_cv_t<std::remove_pointer_t<decltype(rows)>>;
-                const Row* nothing_next = nullptr;
-                add_rows<C>(queries + i, 1, at, m, rows + (first - from) * row_elements<Row>(dim), nothing_next, dim);
-            }
-        }
-    };
-    for (int32_t n; from < end; from += n) {
-        const int32_t most = from < begin ? value_block : value_block - (from - begin) % value_block;
-        const E* next;
-        const E* rows = values.part(from, from < least && least < end ? least : end, most, n, next);
-        if constexpr (is_coded<E> || (C > 0 && DECODERY_REGISTERS >= 32)) every(rows, n, next);
-        else {
-            const float* floats_next;
-            const float* floats = as_floats<C>(rows, next, n, dim, room, floats_next);
-            every(floats, n, floats_next);
-        }
-    }
-}
-
-// The same of the slots that a query sees one by one, for its logical indices [from, end).
-template <int C, class E>
-static void add_list(const Query& query, const Slots<E>& values, int32_t from, int32_t end, int32_t dim) {
-    for (int32_t n; from < end; from += n) {
-        const int32_t left = value_block - from % value_block;
-        n = end - from < left ? end - from : left;
-        const int32_t* list = query.seen.list + (from - query.run());
-        add_values<C, 1, E>(&query, from, n, dim, [&](int32_t k) { return values[list[k]]; }, [](int32_t) {});
-    }
-}
-
-// What a query's blocks come to, to where it is wanted; its weights have this sum.
-template <int C>
-static void finish(const Query& query, int32_t dim, float inverse) {
-    const int32_t blocks = (query.seen.total() + value_block - 1) / value_block;
-    for (int32_t c = 0; c < chunks<C>(dim); ++c) {
-        f16 sum = splat(0.0f);
-        if (query.sum != nullptr) {
-            sum = load(query.sum + c * 16);
-            if (query.seen.total() % value_block != 0) sum = sum + load(query.blocks + c * 16);
-        } else
-            for (int32_t b = 0; b < blocks; ++b) sum = sum + load(query.blocks + b * query.apart + c * 16);
-        store(query.out + c * 16, sum * inverse, dim - c * 16);
-    }
-}
-
-// Queries of one key-value head, and the segments they are of. The first `common` slots are the same memory for all.
-template <int C, class E>
+// Queries of one key-value head, and the pages they read. The first `common` slots are the same memory for all.
+template <class E>
 struct Item {
     Query* queries;
-    const Span<E>* spans;
-    int32_t span_count, common, dim;
-    float* room;    // value_block rows
+    const Pages<E>* sources;
+    int32_t count, common, dim, wide;
+    float* spare;    // [count][key_chunk]
 
-    int32_t count() const { return spans[span_count - 1].first + spans[span_count - 1].count; }
-    // Scores of what the queries see in slots [from, end), which is logical indices too where nothing precedes `from`.
-    void score(int32_t from, int32_t end) const {
-        const int32_t first = from;
-        if (span_count > 1 && from < common) {
-            const int32_t stop = common < end ? common : end;
-            score_slots<C>(queries, count(), spans[0].keys, from, stop, dim, room);
-            from = stop;
+    // Calls take(query, part) for every query with logical indices in the chunk from `from` on; its values are added up.
+    template <class Take>
+    void chunk(int32_t from, const Take& take) const {
+        for (int32_t i = 0, last; i < count; i = last) {
+            last = i + 1;
+            if (queries[i].seen.total() <= from) continue;
+            Chunk chunk = chunk_of(queries[i].seen, from);
+            for (; last < count && together(queries[i], queries[last], chunk, from); ++last) {
+                const Chunk other = chunk_of(queries[last].seen, from);
+                if (other.straight > chunk.straight) chunk = other;
+            }
+            attend(queries + i, last - i, chunk, from, take);
         }
-        for (const Span<E>* span = spans; span < spans + span_count; ++span) {
-            const Query* own = queries + span->first;
-            int32_t last = 0;
-            for (int32_t i = 0; i < span->count; ++i) last = own[i].seen.end > last ? own[i].seen.end : last;
-            score_slots<C>(own, span->count, span->keys, from, last < end ? last : end, dim, room);
-            for (int32_t i = 0; i < span->count; ++i) {
-                const Range list = listed(own[i], first, end);
-                score_list<C>(own[i], span->keys, list.begin, list.end, dim);
+    }
+    // Whether one pass over pages serves both: they see the same, or both see the chunk's first slots and no others.
+    bool together(const Query& a, const Query& b, const Chunk& chunk, int32_t from) const {
+        if (b.seen.total() <= from || a.seen.begin != b.seen.begin) return false;
+        if (chunk.listed > 0) return a.source == b.source && a.seen.list == b.seen.list && a.seen.end == b.seen.end && a.seen.count == b.seen.count;
+        const Chunk other = chunk_of(b.seen, from);
+        const int32_t end = chunk.straight > other.straight ? chunk.straight : other.straight;
+        return other.listed == 0 && (a.source == b.source || chunk.first + end <= common);
+    }
+
+    template <class Take>
+    void attend(Query* own, int32_t n, const Chunk& chunk, int32_t from, const Take& take) const {
+        const Pages<E>& source = sources[own->source];
+        char* pages[key_chunk / page_slots + 1];
+        const int32_t page_count = chunk.pages(), skipped = chunk.first % page_slots;
+        for (int32_t p = 0; p < page_count; ++p) pages[p] = source[chunk.first + p * page_slots];
+        if (from == 0)
+            for (int32_t p = 0; p < page_count; ++p)
+                for (int32_t i = 0; i < page_slots * wide * int32_t(sizeof(E)); i += 64) fetch(pages[p] + i);
+        score_pages<E>(own, n, pages, page_count, dim, wide, [&](int32_t i) { return own[i].scores; });
+        for (int32_t i = 0; i < n; ++i) own[i].scores += skipped;
+        score_list(own, n, source, chunk);
+        Part parts[most_queries];
+        // Keys of the next chunk are asked for while this one's values are added.
+        const int32_t on = own[n - 1].seen.end - chunk.first > 2 * key_chunk ? key_chunk : 0;
+        if constexpr (is_coded<E>) add_coded_values(own, n, source, pages, page_count, chunk, from, on, parts);
+        else add_float_values(own, n, source, chunk, from, on, parts);
+        for (int32_t i = 0; i < n; ++i) {
+            own[i].scores -= skipped;
+            take(own[i], parts[i]);
+        }
+    }
+
+    // Scores of the slots that are listed, after those before them.
+    void score_list(Query* own, int32_t n, const Pages<E>& source, const Chunk& chunk) const {
+        for (int32_t first = 0, last; first < chunk.listed; first = last) {
+            char* pages[key_chunk / page_slots];
+            int32_t place[key_chunk], page = -1, found = 0;
+            for (last = first; last < chunk.listed; ++last) {
+                const int32_t slot = chunk.list[last];
+                if (slot / page_slots != page) {
+                    if (found == key_chunk / page_slots) break;
+                    page = slot / page_slots;
+                    pages[found++] = source[slot];
+                }
+                place[last - first] = (found - 1) * page_slots + slot % page_slots;
+            }
+            score_pages<E>(own, n, pages, found, dim, wide, [&](int32_t i) { return spare + i * key_chunk; });
+            for (int32_t i = 0; i < n; ++i)
+                for (int32_t k = first; k < last; ++k) own[i].scores[chunk.straight + k] = spare[i * key_chunk + place[k - first]];
+        }
+    }
+
+    int32_t seen_of(const Query& query, const Chunk& chunk, int32_t from) const {
+        const int32_t left = query.seen.total() - from;
+        return left < chunk.total() ? left : chunk.total();
+    }
+    float* given_to(const Query& query, int32_t from) const { return query.given == nullptr ? nullptr : query.given + from; }
+
+    void add_float_values(Query* own, int32_t n, const Pages<E>& source, const Chunk& chunk, int32_t from, int32_t on, Part* parts) const {
+        const E *rows[key_chunk], *next[key_chunk];
+        for (int32_t k = 0; k < chunk.total(); ++k) {
+            const bool listed = k >= chunk.straight;
+            const int32_t slot = listed ? chunk.list[k - chunk.straight] : chunk.first + k, lane = slot % page_slots;
+            if (listed || k == 0 || lane == 0) {
+                rows[k] = numbers_of<E>(source[slot], 1, wide) + lane * wide;
+                next[k] = numbers_of<E>(source[listed ? slot : slot + on], 0, wide) + lane * wide;
+            } else {
+                rows[k] = rows[k - 1] + wide;
+                next[k] = next[k - 1] + wide;
             }
         }
-    }
-    // Their values, by the weights the scores have become.
-    void add(int32_t from, int32_t end) const {
-        const int32_t first = from;
-        if (span_count > 1 && from < common) {
-            const int32_t stop = common < end ? common : end;
-            add_slots<C>(queries, count(), spans[0].values, from, stop, dim, room);
-            from = stop;
+        int32_t least = key_chunk;
+        for (int32_t i = 0; i < n; ++i) {
+            const int32_t seen = seen_of(own[i], chunk, from);
+            least = seen < least ? seen : least;
+            float most;
+            parts[i] = weigh<E>(own[i].scores, seen, nullptr, given_to(own[i], from), most);
         }
-        for (const Span<E>* span = spans; span < spans + span_count; ++span) {
-            const Query* own = queries + span->first;
-            int32_t last = 0;
-            for (int32_t i = 0; i < span->count; ++i) last = own[i].seen.end > last ? own[i].seen.end : last;
-            add_slots<C>(own, span->count, span->values, from, last < end ? last : end, dim, room);
-            for (int32_t i = 0; i < span->count; ++i) {
-                const Range list = listed(own[i], first, end);
-                add_list<C>(own[i], span->values, list.begin, list.end, dim);
+        add_floats<E>(own, n, rows, next, 0, least, wide);
+        // What a row does not see need not be a number.
+        for (int32_t i = 0; i < n; ++i) {
+            const int32_t seen = seen_of(own[i], chunk, from);
+            if (seen > least) add_floats<E>(own + i, 1, rows, next, least, seen, wide);
+        }
+    }
+
+    void add_coded_values(Query* own, int32_t n, const Pages<E>& source, char* const* pages, int32_t page_count,
+                          const Chunk& chunk, int32_t from, int32_t on, Part* parts) const {
+        const int32_t skipped = chunk.first % page_slots, shift = skipped % 4;
+        // Room for 16 scales before the first and after the last.
+        float room[key_chunk + 3 * page_slots];
+        float* scales = room + page_slots;
+        for (int32_t p = 0; p < page_count; ++p) store(scales + p * page_slots - skipped, load(reinterpret_cast<const Bf16*>(scales_of(pages[p], 1, wide))));
+        char *quads[key_chunk / 4 + 1 + key_chunk], *next[key_chunk / 4 + 1 + key_chunk];
+        const int32_t straight = chunk.straight == 0 ? 0 : (shift + chunk.straight + 3) / 4;
+        for (int32_t k = 0; k < straight; ++k) {
+            const int32_t quad = skipped / 4 + k;
+            quads[k] = pages[quad / 4] + (page_slots + quad % 4 * 4) * wide;
+            next[k] = quads[k];
+        }
+        for (int32_t p = 0; on > 0 && p + 1 < page_count; ++p) {
+            char* page = source[chunk.first + on + p * page_slots];
+            fetch(scales_of(page, 0, wide));
+            for (int32_t k = p * 4 - skipped / 4, last = k + 4; k < last; ++k)
+                if (k >= 0) next[k] = page + (k + skipped / 4) % 4 * 4 * wide;
+        }
+        int32_t place[key_chunk], found = straight;
+        for (int32_t k = 0, last = -1; k < chunk.listed; ++k) {
+            const int32_t slot = chunk.list[k];
+            char* page = source[slot];
+            if (slot / 4 != last) next[found] = page, quads[found++] = page + (page_slots + slot % page_slots / 4 * 4) * wide;
+            last = slot / 4;
+            place[k] = (found - 1) * 4 + slot % 4;
+            scales[chunk.straight + k] = scale_of(scales_of(page, 1, wide)[slot % page_slots]);
+        }
+        for (int32_t i = 0; i < n; ++i) {
+            const int32_t seen = seen_of(own[i], chunk, from);
+            float most;
+            parts[i] = weigh<E>(own[i].scores, seen, scales, given_to(own[i], from), most);
+            int32_t sums[2];
+            own[i].weight_step = code_weights(own[i].scores, seen, most, own[i].weights[0] + shift, own[i].weights[1] + shift, sums);
+            for (int32_t side = 0; side < 2; ++side) {
+                own[i].weight_begin[side] = -weight_offset * sums[side];
+                arrange(own[i].weights[side], shift, seen, found * 4, chunk, place);
             }
         }
+        add_coded(own, n, quads, next, found, wide);
     }
-    // Logical indices of a query's list within those of slots [from, end).
-    static Range listed(const Query& query, int32_t from, int32_t end) {
-        const int32_t begin = from - query.seen.begin, run = query.run();
-        const int64_t stop = int64_t(end) - query.seen.begin;
-        return {begin > run ? begin : run, int32_t(stop < query.seen.total() ? stop : query.seen.total())};
+    // Puts weights [shift, shift + seen) to where their values lie, zeros beside them.
+    static void arrange(uint8_t* weights, int32_t shift, int32_t seen, int32_t size, const Chunk& chunk, const int32_t* place) {
+        uint8_t listed[key_chunk];
+        const int32_t straight = chunk.listed > 0 ? chunk.straight : seen;
+        if (chunk.listed > 0) __builtin_memcpy(listed, weights + shift + straight, size_t(chunk.listed));
+        for (int32_t i = 0; i < shift; ++i) weights[i] = 0;
+        if (shift + straight < size) __builtin_memset(weights + shift + straight, 0, size_t(size - shift - straight));
+        for (int32_t k = 0; k < chunk.listed; ++k) weights[place[k]] = listed[k];
     }
-    // All of it, block after block.
+
+    int32_t longest() const {
+        int32_t most = 0;
+        for (int32_t i = 0; i < count; ++i) most = queries[i].seen.total() > most ? queries[i].seen.total() : most;
+        return most;
+    }
+    // All of it.
     void whole() const {
-        int32_t begin = queries[0].seen.begin;
-        for (int32_t i = 1; i < count(); ++i) begin = queries[i].seen.begin < begin ? queries[i].seen.begin : begin;
-        // Scores of all of them begin at the same slot.
-        for (int32_t i = 0; i < count(); ++i) queries[i].p += queries[i].seen.begin - begin;
-        score(begin, INT32_MAX);
-        float inverse[most_queries];
-        for (int32_t i = 0; i < count(); ++i) {
-            const Query& query = queries[i];
-            float largest;
-            const float sum = softmax(query.p, query.seen.total(), largest);
-            inverse[i] = 1.0f / sum;
-            if (query.weights != nullptr) {
-                for (int32_t k = 0; k < query.seen.total(); ++k) query.weights[k] = query.p[k] * inverse[i];
-                *query.mass = largest + __builtin_logf(sum);
-            }
-            for (int32_t c = 0; c < chunks<C>(dim); ++c) store(query.sum + c * 16, splat(0.0f));
-        }
-        add(begin, INT32_MAX);
-        for (int32_t i = 0; i < count(); ++i) finish<C>(queries[i], dim, inverse[i]);
+        for (int32_t i = 0; i < count; ++i) begin(queries[i], wide);
+        for (int32_t from = 0; from < longest(); from += key_chunk)
+            chunk(from, [&](Query& query, Part part) {
+                if (query.given != nullptr) rescale(query, part, from);
+                merge(query, part, query.chunk, wide);
+            });
+        for (int32_t i = 0; i < count; ++i) finish(queries[i], dim);
+    }
+    // Makes weights given so far, and the chunk's, those of the largest score of both.
+    static void rescale(const Query& query, Part part, int32_t from) {
+        const float largest = part.largest > query.largest ? part.largest : query.largest;
+        float distances[16] = {query.largest - largest, part.largest - largest};
+        store(distances, exponential(load(distances)));
+        const int32_t all = query.seen.total();
+        for (int32_t k = 0; k < from; ++k) query.given[k] *= distances[0];
+        for (int32_t k = from; k < all && k < from + key_chunk; ++k) query.given[k] *= distances[1];
     }
 };

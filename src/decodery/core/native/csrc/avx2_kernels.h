@@ -2,7 +2,6 @@
 // inside their namespaces.
 
 #define DECODERY_HALVES 1
-#define DECODERY_MADD 1
 #include "vec.h"
 
 using Ints = __m256i;
@@ -21,6 +20,7 @@ INLINE Floats load_lanes(const float* p) { return load8(p); }
 INLINE void store_lanes(float* p, Floats x) { _mm256_storeu_ps(p, x); }
 INLINE Floats half_floats(const uint8_t* p) { return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p))); }
 INLINE Bytes bytes_at(const uint8_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
+INLINE Ints add_ints(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 INLINE Ints times128(Ints x) { return _mm256_slli_epi32(x, 7); }
 INLINE Bytes small_bytes(const uint8_t* p) { return bytes_at(p); }
 INLINE Floats unsigned_floats(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
@@ -87,32 +87,10 @@ INLINE Bytes looked_up(Bytes low) {
     return _mm256_shuffle_epi8(values, low);
 }
 
-// The totals of 16 vectors, lanes added 8 apart, 4, 2, 1; vector (i % 4) * 4 + i / 4 of the result's order is s[i].
-INLINE f16 reduce16(const f16* s) {
-    __m256 a[16], b[8], c[4], d[2];
-    for (int i = 0; i < 16; ++i) {
-        const float* x = reinterpret_cast<const float*>(s + i);
-        a[i] = _mm256_add_ps(_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8));
-    }
-    // b[j]: the pairs whose results stand in lanes 0-7 (even j) and 8-15 (odd j): rows i and i + 1 of four.
-    for (int j = 0; j < 8; ++j) {
-        const int i = (j / 2) * 4 + (j % 2) * 2;
-        b[j] = _mm256_add_ps(_mm256_permute2f128_ps(a[i], a[i + 1], 0x20), _mm256_permute2f128_ps(a[i], a[i + 1], 0x31));
-    }
-    for (int j = 0; j < 4; ++j) {
-        const __m256 x = b[(j / 2) * 4 + j % 2], y = b[(j / 2) * 4 + j % 2 + 2];
-        c[j] = _mm256_add_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
-    }
-    for (int j = 0; j < 2; ++j)
-        d[j] = _mm256_add_ps(_mm256_shuffle_ps(c[j], c[j + 2], 0x88), _mm256_shuffle_ps(c[j], c[j + 2], 0xdd));
-    f16 result;
-    __builtin_memcpy(&result, d, 64);
-    return result;
-}
-
 #include "gemm.h"
 #include "blocks.h"
 #include "coded.h"
+#include "tiles.h"
 #include "attention.h"
 #include "pass.h"
 #include "topk.h"

@@ -13,7 +13,6 @@
 #define DECODERY_BOTH_ROWS 8
 #define DECODERY_FLOAT_ROWS 8
 #define DECODERY_REGISTERS 32
-#define DECODERY_MADD 1
 
 namespace avx512 {
 #include "vec.h"
@@ -69,6 +68,7 @@ INLINE Ints dot(Ints sum, Bytes w, Four x) {
     return sum;
 }
 INLINE f16 floats(Ints x) { return __builtin_convertvector(reinterpret_cast<i16>(x), f16); }
+INLINE Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 INLINE Ints times128(Ints x) { return _mm512_slli_epi32(x, 7); }
 INLINE Bytes small_bytes(const uint8_t* p) { return _mm512_load_si512(p); }
 INLINE Floats unsigned_floats(const uint8_t* p) { return reinterpret_cast<f16>(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))))); }
@@ -82,34 +82,10 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
 }
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 
-// Of four vectors, lanes 8 apart are added, then 4 apart: four lanes of each, side by side.
-INLINE f16 reduce4(const f16* s) {
-    __m512 a[2];
-    for (int i = 0; i < 2; ++i) {
-        const __m512 x = reinterpret_cast<__m512>(s[2 * i]), y = reinterpret_cast<__m512>(s[2 * i + 1]);
-        a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
-    }
-    return reinterpret_cast<f16>(_mm512_add_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x88), _mm512_shuffle_f32x4(a[0], a[1], 0xdd)));
-}
-// Of what that gives of four times four vectors, lanes 2 apart are added, then 1 apart.
-INLINE f16 reduce_fours(const f16* b) {
-    __m512 c[2];
-    for (int i = 0; i < 2; ++i) {
-        const __m512 x = reinterpret_cast<__m512>(b[2 * i]), y = reinterpret_cast<__m512>(b[2 * i + 1]);
-        c[i] = _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
-    }
-    return reinterpret_cast<f16>(_mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd)));
-}
-// The totals of 16 vectors; vector (i % 4) * 4 + i / 4 of the result's lane order is s[i]. Lanes are added in the order
-// of `total`: 8 apart, 4, 2, 1.
-INLINE f16 reduce16(const f16* s) {
-    const f16 b[4] = {reduce4(s), reduce4(s + 4), reduce4(s + 8), reduce4(s + 12)};
-    return reduce_fours(b);
-}
-
 #include "gemm.h"
 #include "blocks.h"
 #include "coded.h"
+#include "tiles.h"
 #include "attention.h"
 #include "pass.h"
 #include "topk.h"

@@ -5,8 +5,6 @@ typedef float f8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
 #define HALVES(expression) { const int i = 0; result.half[0] = expression; } { const int i = 1; result.half[1] = expression; } return result
 
-constexpr int32_t most_sums = 4;    // that stay in registers
-
 struct i16 {
     i8 half[2];
     int32_t operator[](int32_t lane) const { return half[lane / 8][lane % 8]; }
@@ -38,6 +36,7 @@ INLINE i16& operator^=(i16& a, i16 b) { return a = a ^ b; }
 INLINE i16& operator|=(i16& a, i16 b) { return a = a | b; }
 INLINE i16 operator&(i16 a, int32_t b) { i16 result; HALVES(a.half[i] & b); }
 INLINE i16 operator<<(i16 a, int32_t b) { i16 result; HALVES(a.half[i] << b); }
+INLINE i16 operator>>(i16 a, int32_t b) { i16 result; HALVES(a.half[i] >> b); }
 
 INLINE f16 sum_of_exact(f16 sum, f16 x, f16 y) { f16 result; HALVES(f8(_mm256_fmadd_ps(x.half[i], y.half[i], sum.half[i]))); }
 
@@ -66,14 +65,6 @@ INLINE void narrow(f16 x, Half* to) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + i,
                          _mm256_cvtps_ph(x.half[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-INLINE f8 load8(const Coded* p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-}
-INLINE f16 load(const Coded* p) { return {{load8(p), load8(p + 8)}}; }
-INLINE void store_shorts(int16_t* p, i16 x) {
-    const __m256i words = _mm256_packs_epi32(__m256i(x.half[0]), __m256i(x.half[1]));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xd8));
-}
 // The lanes' lowest bytes.
 INLINE void store_bytes(int8_t* p, i16 x) {
     const __m256i low = _mm256_set1_epi32(255);
@@ -83,42 +74,3 @@ INLINE void store_bytes(int8_t* p, i16 x) {
                      _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
 }
 #undef HALVES
-
-// q times four keys; lanes 8 and 4 apart are added: [first 2 lanes' sums of k0, k1 | of k2, k3], and 2 lanes on.
-template <int C, class E>
-INLINE f8 score4(const float* q, const E* k0, const E* k1, const E* k2, const E* k3) {
-    const E* const key[4] = {k0, k2, k1, k3};
-    f8 low[4], high[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        low[i] = load8(q) * load8(key[i]);
-        high[i] = load8(q + 8) * load8(key[i] + 8);
-    }
-#pragma GCC unroll 8
-    for (int c = 16; c < C * 16; c += 16) {
-        const f8 first = load8(q + c), second = load8(q + c + 8);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            low[i] = low[i] + first * load8(key[i] + c);
-            high[i] = high[i] + second * load8(key[i] + c + 8);
-        }
-    }
-    f8 pair[2];
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-        const f8 a = low[2 * i] + high[2 * i], b = low[2 * i + 1] + high[2 * i + 1];
-        pair[i] = _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31);
-    }
-    return _mm256_shuffle_ps(pair[0], pair[1], 0x44) + _mm256_shuffle_ps(pair[0], pair[1], 0xee);
-}
-
-// scores[i] = q . key(i) for i in [0, 16), four keys at a time: more sums than that do not fit the registers.
-template <int C, class E, class Key>
-INLINE void score16_halves(const float* q, const Key& key, float* scores) {
-#pragma GCC unroll 2
-    for (int32_t i = 0; i < 16; i += 8) {
-        const f8 a = score4<C, E>(q, key(i), key(i + 1), key(i + 4), key(i + 5));
-        const f8 b = score4<C, E>(q, key(i + 2), key(i + 3), key(i + 6), key(i + 7));
-        _mm256_storeu_ps(scores + i, _mm256_shuffle_ps(a, b, 0x88) + _mm256_shuffle_ps(a, b, 0xdd));
-    }
-}

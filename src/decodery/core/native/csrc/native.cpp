@@ -171,7 +171,7 @@ struct Notes {
 // Whether threads may share the queries of long texts.
 bool divides(const State& state, const Sizes& sizes) {
     return usable_threads() > 1 && sizes.longest >= long_text &&
-           int64_t(state.pass->rows) * state.model->heads * state.score_stride <= most_shared;
+           int64_t(state.pass->rows) * state.model->heads * state.parts_stride <= most_shared;
 }
 
 void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
@@ -197,17 +197,13 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     layout.take(state.narrow.floats, n * model.hidden);
     state.wide.floats = state.context;
     state.inner.floats = state.act;
-    state.score_stride = (sizes.longest + 31) / 16 * 16;
-    const int64_t attention = most_queries * (wide / 2 + 2 * wide + state.score_stride) + value_block * wide;
+    // See Runner::gather.
+    const int64_t attention = most_queries * (2 * key_chunk + 2 * page_slots + weight_bytes / 2 + 3 * wide);
     const int64_t normed = round_up(model.hidden > 2 * wide ? model.hidden : 2 * wide, 16);
     state.scratch_stride = attention > normed ? attention : normed;
     layout.take(state.scratch, usable_threads() * state.scratch_stride);
-    const int64_t shared = n * model.heads;
-    state.blocks_stride = (sizes.longest + value_block - 1) / value_block * wide;
-    if (!divides(state, sizes)) return;
-    layout.take(state.scores, shared * state.score_stride);
-    layout.take(state.blocks, shared * state.blocks_stride);
-    layout.take(state.inverse, shared);
+    state.parts_stride = (sizes.longest + key_chunk - 1) / key_chunk * (wide + 16);
+    if (divides(state, sizes)) layout.take(state.parts, n * model.heads * state.parts_stride);
 }
 
 // How many of the first slots of two segments are the same memory in all layers and heads of a pass.

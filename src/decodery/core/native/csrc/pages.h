@@ -1,5 +1,11 @@
-// Pages of key-value memory: 16 slots of one layer and one key-value head, the rows of keys before those of values. Nothing
-// else knows what a page looks like.
+// Pages of key-value memory: 16 slots of one layer and one key-value head. How numbers lie in a page is known here and to
+// the kernels that read whole pages (tiles.h, attention.h).
+//
+// float32, float16: keys [wide][16], then values [16][wide].
+// Coded: bytes (number + 128) of keys [wide / 4][16][4], then of values [4][wide][4], whose first axis is of four slots,
+// then 16 scales of keys and 16 of values in bfloat16.
+// wide: head_dim, rounded up to a multiple of 16; added numbers are never used. One vector has a number, or four, of each of
+// 16 keys, so that scores need no sums over lanes.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -7,13 +13,45 @@
 #include "abi.h"
 
 constexpr int32_t page_slots = 16;
+constexpr int32_t scale_bytes = 2;    // of a coded row
 
-// Where a row of keys (kind 0) or values (kind 1) begins in its page, in bytes.
-inline int64_t row_offset(int32_t kind, int32_t slot, int64_t row_bytes) {
-    return (int64_t(kind) * page_slots + slot % page_slots) * row_bytes;
+inline int32_t round_up(int32_t n, int32_t unit) { return (n + unit - 1) / unit * unit; }
+
+// kind: 0 of keys, 1 of values.
+template <class T>
+T* numbers_of(char* page, int32_t kind, int32_t wide) { return reinterpret_cast<T*>(page) + kind * page_slots * wide; }
+inline uint16_t* scales_of(char* page, int32_t kind, int32_t wide) {
+    return reinterpret_cast<uint16_t*>(page + 2 * page_slots * wide) + kind * page_slots;
 }
 
-// Calls work(row in memory, row in its page, null where there is none) for all of them.
+// Calls work(number of a row [dim], its place in a page) for all of them. T: of two or four bytes, or of one if coded.
+template <class T, class Work>
+inline void each_number(char* page, int32_t kind, int32_t slot, int32_t dim, const Work& work) {
+    const int32_t lane = slot % page_slots, wide = round_up(dim, 16);
+    T* to = numbers_of<T>(page, kind, wide);
+    if (sizeof(T) > 1) {
+        if (kind == 0)
+            for (int32_t i = 0; i < dim; ++i) work(i, to + i * page_slots + lane);
+        else
+            for (int32_t i = 0; i < dim; ++i) work(i, to + lane * wide + i);
+    } else if (kind == 0)
+        for (int32_t i = 0; i < dim; ++i) work(i, to + i / 4 * 4 * page_slots + lane * 4 + i % 4);
+    else
+        for (int32_t i = 0; i < dim; ++i) work(i, to + lane / 4 * 4 * wide + i * 4 + lane % 4);
+}
+template <class T>
+inline void put_numbers(char* page, int32_t kind, int32_t slot, int32_t dim, const T* row) {
+    each_number<T>(page, kind, slot, dim, [&](int32_t i, T* to) {
+        if constexpr (sizeof(T) > 1) *to = row[i];
+        else *to = T(row[i] ^ 0x80);
+    });
+}
+inline void put_coded(char* page, int32_t kind, int32_t slot, int32_t dim, const uint8_t* row, uint16_t scale) {
+    put_numbers(page, kind, slot, dim, row);
+    scales_of(page, kind, round_up(dim, 16))[slot % page_slots] = scale;
+}
+
+// Calls work(row in memory, its page, null where there is none, kind, slot) for all of them.
 template <class Work>
 void each_page_row(const PageRows& rows, const Work& work) {
     char* at = rows.rows;
@@ -24,23 +62,44 @@ void each_page_row(const PageRows& rows, const Work& work) {
                 for (int64_t i = 0; i < rows.count; ++i, at += rows.row_bytes) {
                     const int32_t slot = rows.slots != nullptr ? rows.slots[i] : int32_t(rows.start + i);
                     const int32_t page = table[slot / page_slots];
-                    work(at, page < 0 ? nullptr
-                                      : rows.base + page * rows.page_bytes + row_offset(kind, slot, rows.row_bytes));
+                    work(at, page < 0 ? nullptr : rows.base + page * rows.page_bytes, kind, slot);
                 }
             }
+}
+// Calls work(a number of the kind that rows are made of, how many there are in one).
+template <class Work>
+void by_numbers(const PageRows& rows, const Work& work) {
+    const int32_t dim = int32_t(rows.row_bytes) / rows.number_bytes;
+    if (rows.number_bytes == 8) work(uint64_t(), dim);
+    else if (rows.number_bytes == 4) work(uint32_t(), dim);
+    else if (rows.number_bytes == 2) work(uint16_t(), dim);
+    else work(uint8_t(), dim - scale_bytes);
 }
 
 // What no page holds is read as zeros.
 inline void read_page_rows(const PageRows& rows) {
-    each_page_row(rows, [&](char* row, const char* held) {
-        if (held != nullptr) memcpy(row, held, size_t(rows.row_bytes));
-        else memset(row, 0, size_t(rows.row_bytes));
+    by_numbers(rows, [&](auto number, int32_t dim) {
+        using T = decltype(number);
+        each_page_row(rows, [&](char* row, char* page, int32_t kind, int32_t slot) {
+            if (page == nullptr) {
+                memset(row, 0, size_t(rows.row_bytes));
+                return;
+            }
+            T* to = reinterpret_cast<T*>(row);
+            each_number<T>(page, kind, slot, dim, [&](int32_t i, const T* held) { to[i] = sizeof(T) > 1 ? *held : T(*held ^ 0x80); });
+            if (sizeof(T) == 1) memcpy(row + dim, scales_of(page, kind, round_up(dim, 16)) + slot % page_slots, scale_bytes);
+        });
     });
 }
 
 inline void write_page_rows(const PageRows& rows) {
-    each_page_row(rows, [&](const char* row, char* held) {
-        if (held != nullptr) memcpy(held, row, size_t(rows.row_bytes));
+    by_numbers(rows, [&](auto number, int32_t dim) {
+        using T = decltype(number);
+        each_page_row(rows, [&](const char* row, char* page, int32_t kind, int32_t slot) {
+            if (page == nullptr) return;
+            put_numbers(page, kind, slot, dim, reinterpret_cast<const T*>(row));
+            if (sizeof(T) == 1) memcpy(scales_of(page, kind, round_up(dim, 16)) + slot % page_slots, row + dim, scale_bytes);
+        });
     });
 }
 

@@ -23,12 +23,6 @@ static void rotate(const float* x, const float* cos, const float* sin, int32_t d
     }
 }
 
-INLINE void copy_head(const float* x, int32_t dim, Coded* y) { code_row(x, dim, y); }
-template <class E>
-INLINE void copy_head(const float* x, int32_t dim, E* y) {
-    for (int32_t i = 0; i < dim; i += 16) store(y + i, load(x + i, dim - i), dim - i);
-}
-
 struct Runner {
     const State& state;
     const Model& model;
@@ -54,9 +48,6 @@ struct Runner {
     }
     Range my_rows() const { return share(pass.rows, thread, team.threads); }
     float* scratch() const { return state.scratch + thread * state.scratch_stride; }
-    // In attention: queries in whole numbers, then the rest.
-    int16_t* coded_queries() const { return reinterpret_cast<int16_t*>(scratch()); }
-    float* attention_scratch() const { return scratch() + most_queries * wide() / 2; }
 
     // What goes into `linear`, normed.
     void norm_quantize(const float* weight, const Linear& linear) {
@@ -164,7 +155,7 @@ struct Runner {
             const int32_t kind = is_value ? 1 : 0, kv_head = (head - model.heads) % model.kv_heads;
             const int32_t slot = int32_t(segment.length(index, kv_head)) + segment.stays + row - state.rows[s].first;
             by_element(segment.element, [&](auto element) {
-                copy_head(x, dim, Slots<decltype(element)>(segment, index, kind, kv_head, dim)[slot]);
+                put_row(x, pages_of<decltype(element)>(segment, index, kv_head)[slot], kind, slot, dim, element);
             });
         }
         look_around(layer, index);
@@ -217,12 +208,6 @@ struct Runner {
     }
 
     template <class Work>
-    void by_dimension(const Work& work) const {
-        if (model.head_dim == 64) work(std::integral_constant<int, 4>());
-        else if (model.head_dim == 128) work(std::integral_constant<int, 8>());
-        else work(std::integral_constant<int, 0>());
-    }
-    template <class Work>
     static void by_element(Element element, const Work& work) {
         if (element == float32_elements) work(float());
         else if (element == float16_elements) work(Half());
@@ -230,53 +215,50 @@ struct Runner {
     }
     template <class Work>
     void by_kind(const Group& group, const Work& work) const {
-        by_dimension([&](auto chunks) {
-            by_element(pass.segments[state.order[group.first]].element, [&](auto element) { work(chunks, element); });
-        });
+        by_element(pass.segments[state.order[group.first]].element, work);
     }
     int32_t head_group() const { return model.heads / model.kv_heads; }
     int32_t wide() const { return round_up(model.head_dim, 16); }
 
-    // Some of the queries that a group has for one key-value head. What comes of them goes to `scores` and `sums` where
-    // these are given, else to where threads share it.
     template <class E>
-    int32_t gather(int32_t index, const Group& group, int32_t kv_head, Range mine, float* scores, float* sums, Query* queries,
-                   Span<E>* spans) const {
-        int16_t* const numbers = coded_queries();
-        int32_t count = 0, first = 0;
+    static Pages<E> pages_of(const Segment& segment, int32_t index, int32_t kv_head) {
+        return {segment.base, segment.table(index, kv_head), segment.page_bytes};
+    }
+
+    // Some of the queries that a group has for one key-value head, and what they work in.
+    template <class E>
+    Item<E> gather(int32_t index, const Group& group, int32_t kv_head, Range mine, Query* queries, Pages<E>* sources) const {
+        const int32_t count = mine.end - mine.begin;
+        float* room = scratch();
+        const auto take = [&](int64_t floats) {
+            float* const taken = room;
+            room += floats;
+            return taken;
+        };
+        int32_t source = 0, first = 0;
         for (int32_t k = group.first; k < group.last && first < mine.end; ++k) {
             const int32_t s = state.order[k];
             const Segment& segment = pass.segments[s];
             const int32_t last = first + segment.rows * head_group();
             const Range own = {mine.begin > first ? mine.begin : first, mine.end < last ? mine.end : last};
-            if (own.begin < own.end)
-                spans[count++] = {{segment, index, 0, kv_head, model.head_dim}, {segment, index, 1, kv_head, model.head_dim},
-                                  own.begin - mine.begin, own.end - own.begin};
             for (int32_t i = own.begin; i < own.end; ++i) {
-                const int32_t row = (i - first) / head_group(), member = (i - first) % head_group(), n = i - mine.begin;
+                const int32_t row = (i - first) / head_group(), member = (i - first) % head_group();
                 const int64_t at = int64_t(state.rows[s].first + row) * model.heads + kv_head * head_group() + member;
-                Query& query = queries[n] = {};
-                query.q = state.queries + at * wide();
+                Query& query = queries[i - mine.begin] = {};
                 query.out = state.context + at * model.head_dim;
                 query.seen = state.seen[state.rows[s].first + row];
-                if constexpr (is_coded<E>) {
-                    query.numbers = numbers + n * wide();
-                    query.step = code_query(query.q, wide(), numbers + n * wide());
-                }
-                if (scores == nullptr) {
-                    query.p = state.scores + at * state.score_stride;
-                    query.blocks = state.blocks + at * state.blocks_stride;
-                    query.apart = wide();
-                    continue;
-                }
-                query.p = scores + n * state.score_stride;
-                query.sum = sums + 2 * n * wide();
-                query.blocks = query.sum + wide();
+                query.source = source;
+                query.scores = take(key_chunk + 2 * page_slots);
+                for (uint8_t*& weights : query.weights) weights = reinterpret_cast<uint8_t*>(take(weight_bytes / 4));
+                query.chunk = take(wide());
+                query.sum = take(wide());
+                prepare(state.queries + at * wide(), wide(), take(wide()), query, E());
                 if (segment.starts != nullptr) pick(segment, kv_head, row, member, query);
             }
+            if (own.begin < own.end) sources[source++] = pages_of<E>(segment, index, kv_head);
             first = last;
         }
-        return count;
+        return {queries, sources, count, group.common, model.head_dim, wide(), room};
     }
     // What a policy lets one row of a key-value head read.
     void pick(const Segment& segment, int32_t kv_head, int32_t row, int32_t member, Query& query) const {
@@ -284,29 +266,30 @@ struct Runner {
         query.seen = {0, 0, segment.picked + starts[row], starts[row + 1] - starts[row]};
         if (segment.weights == nullptr) return;
         const int64_t picked = segment.starts[model.kv_heads * segment.rows];
-        query.weights = segment.weights + member * picked + starts[row];
+        query.given = segment.weights + member * picked + starts[row];
         query.mass = segment.mass + int64_t(row) * model.heads + kv_head * head_group() + member;
     }
 
-    template <int C, class E>
+    template <class E>
     void attend_whole(int32_t index, const Group& group, int32_t kv_head, Range mine) const {
         Query queries[most_queries];
-        Span<E> spans[most_queries];
-        float* sums = attention_scratch();
-        float* room = sums + 2 * most_queries * wide();
-        const int32_t count = gather(index, group, kv_head, mine, room + value_block * wide(), sums, queries, spans);
-        Item<C, E>{queries, spans, count, group.common, model.head_dim, room}.whole();
+        Pages<E> sources[most_queries];
+        gather(index, group, kv_head, mine, queries, sources).whole();
     }
-    // The same over a chunk of what they see: scores, or, where these have become weights, values.
-    template <int C, class E>
-    void attend_chunk(int32_t index, const Group& group, int32_t kv_head, Range mine, int32_t from, bool adds) const {
+    // The same of one chunk of what they see, to where threads share it.
+    template <class E>
+    void attend_chunk(int32_t index, const Group& group, int32_t kv_head, Range mine, int32_t from) const {
         Query queries[most_queries];
-        Span<E> spans[most_queries];
-        const int32_t count = gather(index, group, kv_head, mine, nullptr, nullptr, queries, spans);
-        const Item<C, E> item = {queries, spans, count, group.common, model.head_dim, attention_scratch()};
-        if (adds) item.add(from, from + key_chunk);
-        else item.score(from, from + key_chunk);
+        Pages<E> sources[most_queries];
+        gather(index, group, kv_head, mine, queries, sources).chunk(from, [&](const Query& query, Part part) {
+            float* to = part_of((query.out - state.context) / model.head_dim, from);
+            __builtin_memcpy(to, query.chunk, size_t(wide()) * sizeof(float));
+            to[wide()] = part.largest;
+            to[wide() + 1] = part.total;
+        });
     }
+    // at: row * heads + head.
+    float* part_of(int64_t at, int32_t from) const { return state.parts + at * state.parts_stride + from / key_chunk * (wide() + 16); }
 
     // Into how many parts the queries of one key-value head are cut.
     int32_t parts_of(const Group& group) const {
@@ -326,9 +309,7 @@ struct Runner {
             for (; item < first + items; item = team.take()) {
                 const int32_t kv_head = (item - first) / parts;
                 const Range mine = share(queries, (item - first) % parts, parts);
-                by_kind(*group, [&](auto chunks, auto element) {
-                    attend_whole<decltype(chunks)::value, decltype(element)>(index, *group, kv_head, mine);
-                });
+                by_kind(*group, [&](auto element) { attend_whole<decltype(element)>(index, *group, kv_head, mine); });
             }
             first += items;
         }
@@ -336,7 +317,7 @@ struct Runner {
     }
 
     // Chunks of the groups whose few queries threads share.
-    void attend_chunks(int32_t index, bool adds) {
+    void attend_chunks(int32_t index) {
         int32_t item = team.take(), first = 0;
         for (const Group* group = state.groups; group < state.groups + state.group_count; ++group) {
             if (!group->divided) continue;
@@ -344,46 +325,35 @@ struct Runner {
             const int32_t along = int32_t((group->longest + key_chunk - 1) / key_chunk), items = model.kv_heads * along;
             for (; item < first + items; item = team.take()) {
                 const int32_t kv_head = (item - first) / along, from = (item - first) % along * key_chunk;
-                by_kind(*group, [&](auto chunks, auto element) {
-                    attend_chunk<decltype(chunks)::value, decltype(element)>(index, *group, kv_head, all, from, adds);
-                });
+                by_kind(*group, [&](auto element) { attend_chunk<decltype(element)>(index, *group, kv_head, all, from); });
             }
             first += items;
         }
         meet(stage_attention);
     }
-    template <class Work>
-    void divided_rows(const Work& work) const {
+    void attend_shared(int32_t index) {
+        attend_chunks(index);
         for (const Group* group = state.groups; group < state.groups + state.group_count; ++group)
             for (int32_t k = group->first; group->divided && k < group->last; ++k)
-                for (int32_t i = 0; i < pass.segments[state.order[k]].rows; ++i) work(state.rows[state.order[k]].first + i);
+                for (int32_t i = 0; i < pass.segments[state.order[k]].rows; ++i) merge_chunks(state.rows[state.order[k]].first + i);
+        meet(stage_attention);
     }
-    void attend_shared(int32_t index) {
-        attend_chunks(index, false);
-        // Few queries: every thread takes those that are its own.
-        divided_rows([&](int32_t row) {
-            for (int32_t head = 0; head < model.heads; ++head) {
-                const int64_t at = int64_t(row) * model.heads + head;
-                float largest;
-                if (at % team.threads == thread)
-                    state.inverse[at] = 1.0f / softmax(state.scores + at * state.score_stride, state.seen[row].total(), largest);
+    // Merges the chunks of a row's heads, as far as they are this thread's.
+    void merge_chunks(int32_t row) const {
+        for (int32_t head = 0; head < model.heads; ++head) {
+            const int64_t at = int64_t(row) * model.heads + head;
+            if (at % team.threads != thread) continue;
+            Query query = {};
+            query.seen = state.seen[row];
+            query.sum = scratch();
+            query.out = state.context + at * model.head_dim;
+            begin(query, wide());
+            for (int32_t from = 0; from < query.seen.total(); from += key_chunk) {
+                const float* part = part_of(at, from);
+                merge(query, {part[wide()], part[wide() + 1]}, part, wide());
             }
-        });
-        meet(stage_attention);
-        attend_chunks(index, true);
-        divided_rows([&](int32_t row) {
-            for (int32_t head = 0; head < model.heads; ++head) {
-                const int64_t at = int64_t(row) * model.heads + head;
-                if (at % team.threads != thread) continue;
-                Query done = {};
-                done.seen = state.seen[row];
-                done.blocks = state.blocks + at * state.blocks_stride;
-                done.apart = wide();
-                done.out = state.context + at * model.head_dim;
-                by_dimension([&](auto chunks) { finish<decltype(chunks)::value>(done, model.head_dim, state.inverse[at]); });
-            }
-        });
-        meet(stage_attention);
+            finish(query, model.head_dim);
+        }
     }
 
     void attention(const Layer& layer, int32_t index) {

@@ -76,6 +76,7 @@ INLINE Ints dot(Ints sum, const Bytes& w, const Four& x) {
     return sum;
 }
 INLINE f16 floats(Ints x) { return __builtin_convertvector(x, f16); }
+INLINE Ints add_ints(Ints a, Ints b) { return a + b; }
 INLINE Ints times128(Ints x) { return x << 7; }
 INLINE Bytes small_bytes(const uint8_t* p) {
     Bytes w;
@@ -108,15 +109,11 @@ INLINE int64_t now() {
     return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
 #endif
 }
-INLINE f16 reduce16(const f16* s) {
-    f16 result;
-    for (int i = 0; i < 16; ++i) result[(i % 4) * 4 + i / 4] = total(s[i]);
-    return result;
-}
 
 #include "gemm.h"
 #include "blocks.h"
 #include "coded.h"
+#include "tiles.h"
 #include "attention.h"
 #include "pass.h"
 #include "topk.h"

@@ -17,13 +17,14 @@ constexpr int32_t super_size = 256;    // inputs of a super-block
 constexpr float least_most = 16256.0f;    // of sums of 32 inputs as integers: upper bytes go to 127
 constexpr int32_t panel_width = 32;    // outputs computed side by side
 constexpr int32_t most_queries = 24;   // queries of one attention work item
-constexpr int32_t value_block = 64;    // values whose weighted sum attention finishes before it adds the next ones
-constexpr int32_t key_chunk = 256;     // logical indices of one item where threads share a query; a multiple of the above
+constexpr int32_t most_dim = 1024;     // of a head
+constexpr int32_t key_chunk = 256;     // logical indices whose values attention sums up before it merges them with others
+// Bytes of a query's weights for values of a chunk, four slots at a time, from each of which one may be seen.
+constexpr int32_t weight_bytes = 4 * key_chunk + key_chunk + 64;
 constexpr int32_t long_text = 512;     // slots from which on they do
 constexpr int32_t few_queries = 12;    // of a key-value head, below which they do
-constexpr int64_t most_shared = 1 << 20;    // scores that there is room for then
+constexpr int64_t most_shared = 1 << 20;    // numbers that there is room for then
 
-inline int32_t round_up(int32_t n, int32_t unit) { return (n + unit - 1) / unit * unit; }
 inline int32_t panels(const Linear& linear) { return (linear.out + panel_width - 1) / panel_width; }
 constexpr bool is_floating(Form form) { return form == bfloat16s || form == float16s; }
 constexpr bool is_super(Form form) { return form >= super4; }
@@ -154,11 +155,11 @@ struct State {
     float *qkv, *queries, *context, *branch, *act;
     Quantized narrow, wide, inner;         // over hidden, heads * head_dim, intermediate
     float* scratch;                        // per thread: a normed row, then attention's queries, accumulators and scores
-    int64_t scratch_stride, score_stride;
-    // Where several threads share a query: its scores [rows][heads][score_stride], sums of its values by block
-    // [rows][heads][blocks_stride] and one over the sum of its weights [rows][heads].
-    float *scores, *blocks, *inverse;
-    int64_t blocks_stride;
+    int64_t scratch_stride;
+    // Where several threads share a query: of each chunk the weighted sum of values, rounded up to 16 numbers, then 16 of
+    // which two are the largest score and the sum of exponentials, [rows][heads][parts_stride].
+    float* parts;
+    int64_t parts_stride;
     int32_t divided;                       // how many groups are
     float* logits;                         // head only: [rows][vocab]
     int64_t* ticks;                        // thread 0's time per stage, or null

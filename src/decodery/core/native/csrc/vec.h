@@ -33,9 +33,6 @@ typedef uint16_t u16x16_loose __attribute__((vector_size(32), aligned(2), may_al
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef int8_t s8x16 __attribute__((vector_size(16)));
 typedef int8_t s8x16_loose __attribute__((vector_size(16), aligned(1), may_alias));
-typedef int16_t s16x16_loose __attribute__((vector_size(32), aligned(2), may_alias));
-
-constexpr int32_t most_sums = 8;    // that stay in registers
 
 INLINE f16 splat(float x) { return f16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE i16 isplat(int32_t x) { return i16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
@@ -71,11 +68,7 @@ INLINE void narrow(f16 x, Half* to) {
     *reinterpret_cast<u16x16_loose*>(to) = __builtin_convertvector(sign | (finite & ~strange) | (0x7e00 & strange), u16x16);
 }
 #endif
-INLINE f16 load(const Coded* p) {
-    return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const s8x16_loose*>(p), i16), f16);
-}
 INLINE void store_bytes(int8_t* p, i16 x) { *reinterpret_cast<s8x16_loose*>(p) = __builtin_convertvector(x, s8x16); }
-INLINE void store_shorts(int16_t* p, i16 x) { *reinterpret_cast<s16x16_loose*>(p) = __builtin_convertvector(x, s16x16_loose); }
 
 // sum + x * y, whose product is exact, so that fusing the two changes nothing.
 #if DECODERY_REGISTERS >= 32
@@ -90,8 +83,13 @@ INLINE i16 bits(f16 x) { return reinterpret_cast<i16>(x); }
 INLINE f16 from_bits(i16 x) { return reinterpret_cast<f16>(x); }
 INLINE i16 whole(f16 x) { return __builtin_convertvector(x, i16); }
 // Each lane's larger, or smaller; the second where one is not a number.
+#if DECODERY_REGISTERS >= 32
+INLINE f16 larger(f16 a, f16 b) { return reinterpret_cast<f16>(_mm512_maskz_max_ps(0xffff, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b))); }
+INLINE f16 smaller(f16 a, f16 b) { return reinterpret_cast<f16>(_mm512_maskz_min_ps(0xffff, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b))); }
+#else
 INLINE f16 larger(f16 a, f16 b) { return from_bits(((a > b) & bits(a)) | (~(a > b) & bits(b))); }
 INLINE f16 smaller(f16 a, f16 b) { return from_bits(((a < b) & bits(a)) | (~(a < b) & bits(b))); }
+#endif
 INLINE i16 larger(i16 a, i16 b) { return a > b ? a : b; }
 #endif
 
@@ -130,12 +128,6 @@ static __attribute__((noinline)) f16 load_part(const Half* p, int32_t n) {
 }
 INLINE f16 load(const Bf16* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
 INLINE f16 load(const Half* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
-static __attribute__((noinline)) f16 load_part(const Coded* p, int32_t n) {
-    Coded lanes[16] = {};
-    for (int32_t i = 0; i < n; ++i) lanes[i] = p[i];
-    return load(lanes);
-}
-INLINE f16 load(const Coded* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
 INLINE void store(Half* p, f16 x, int32_t n) {
     x = larger(splat(-65504.0f), smaller(splat(65504.0f), x));
     if (n >= 16) return narrow(x, p);
