@@ -22,6 +22,7 @@ from decodery.step.sequence import Sequence
 from .accounting import OWN
 from .commit import end_of
 from .draft_budgets import DraftBudgets
+from .drafting_together import prepare, settle
 from .schedule import Schedule
 from .task import SchedulerEntry, Task
 from .text import check_draft, choices_of, expect
@@ -126,6 +127,7 @@ class ArrayBatch:
     def __init__(self, model: LanguageModel, schedule: Schedule, budgets: DraftBudgets) -> None:
         self._model, self._schedule, self._budgets = model, schedule, budgets
         self._failed: dict[int, Exception] = {}
+        self._together: list[tuple[Drafter, list[Sequence]]] = []
         self._drafting = False
         self._times = 0.0, 0.0, 0.0
         self._texts: list[ArrayText] = []
@@ -247,6 +249,10 @@ class ArrayBatch:
                 self._changes = -1
                 return None
         trees = self._proposed() if self._drafting else None
+        if any(text.seq.finish_reason is not None for text in texts):
+            # A drafter has failed.
+            self._changes = -1
+            return None
         proposed = perf_counter()
         try:
             steps.run()
@@ -255,6 +261,8 @@ class ArrayBatch:
             self._changes = -1
             return None
         self._times = begin, proposed, perf_counter()
+        mean = sum(text.length for text in texts) / len(texts)
+        self._budgets.learn(steps.rows, len(texts), mean, self._times[2] - begin)
         if trees is None:
             ended = self._commit(passes)
         else:
@@ -309,14 +317,15 @@ class ArrayBatch:
         assert steps is not None
         nodes = max(self._schedule.limits.rows // len(texts) - 1, 0)
         every = [text.seq for text in texts]
+        bounds = [self._budgets.of(text.seq, nodes, every) if text.request.drafter else None for text in texts]
+        self._together = prepare([(text.run, budget) for text, budget in zip(texts, bounds, strict=True)])
         trees: list[DraftTree | None] = [DraftTree.root(text.tokens[-1]) for text in texts]
         groups: dict[Drafter, tuple[list[int], list[Budget]]] = {}
         with one_thread():
             for place, text in enumerate(texts):
-                drafter = text.request.drafter
-                if drafter is None:
+                drafter, budget = text.request.drafter, bounds[place]
+                if drafter is None or budget is None:
                     continue
-                budget = self._budgets.of(text.seq, nodes, every)
                 if drafter.skips_step(text.seq, budget):
                     trees[place] = None
                 elif text.seq.remaining > 1:
@@ -408,6 +417,7 @@ class ArrayBatch:
                     if number in failed:
                         seq.fail(failed[number])
                         ended = True
+            settle(self._together)
         done = perf_counter()
         for text, step in recorded:
             step.propose, step.score, step.commit, step.sequences = (

@@ -14,6 +14,7 @@
 
 constexpr int32_t page_slots = 16;
 constexpr int32_t scale_bytes = 2;    // of a coded row
+constexpr int32_t most_dim = 1024;    // of a head
 
 inline int32_t round_up(int32_t n, int32_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -105,11 +106,21 @@ inline void write_page_rows(const PageRows& rows) {
 
 // Copies the keys and values of one slot of a layer's key-value head to another slot.
 inline void copy_slot(const Segment& segment, int32_t layer, int32_t head, int32_t from, int32_t to, int32_t dim) {
-    const bool coded = segment.element == coded_elements;
-    const int64_t bytes = coded ? dim + 2 : int64_t(dim) * (segment.element == float32_elements ? 4 : 2);
     const int32_t* table = segment.table(layer, head);
     char* source = segment.base + table[from / page_slots] * segment.page_bytes;
     char* target = segment.base + table[to / page_slots] * segment.page_bytes;
-    for (int32_t kind = 0; kind < 2; ++kind)
-        memcpy(target + row_offset(kind, to, bytes), source + row_offset(kind, from, bytes), size_t(bytes));
+    const auto move = [&](auto number) {
+        using T = decltype(number);
+        for (int32_t kind = 0; kind < 2; ++kind) {
+            T row[most_dim];
+            each_number<T>(source, kind, from, dim, [&](int32_t i, const T* held) { row[i] = *held; });
+            each_number<T>(target, kind, to, dim, [&](int32_t i, T* held) { *held = row[i]; });
+            if (sizeof(T) > 1) continue;
+            const int32_t wide = round_up(dim, 16);
+            scales_of(target, kind, wide)[to % page_slots] = scales_of(source, kind, wide)[from % page_slots];
+        }
+    };
+    if (segment.element == float32_elements) move(uint32_t());
+    else if (segment.element == float16_elements) move(uint16_t());
+    else move(uint8_t());
 }

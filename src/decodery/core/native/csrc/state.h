@@ -17,7 +17,6 @@ constexpr int32_t super_size = 256;    // inputs of a super-block
 constexpr float least_most = 16256.0f;    // of sums of 32 inputs as integers: upper bytes go to 127
 constexpr int32_t panel_width = 32;    // outputs computed side by side
 constexpr int32_t most_queries = 24;   // queries of one attention work item
-constexpr int32_t most_dim = 1024;     // of a head
 constexpr int32_t key_chunk = 256;     // logical indices whose values attention sums up before it merges them with others
 // Bytes of a query's weights for values of a chunk, four slots at a time, from each of which one may be seen.
 constexpr int32_t weight_bytes = 4 * key_chunk + key_chunk + 64;
