@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
 _FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STORED = {Form.ROWS8: "int8", Form.BFLOAT16: "bfloat16", Form.FLOAT16: "float16"}
+"""Forms that are not blocks, by what they are called."""
 _CHUNK = 1 << 22
 """Numbers that are converted at a time."""
 
@@ -50,12 +52,12 @@ class Parts(Protocol):
         """Rows of a part in any float dtype."""
         ...
 
-    def form(self, name: str) -> Form | None:
-        """The form of blocks in which a part's numbers stay as they are; None where they do not."""
+    def forms(self, name: str) -> tuple[Form, ...]:
+        """The forms in which a part's numbers stay as they are, the one of fewest bytes first."""
         ...
 
-    def blocks(self, name: str, begin: int, end: int) -> BlockKind:
-        """Rows of a part that has such a form."""
+    def blocks(self, name: str, begin: int, end: int, form: Form) -> BlockKind | Int8Linear:
+        """Rows of a part in one of these forms, but for those of 16 bits."""
         ...
 
 
@@ -113,7 +115,7 @@ def _placed(
 ) -> Iterator[tuple[str, tuple[Piece, ...]]]:
     """By name, the slots that are read where they lie: all their parts are of one type that stays as it is."""
     for slot in stored:
-        if slot.name == "embedding.weight" or {file.form(name) for name in slot.parts} == {kinds[slot]}:
+        if slot.name == "embedding.weight" or kinds[slot] in _shared(file, slot):
             pieces = [piece for name in slot.parts if (piece := file.piece(name)) is not None]
             if len(pieces) == len(slot.parts) and len({piece.kind for piece in pieces}) == 1:
                 yield slot.name, tuple(pieces)
@@ -126,18 +128,25 @@ def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts) -> dict[Slot,
     found: dict[Slot, _Kept] = {
         slot: "bfloat16" if slot.name == "embedding.weight" else "float32" for slot in stored if not slot.linear
     }
-    own = {slot: {parts.form(name) for name in slot.parts} for slot in stored if slot.linear}
-    fours = any(form is not None and BITS[form] == 4 for forms in own.values() for form in forms)
+    own = {slot: _shared(parts, slot) for slot in stored if slot.linear}
+    fours = any(BITS.get(form) == 4 for slot in own for name in slot.parts for form in parts.forms(name))
     for slot, forms in own.items():
-        form = next(iter(forms)) if len(forms) == 1 else None
+        if precision == "int8":
+            forms = [form for form in forms if BITS.get(form, 8) > 4]
+        elif not fours:
+            forms = [] if slot.name == "head.weight" else [Form.BLOCKS4]
+        form = next(iter(forms), Form.ROWS8)
         # The head chooses the tokens, and int8 is as fast there as fewer bits, and smaller than blocks of eight.
-        if slot.name == "head.weight" and (form is None or BITS[form] == 8 or not fours):
-            found[slot] = "int8"
-        elif precision == "int8":
-            found[slot] = form if form is not None and BITS[form] > 4 else "int8"
-        else:
-            found[slot] = (form or "int8") if fours else Form.BLOCKS4
+        if slot.name == "head.weight" and (BITS.get(form, 8) == 8 or not fours):
+            form = Form.ROWS8
+        found[slot] = _STORED.get(form, form)
     return found
+
+
+def _shared(parts: Parts, slot: Slot) -> list[Form]:
+    """The forms that all parts of a slot have, the one of fewest bytes first."""
+    first, *others = (parts.forms(name) for name in slot.parts)
+    return [form for form in first if all(form in other for other in others)]
 
 
 def _layout(slot: Slot, kept: _Kept) -> _Layout:
@@ -163,10 +172,11 @@ def _tensors(slot: Slot, kept: _Kept, parts: Parts, name: str, begin: int, end: 
     stem = slot.name.removesuffix("weight")
     layer: BlockKind | Int8Linear
     if isinstance(kept, Form):
-        own = parts.form(name) == kept
-        layer = parts.blocks(name, begin, end) if own else Int4Linear.quantize(parts.part(name, begin, end))
+        own = kept in parts.forms(name)
+        layer = parts.blocks(name, begin, end, kept) if own else Int4Linear.quantize(parts.part(name, begin, end))
     elif kept == "int8":
-        layer = Int8Linear.quantize(parts.part(name, begin, end))
+        own = Form.ROWS8 in parts.forms(name)
+        layer = parts.blocks(name, begin, end, Form.ROWS8) if own else Int8Linear.quantize(parts.part(name, begin, end))
     else:
         return {slot.name: parts.part(name, begin, end).to(_FLOATS[kept])}
     return {stem + key: tensor for key, tensor in layer.tensors().items()}

@@ -35,8 +35,8 @@ from .config_check import check_config
 from .description import Description
 from .dtype import choose_device, choose_own
 from .fields import read_json
-from .four_bit import refuse_quantized
 from .named import Precision
+from .quantized.formats import refuse_quantized
 from .source import Source, find
 from .store import (
     converted,

@@ -47,8 +47,10 @@ class Dense:
         return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out], in the weight's dtype."""
-        return linear(rows, self.weight, self.bias)
+        """[N, in] -> [N, out], in the rows' dtype."""
+        # Beside layers of integers, whose rows are float32, some weights have 16 bits.
+        bias = None if self.bias is None else self.bias.to(rows.dtype)
+        return linear(rows, self.weight.to(rows.dtype), bias)
 
     def some(self, outputs: torch.Tensor) -> Dense:
         """Only these outputs [k], in this order."""
