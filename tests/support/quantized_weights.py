@@ -77,13 +77,16 @@ def gptq(
         numbers, zeros = random.integers(0, most, (inputs, outputs)), random.integers(0, most, (groups, outputs))
         if zero is not None:
             zeros[:] = zero
+        stored = zeros - less & most - 1
+        # AutoGPTQ cuts the sum to the bits of a number, but for numbers of three.
+        zeros = stored + less if bits == 3 else zeros
         order, scales = np.arange(inputs) // GROUP, steps(random, groups, outputs, dtype=dtype)
         if shuffled:
             order = random.permutation(order)
         exact = plain(scales)[order] * (numbers - zeros[order]).astype(np.float32)
         tensors = {
             "qweight": strings(numbers.T, bits).T.contiguous(),
-            "qzeros": strings(zeros - less & most - 1, bits),
+            "qzeros": strings(stored, bits),
             "scales": scales,
             "g_idx": torch.from_numpy(order).int(),
             "bias": torch.zeros(outputs).half(),
@@ -444,8 +447,9 @@ def quantize_folder(
     """
     random = np.random.default_rng(0)
     path, exact = folder / "model.safetensors", {}
-    state = {name: tensor.to(layout.dtype) for name, tensor in load_file(path).items()}
     # What is not replaced is rounded to the folder's type.
+    state = load_file(path)
+    state |= {name: each.to(layout.dtype) for name, each in state.items() if each.dtype == torch.float32}
     exact = {name: tensor.float() for name, tensor in state.items()}
     for name in [name for name in state if name.endswith(ends) and not any(part in name for part in kept)]:
         tensors, weight = layout.make(random, *state.pop(name).shape)

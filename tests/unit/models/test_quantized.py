@@ -1,56 +1,24 @@
-"""Folders of quantized weights: every published layout against its formula, and its models against `transformers`."""
+"""Quantized weights: every published layout against its formula, and what is refused."""
 
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 
+from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form, choose, kernel_sets
-from decodery.models.loaders.load import load
 from decodery.models.loaders.quantized.formats import read_format
 from decodery.models.loaders.quantized.weight import Tensors, Weight
 from decodery.models.loaders.shards import Shards
 from decodery.models.native.int8 import Int8Linear
-from decodery.models.torch.transformer import Transformer
-from decodery.models.torch.weights import Dense
-from quantized_weights import LAYOUTS, Layout, quantize_folder
-from tiny_models import assert_same_logits, make_model, save
-
-MODELS = (
-    *("GPTQ 4 bits, act-order", "GPTQ 8 bits", "AWQ gemv", "FP8, blocks", "compressed-tensors W4A16, any zeros"),
-    *("compressed-tensors W8A8", "compressed-tensors NVFP4", "Model Optimizer FP8", "bitsandbytes NF4, double"),
-)
-"""Layouts of which whole models are run."""
-OTHERS = {
-    "qwen2": "compressed-tensors W8A8",
-    "phi3": "FP8, blocks",
-    "stablelm": "AWQ gemm",
-    "mixtral": "compressed-tensors FP8, channels",
-    "qwen3_moe": "compressed-tensors MXFP4",
-    "deepseek_v2": "Model Optimizer FP8",
-    "falcon_h1, multiplied and normed": "Model Optimizer FP8, channels",
-    "gemma3_text": "bitsandbytes FP4",
-}
-"""Models with biases, fused tensors, rows in another order, experts, latents, factors and tied embeddings."""
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-def model_of(path: Path, dtype: str = "auto") -> Transformer:
-    model = load(path, dtype=dtype, device="cpu").model
-    assert isinstance(model, Transformer)
-    return model
+from quantized_weights import LAYOUTS, Layout
 
 
 def read_weight(folder: Path, layout: Layout, tensors: dict[str, torch.Tensor]) -> Weight:
@@ -61,9 +29,6 @@ def read_weight(folder: Path, layout: Layout, tensors: dict[str, torch.Tensor]) 
     weight = form.weight(Tensors(Shards(folder), "layer."))
     assert weight is not None
     return weight
-
-
-# --- weights --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -118,40 +83,122 @@ def test_int8_weights_of_minus_128_fit_every_kernel() -> None:
             choose(kernel_sets()[0])
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
+def test_experts_of_gpt_oss_are_what_transformers_makes_of_them(tmp_path: Path) -> None:
+    """[experts, out, groups, 16] to [experts * out, in], which transformers turns around."""
+    from transformers.integrations.mxfp4 import dequantize_convertops
+
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (3, 10, 2, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(110, 130, (3, 10, 2), generator=generator, dtype=torch.uint8)
+    scales[0, 0, 0], scales[0, 0, 1] = 0, 253
+    save_file({"experts.down_proj_blocks": blocks, "experts.down_proj_scales": scales}, tmp_path / "model.safetensors")
+    form = read_format({"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["x"]}}, "c")
+    assert form is not None
+    weight = form.weight(Tensors(Shards(tmp_path), "experts.down_proj"))
+    assert weight is not None and weight.shape == (30, 64)
+    expected = dequantize_convertops(blocks, scales, torch.float32).transpose(1, 2).reshape(30, 64)
+    assert torch.equal(weight.dense(torch.arange(30)), expected)
 
 
-def reference_of(folder: Path, exact: dict[str, torch.Tensor], at: Path) -> transformers.PreTrainedModel:
-    """The model of `transformers` in float32, of the same folder with these weights in place of quantized ones."""
-    shutil.copytree(folder, at)
-    raw = json.loads((at / "config.json").read_text())
-    del raw["quantization_config"]
-    (at / "config.json").write_text(json.dumps(raw | {"dtype": "float32"}))
-    save_file(exact, at / "model.safetensors", metadata={"format": "pt"})
-    return transformers.AutoModelForCausalLM.from_pretrained(at, attn_implementation="eager").eval()
+@pytest.mark.parametrize("name", ["FP8, blocks", "FP8, blocks, powers of two", "FP8, a tensor's scale"])
+def test_fp8_is_what_transformers_makes_of_it(name: str, tmp_path: Path) -> None:
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    tensors, _ = LAYOUTS[name].make(np.random.default_rng(4), 96, 80)
+    scale = next(tensors[last] for last in ("weight_scale_inv", "weight_scale") if last in tensors)
+    expected = Fp8Dequantize(None)._dequantize_one(tensors["weight"], scale, torch.float32)
+    assert torch.equal(read_weight(tmp_path, LAYOUTS[name], tensors).dense(torch.arange(96)), expected)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_models_give_the_logits_of_transformers(name: str, home: Path, tmp_path: Path) -> None:
-    layout, folder = LAYOUTS[name], save(make_model("llama"), tmp_path / "model")
-    exact = quantize_folder(folder, layout)
-    assert_same_logits(model_of(folder, "float32"), reference_of(folder, exact, tmp_path / "exact"))
-    down, wanted = model_of(folder).weights.layers[2].down, exact["model.layers.2.mlp.down_proj.weight"]
-    if layout.forms:
-        assert not isinstance(down, Dense) and down.form == layout.forms[0]  # type: ignore[attr-defined]
-        assert torch.equal(down.dense(), wanted)  # type: ignore[attr-defined]
-    else:
-        # As `transformers` makes them: rounded once to the type of the folder.
-        assert isinstance(down, Dense) and torch.equal(down.weight, wanted.to(layout.dtype))
+# --- what is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", OTHERS)
-def test_other_families_are_read_too(case: str, home: Path, tmp_path: Path) -> None:
-    layout, folder = LAYOUTS[OTHERS[case]], save(make_model(case), tmp_path / "model")
-    exact = quantize_folder(folder, layout)
-    theirs = reference_of(folder, exact, tmp_path / "exact")
-    assert_same_logits(model_of(folder, "float32"), theirs)
-    # What has a native form keeps it, beside what was not quantized.
-    ours = model_of(folder)
-    forms = {getattr(layer.down, "form", None) for layer in ours.weights.layers}
-    assert not layout.forms or layout.forms[0] in forms
+@pytest.mark.parametrize(
+    "name", ["GPTQ 8 bits", "AWQ gemm", "FP8, blocks", "Model Optimizer NVFP4", "bitsandbytes NF4"]
+)
+def test_a_field_that_is_not_known_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedModel, match="the field secret is not known here"):
+        read_format({"quantization_config": LAYOUTS[name].config | {"secret": 1}}, "config.json")
+
+
+_W4 = LAYOUTS["compressed-tensors W4A16"].config
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"quant_method": "quark"}, "quantized by quark are not read here: gptq, awq, fp8"),
+        ({"bits": 4}, "quantized by an unnamed method"),
+        ({"quant_method": "gptq", "bits": 5}, "GPTQ weights of 5 bits are not read"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "laid out as 'marlin'"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format"),
+        ({"quant_method": "awq", "bits": 8}, "AWQ weights of 8 bits are not read"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "laid out as 'gemv_fast'"),
+        ({"quant_method": "awq", "bits": 4, "backend": "llm-awq"}, "laid out as 'llm-awq'"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt = 'e5m2' is not supported"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quantized by 'W4A8_AWQ' are not read"),
+        (_W4 | {"format": "marlin-24"}, "the format 'marlin-24' is not read"),
+        (_W4 | {"quantization_status": "frozen"}, "whose status is 'frozen'"),
+        (_W4 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+        (_W4 | {"transform_config": {"config_groups": {}}}, "transform_config"),
+        (_W4 | {"config_groups": {"a": {"weights": {"num_bits": 4, "secret": 1}}}}, "the field secret"),
+    ],
+)
+def test_other_quantized_weights_are_refused_by_name(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnsupportedModel, match=said):
+        read_format({"quantization_config": config}, "config.json")
+
+
+def _state(tensors: dict[str, torch.Tensor], **changed: Any) -> dict[str, torch.Tensor]:
+    """Tensors of bitsandbytes that say something else of themselves."""
+    name = "weight.quant_state.bitsandbytes__nf4"
+    raw = json.loads(bytes(tensors[name].tolist())) | changed
+    return {name: torch.tensor(list(json.dumps(raw).encode()), dtype=torch.uint8)}
+
+
+DAMAGED: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]]] = {
+    "another type": ("GPTQ 4 bits", lambda t: {"qweight": t["qweight"].float()}),
+    "too few steps": ("GPTQ 4 bits", lambda t: {"scales": t["scales"][:1]}),
+    "a group that is none": ("GPTQ 4 bits", lambda t: {"g_idx": t["g_idx"] + 1}),
+    "a group below zero": ("GPTQ 4 bits", lambda t: {"g_idx": t["g_idx"] - 1}),
+    "too few zeros": ("AWQ gemm", lambda t: {"qzeros": t["qzeros"][:, :1]}),
+    "rows that are not wide enough": ("AWQ gemv", lambda t: {"scales": t["scales"][:, :8]}),
+    "too few blocks": ("FP8, blocks", lambda t: {"weight_scale_inv": t["weight_scale_inv"][:, :1].repeat(1, 3)}),
+    "integers for scales": ("FBGEMM FP8", lambda t: {"weight_scale": t["weight_scale"].int()}),
+    "a shape that is too large": (
+        "compressed-tensors W4A16", lambda t: {"weight_shape": torch.tensor([96, 1 << 40])},
+    ),
+    "bits that no group has": ("compressed-tensors W4A16", lambda t: LAYOUTS["compressed-tensors W8A16"].make(
+        np.random.default_rng(0), 96, 64)[0]),
+    "zeros that no group has": (
+        "compressed-tensors W8A8", lambda t: {"weight_zero_point": torch.zeros(96, 1, dtype=torch.int8)},
+    ),
+    "other groups": ("compressed-tensors W4A16", lambda t: {"weight_scale": t["weight_scale"][:, :1].repeat(1, 4)}),
+    "scales of another kind": ("compressed-tensors NVFP4", lambda t: {"weight_scale": t["weight_scale"].float()}),
+    "codes that are missing": ("bitsandbytes NF4", lambda t: {"weight": t["weight"][:-1]}),
+    "a matrix that is too large": ("bitsandbytes NF4", lambda t: _state(t, shape=[1 << 30, 1 << 30])),
+    "no blocks": ("bitsandbytes NF4", lambda t: _state(t, blocksize=0)),
+    "another kind of codes": ("bitsandbytes NF4", lambda t: _state(t, quant_type="fp4")),
+    "no JSON": ("bitsandbytes NF4", lambda t: {
+        "weight.quant_state.bitsandbytes__nf4": torch.zeros(9, dtype=torch.uint8)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_tensors_that_do_not_fit_together_are_refused(case: str, tmp_path: Path) -> None:
+    name, change = DAMAGED[case]
+    tensors, _ = LAYOUTS[name].make(np.random.default_rng(1), 96, 64)
+    with pytest.raises(CorruptFile):
+        read_weight(tmp_path, LAYOUTS[name], tensors | change(tensors))
+
+
+def test_an_order_that_no_tensor_says_is_refused(tmp_path: Path) -> None:
+    for name in ("GPTQ 4 bits", "GPTQ 4 bits, act-order"):
+        tensors, exact = LAYOUTS[name].make(np.random.default_rng(1), 96, 64)
+        del tensors["g_idx"]
+        if name == "GPTQ 4 bits":
+            found = read_weight(tmp_path, LAYOUTS[name], tensors).dense(torch.arange(96))
+            assert torch.equal(found, torch.from_numpy(exact.copy()))
+        else:
+            with pytest.raises(UnsupportedModel, match="no tensor g_idx"):
+                read_weight(tmp_path, LAYOUTS[name], tensors)

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from .gguf_model import GGUFCheckpoint
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
-_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {Form.ROWS8: "int8", Form.BFLOAT16: "bfloat16", Form.FLOAT16: "float16"}
 """Forms that are not blocks, by what they are called."""
 _CHUNK = 1 << 22
 """Numbers that are converted at a time."""
 
-_Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+"""By names, the types and shapes of a file's tensors."""
 _Kept = str | Form
 """A floating point type, "int8", or a form of blocks."""
 
@@ -81,7 +82,7 @@ def write(
             whose rows are only looked up, is bfloat16, and all else float32.
         beside: The file of `parts`, of which what need not be changed is to be read in place: it is only noted where.
     """
-    quantized = precision not in _FLOATS
+    quantized = precision not in FLOATS
     stored = [slot for slot in slots(config) if quantized or slot.name != "head.weight" or not config.tie_embeddings]
     kinds = _kept_as(stored, precision, parts)
     placed = None if beside is None else Plan(beside.size, dict(_placed(stored, kinds, beside)))
@@ -91,7 +92,7 @@ def write(
     for slot in stored:
         _check_shapes(slot, [parts.shape(name) for name in slot.parts])
     with replacing(path) as temporary, temporary.open("wb") as file:
-        offsets = _write_header(file, plan, {} if placed is None else {IN_PLACE: placed.text()})
+        offsets = write_header(file, plan, {} if placed is None else {IN_PLACE: placed.text()})
         total = max(offset + _size(*plan[name]) for name, offset in offsets.items())
         done = 0
         for slot in stored:
@@ -123,7 +124,7 @@ def _placed(
 
 def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts) -> dict[Slot, _Kept]:
     """What each slot is kept in, in a model of this precision."""
-    if precision in _FLOATS:
+    if precision in FLOATS:
         return dict.fromkeys(stored, precision)
     found: dict[Slot, _Kept] = {
         slot: "bfloat16" if slot.name == "embedding.weight" else "float32" for slot in stored if not slot.linear
@@ -149,13 +150,13 @@ def _shared(parts: Parts, slot: Slot) -> list[Form]:
     return [form for form in first if all(form in other for other in others)]
 
 
-def _layout(slot: Slot, kept: _Kept) -> _Layout:
+def _layout(slot: Slot, kept: _Kept) -> Layout:
     """Names, types and shapes of the tensors a slot is stored as."""
     stem = slot.name.removesuffix("weight")
     if not isinstance(kept, Form):
         if kept == "int8":
             return {slot.name: (torch.int8, slot.shape), f"{stem}scale": (torch.float32, slot.shape[:1])}
-        return {slot.name: (_FLOATS[kept], slot.shape)}
+        return {slot.name: (FLOATS[kept], slot.shape)}
     outputs, inputs = slot.shape
     weight, blocks = (torch.uint8, (outputs, inputs * BITS[kept] // 8)), (outputs, inputs // BLOCK)
     if kept in SUPER_BYTES:
@@ -178,7 +179,7 @@ def _tensors(slot: Slot, kept: _Kept, parts: Parts, name: str, begin: int, end: 
         own = Form.ROWS8 in parts.forms(name)
         layer = parts.blocks(name, begin, end, Form.ROWS8) if own else Int8Linear.quantize(parts.part(name, begin, end))
     else:
-        return {slot.name: parts.part(name, begin, end).to(_FLOATS[kept])}
+        return {slot.name: parts.part(name, begin, end).to(FLOATS[kept])}
     return {stem + key: tensor for key, tensor in layer.tensors().items()}
 
 
@@ -194,7 +195,7 @@ def _check_shapes(slot: Slot, shapes: list[tuple[int, ...]]) -> None:
         )
 
 
-def _write_header(file: Any, plan: _Layout, metadata: dict[str, str]) -> dict[str, int]:
+def write_header(file: Any, plan: Layout, metadata: dict[str, str]) -> dict[str, int]:
     """Write the safetensors header; returns where each tensor's bytes belong.
 
     Wider types come first, as the format asks, so every tensor starts at a multiple of its element size.

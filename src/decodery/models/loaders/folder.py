@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,9 +25,9 @@ from ..native.super_blocks import BlockKind
 from ..tokenizers.tokenizer import TextFacts, Tokenizer, add_beginning
 from .fields import Either, Fields, Flag, Kind, Listed, Record, Text, read_json
 from .fused_slots import slots
-from .quantized.formats import folder_format
+from .quantized.formats import folder_floats, folder_format
 from .quantized.parts import QuantizedParts, most_bits
-from .shards import COMPUTED, PRECISIONS, Shards
+from .shards import COMPUTED, KINDS, Shards
 
 if TYPE_CHECKING:
     import tokenizers
@@ -41,8 +41,6 @@ _SETTINGS: dict[str, Kind] = {
 }
 _TURNED = ("gpt2", "zamba2")
 """Families of which no quantized folders are read: their layers are stored as [in, out], or named anew."""
-_KINDS = {precision: kind for kind, precision in reversed(PRECISIONS.items())}
-_DTYPES: dict[str, Kind] = {"dtype": Text(32), "torch_dtype": Text(32)}
 _MOST_COMPARED = 1 << 12
 """Rows of a head that are compared with the embedding at a time."""
 
@@ -68,8 +66,8 @@ class FolderCheckpoint:
         self._shards, form = Shards(folder), folder_format(config, folder)
         if form is not None and self.config.family in _TURNED:
             raise UnsupportedModel(f"{origin}: quantized weights of {self.config.family} are not read")
-        self._floats = self._shards.precision() if form is None else _floats(config, origin, self._shards)
-        self._quantized = QuantizedParts(form, self._shards, _KINDS[self._floats])
+        self._floats = self._shards.precision() if form is None else folder_floats(config, folder, self._shards)
+        self._quantized = QuantizedParts(form, self._shards, KINDS[self._floats])
         self._described = config
         self.precision = self._floats if form is None else self._quantized_precision()
         if self.config.tie_embeddings and self._has_own_head():
@@ -191,13 +189,6 @@ class FolderCheckpoint:
                 raise UnsupportedModel(
                     f"{self.folder}: the tensor {name} belongs to a part that {self.config.family} does not have here"
                 )
-
-
-def _floats(config: Any, origin: str, shards: Shards) -> str:
-    """The floating point type of a quantized folder: the configuration's, or that of most tensors."""
-    fields = Fields(config, origin, _DTYPES)
-    named = (fields.get("dtype") or fields.get("torch_dtype", "")).removeprefix("torch.")
-    return named if named in _KINDS else shards.precision(PRECISIONS)
 
 
 def read_texts(folder: Path) -> tuple[tokenizers.Tokenizer, TextFacts]:

@@ -36,7 +36,7 @@ from .description import Description
 from .dtype import choose_device, choose_own
 from .fields import read_json
 from .named import Precision
-from .quantized.formats import refuse_quantized
+from .quantized.dequantize import dequantize, quantized_for
 from .source import Source, find
 from .store import (
     converted,
@@ -163,24 +163,36 @@ def _load(source: Source, dtype: str, target: torch.device) -> LoadedModel:
         try:
             read_config(described)
         except UnsupportedModel as error:
-            return _through_transformers(source.folder, source.name, dtype, target, error)
+            return _through_transformers(source, source.folder, dtype, target, error)
     return _open(source, dtype, target)
 
 
 def _through_transformers(
-    folder: Path, name: str, dtype: str, device: torch.device, reason: UnsupportedModel
+    source: Source, folder: Path, dtype: str, device: torch.device, reason: UnsupportedModel
 ) -> LoadedModel:
     described, origin = read_json(folder / "config.json"), str(folder / "config.json")
     # Other heads would get random weights.
     refuse_other_heads(described, origin, _OTHER_HEADS)
-    refuse_quantized(described, origin, reason)
+    quantized = quantized_for(described, folder)
     if importlib.util.find_spec("transformers") is None:
         raise UnsupportedModel(
             f"{reason}; with transformers installed (pip install transformers) it can run"
         ) from reason
     from ..transformers.adapter import load_folder
 
-    return load_folder(folder, name, dtype, device)
+    if quantized and dtype not in ("int8", "int4"):
+        folder = _dequantized(source, folder, quantized if dtype == "auto" else dtype)
+    return load_folder(folder, source.name, dtype, device)
+
+
+def _dequantized(source: Source, folder: Path, dtype: str) -> Path:
+    """The folder of a model in floating point, which is written where it is missing."""
+    target = source.entry / f"dequantized-{dtype}"
+    with locked(lock_of(source.entry)):
+        if not (target / "config.json").exists():
+            with terminal_progress() as progress:
+                dequantize(folder, target, dtype, progress)
+    return target
 
 
 def _open(source: Source, dtype: str, device: torch.device) -> LoadedModel:

@@ -16,6 +16,8 @@ from .fields import INDEX, shard_names
 _SINGLE = "model.safetensors"
 PRECISIONS = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Floating point types, by the names that safetensors has for types."""
+KINDS = {precision: kind for kind, precision in reversed(PRECISIONS.items())}
+"""The names that safetensors has for them."""
 COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bias")
 """How the names of tensors end that old checkpoints hold, and that everyone computes anew."""
 

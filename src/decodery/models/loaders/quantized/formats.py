@@ -8,6 +8,7 @@ from typing import Any
 from decodery.core.errors import UnsupportedModel
 
 from ..fields import Anything, Fields, Kind, Record, Text, read_json
+from ..shards import KINDS, PRECISIONS, Shards
 from .awq import AWQ
 from .bitsandbytes import BitsAndBytes
 from .compressed import Compressed
@@ -19,9 +20,8 @@ from .weight import Format
 
 FORMATS: tuple[type[Format], ...] = (GPTQ, AWQ, ScaledFP8, Compressed, ModelOpt, MXFP4, BitsAndBytes)
 _BY_METHOD = {method: each for each in FORMATS for method in each.methods}
-_PLAIN = ("mxfp4",)
-"""Methods whose weights `transformers` itself makes floating point."""
 _METHOD: dict[str, Kind] = {"quant_method": Text(64)}
+_DTYPES: dict[str, Kind] = {"dtype": Text(32), "torch_dtype": Text(32)}
 _MODELOPT = "hf_quant_config.json"
 """Where NVIDIA's Model Optimizer also writes how weights are quantized."""
 
@@ -51,22 +51,11 @@ def folder_format(config: Any, folder: Path) -> Format | None:
     return _format({"quant_method": "modelopt", **raw}, str(path))
 
 
-def refuse_quantized(config: Any, origin: str, reason: UnsupportedModel) -> None:
-    """Raise UnsupportedModel if `transformers` needs other packages to read the weights.
-
-    Args:
-        config: The content of the config.json.
-        origin: What errors call the file.
-        reason: Why this package does not run the model itself, which is all there is to say of weights that it reads.
-    """
-    raw = Fields(config, origin, {"quantization_config": Anything()}).get("quantization_config")
-    if not raw:
-        return
-    method = Fields(raw, f"{origin}: quantization_config", _METHOD).get("quant_method")
-    if method in _PLAIN:
-        return
-    _format(raw, f"{origin}: quantization_config")
-    raise reason
+def folder_floats(config: Any, folder: Path, shards: Shards) -> str:
+    """The floating point type of a quantized folder: its configuration's, or that of most of its tensors."""
+    fields = Fields(config, str(folder / "config.json"), _DTYPES)
+    named: str = (fields.get("dtype") or fields.get("torch_dtype", "")).removeprefix("torch.")
+    return named if named in KINDS else shards.precision(PRECISIONS)
 
 
 def _format(raw: Any, origin: str) -> Format:

@@ -107,7 +107,9 @@ class GPTQ(Format):
             group = int((order == order[0]).sum())
 
         def zeros(rows: torch.Tensor) -> torch.Tensor:
-            return (unpacked(tensors("qzeros"), bits, outputs)[:, rows].int() + self.added & (1 << bits) - 1).T
+            found = unpacked(tensors("qzeros"), bits, outputs)[:, rows].int().T + self.added
+            # AutoGPTQ cuts the sum to the bits of a number, but for numbers of three.
+            return found if bits == 3 else found & (1 << bits) - 1
 
         return Integers(
             (outputs, inputs), ("qweight", "qzeros", "scales", *(["g_idx"] if named else [])), bits, group,
