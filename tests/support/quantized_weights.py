@@ -339,6 +339,7 @@ _MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt", "versi
 _BNB = {"quant_method": "bitsandbytes", "_load_in_4bit": True, "load_in_4bit": True, "llm_int8_threshold": 6.0}
 _FOUR = (Form.BLOCKS4, Form.BLOCKS5, Form.BLOCKS8)
 _FIVE = (Form.BLOCKS5, Form.BLOCKS8)
+_E2M1, _E4M3 = (Form.FLOAT4,), (Form.FLOAT8,)
 _HALF = torch.float16
 
 LAYOUTS: dict[str, Layout] = {
@@ -358,19 +359,26 @@ LAYOUTS: dict[str, Layout] = {
     "AWQ gemm, zeros of 8": Layout(awq(zero=8), _AWQ, _FOUR, _HALF),
     "AWQ gemv": Layout(awq(gemv=True), _AWQ | {"version": "gemv"}, _FIVE, _HALF),
     "FP8, a tensor's scale": Layout(
-        fp8("tensor", extra=("input_scale",)), {"quant_method": "fp8", "activation_scheme": "static"}
+        fp8("tensor", extra=("input_scale",)), {"quant_method": "fp8", "activation_scheme": "static"}, _E4M3
     ),
     "FP8, blocks": Layout(
-        fp8("block", "weight_scale_inv"),
-        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [48, 40],
+        fp8("block of 128", "weight_scale_inv"),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
          "modules_to_not_convert": ["lm_head"]},
+        _E4M3,
+    ),
+    "FP8, blocks of 48 by 40": Layout(
+        fp8("block", "weight_scale_inv"),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [48, 40]},
     ),
     "FP8, blocks, powers of two": Layout(
-        fp8("block", "weight_scale_inv", dtype=torch.uint8),
-        {"quant_method": "fp8", "activation_scheme": "dynamic", "scale_fmt": "ue8m0", "weight_block_size": [48, 40]},
+        fp8("block of 128", "weight_scale_inv", dtype=torch.uint8),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]},
+        _E4M3,
     ),
     "FBGEMM FP8": Layout(
-        fp8("channel"), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": []}
+        fp8("channel"), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": []},
+        _E4M3,
     ),
     "compressed-tensors W4A16": Layout(packed(4), _compressed("pack-quantized", _integer(4)), _FOUR),
     "compressed-tensors W4A16, any zeros": Layout(
@@ -399,28 +407,34 @@ LAYOUTS: dict[str, Layout] = {
         eight("group"), _compressed("int-quantized", _integer(8), **_INPUTS), (Form.BLOCKS8,)
     ),
     "compressed-tensors FP8, channels": Layout(
-        fp8("channel", dtype=torch.bfloat16), _compressed("float-quantized", _float(8, "channel"), **_INPUTS)
+        fp8("channel", dtype=torch.bfloat16), _compressed("float-quantized", _float(8, "channel"), **_INPUTS), _E4M3
     ),
     "compressed-tensors FP8, a tensor's scale": Layout(
-        fp8("tensor", extra=("input_scale",)), _compressed("float-quantized", _float(8, "tensor"), **_INPUTS)
+        fp8("tensor", extra=("input_scale",)), _compressed("float-quantized", _float(8, "tensor"), **_INPUTS), _E4M3
     ),
     "compressed-tensors FP8, blocks": Layout(
-        fp8("block", dtype=torch.bfloat16),
-        _compressed("float-quantized", _float(8, "block", block_structure=[48, 40]), **_INPUTS),
+        fp8("block of 128", dtype=torch.bfloat16),
+        _compressed("float-quantized", _float(8, "block", block_structure=[128, 128]), **_INPUTS), _E4M3,
     ),
     "compressed-tensors NVFP4": Layout(
-        nvfp4(optimizer=False), _compressed("nvfp4-pack-quantized", _float(4, "tensor_group", group_size=16), **_INPUTS)
+        nvfp4(optimizer=False),
+        _compressed("nvfp4-pack-quantized", _float(4, "tensor_group", group_size=16), **_INPUTS), _E2M1,
     ),
     "compressed-tensors MXFP4": Layout(
-        mxfp4, _compressed("mxfp4-pack-quantized", _float(4, "group", group_size=32), **_INPUTS), _FIVE
+        mxfp4, _compressed("mxfp4-pack-quantized", _float(4, "group", group_size=32), **_INPUTS), _E2M1
     ),
     "compressed-tensors MXFP8": Layout(
         fp8("group", dtype=torch.uint8), _compressed("mxfp8-quantized", _float(8, "group", group_size=32), **_INPUTS)
     ),
-    "Model Optimizer FP8": Layout(fp8("tensor", extra=("input_scale",)), _MODELOPT | {"quant_algo": "FP8"}),
-    "Model Optimizer FP8, channels": Layout(fp8("channel"), _MODELOPT | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}),
-    "Model Optimizer FP8, blocks": Layout(fp8("block of 128"), _MODELOPT | {"quant_algo": "FP8_PB_WO"}),
-    "Model Optimizer NVFP4": Layout(nvfp4(optimizer=True), _MODELOPT | {"quant_algo": "NVFP4"}),
+    "Model Optimizer FP8": Layout(fp8("tensor", extra=("input_scale",)), _MODELOPT | {"quant_algo": "FP8"}, _E4M3
+    ),
+    "Model Optimizer FP8, channels": Layout(
+        fp8("channel"), _MODELOPT | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, _E4M3
+    ),
+    "Model Optimizer FP8, blocks": Layout(fp8("block of 128"), _MODELOPT | {"quant_algo": "FP8_PB_WO"}, _E4M3
+    ),
+    "Model Optimizer NVFP4": Layout(nvfp4(optimizer=True), _MODELOPT | {"quant_algo": "NVFP4"}, _E2M1
+    ),
     "bitsandbytes NF4": Layout(four_bits("nf4"), _BNB | {"bnb_4bit_quant_type": "nf4"}),
     "bitsandbytes NF4, double": Layout(
         four_bits("nf4", nested=True), _BNB | {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,14 @@ from safetensors.torch import save_file
 
 from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form, choose, kernel_sets
-from decodery.models.loaders.quantized.formats import read_format
+from decodery.models.loaders.quantized.formats import FORMATS, read_format
 from decodery.models.loaders.quantized.weight import Tensors, Weight
 from decodery.models.loaders.shards import Shards
 from decodery.models.native.int8 import Int8Linear
+from decodery.models.native.packed import PANEL, panel_bytes
 from quantized_weights import LAYOUTS, Layout
+
+REORDERED = ("bitsandbytes int8", "compressed-tensors NVFP4", "Model Optimizer NVFP4")
 
 
 def read_weight(folder: Path, layout: Layout, tensors: dict[str, torch.Tensor]) -> Weight:
@@ -43,8 +47,8 @@ def test_weights_are_what_the_formula_says(name: str, tmp_path: Path) -> None:
     assert torch.equal(weight.dense(rows), wanted[rows])
     for form in layout.forms:
         found = weight.layer(rows, form).dense()
-        # The scales of bitsandbytes are products themselves: one rounding less.
-        close = 2.0**-23 * wanted[rows].abs() if name == "bitsandbytes int8" else torch.zeros(())
+        # Where scales are products themselves, they are multiplied in another order.
+        close = 2.0**-22 * wanted[rows].abs() if name in REORDERED else torch.zeros(())
         assert ((found - wanted[rows]).abs() <= close).all()
 
 
@@ -65,6 +69,28 @@ def test_steps_beyond_half_precision_are_not_rounded(tmp_path: Path) -> None:
         scale = torch.full_like(tensors["weight_scale"], step, dtype=torch.float32)
         weight = read_weight(tmp_path, layout, tensors | {"weight_scale": scale})
         assert weight.forms == (forms if step < 1 else (Form.BLOCKS8,)), step
+
+
+@pytest.mark.parametrize("name", ["compressed-tensors MXFP4", "Model Optimizer NVFP4", "FP8, a tensor's scale"])
+def test_every_kernel_multiplies_floats_to_the_same_bits_for_any_number_of_rows(name: str, tmp_path: Path) -> None:
+    """33 outputs leave a panel nearly empty, and 160 inputs a group of 128."""
+    tensors, exact = LAYOUTS[name].make(np.random.default_rng(1), 33, 160)
+    (form,) = LAYOUTS[name].forms
+    linear = read_weight(tmp_path, LAYOUTS[name], tensors).layer(torch.arange(33), form)
+    linear.bias = torch.randn(33, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(21, 160, generator=torch.Generator().manual_seed(2))
+    expected = linear.portable(x)
+    for kernels in kernel_sets():
+        choose(kernels)
+        try:
+            packed = dataclasses.replace(linear)
+            for n in (1, 2, 3, 5, 8, 9, 21):
+                assert torch.equal(packed(x[:n]), expected[:n]), (kernels, n)
+        finally:
+            choose(kernel_sets()[0])
+    product = x.double() @ torch.from_numpy(exact.copy()).double().T + linear.bias
+    # Weights in eight bits are multiplied with the rows as they are, those in four with rows of eight bits.
+    assert (expected - product).norm() / product.norm() < (1e-6 if form == Form.FLOAT8 else 0.01)
 
 
 def test_int8_weights_of_minus_128_fit_every_kernel() -> None:
@@ -100,7 +126,7 @@ def test_experts_of_gpt_oss_are_what_transformers_makes_of_them(tmp_path: Path) 
     assert torch.equal(weight.dense(torch.arange(30)), expected)
 
 
-@pytest.mark.parametrize("name", ["FP8, blocks", "FP8, blocks, powers of two", "FP8, a tensor's scale"])
+@pytest.mark.parametrize("name", ["FP8, blocks of 48 by 40", "FP8, blocks, powers of two", "FP8, a tensor's scale"])
 def test_fp8_is_what_transformers_makes_of_it(name: str, tmp_path: Path) -> None:
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -163,7 +189,9 @@ DAMAGED: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], dict[str, torc
     "a group below zero": ("GPTQ 4 bits", lambda t: {"g_idx": t["g_idx"] - 1}),
     "too few zeros": ("AWQ gemm", lambda t: {"qzeros": t["qzeros"][:, :1]}),
     "rows that are not wide enough": ("AWQ gemv", lambda t: {"scales": t["scales"][:, :8]}),
-    "too few blocks": ("FP8, blocks", lambda t: {"weight_scale_inv": t["weight_scale_inv"][:, :1].repeat(1, 3)}),
+    "too few blocks": (
+        "FP8, blocks of 48 by 40", lambda t: {"weight_scale_inv": t["weight_scale_inv"][:, :1].repeat(1, 3)},
+    ),
     "integers for scales": ("FBGEMM FP8", lambda t: {"weight_scale": t["weight_scale"].int()}),
     "a shape that is too large": (
         "compressed-tensors W4A16", lambda t: {"weight_shape": torch.tensor([96, 1 << 40])},
@@ -202,3 +230,29 @@ def test_an_order_that_no_tensor_says_is_refused(tmp_path: Path) -> None:
         else:
             with pytest.raises(UnsupportedModel, match="no tensor g_idx"):
                 read_weight(tmp_path, LAYOUTS[name], tensors)
+
+
+def documented() -> str:
+    """The table of layouts: what each is kept as, and how many bits a weight takes in memory."""
+    kept = {
+        Form.BLOCKS4: "as stored, blocks of 4-bit integers",
+        Form.BLOCKS5: "as stored, blocks of 5-bit integers",
+        Form.BLOCKS8: "as stored, blocks of 8-bit integers",
+        Form.ROWS8: "as stored, int8 rows",
+        Form.FLOAT4: "as stored, E2M1 with steps of 16",
+        Form.FLOAT8: "as stored, E4M3 with scales of 128",
+    }
+    lines = ["| layout | kept as | bits per weight |", "|---|---|---|"]
+    for name, layout in LAYOUTS.items():
+        form = layout.forms[0] if layout.forms else Form.BFLOAT16
+        # Of a panel of a layer of 4096 inputs.
+        bits = 8 * panel_bytes(form, 4096) / (PANEL * 4096)
+        lines.append(f"| {name} | {kept.get(form, 'made 16 bits')} | {bits:.3g} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_documentation_says_how_each_layout_is_kept() -> None:
+    page = Path(__file__).parents[3] / "docs" / "supported-models.md"
+    assert documented() in page.read_text()
+    methods = {method for each in FORMATS for method in each.methods}
+    assert {layout.config["quant_method"] for layout in LAYOUTS.values()} == methods - {"mxfp4", "modelopt_fp4"}

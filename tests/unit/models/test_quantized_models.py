@@ -24,18 +24,24 @@ from quantized_weights import LAYOUTS, quantize_folder
 from tiny_models import SHAPE, assert_same_logits, make_model, random_ids, randomize, reference, save
 
 MODELS = (
-    *("GPTQ 4 bits, act-order", "GPTQ 8 bits", "AWQ gemv", "FP8, blocks", "compressed-tensors W4A16, any zeros"),
+    *(
+        "GPTQ 4 bits, act-order",
+        "GPTQ 8 bits",
+        "AWQ gemv",
+        "FP8, blocks of 48 by 40",
+        "compressed-tensors W4A16, any zeros",
+    ),
     *("compressed-tensors W8A8", "compressed-tensors NVFP4", "Model Optimizer FP8", "bitsandbytes NF4, double"),
 )
 """Layouts of which whole models are run."""
 OTHERS = {
     "qwen2": "compressed-tensors W8A8",
-    "phi3": "FP8, blocks",
+    "phi3": "FP8, blocks of 48 by 40",
     "stablelm": "AWQ gemm",
     "mixtral": "compressed-tensors FP8, channels",
     "qwen3_moe": "compressed-tensors MXFP4",
     "deepseek_v2": "Model Optimizer FP8",
-    "falcon_h1, multiplied and normed": "Model Optimizer FP8, channels",
+    "falcon_h1, multiplied and normed": "bitsandbytes NF4",
     "gemma3_text": "bitsandbytes FP4",
 }
 """Models with biases, fused tensors, rows in another order, experts, latents, factors and tied embeddings."""
@@ -71,7 +77,7 @@ def test_models_give_the_logits_of_transformers(name: str, home: Path, tmp_path:
     down, wanted = model_of(folder).weights.layers[2].down, exact["model.layers.2.mlp.down_proj.weight"]
     if layout.forms:
         assert not isinstance(down, Dense) and down.form == layout.forms[0]  # type: ignore[attr-defined]
-        assert torch.equal(down.dense(), wanted)  # type: ignore[attr-defined]
+        assert torch.allclose(down.dense(), wanted, rtol=2.0**-22, atol=0.0)  # type: ignore[attr-defined]
     else:
         # As `transformers` makes them: rounded once to the type of the folder.
         assert isinstance(down, Dense) and torch.equal(down.weight, wanted.to(layout.dtype))

@@ -16,10 +16,11 @@ from decodery.core.native.kernels import Form
 from ..config import ModelConfig
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
-from ..native.packed import BITS, BLOCK, SUPER, SUPER_BYTES
-from ..native.super_blocks import BlockKind, has_least
+from ..native.packed import BITS, BLOCK, FLOAT_GROUP, SUPER, SUPER_BYTES
+from ..native.super_blocks import has_least
 from .fused_slots import Slot, slots
 from .in_place import IN_PLACE, Piece, Plan
+from .quantized.weight import Native
 from .store import Progress, replacing
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Parts(Protocol):
         """The forms in which a part's numbers stay as they are, the one of fewest bytes first."""
         ...
 
-    def blocks(self, name: str, begin: int, end: int, form: Form) -> BlockKind | Int8Linear:
+    def blocks(self, name: str, begin: int, end: int, form: Form) -> Native:
         """Rows of a part in one of these forms, but for those of 16 bits."""
         ...
 
@@ -158,11 +159,17 @@ def _layout(slot: Slot, kept: _Kept) -> Layout:
             return {slot.name: (torch.int8, slot.shape), f"{stem}scale": (torch.float32, slot.shape[:1])}
         return {slot.name: (FLOATS[kept], slot.shape)}
     outputs, inputs = slot.shape
+    if kept == Form.FLOAT8:
+        groups = outputs, -(-inputs // FLOAT_GROUP)
+        return {slot.name: (torch.uint8, slot.shape), f"{stem}group_scales": (torch.float32, groups)}
     weight, blocks = (torch.uint8, (outputs, inputs * BITS[kept] // 8)), (outputs, inputs // BLOCK)
     if kept in SUPER_BYTES:
         count, integers = (2, torch.uint8) if has_least(kept) else (1, torch.int8)
         scales = torch.float16, (outputs, inputs // SUPER, count)
         return {slot.name: weight, f"{stem}super_scales": scales, f"{stem}integers": (integers, (*blocks, 2))}
+    if kept == Form.FLOAT4:
+        steps = (torch.float16, (outputs, inputs * 2 // BLOCK)), (torch.float32, (outputs,))
+        return {slot.name: weight, f"{stem}half_steps": steps[0], f"{stem}scale": steps[1]}
     if kept == Form.BLOCKS4:
         return {slot.name: weight, f"{stem}step": (torch.float16, blocks), f"{stem}least": (torch.float16, blocks)}
     return {slot.name: weight, f"{stem}scales": (torch.float16, (*blocks, 2))}
@@ -171,7 +178,7 @@ def _layout(slot: Slot, kept: _Kept) -> Layout:
 def _tensors(slot: Slot, kept: _Kept, parts: Parts, name: str, begin: int, end: int) -> dict[str, torch.Tensor]:
     """Rows of one part of a slot in the form of `_layout`."""
     stem = slot.name.removesuffix("weight")
-    layer: BlockKind | Int8Linear
+    layer: Native
     if isinstance(kept, Form):
         own = kept in parts.forms(name)
         layer = parts.blocks(name, begin, end, kept) if own else Int4Linear.quantize(parts.part(name, begin, end))

@@ -20,13 +20,12 @@ from ..families.falcon_h1 import factors
 from ..families.layouts import SIGHT, other_names
 from ..families.tensor_names import stores_norms_less_one, tensor_name
 from ..families.zamba2 import is_copy
-from ..native.int8 import Int8Linear
-from ..native.super_blocks import BlockKind
 from ..tokenizers.tokenizer import TextFacts, Tokenizer, add_beginning
 from .fields import Either, Fields, Flag, Kind, Listed, Record, Text, read_json
 from .fused_slots import slots
 from .quantized.formats import folder_floats, folder_format
 from .quantized.parts import QuantizedParts, most_bits
+from .quantized.weight import Native
 from .shards import COMPUTED, KINDS, Shards
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ class FolderCheckpoint:
             return ()
         return self._quantized.forms(self._names(name), self._name(name))
 
-    def blocks(self, name: str, begin: int, end: int, form: Form) -> BlockKind | Int8Linear:
+    def blocks(self, name: str, begin: int, end: int, form: Form) -> Native:
         """Rows of a part in one of its forms of integers."""
         weight = self._quantized.weight(self._names(name))
         assert weight is not None

@@ -111,10 +111,11 @@ def load(
 
     Args:
         dtype: "float32", "bfloat16" and "float16" (on a CPU the weights alone), "int8" (weights and activations of
-            linear layers; a GGUF's blocks of five to eight bits as they are), "int4" (4-bit weights in blocks of 32,
-            int8 activations and head; all blocks of a GGUF as they are where some have four bits) or "auto", the
-            checkpoint's own precision: of a quantized GGUF int4 where most of its layers have such blocks, else int8;
-            16 bits for a checkpoint in 16 bits where that is fast; float32 elsewhere.
+            linear layers; quantized weights of five to eight bits as they are), "int4" (4-bit weights in blocks of 32,
+            int8 activations and head; all quantized weights as they are where some have four bits) or "auto", the
+            checkpoint's own precision: of a quantized one int4 where most of its weights have four bits, int8 where
+            they have more, and 16 bits where no layer holds them; 16 bits for a checkpoint in 16 bits where that is
+            fast; float32 elsewhere.
         kv_dtype: "float16" keeps the keys and values of texts in half the memory, "int8" in a quarter of it, in which
             long texts are read faster; "auto" keeps them as they were computed.
         device: "auto" is a GPU where PyTorch has one, else the CPU.

@@ -35,7 +35,7 @@ INLINE Floats half_floats(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f
 INLINE Bytes weights(const uint8_t* p) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(0x80))); }
 INLINE Bytes low_halves(const uint8_t* p) { return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p), vdupq_n_u8(15))); }
 INLINE Bytes high_halves(const uint8_t* p) { return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p), 4)); }
-INLINE Bytes looked_up(Bytes low) { return vqtbl1q_s8(vld1q_s8(table_values), vreinterpretq_u8_s8(low)); }
+INLINE Bytes looked_up(Bytes low, const int8_t* values) { return vqtbl1q_s8(vld1q_s8(values), vreinterpretq_u8_s8(low)); }
 // With the fifth bit of each, of 16 at p.
 INLINE Bytes with_fifth(Bytes low, const uint8_t* p) {
     const uint8x16_t each = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
@@ -72,6 +72,14 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     const uint32x4_t pairs = vreinterpretq_u32_u8(vld1q_u8(p));
     low = vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16));
     high = vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000)));
+}
+// Four E4M3 numbers, as in avx512.cpp.
+INLINE Floats small_floats(const uint8_t* p) {
+    uint32_t bytes;
+    __builtin_memcpy(&bytes, p, 4);
+    const uint32x4_t x = vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes))));
+    const uint32x4_t size = vshlq_n_u32(vandq_u32(x, vdupq_n_u32(127)), 20), sign = vshlq_n_u32(vandq_u32(x, vdupq_n_u32(128)), 24);
+    return vmulq_n_f32(vreinterpretq_f32_u32(vorrq_u32(size, sign)), 0x1p120f);
 }
 INLINE int64_t now() {
     timespec t;

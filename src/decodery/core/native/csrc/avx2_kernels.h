@@ -55,6 +55,13 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     low = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
     high = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))));
 }
+// Eight E4M3 numbers, as in avx512.cpp.
+INLINE Floats small_floats(const uint8_t* p) {
+    const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m256i size = _mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(127)), 20);
+    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(128)), 24);
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(size, sign)), _mm256_set1_ps(0x1p120f));
+}
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 
 #if DECODERY_VNNI
@@ -80,11 +87,10 @@ INLINE Ints add16(Ints a, Ints b) {
 }
 INLINE Ints add_pairs(Ints sum, Ints pairs) { return _mm256_add_epi32(sum, sum_pairs(pairs)); }
 #endif
-// What these numbers of table4 stand for, plus weight_offset.
-INLINE Bytes looked_up(Bytes low) {
-    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table_values));
-    const __m256i values = _mm256_broadcastsi128_si256(_mm_add_epi8(table, _mm_set1_epi8(int8_t(weight_offset))));
-    return _mm256_shuffle_epi8(values, low);
+// What these numbers stand for, of 16 values, plus weight_offset.
+INLINE Bytes looked_up(Bytes low, const int8_t* values) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_add_epi8(table, _mm_set1_epi8(int8_t(weight_offset)))), low);
 }
 
 // The totals of 16 vectors, lanes added 8 apart, 4, 2, 1; vector (i % 4) * 4 + i / 4 of the result's order is s[i].

@@ -213,11 +213,14 @@ class Compressed(Format):
             )  # fmt: skip
         tensors.need("weight_scale", FP8, outputs, -(-shape[1] // GROUP))
         tensors.need("weight_global_scale", ("F32",), 1)
+        if not (divisor := float(tensors("weight_global_scale"))) > 0:
+            raise CorruptFile(f"{tensors.stem}weight_global_scale is {divisor}, which is no scale")
         self._check(tensors, type="float", bits=4, group=GROUP)
         return Floats(
             shape, ("weight_packed", "weight_scale", "weight_global_scale"), GROUP,
             lambda rows: nibbles(tensors("weight_packed")[rows]),
             lambda rows: tensors("weight_scale")[rows].float() / tensors("weight_global_scale"), codes=True,
+            steps=lambda rows: tensors("weight_scale")[rows].float(), factor=1.0 / divisor,
         )  # fmt: skip
 
     def _check(self, tensors: Tensors, **found: Any) -> None:

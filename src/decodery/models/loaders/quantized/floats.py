@@ -8,12 +8,11 @@ from functools import cached_property
 
 import torch
 
-from decodery.core.native.kernels import Form
+from decodery.core.errors import CorruptFile
+from decodery.core.native.kernels import Form, library
 
-from ...native.block_linear import BlockLinear
-from ...native.packed import BLOCK
-from ...native.super_blocks import BlockKind
-from ..gguf_blocks import planes
+from ...native.floats import Float4Linear, Float8Linear
+from ...native.packed import BLOCK, FLOAT_GROUP
 from .integers import is_half
 from .weight import Tensors, Weight
 
@@ -34,9 +33,11 @@ class Floats(Weight):
 
     Attributes:
         group: Inputs that share a scale.
-        values: [n, in] floating point, or FP4 codes where `codes`.
+        values: [n, in] FP8, or FP4 codes where `codes`.
         scales: [n, groups] float32.
         codes: Whether values are FP4 codes [n, in] uint8.
+        steps: [n, groups] scales over `factor` where that is not a power of two, as the file has them.
+        factor: What scales of the whole tensor have in common.
     """
 
     shape: tuple[int, int]
@@ -45,36 +46,55 @@ class Floats(Weight):
     values: Read
     scales: Read
     codes: bool = False
+    steps: Read | None = None
+    factor: float = 1.0
 
-    @cached_property
-    def _each(self) -> torch.Tensor:
-        """[in] the group of each input."""
-        return torch.arange(self.shape[1], device="cpu") // self.group
+    def _each(self, width: int) -> torch.Tensor:
+        """The group of each `width`-th input."""
+        return torch.arange(0, self.shape[1], width, device="cpu") // self.group
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
-        """Twice an FP4 number is an integer from -12 to 12; half of its scale must be a half-precision number."""
-        if not self.codes or self.shape[1] % BLOCK or self.group % _HALF:
+        """FP4 where steps have half precision; FP8 where scales are for so many inputs, and kernels are there.
+
+        Without kernels FP8 is multiplied input by input.
+        """
+        if not self.codes:
+            coarse = self.group % FLOAT_GROUP == 0 or self.group >= self.shape[1]
+            return (Form.FLOAT8,) if coarse and library() is not None else ()
+        if self.shape[1] % BLOCK or self.group % _HALF or not is_half(self._steps(self._every) / 2):
             return ()
-        scales = self.scales(torch.arange(self.shape[0], device="cpu")) / 2
-        if not is_half(scales):
-            return ()
-        return (*([Form.BLOCKS5] if self.group % BLOCK == 0 and is_half(scales * 16) else []), Form.BLOCKS8)
+        return (Form.FLOAT4,)
+
+    @property
+    def _every(self) -> torch.Tensor:
+        return torch.arange(self.shape[0], device="cpu")
+
+    @cached_property
+    def _common(self) -> float:
+        """What scales are over steps: for powers of two the largest of them."""
+        return self.factor if self.steps is not None else float(self.scales(self._every).max())
+
+    def _steps(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, groups] float32."""
+        return self.scales(rows) / self._common if self.steps is None else self.steps(rows)
 
     def dense(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Weight.dense`."""
         values = e2m1(self.values(rows)) if self.codes else self.values(rows).float()
-        return values * self.scales(rows)[:, self._each]
+        return values * self.scales(rows)[:, self._each(1)]
 
-    def layer(self, rows: torch.Tensor, form: Form) -> BlockKind:
-        """See `Weight.layer`."""
-        steps, twice = (self.scales(rows) / 2).half(), 2 * e2m1(self.values(rows))
-        if form == Form.BLOCKS5:
-            weight = torch.from_numpy(planes((twice + 16).to(torch.uint8).numpy(), 5))
-            step = steps[:, self._each[::BLOCK]]
-            return BlockLinear(weight, torch.stack((step, step * -16), dim=-1))
-        scales = steps[:, self._each[::_HALF]].view(len(rows), -1, 2)
-        return BlockLinear((twice + 128).to(torch.uint8), scales)
+    def layer(self, rows: torch.Tensor, form: Form) -> Float4Linear | Float8Linear:
+        """See `Weight.layer`. A factor of FP4 is multiplied last: products differ in the last place at most."""
+        values = self.values(rows)
+        if form == Form.FLOAT8:
+            codes = values.view(torch.uint8)
+            if bool((codes & 127 == 127).any()):
+                raise CorruptFile("FP8 weights have numbers that are none: the file is damaged")
+            return Float8Linear(codes, self.scales(rows)[:, self._each(FLOAT_GROUP)])
+        steps = (self._steps(rows) / 2)[:, self._each(_HALF)].half()
+        scale = torch.full((len(rows),), self._common, dtype=torch.float32, device="cpu")
+        return Float4Linear(values[:, 0::2] | values[:, 1::2] << 4, steps, scale)
 
 
 def e2m1(codes: torch.Tensor) -> torch.Tensor:

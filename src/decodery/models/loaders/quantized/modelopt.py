@@ -58,4 +58,5 @@ class ModelOpt(Format):
         return Floats(
             shape, ("weight", "weight_scale", "weight_scale_2"), GROUP, lambda rows: nibbles(tensors("weight")[rows]),
             lambda rows: tensors("weight_scale")[rows].float() * factor, codes=True,
+            steps=lambda rows: tensors("weight_scale")[rows].float(), factor=float(factor),
         )  # fmt: skip

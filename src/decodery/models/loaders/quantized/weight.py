@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
 from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form
 
+from ...native.floats import Float4Linear, Float8Linear
 from ...native.int8 import Int8Linear
 from ...native.super_blocks import BlockKind
 from ..fields import Fields, Kind
+
+Native: TypeAlias = BlockKind | Int8Linear | Float4Linear | Float8Linear
+"""A layer of fewer than 16 bits."""
 
 
 class Shelf(Protocol):
@@ -107,7 +111,7 @@ class Weight(ABC):
             rows: [n] int64, which outputs.
         """
 
-    def layer(self, rows: torch.Tensor, form: Form) -> BlockKind | Int8Linear:
+    def layer(self, rows: torch.Tensor, form: Form) -> Native:
         """Some outputs as a layer of one of `forms`.
 
         Args:
