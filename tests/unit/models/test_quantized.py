@@ -61,6 +61,29 @@ def test_zeros_of_the_first_gptq_files_are_stored_less_one(tmp_path: Path) -> No
     assert torch.allclose(found, scales)
 
 
+@pytest.mark.parametrize(
+    "name", ["compressed-tensors W8A8", "compressed-tensors W4A16", "compressed-tensors FP8, channels"]
+)
+def test_zeros_that_are_written_for_symmetric_weights_are_none(name: str, tmp_path: Path) -> None:
+    tensors, exact = LAYOUTS[name].make(np.random.default_rng(1), 96, 64)
+    kind = torch.float8_e4m3fn if "FP8" in name else torch.int8
+    zeros = {"weight_zero_point": torch.zeros_like(tensors["weight_scale"]).to(kind)}
+    weight = read_weight(tmp_path, LAYOUTS[name], tensors | zeros)
+    assert torch.equal(weight.dense(torch.arange(96)), torch.from_numpy(exact.copy()))
+    assert "weight_zero_point" in weight.names
+    zeros["weight_zero_point"].view(torch.uint8)[3] = 1
+    with pytest.raises(CorruptFile):
+        read_weight(tmp_path, LAYOUTS[name], tensors | zeros)
+
+
+def test_codes_may_be_stored_as_words_of_another_type(tmp_path: Path) -> None:
+    layout = LAYOUTS["bitsandbytes NF4"]
+    tensors, exact = layout.make(np.random.default_rng(1), 96, 64)
+    words = tensors["weight"].flatten().view(torch.bfloat16)[:, None]
+    found = read_weight(tmp_path, layout, tensors | {"weight": words}).dense(torch.arange(96))
+    assert torch.equal(found, torch.from_numpy(exact.copy()))
+
+
 def test_steps_beyond_half_precision_are_not_rounded(tmp_path: Path) -> None:
     """A step of float32, a step too small, and zeros whose product with a step is none."""
     layout = LAYOUTS["compressed-tensors W4A16"]
@@ -199,7 +222,7 @@ DAMAGED: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], dict[str, torc
     "bits that no group has": ("compressed-tensors W4A16", lambda t: LAYOUTS["compressed-tensors W8A16"].make(
         np.random.default_rng(0), 96, 64)[0]),
     "zeros that no group has": (
-        "compressed-tensors W8A8", lambda t: {"weight_zero_point": torch.zeros(96, 1, dtype=torch.int8)},
+        "compressed-tensors W8A8", lambda t: {"weight_zero_point": torch.ones(96, 1, dtype=torch.int8)},
     ),
     "other groups": ("compressed-tensors W4A16", lambda t: {"weight_scale": t["weight_scale"][:, :1].repeat(1, 4)}),
     "scales of another kind": ("compressed-tensors NVFP4", lambda t: {"weight_scale": t["weight_scale"].float()}),

@@ -143,7 +143,12 @@ class Compressed(Format):
             return None
         blocks = sorted({each.block for each in self.groups if each is not None and each.block is not None})
         self._check(tensors, type="float", bits=8)
-        return fp8_weight(tensors, ("weight_scale",), blocks)
+        found = fp8_weight(tensors, ("weight_scale",), blocks)
+        if found is not None and "weight_zero_point" in tensors:
+            if not _is_unset(tensors):
+                raise CorruptFile(f"{tensors.stem}weight_zero_point is not zero, where FP8 has no zeros")
+            found.names += ("weight_zero_point",)
+        return found
 
     def _packed(self, tensors: Tensors) -> Integers:
         """Integers of 1 to 8 bits in 32-bit words, those of one output in a string."""
@@ -159,7 +164,8 @@ class Compressed(Format):
         # Of few inputs, several widths take the same words.
         bits = next((n for n in sorted(wanted) if words == -(-inputs * n // 32)), bits)
         groups, group, order = _groups(tensors, outputs, inputs)
-        zero, zeros = "weight_zero_point" in tensors, 1 << (bits - 1)
+        named, zeros = "weight_zero_point" in tensors, 1 << (bits - 1)
+        zero = named and not _is_unset(tensors)
         if zero:
             tensors.need("weight_zero_point", ("I32",), -(-outputs * bits // 32), groups)
         self._check(tensors, type="int", bits=bits, symmetric=not zero, **_shared(groups, group))
@@ -169,7 +175,7 @@ class Compressed(Format):
                 return torch.full((len(rows), groups), zeros, dtype=torch.int32, device="cpu")
             return unpacked(tensors("weight_zero_point").T, bits, outputs)[:, rows].T
 
-        names = ("weight_packed", "weight_scale", "weight_shape", *(["weight_zero_point"] if zero else []))
+        names = ("weight_packed", "weight_scale", "weight_shape", *(["weight_zero_point"] if named else []))
         names += ("weight_g_idx",) if "weight_g_idx" in tensors else ()
         return Integers(
             (outputs, inputs), names, bits, group,
@@ -181,18 +187,19 @@ class Compressed(Format):
         """Integers of 8 bits, or of fewer in as many."""
         outputs, inputs = tensors.need("weight", ("I8",), None, None)
         groups, group, order = _groups(tensors, outputs, inputs)
-        zero = "weight_zero_point" in tensors
+        named = "weight_zero_point" in tensors
+        zero = named and not _is_unset(tensors)
         self._check(tensors, type="int", symmetric=not zero, **_shared(groups, group))
 
         def zeros_of(rows: torch.Tensor) -> torch.Tensor:
             if not zero:
                 return torch.full((len(rows), groups), 128, dtype=torch.int32, device="cpu")
-            found = tensors("weight_zero_point").to(torch.int8).reshape(-1, groups).int() + 128
+            found = tensors("weight_zero_point").reshape(-1, groups).int() + 128
             return found.expand(outputs, groups)[rows]
 
-        if zero and tensors.shape("weight_zero_point") != tensors.shape("weight_scale"):
-            raise CorruptFile(f"{tensors.stem}weight_zero_point has another shape than weight_scale")
-        names = ("weight", "weight_scale", *(["weight_zero_point"] if zero else []))
+        if zero:
+            tensors.need("weight_zero_point", ("I8",), *tensors.shape("weight_scale"))
+        names = ("weight", "weight_scale", *(["weight_zero_point"] if named else []))
         names += ("weight_g_idx",) if "weight_g_idx" in tensors else ()
         return Integers(
             (outputs, inputs), names, 8, group,
@@ -231,6 +238,11 @@ class Compressed(Format):
         ):
             said = ", ".join(f"{name} {value}" for name, value in found.items())
             raise CorruptFile(f"{tensors.stem}weight is kept with {said}, as none of the config_groups says")
+
+
+def _is_unset(tensors: Tensors) -> bool:
+    """Whether zeros are written and are none, as earlier versions have them for symmetric weights."""
+    return tensors.kind("weight_zero_point") != "I32" and not tensors("weight_zero_point").float().any()
 
 
 def _groups(tensors: Tensors, outputs: int, inputs: int) -> tuple[int, int, torch.Tensor | None]:

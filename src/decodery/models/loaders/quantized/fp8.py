@@ -16,7 +16,16 @@ from ..fields import Kind, Listed, Text, Whole
 from .floats import FP8, Floats, scale_grid
 from .weight import Format, Tensors, read_fields
 
-INPUTS = (".input_scale", ".activation_scale", ".input_scale_ub", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
+INPUTS = (
+    ".input_scale",
+    ".activation_scale",
+    ".input_scale_ub",
+    ".output_scale",
+    ".kv_scale",
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+)
 """How the names of tensors end that say how others round inputs, keys and values."""
 _CONFIG: dict[str, Kind] = {
     "quant_method": Text(64),
