@@ -339,7 +339,7 @@ _MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt", "versi
 _BNB = {"quant_method": "bitsandbytes", "_load_in_4bit": True, "load_in_4bit": True, "llm_int8_threshold": 6.0}
 _FOUR = (Form.BLOCKS4, Form.BLOCKS5, Form.BLOCKS8)
 _FIVE = (Form.BLOCKS5, Form.BLOCKS8)
-_E2M1, _E4M3 = (Form.FLOAT4,), (Form.FLOAT8,)
+_E2M1, _E4M3, _CODES = (Form.FLOAT4,), (Form.FLOAT8,), (Form.CODES4,)
 _HALF = torch.float16
 
 LAYOUTS: dict[str, Layout] = {
@@ -435,9 +435,9 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "Model Optimizer NVFP4": Layout(nvfp4(optimizer=True), _MODELOPT | {"quant_algo": "NVFP4"}, _E2M1
     ),
-    "bitsandbytes NF4": Layout(four_bits("nf4"), _BNB | {"bnb_4bit_quant_type": "nf4"}),
+    "bitsandbytes NF4": Layout(four_bits("nf4"), _BNB | {"bnb_4bit_quant_type": "nf4"}, _CODES),
     "bitsandbytes NF4, double": Layout(
-        four_bits("nf4", nested=True), _BNB | {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        four_bits("nf4", nested=True), _BNB | {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}, _CODES
     ),
     "bitsandbytes FP4": Layout(four_bits("fp4"), _BNB | {"bnb_4bit_quant_type": "fp4"}),
     "bitsandbytes int8": Layout(rows_of_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}, (Form.ROWS8,)),

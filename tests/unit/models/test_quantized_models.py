@@ -12,9 +12,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from decodery.core.errors import UnsupportedModel
+from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form
 from decodery.models.batch import Batch, Segment
+from decodery.models.loaders import fused
 from decodery.models.loaders.folder import FolderCheckpoint
 from decodery.models.loaders.load import load
 from decodery.models.native.int8 import Int8Linear
@@ -41,8 +42,8 @@ OTHERS = {
     "mixtral": "compressed-tensors FP8, channels",
     "qwen3_moe": "compressed-tensors MXFP4",
     "deepseek_v2": "Model Optimizer FP8",
-    "falcon_h1, multiplied and normed": "bitsandbytes NF4",
-    "gemma3_text": "bitsandbytes FP4",
+    "falcon_h1, multiplied and normed": "bitsandbytes FP4",
+    "gemma3_text": "bitsandbytes NF4",
 }
 """Models with biases, fused tensors, rows in another order, experts, latents, factors and tied embeddings."""
 
@@ -74,13 +75,33 @@ def test_models_give_the_logits_of_transformers(name: str, home: Path, tmp_path:
     layout, folder = LAYOUTS[name], save(make_model("llama"), tmp_path / "model")
     exact = quantize_folder(folder, layout)
     assert_same_logits(model_of(folder, "float32"), reference_of(folder, exact, tmp_path / "exact"))
-    down, wanted = model_of(folder).weights.layers[2].down, exact["model.layers.2.mlp.down_proj.weight"]
+    kept, wanted = model_of(folder).weights.layers[2].output, exact["model.layers.2.self_attn.o_proj.weight"]
     if layout.forms:
-        assert not isinstance(down, Dense) and down.form == layout.forms[0]  # type: ignore[attr-defined]
-        assert torch.allclose(down.dense(), wanted, rtol=2.0**-22, atol=0.0)  # type: ignore[attr-defined]
+        assert not isinstance(kept, Dense) and kept.form == layout.forms[0]  # type: ignore[attr-defined]
+        assert torch.allclose(kept.dense(), wanted, rtol=2.0**-22, atol=0.0)  # type: ignore[attr-defined]
     else:
         # As `transformers` makes them: rounded once to the type of the folder.
-        assert isinstance(down, Dense) and torch.equal(down.weight, wanted.to(layout.dtype))
+        assert isinstance(kept, Dense) and torch.equal(kept.weight, wanted.to(layout.dtype))
+
+
+@pytest.mark.parametrize(
+    "name", ["compressed-tensors MXFP4", "Model Optimizer FP8, channels", "bitsandbytes NF4, double"]
+)
+def test_layers_of_floats_are_kept_in_a_file_and_others_are_refused(name: str, home: Path, tmp_path: Path) -> None:
+    folder = save(make_model("llama"), tmp_path / "model")
+    quantize_folder(folder, LAYOUTS[name])
+    model, path = model_of(folder), tmp_path / "weights.safetensors"
+    fused.save(path, model.weights)
+    first, again = (each.layers[1].output for each in (model.weights, fused.read(path, model.config, model.device)))
+    assert type(first) is type(again)
+    assert torch.equal(first.dense(), again.dense())  # type: ignore[attr-defined]
+    tensors = load_file(path)
+    stem = "layers.1.output."
+    for last in first.tensors():  # type: ignore[attr-defined]
+        for other in (tensors[stem + last][:-1], tensors[stem + last].float().double()):
+            save_file(tensors | {stem + last: other.contiguous()}, path)
+            with pytest.raises(CorruptFile, match="do not fit their configuration"):
+                fused.read(path, model.config, model.device)
 
 
 @pytest.mark.parametrize("case", OTHERS)
@@ -91,7 +112,8 @@ def test_other_families_are_read_too(case: str, home: Path, tmp_path: Path) -> N
     assert_same_logits(model_of(folder, "float32"), theirs)
     # What has a native form keeps it, beside what was not quantized.
     ours = model_of(folder)
-    forms = {getattr(layer.down, "form", None) for layer in ours.weights.layers}
+    linears = (each for layer in ours.weights.layers for each in (layer.down, layer.output))
+    forms = {getattr(linear, "form", None) for linear in linears}
     assert not layout.forms or layout.forms[0] in forms
 
 

@@ -16,7 +16,7 @@ from decodery.core.native.kernels import Form
 from ..config import ModelConfig
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
-from ..native.packed import BITS, BLOCK, FLOAT_GROUP, SUPER, SUPER_BYTES
+from ..native.packed import BITS, BLOCK, CODE_GROUP, FLOAT_GROUP, SUPER, SUPER_BYTES
 from ..native.super_blocks import has_least
 from .fused_slots import Slot, slots
 from .in_place import IN_PLACE, Piece, Plan
@@ -167,6 +167,8 @@ def _layout(slot: Slot, kept: _Kept) -> Layout:
         count, integers = (2, torch.uint8) if has_least(kept) else (1, torch.int8)
         scales = torch.float16, (outputs, inputs // SUPER, count)
         return {slot.name: weight, f"{stem}super_scales": scales, f"{stem}integers": (integers, (*blocks, 2))}
+    if kept == Form.CODES4:
+        return {slot.name: weight, f"{stem}code_scales": (torch.float32, (outputs, -(-inputs // CODE_GROUP)))}
     if kept == Form.FLOAT4:
         steps = (torch.float16, (outputs, inputs * 2 // BLOCK)), (torch.float32, (outputs,))
         return {slot.name: weight, f"{stem}half_steps": steps[0], f"{stem}scale": steps[1]}

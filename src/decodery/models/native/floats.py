@@ -1,7 +1,7 @@
-"""Linear layers whose weights are small floating point numbers: E2M1 (MXFP4, NVFP4) and E4M3 (FP8).
+"""Linear layers whose weights are small floating point numbers: E2M1 (MXFP4, NVFP4), E4M3 (FP8) and NF4.
 
-Those of four bits are summed in integers with int8 activations, as blocks are: twice an E2M1 number is an integer.
-Those of eight bits are multiplied with the rows as they are.
+E2M1 is summed in integers with int8 activations, as blocks are: twice such a number is an integer. The others are
+multiplied with the rows as they are.
 """
 
 from __future__ import annotations
@@ -9,16 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from decodery.core.native.kernels import Form
 
 from . import packed
 from .int8 import quantize_rows
-from .packed import FLOAT_GROUP, Native
+from .packed import CODE_GROUP, FLOAT_GROUP, Native
 
 TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice what the codes of E2M1 stand for."""
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634),
+    *(0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+"""What the codes of NF4 stand for: quantiles of a normal distribution."""
 _HALF = packed.BLOCK // 2
 
 
@@ -109,17 +116,64 @@ class Float8Linear(Native):
         return self.values() * self.group_scales[:, groups]
 
     def portable(self, rows: torch.Tensor) -> torch.Tensor:
-        """The same arithmetic in PyTorch alone, input by input."""
-        rows, weight = rows.float(), self.values()
-        result = torch.zeros(len(rows), len(weight), device=rows.device, dtype=torch.float32)
-        for group, first in enumerate(range(0, self.shape[1], FLOAT_GROUP)):
-            sums = torch.zeros_like(result)
-            for each in range(first, min(first + FLOAT_GROUP, self.shape[1])):
-                sums += weight[:, each] * rows[:, each, None]
-            result += sums * self.group_scales[:, group]
+        """The same arithmetic in PyTorch alone."""
+        result = _by_inputs(rows.float(), self.values(), self.group_scales, FLOAT_GROUP)
         return result if self.bias is None else result + self.bias
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What a file keeps of this layer, by name."""
         kept = {"weight": self.weight, "group_scales": self.group_scales}
         return kept if self.bias is None else kept | {"bias": self.bias}
+
+
+@dataclass
+class NF4Linear(Native):
+    """A linear layer of NF4 weights (QLoRA, 2023), with a scale for 64 inputs of an output.
+
+    Attributes:
+        weight: [out, in / 2] uint8 places in `NF4`, the even input in the low half.
+        code_scales: [out, in / 64, rounded up] float32.
+        bias: [out] float32 or None.
+    """
+
+    weight: torch.Tensor
+    code_scales: torch.Tensor
+    bias: torch.Tensor | None = None
+    form: ClassVar[Form] = Form.CODES4
+    table: ClassVar[np.ndarray] = np.array(NF4, np.float32)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)"""
+        return self.weight.shape[0], 2 * self.weight.shape[1]
+
+    def values(self) -> torch.Tensor:
+        """[out, in] float32 the numbers before scales."""
+        codes = torch.stack((self.weight & 15, self.weight >> 4), dim=-1).view(self.shape)
+        return torch.tensor(NF4, dtype=torch.float32, device=codes.device)[codes.long()]
+
+    def dense(self) -> torch.Tensor:
+        """[out, in] float32: the weights this layer stands for."""
+        groups = torch.arange(self.shape[1], device=self.weight.device) // CODE_GROUP
+        return self.values() * self.code_scales[:, groups]
+
+    def portable(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same arithmetic in PyTorch alone."""
+        result = _by_inputs(rows.float(), self.values(), self.code_scales, CODE_GROUP)
+        return result if self.bias is None else result + self.bias
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a file keeps of this layer, by name."""
+        kept = {"weight": self.weight, "code_scales": self.code_scales}
+        return kept if self.bias is None else kept | {"bias": self.bias}
+
+
+def _by_inputs(rows: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, width: int) -> torch.Tensor:
+    """Rows [N, in] times weights [out, in], input by input and group by group, which have scales [out, groups]."""
+    result = torch.zeros(len(rows), len(weight), device=rows.device, dtype=torch.float32)
+    for group, first in enumerate(range(0, weight.shape[1], width)):
+        sums = torch.zeros_like(result)
+        for each in range(first, min(first + width, weight.shape[1])):
+            sums += weight[:, each] * rows[:, each, None]
+        result += sums * scales[:, group]
+    return result

@@ -13,7 +13,7 @@ from decodery.core.errors import UnsupportedModel
 from decodery.core.native.kernels import Form
 
 from ..native.block_linear import BlockLinear
-from ..native.floats import Float4Linear, Float8Linear
+from ..native.floats import Float4Linear, Float8Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.rounded_inputs import RoundedInputs
@@ -58,7 +58,16 @@ class Dense:
         return Dense(self.weight[outputs], None if self.bias is None else self.bias[outputs])
 
 
-QUANTIZED = (Int8Linear, Int4Linear, BlockLinear, SuperBlockLinear, TernaryLinear, Float4Linear, Float8Linear)
+QUANTIZED = (
+    Int8Linear,
+    Int4Linear,
+    BlockLinear,
+    SuperBlockLinear,
+    TernaryLinear,
+    Float4Linear,
+    Float8Linear,
+    NF4Linear,
+)
 """Linear layers of fewer than 16 bits, which take rows in float32."""
 
 Linear = Callable[[torch.Tensor], torch.Tensor]

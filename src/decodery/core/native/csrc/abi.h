@@ -20,10 +20,12 @@
 //   and blocks6. A weight is d * scale * number - least step * least, d * scale * (number - 32) or d * scale * value.
 // bfloat16s: [panel][in][16] pairs, output i and output i + 16. halves: [panel][in][32] of half precision.
 // float4: blocks as table4 has them, whose numbers stand for `float4_values`, twice what E2M1 has; with a scale per output.
-// float8: [panel][groups of 128 inputs] of a scale of each output, [32] floats, and E4M3 numbers [128][32].
+// codes4: [panel] of 16 floats, what codes stand for before scales, and [groups of 64 inputs] of a scale of each output, [32]
+//   floats, and codes [64][16], outputs 0-15 in the low halves and 16-31 in the high ones.
+// float8: [panel][groups of 128 inputs] of 256 times a scale of each output, [32] floats, and E4M3 numbers [128][32].
 enum Form : int32_t {
     rows8, rows2, blocks4, table4, blocks5, blocks6, blocks8, bfloat16s, float16s, super4, super_table4, super5, super6,
-    float4, float8
+    float4, float8, codes4
 };
 
 // Types of blocks in GGUF files, by GGML's numbers.

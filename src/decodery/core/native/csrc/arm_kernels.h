@@ -73,13 +73,19 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     low = vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16));
     high = vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000)));
 }
-// Four E4M3 numbers, as in avx512.cpp.
+// Four E4M3 numbers, over 256, as in avx512.cpp.
 INLINE Floats small_floats(const uint8_t* p) {
     uint32_t bytes;
     __builtin_memcpy(&bytes, p, 4);
-    const uint32x4_t x = vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes))));
-    const uint32x4_t size = vshlq_n_u32(vandq_u32(x, vdupq_n_u32(127)), 20), sign = vshlq_n_u32(vandq_u32(x, vdupq_n_u32(128)), 24);
-    return vmulq_n_f32(vreinterpretq_f32_u32(vorrq_u32(size, sign)), 0x1p120f);
+    const int16x4_t x = vshl_n_s16(vget_low_s16(vmovl_s8(vcreate_s8(bytes))), 7);
+    return vcvt_f32_f16(vreinterpret_f16_s16(vand_s16(x, vdup_n_s16(int16_t(0xbfff)))));
+}
+// What four codes in halves of bytes stand for.
+template <int half>
+INLINE Floats coded_floats(const float* table, const uint8_t* p) {
+    constexpr int32_t by = 4 * half;
+    const float found[4] = {table[p[0] >> by & 15], table[p[1] >> by & 15], table[p[2] >> by & 15], table[p[3] >> by & 15]};
+    return vld1q_f32(found);
 }
 INLINE int64_t now() {
     timespec t;

@@ -55,12 +55,19 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     low = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
     high = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))));
 }
-// Eight E4M3 numbers, as in avx512.cpp.
+// Eight E4M3 numbers, over 256, as in avx512.cpp.
 INLINE Floats small_floats(const uint8_t* p) {
-    const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-    const __m256i size = _mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(127)), 20);
-    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(128)), 24);
-    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(size, sign)), _mm256_set1_ps(0x1p120f));
+    const __m128i x = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), 7);
+    return _mm256_cvtph_ps(_mm_and_si128(x, _mm_set1_epi16(int16_t(0xbfff))));
+}
+// What eight codes in halves of bytes stand for.
+template <int half>
+INLINE Floats coded_floats(const float* table, const uint8_t* p) {
+    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m256i codes = half == 0 ? bytes : _mm256_srli_epi32(bytes, 4);
+    // Of a place the lowest three bits are looked at, and the fourth chooses.
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), codes), high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), codes);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
 }
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 

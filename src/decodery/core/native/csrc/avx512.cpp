@@ -80,13 +80,18 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     low = reinterpret_cast<f16>(_mm512_slli_epi32(pairs, 16));
     high = reinterpret_cast<f16>(_mm512_and_si512(pairs, _mm512_set1_epi32(int32_t(0xffff0000))));
 }
-// Sixteen E4M3 numbers. Moved to where single precision has exponent and mantissa, the exponent is 120 too small, which a
-// multiplication puts right, exactly and for numbers without a leading one too.
+// Sixteen E4M3 numbers, over 256. Moved to where half precision has exponent and mantissa they are that, also those without
+// a leading one; what the sign leaves below its place is taken away.
 INLINE Floats small_floats(const uint8_t* p) {
-    const __m512i x = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
-    const __m512i size = _mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(127)), 20);
-    const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(128)), 24);
-    return reinterpret_cast<f16>(_mm512_or_si512(size, sign)) * 0x1p120f;
+    const __m256i x = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_load_si128(reinterpret_cast<const __m128i*>(p))), 7);
+    return reinterpret_cast<f16>(_mm512_cvtph_ps(_mm256_and_si256(x, _mm256_set1_epi16(int16_t(0xbfff)))));
+}
+// What sixteen codes in halves of bytes stand for.
+template <int half>
+INLINE Floats coded_floats(const float* table, const uint8_t* p) {
+    const __m512i codes = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
+    // Of a place only the lowest four bits are looked at.
+    return reinterpret_cast<f16>(_mm512_permutexvar_ps(half == 0 ? codes : _mm512_srli_epi32(codes, 4), _mm512_loadu_ps(table)));
 }
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 

@@ -101,6 +101,7 @@ struct Ahead {
 
 // How many bytes are asked for at a time, see `Ahead`.
 constexpr int32_t asked_bytes(Form form) {
+    if (form == codes4) return 2 * panel_width;
     if (is_floating(form)) return (form == float8 ? 1 : 2) * panel_width;
     if (is_super(form)) return super_bytes(form) / 8;
     return form == rows8 ? 4 * panel_width : form == rows2 ? ternary_bytes : block_bytes(form);
@@ -485,9 +486,42 @@ static void tile8(const uint8_t* w, const float* x, int32_t in, float* sums, Ahe
     });
 }
 
+// The same for codes of four bits; every fourth input asks for as many bytes as four have.
+template <int R>
+static void tile_codes(const uint8_t* w, const float* x, int32_t in, float* sums, Ahead ahead) {
+    constexpr int32_t V = R > 2 ? vectors / 2 : vectors;
+    const float* table = reinterpret_cast<const float*>(w);
+    each<vectors / V>([&](auto side) ALWAYS_INLINE {
+        constexpr int32_t first = side * V;
+        Floats total[R][V] = {};
+        const uint8_t* group = w + codes4_table;
+        for (int32_t g = 0; g < in; g += codes4_group, group += codes4_bytes) {
+            Floats acc[R][V] = {};
+            const uint8_t* p = group + 4 * panel_width;
+            const int32_t end = g + codes4_group < in ? g + codes4_group : in;
+            for (int32_t k = g; k < end; ++k, p += panel_width / 2) {
+                if (first == 0 && k % 4 == 0) __builtin_prefetch(ahead.next, 0, 2), ahead.next += ahead.step;
+                each<V>([&](auto v) ALWAYS_INLINE {
+                    constexpr int32_t vector = first + v, half = half_of(vector);
+                    const Floats of = coded_floats<half>(table, p + lanes * (vector % (vectors / 2)));
+                    each<R>([&](auto r) ALWAYS_INLINE { acc[r][v] = acc[r][v] + of * x[int64_t(r) * in + k]; });
+                });
+            }
+            each<V>([&](auto v) ALWAYS_INLINE {
+                const Floats scale = load_lanes(reinterpret_cast<const float*>(group) + lanes * (first + v));
+                each<R>([&](auto r) ALWAYS_INLINE { total[r][v] = total[r][v] + acc[r][v] * scale; });
+            });
+        }
+        each<R>([&](auto r) ALWAYS_INLINE {
+            each<V>([&](auto v) ALWAYS_INLINE { store_lanes(sums + r * panel_width + lanes * (first + v), total[r][v]); });
+        });
+    });
+}
+
 template <int R>
 INLINE void tile_float(Form form, const uint8_t* w, const float* x, int32_t in, float* sums, Ahead ahead) {
     if (form == float8) return tile8<R>(w, x, in, sums, ahead);
+    if (form == codes4) return tile_codes<R>(w, x, in, sums, ahead);
     return form == float16s ? tile16<R, true>(w, x, in, sums, ahead) : tile16<R, false>(w, x, in, sums, ahead);
 }
 

@@ -99,11 +99,18 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     low = reinterpret_cast<f16>(pairs << 16);
     high = reinterpret_cast<f16>(pairs & 0xffff0000);
 }
-// Sixteen E4M3 numbers, as in avx512.cpp.
+// Sixteen E4M3 numbers, over 256. Moved to where single precision has exponent and mantissa, the exponent is 112 too small.
 INLINE Floats small_floats(const uint8_t* p) {
     u32x16 x;
     for (int i = 0; i < 16; ++i) x[i] = p[i];
-    return reinterpret_cast<f16>((x & 127) << 20 | (x & 128) << 24) * 0x1p120f;
+    return reinterpret_cast<f16>((x & 127) << 20 | (x & 128) << 24) * 0x1p112f;
+}
+// What sixteen codes in halves of bytes stand for.
+template <int half>
+INLINE Floats coded_floats(const float* table, const uint8_t* p) {
+    f16 x;
+    for (int i = 0; i < 16; ++i) x[i] = table[p[i] >> (4 * half) & 15];
+    return x;
 }
 INLINE int64_t now() {
 #if defined(__x86_64__)

@@ -12,19 +12,16 @@ from typing import Any
 import torch
 
 from decodery.core.errors import CorruptFile, UnsupportedModel
-from decodery.core.native.kernels import Form
+from decodery.core.native.kernels import Form, library
 
+from ...native.floats import NF4, NF4Linear
 from ...native.int8 import Int8Linear
+from ...native.packed import CODE_GROUP
 from ..fields import Anything, Fields, Kind, Listed, Number, Text, Whole, parse_json
 from .weight import Format, Tensors, Weight, read_fields
 
-_NF4 = (
-    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
-    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634),
-    *(0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-)
 _FP4 = tuple(sign * value / 12 for sign in (1, -1) for value in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0))
-_TABLES = {"nf4": _NF4, "fp4": _FP4}
+_TABLES = {"nf4": NF4, "fp4": _FP4}
 _INVERSE = 7.874015718698502e-3
 """What bitsandbytes takes for 1 / 127."""
 _STATE: dict[str, Kind] = {
@@ -95,7 +92,7 @@ class _Codes(Weight):
     """Codes of four bits, blocks of which share a largest magnitude."""
 
     def __init__(self, tensors: Tensors, kind: str) -> None:
-        self._tensors = tensors
+        self._tensors, self._kind = tensors, kind
         name = _PREFIX + kind
         tensors.need(name, ("U8",), None)
         text = bytes(tensors(name)[: 1 << 16].tolist()).decode("utf-8", "replace")
@@ -124,13 +121,30 @@ class _Codes(Weight):
         else:
             tensors.need("weight.absmax", ("F32",), self._blocks)
 
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """NF4 where no block reaches beyond the end of an output, and kernels are there."""
+        whole = self._kind == "nf4" and self.shape[1] % CODE_GROUP == 0 and self._block % CODE_GROUP == 0
+        return (Form.CODES4,) if whole and library() is not None else ()
+
     def dense(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Weight.dense`."""
-        inputs = self.shape[1]
-        places = rows[:, None] * inputs + torch.arange(inputs, device="cpu")
+        places = self._places(rows)
+        return self._table[self._codes(places).long()] * self._largest(places // self._block)
+
+    def layer(self, rows: torch.Tensor, form: Form) -> NF4Linear:
+        """See `Weight.layer`."""
+        places = self._places(rows)
+        codes, scales = self._codes(places), self._largest(places[:, ::CODE_GROUP] // self._block)
+        return NF4Linear(codes[:, 0::2] | codes[:, 1::2] << 4, scales)
+
+    def _places(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, in] where the codes of outputs stand in the whole matrix."""
+        return rows[:, None] * self.shape[1] + torch.arange(self.shape[1], device="cpu")
+
+    def _codes(self, places: torch.Tensor) -> torch.Tensor:
         pairs = self._tensors("weight").contiguous().view(torch.uint8).flatten()[places // 2]
-        codes = torch.where(places % 2 == 0, pairs >> 4, pairs & 15)
-        return self._table[codes.long()] * self._largest(places // self._block)
+        return torch.where(places % 2 == 0, pairs >> 4, pairs & 15)
 
     def _largest(self, blocks: torch.Tensor) -> torch.Tensor:
         """The largest magnitudes of blocks."""

@@ -109,7 +109,7 @@ def nibbles(packed: torch.Tensor) -> torch.Tensor:
 
 
 def powers(exponents: torch.Tensor) -> torch.Tensor:
-    """2^(exponent - 127) float32, NaN for 255; exponents are bytes, or the numbers that these bytes encode."""
+    """2^(exponent - 127) float32, NaN for 255; exponents are bytes, or the numbers they encode."""
     whole = exponents.view(torch.uint8).int()
     bits = whole << 23
     # The least is no normal number.

@@ -57,7 +57,7 @@ class Integers(Weight):
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
-        """Those whose half-precision steps are the file's, and that have room for all numbers less their zeros."""
+        """Those whose half-precision steps are the file's, with room for all numbers less zeros."""
         every, inputs = torch.arange(self.shape[0], device="cpu"), self.shape[1]
         if not torch.equal(self._each, torch.arange(inputs, device="cpu") // self.group):
             return ()

@@ -33,7 +33,10 @@ class MXFP4(Format):
         return cls()
 
     def weight(self, tensors: Tensors) -> Floats | None:
-        """See `Format.weight`. The stem is the name of the experts, such as "model.layers.0.mlp.experts.down_proj"."""
+        """See `Format.weight`.
+
+        The stem is the name of the experts, such as "model.layers.0.mlp.experts.down_proj".
+        """
         if "_blocks" not in tensors:
             return None
         experts, outputs, groups, _ = tensors.need("_blocks", ("U8",), None, None, None, BLOCK // 2)

@@ -11,12 +11,12 @@ import torch
 from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form
 
-from ...native.floats import Float4Linear, Float8Linear
+from ...native.floats import Float4Linear, Float8Linear, NF4Linear
 from ...native.int8 import Int8Linear
 from ...native.super_blocks import BlockKind
 from ..fields import Fields, Kind
 
-Native: TypeAlias = BlockKind | Int8Linear | Float4Linear | Float8Linear
+Native: TypeAlias = BlockKind | Int8Linear | Float4Linear | Float8Linear | NF4Linear
 """A layer of fewer than 16 bits."""
 
 
