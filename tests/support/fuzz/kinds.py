@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz.mutations import Make, as_json, damaged, mutated, mutated_json, mutated_tensors
+from fuzz.sound import QUANTIZED
 
 Use = Callable[[Path, Path], None]
 """use(folder, base): reads the file and does with it what is usually done next."""
@@ -157,6 +158,23 @@ def make_shards(random: random.Random, base: Path, folder: Path) -> None:
 @kind("model.safetensors", make_shards)
 def use_shards(folder: Path, base: Path) -> None:
     run(folder)
+
+
+def make_quantized(random: random.Random, base: Path, folder: Path) -> None:
+    """How weights are kept is changed, or the tensors that are kept so."""
+    source = base / "quantized" / random.choice(QUANTIZED)
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    if random.random() < 0.6:
+        mutated_tensors("model.safetensors")(random, source, folder)
+        return
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = mutated(random, config["quantization_config"])
+    (folder / "config.json").write_bytes(as_json(random, config))
+
+
+@kind("quantized", make_quantized)
+def use_quantized(folder: Path, base: Path) -> None:
+    run(folder, "auto")
 
 
 @kind("prefixes", mutated_tensors("prefixes.safetensors"))

@@ -7,6 +7,12 @@ import struct
 from pathlib import Path
 from typing import Any
 
+QUANTIZED = (
+    *("GPTQ 4 bits, act-order", "AWQ gemv", "FP8, blocks of 48 by 40", "compressed-tensors W4A16, any zeros"),
+    *("compressed-tensors NVFP4", "Model Optimizer FP8, channels", "bitsandbytes NF4, double", "bitsandbytes int8"),
+)
+"""Layouts of quantized folders of which there is one each."""
+
 
 def prepare(base: Path) -> None:
     """Write one sound file of every kind."""
@@ -14,6 +20,7 @@ def prepare(base: Path) -> None:
     import torch
     from gguf import GGMLQuantizationType
 
+    import quantized_weights
     import tiny_gguf
     import tiny_models
     from decodery.logits_sources.partial_attention import PartialWeights
@@ -63,6 +70,9 @@ def prepare(base: Path) -> None:
     description = Description(draft.config, "int8", {"bos_token": "<s>"}, template)
     (base / "draft" / "model.json").write_text(description.text())
 
+    for name in QUANTIZED:
+        folder = tiny_models.save(tiny_models.make_model("llama"), base / "quantized" / name)
+        quantized_weights.quantize_folder(folder, quantized_weights.LAYOUTS[name])
     tiny_gguf.write_gguf(base / "model.gguf", tiny_models.make_model("llama"), GGMLQuantizationType.Q8_0)
     _take_apart(base)
 

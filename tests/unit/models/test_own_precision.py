@@ -1,9 +1,8 @@
-"""Checkpoints that are quantized already keep their own 4-bit numbers: GGUF blocks, GPTQ and AWQ."""
+"""GGUF files that are quantized already keep their own numbers."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from unittest import mock
 
@@ -14,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
-from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.core.errors import CorruptFile
 from decodery.core.native.kernels import Form, choose, kernel_sets
 from decodery.models.batch import Batch, Segment
 from decodery.models.footprint import precision
@@ -32,9 +31,7 @@ from decodery.models.native.super_blocks import SuperBlockLinear
 from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer
 from tiny_gguf import as_linear, random_blocks, write_gguf
-from tiny_models import assert_same_logits, make_model, save
-
-AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
+from tiny_models import make_model
 
 
 @pytest.fixture
@@ -115,8 +112,9 @@ def test_any_rows_of_a_part_are_those_of_the_whole(tmp_path: Path) -> None:
         assert tuple(whole.shape) == checkpoint.shape(name)
         for begin, end in ((0, 1), (3, 21), (17, 32)):
             assert torch.equal(checkpoint.part(name, begin, end), whole[begin:end])
-            if checkpoint.form(name) is not None:
-                assert torch.equal(checkpoint.blocks(name, begin, end).dense(), whole[begin:end])
+            if checkpoint.forms(name):
+                form = checkpoint.forms(name)[0]
+                assert torch.equal(checkpoint.blocks(name, begin, end, form).dense(), whole[begin:end])
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1], ids=lambda kind: kind.name)
@@ -243,134 +241,6 @@ def test_weights_in_blocks_that_leave_inputs_over_are_refused(form: Form, tmp_pa
     save_file(tensors, tmp_path / "weights.safetensors")
     with pytest.raises(CorruptFile, match="do not fit their configuration"):
         fused.read(tmp_path / "weights.safetensors", config, torch.device("cpu"))
-
-
-# --- GPTQ and AWQ ---------------------------------------------------------------------------------------------------
-
-
-def words(numbers: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
-    """[n, m] -> [n, m / 8] int32, number `order[i]` of eight in the i-th four bits."""
-    eights = numbers.long().view(len(numbers), -1, 8)[..., list(order)]
-    packed = (eights << (4 * torch.arange(8))).sum(-1)
-    return torch.where(packed >= 2**31, packed - 2**32, packed).int()
-
-
-def quantized(folder: Path, method: str, group: int, zero: int | None = None, **config: object) -> Path:
-    """A tiny model in the layout of a method; its other weights are those that this leaves. zero: of all groups."""
-    model = make_model("llama")
-    save(model, folder)
-    random = torch.Generator().manual_seed(0)
-    state, exact = load_file(folder / "model.safetensors"), {}
-    for name in [name for name in state if name.endswith("_proj.weight")]:
-        outputs, inputs = state.pop(name).shape
-        stem, groups = name.removesuffix("weight"), -(-inputs // group)
-        numbers = torch.randint(0, 16, (inputs, outputs), generator=random)
-        zeros = torch.randint(0, 16, (groups, outputs), generator=random)
-        if zero is not None:
-            zeros.fill_(zero)
-        scales = (torch.rand(groups, outputs, generator=random) * 0.03 + 0.01).half()
-        each = torch.arange(inputs) // group
-        exact[name] = (scales.float()[each] * (numbers - zeros[each])).T.contiguous()
-        state[f"{stem}scales"] = scales
-        if method == "awq":
-            state[f"{stem}qweight"], state[f"{stem}qzeros"] = words(numbers, AWQ), words(zeros, AWQ)
-            continue
-        less = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
-        state[f"{stem}qweight"] = words(numbers.T).T.contiguous()
-        state[f"{stem}qzeros"] = words(zeros - less & 15)
-        state[f"{stem}g_idx"] = each.int()
-        state[f"{stem}bias"] = torch.zeros(outputs).half()
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    raw = json.loads((folder / "config.json").read_text())
-    raw["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": group, **config}
-    (folder / "config.json").write_text(json.dumps(raw))
-    save_file(exact, folder.parent / "exact.safetensors")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("method", "config"),
-    [
-        ("gptq", {"desc_act": False, "sym": True}),
-        ("gptq", {"checkpoint_format": "gptq_v2"}),
-        ("awq", {"zero_point": True, "version": "gemm"}),
-    ],
-    ids=["gptq", "gptq v2", "awq"],
-)
-def test_published_layouts_are_read(method: str, config: dict, home: Path, tmp_path: Path) -> None:
-    folder = quantized(tmp_path / "model", method, 32, **config)
-    exact, model = load_file(tmp_path / "exact.safetensors"), make_model("llama")
-    model.load_state_dict(exact, strict=False)
-    assert_same_logits(model_of(folder, "float32"), model)
-    wanted = exact["model.layers.2.mlp.down_proj.weight"]
-    # Zeros of any size need a fifth bit.
-    down = model_of(folder).weights.layers[2].down
-    assert isinstance(down, BlockLinear) and down.bits == 5
-    assert torch.equal(down.dense(), wanted)
-    # Four bits are there where they are asked for.
-    down = model_of(folder, "int4").weights.layers[2].down
-    assert isinstance(down, Int4Linear)
-    assert (down.dense() - wanted).norm() <= 0.02 * wanted.norm()
-
-
-@pytest.mark.parametrize("method", ["gptq", "awq"])
-def test_zeros_in_the_middle_stay_exact_in_four_bits(method: str, home: Path, tmp_path: Path) -> None:
-    folder = quantized(tmp_path / "model", method, 64, zero=8)
-    down = model_of(folder).weights.layers[2].down
-    assert isinstance(down, Int4Linear)
-    assert torch.equal(down.dense(), load_file(tmp_path / "exact.safetensors")["model.layers.2.mlp.down_proj.weight"])
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        (
-            {"quant_method": "fp8", "activation_scheme": "dynamic"},
-            "quantized by fp8 are not read here: read are 4-bit GPTQ",
-        ),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantized by bitsandbytes are not read here"),
-        ({"quant_method": "compressed-tensors", "format": "int-quantized"}, "compressed-tensors are not read here"),
-        ({"quant_method": "gptq", "bits": 8}, "quantized by gptq with 8 bits are not read here"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}, "dynamic"),
-        ({"quant_method": "awq", "bits": 4, "secret": 1}, "the field secret is not known here"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["llama", "phi"])
-def test_other_quantized_weights_are_refused_and_what_is_read_is_said(
-    config: dict, said: str, kind: str, home: Path, tmp_path: Path
-) -> None:
-    folder = save(make_model("llama"), tmp_path / "model")
-    raw = json.loads((folder / "config.json").read_text()) | {"quantization_config": config, "model_type": kind}
-    (folder / "config.json").write_text(json.dumps(raw | {"architectures": None}))
-    with pytest.raises(
-        UnsupportedModel, match=said if kind == "llama" else "quantized by|model_type 'phi' is not one of"
-    ):
-        load(folder, device="cpu")
-
-
-def test_layouts_that_are_not_read_are_refused(home: Path, tmp_path: Path) -> None:
-    folder = quantized(tmp_path / "model", "gptq", 32)
-    state = load_file(folder / "model.safetensors")
-    name = "model.layers.0.mlp.up_proj.g_idx"
-    save_file(state | {name: state[name].flip(0)}, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UnsupportedModel, match="desc_act"):
-        load(folder, device="cpu")
-    # Without a tensor that says it, the order of the inputs is not known.
-    raw = json.loads((folder / "config.json").read_text())
-    raw["quantization_config"]["desc_act"] = True
-    (folder / "config.json").write_text(json.dumps(raw))
-    unnamed = {name: tensor for name, tensor in state.items() if not name.endswith("g_idx")}
-    save_file(unnamed, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UnsupportedModel, match="desc_act"):
-        load(folder, device="cpu")
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    assert isinstance(model_of(folder).weights.layers[0].output, BlockLinear)
-    stem = "model.layers.0.mlp.up_proj."
-    wrong = {"scales": state[f"{stem}scales"][:1], "qweight": state[f"{stem}qweight"].float()}
-    for last, tensor in wrong.items():
-        save_file(state | {f"{stem}{last}": tensor}, folder / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(CorruptFile, match="damaged"):
-            load(folder, device="cpu")
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

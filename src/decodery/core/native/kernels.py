@@ -23,6 +23,7 @@ class Form(IntEnum):
 
     ROWS8, ROWS2, BLOCKS4, TABLE4, BLOCKS5, BLOCKS6, BLOCKS8, BFLOAT16, FLOAT16 = range(9)
     SUPER4, SUPER_TABLE4, SUPER5, SUPER6 = range(9, 13)
+    FLOAT4, FLOAT8, CODES4 = range(13, 16)
 
 
 class LinearStruct(ctypes.Structure):
@@ -163,7 +164,7 @@ _STRUCTS = (
 )  # fmt: skip
 
 
-_NEWEST = ("decodery_propose", "decodery_pack_supers", "decodery_copy_pages", "decodery_step")
+_NEWEST = ("decodery_propose", "decodery_pack_codes", "decodery_copy_pages", "decodery_step")
 
 
 @functools.cache
@@ -188,6 +189,8 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_pack_ternary.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack_blocks.argtypes = [c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack_supers.argtypes = [c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+    lib.decodery_pack8.argtypes = [c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+    lib.decodery_pack_codes.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack16.argtypes = [c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack_rows.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_int64, c_void_p]
     lib.decodery_expand_rows.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_void_p]

@@ -26,7 +26,7 @@ from ..config import (
 from ..loaders.config_check import check_config
 from ..loaders.config_keys import DEFAULTS, refuse_unknown
 from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
-from ..loaders.four_bit import read_four_bits
+from ..loaders.quantized.formats import read_format
 from ..torch import latent
 from ..torch.latent import LATENTS
 from ..torch.rope_config import LAYER_TYPES, ROPE, gemma_ropes, read_rope, rope_fields, turned_dims
@@ -170,7 +170,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         if fields.get(name):
             raise fields.unsupported(name)
     refuse_other_heads(raw, origin, ARCHITECTURES if diffuses else ())
-    read_four_bits(raw, origin)
+    read_format(raw, origin)
     gemma = family == "gemma3_text"
     heads, hidden = fields.need("num_attention_heads"), fields.need("hidden_size")
     head_dim = fields.get("head_dim", max(hidden // heads, 1))

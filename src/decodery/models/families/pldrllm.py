@@ -16,7 +16,8 @@ from decodery.core.errors import CorruptFile
 
 from ..config import EPS, HEAD_DIM, HEADS, LAYERS, POSITIONS, THETA, TOKENS, WIDTH, ModelConfig, Rope
 from ..loaders.fields import Anything, Fields, Flag, Kind, Text, Whole, read_json
-from ..loaders.folder import Shards, read_texts
+from ..loaders.folder import read_texts
+from ..loaders.shards import Shards
 from ..tokenizers.tokenizer import Tokenizer
 from ..torch.power_law import OperatorNets, PowerLaw
 from ..torch.transformer import Transformer

@@ -15,8 +15,9 @@ from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
 from ..config import EPS, HEAD_DIM, HEADS, LAYERS, POSITIONS, TOKEN_ID, TOKENS, WIDTH
 from ..loaders.dtype import choose_dtype
 from ..loaders.fields import Fields, Flag, Kind, Listed, Text, Whole, read_json
-from ..loaders.folder import Shards, read_texts
+from ..loaders.folder import read_texts
 from ..loaders.load import LoadedModel
+from ..loaders.shards import Shards
 from ..loaders.store import replacing, write_text
 from ..tokenizers.tokenizer import Tokenizer
 from ..torch.encoder_decoder import Block, Cross, EncoderDecoder, EncoderDecoderConfig, EncoderDecoderWeights, Stack

@@ -20,7 +20,8 @@ from decodery.core.errors import CorruptFile, PromptError, SettingsError, Unsupp
 from ..batch import Batch, Segment
 from ..config import EPS, HEADS, LAYERS, POSITIONS, TOKEN_ID, TOKENS, WIDTH, ModelConfig, Rope
 from ..loaders.fields import Anything, Fields, Flag, Kind, Listed, Text, Whole, read_json
-from ..loaders.folder import Shards, read_texts
+from ..loaders.folder import read_texts
+from ..loaders.shards import Shards
 from ..tokenizers.tokenizer import Tokenizer
 from ..torch.transformer import Transformer
 from ..torch.weights import Dense, Layer, Weights

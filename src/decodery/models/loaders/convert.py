@@ -16,21 +16,25 @@ from decodery.core.native.kernels import Form
 from ..config import ModelConfig
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
-from ..native.packed import BITS, BLOCK, SUPER, SUPER_BYTES
-from ..native.super_blocks import BlockKind, has_least
+from ..native.packed import BITS, BLOCK, CODE_GROUP, FLOAT_GROUP, SUPER, SUPER_BYTES
+from ..native.super_blocks import has_least
 from .fused_slots import Slot, slots
 from .in_place import IN_PLACE, Piece, Plan
+from .quantized.weight import Native
 from .store import Progress, replacing
 
 if TYPE_CHECKING:
     from .gguf_model import GGUFCheckpoint
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
-_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STORED = {Form.ROWS8: "int8", Form.BFLOAT16: "bfloat16", Form.FLOAT16: "float16"}
+"""Forms that are not blocks, by what they are called."""
 _CHUNK = 1 << 22
 """Numbers that are converted at a time."""
 
-_Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+"""By names, the types and shapes of a file's tensors."""
 _Kept = str | Form
 """A floating point type, "int8", or a form of blocks."""
 
@@ -50,12 +54,12 @@ class Parts(Protocol):
         """Rows of a part in any float dtype."""
         ...
 
-    def form(self, name: str) -> Form | None:
-        """The form of blocks in which a part's numbers stay as they are; None where they do not."""
+    def forms(self, name: str) -> tuple[Form, ...]:
+        """The forms in which a part's numbers stay as they are, the one of fewest bytes first."""
         ...
 
-    def blocks(self, name: str, begin: int, end: int) -> BlockKind:
-        """Rows of a part that has such a form."""
+    def blocks(self, name: str, begin: int, end: int, form: Form) -> Native:
+        """Rows of a part in one of these forms, but for those of 16 bits."""
         ...
 
 
@@ -79,7 +83,7 @@ def write(
             whose rows are only looked up, is bfloat16, and all else float32.
         beside: The file of `parts`, of which what need not be changed is to be read in place: it is only noted where.
     """
-    quantized = precision not in _FLOATS
+    quantized = precision not in FLOATS
     stored = [slot for slot in slots(config) if quantized or slot.name != "head.weight" or not config.tie_embeddings]
     kinds = _kept_as(stored, precision, parts)
     placed = None if beside is None else Plan(beside.size, dict(_placed(stored, kinds, beside)))
@@ -89,7 +93,7 @@ def write(
     for slot in stored:
         _check_shapes(slot, [parts.shape(name) for name in slot.parts])
     with replacing(path) as temporary, temporary.open("wb") as file:
-        offsets = _write_header(file, plan, {} if placed is None else {IN_PLACE: placed.text()})
+        offsets = write_header(file, plan, {} if placed is None else {IN_PLACE: placed.text()})
         total = max(offset + _size(*plan[name]) for name, offset in offsets.items())
         done = 0
         for slot in stored:
@@ -113,7 +117,7 @@ def _placed(
 ) -> Iterator[tuple[str, tuple[Piece, ...]]]:
     """By name, the slots that are read where they lie: all their parts are of one type that stays as it is."""
     for slot in stored:
-        if slot.name == "embedding.weight" or {file.form(name) for name in slot.parts} == {kinds[slot]}:
+        if slot.name == "embedding.weight" or kinds[slot] in _shared(file, slot):
             pieces = [piece for name in slot.parts if (piece := file.piece(name)) is not None]
             if len(pieces) == len(slot.parts) and len({piece.kind for piece in pieces}) == 1:
                 yield slot.name, tuple(pieces)
@@ -121,38 +125,53 @@ def _placed(
 
 def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts) -> dict[Slot, _Kept]:
     """What each slot is kept in, in a model of this precision."""
-    if precision in _FLOATS:
+    if precision in FLOATS:
         return dict.fromkeys(stored, precision)
     found: dict[Slot, _Kept] = {
         slot: "bfloat16" if slot.name == "embedding.weight" else "float32" for slot in stored if not slot.linear
     }
-    own = {slot: {parts.form(name) for name in slot.parts} for slot in stored if slot.linear}
-    fours = any(form is not None and BITS[form] == 4 for forms in own.values() for form in forms)
+    own = {slot: _shared(parts, slot) for slot in stored if slot.linear}
+    fours = any(BITS.get(form) == 4 for slot in own for name in slot.parts for form in parts.forms(name))
     for slot, forms in own.items():
-        form = next(iter(forms)) if len(forms) == 1 else None
+        if precision == "int8":
+            forms = [form for form in forms if BITS.get(form, 8) > 4]
+        elif not fours:
+            forms = [] if slot.name == "head.weight" else [Form.BLOCKS4]
+        form = next(iter(forms), Form.ROWS8)
         # The head chooses the tokens, and int8 is as fast there as fewer bits, and smaller than blocks of eight.
-        if slot.name == "head.weight" and (form is None or BITS[form] == 8 or not fours):
-            found[slot] = "int8"
-        elif precision == "int8":
-            found[slot] = form if form is not None and BITS[form] > 4 else "int8"
-        else:
-            found[slot] = (form or "int8") if fours else Form.BLOCKS4
+        if slot.name == "head.weight" and (BITS.get(form, 8) == 8 or not fours):
+            form = Form.ROWS8
+        found[slot] = _STORED.get(form, form)
     return found
 
 
-def _layout(slot: Slot, kept: _Kept) -> _Layout:
+def _shared(parts: Parts, slot: Slot) -> list[Form]:
+    """The forms that all parts of a slot have, the one of fewest bytes first."""
+    first, *others = (parts.forms(name) for name in slot.parts)
+    return [form for form in first if all(form in other for other in others)]
+
+
+def _layout(slot: Slot, kept: _Kept) -> Layout:
     """Names, types and shapes of the tensors a slot is stored as."""
     stem = slot.name.removesuffix("weight")
     if not isinstance(kept, Form):
         if kept == "int8":
             return {slot.name: (torch.int8, slot.shape), f"{stem}scale": (torch.float32, slot.shape[:1])}
-        return {slot.name: (_FLOATS[kept], slot.shape)}
+        return {slot.name: (FLOATS[kept], slot.shape)}
     outputs, inputs = slot.shape
+    if kept == Form.FLOAT8:
+        groups = outputs, -(-inputs // FLOAT_GROUP)
+        return {slot.name: (torch.uint8, slot.shape), f"{stem}group_scales": (torch.float32, groups)}
     weight, blocks = (torch.uint8, (outputs, inputs * BITS[kept] // 8)), (outputs, inputs // BLOCK)
     if kept in SUPER_BYTES:
         count, integers = (2, torch.uint8) if has_least(kept) else (1, torch.int8)
         scales = torch.float16, (outputs, inputs // SUPER, count)
         return {slot.name: weight, f"{stem}super_scales": scales, f"{stem}integers": (integers, (*blocks, 2))}
+    if kept == Form.CODES4:
+        return {slot.name: weight, f"{stem}code_scales": (torch.float32, (outputs, -(-inputs // CODE_GROUP)))}
+    if kept == Form.FLOAT4:
+        steps = (torch.float16, (outputs, inputs * 2 // BLOCK)), (torch.float32, (outputs,))
+        return {slot.name: weight, f"{stem}half_steps": steps[0], f"{stem}scale": steps[1]}
     if kept == Form.BLOCKS4:
         return {slot.name: weight, f"{stem}step": (torch.float16, blocks), f"{stem}least": (torch.float16, blocks)}
     return {slot.name: weight, f"{stem}scales": (torch.float16, (*blocks, 2))}
@@ -161,14 +180,15 @@ def _layout(slot: Slot, kept: _Kept) -> _Layout:
 def _tensors(slot: Slot, kept: _Kept, parts: Parts, name: str, begin: int, end: int) -> dict[str, torch.Tensor]:
     """Rows of one part of a slot in the form of `_layout`."""
     stem = slot.name.removesuffix("weight")
-    layer: BlockKind | Int8Linear
+    layer: Native
     if isinstance(kept, Form):
-        own = parts.form(name) == kept
-        layer = parts.blocks(name, begin, end) if own else Int4Linear.quantize(parts.part(name, begin, end))
+        own = kept in parts.forms(name)
+        layer = parts.blocks(name, begin, end, kept) if own else Int4Linear.quantize(parts.part(name, begin, end))
     elif kept == "int8":
-        layer = Int8Linear.quantize(parts.part(name, begin, end))
+        own = Form.ROWS8 in parts.forms(name)
+        layer = parts.blocks(name, begin, end, Form.ROWS8) if own else Int8Linear.quantize(parts.part(name, begin, end))
     else:
-        return {slot.name: parts.part(name, begin, end).to(_FLOATS[kept])}
+        return {slot.name: parts.part(name, begin, end).to(FLOATS[kept])}
     return {stem + key: tensor for key, tensor in layer.tensors().items()}
 
 
@@ -184,7 +204,7 @@ def _check_shapes(slot: Slot, shapes: list[tuple[int, ...]]) -> None:
         )
 
 
-def _write_header(file: Any, plan: _Layout, metadata: dict[str, str]) -> dict[str, int]:
+def write_header(file: Any, plan: Layout, metadata: dict[str, str]) -> dict[str, int]:
     """Write the safetensors header; returns where each tensor's bytes belong.
 
     Wider types come first, as the format asks, so every tensor starts at a multiple of its element size.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+import math
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,32 +14,32 @@ from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form
 
 from ..config import ModelConfig
-from ..families.arranged import ARRANGED, rows
+from ..families.arranged import rows
 from ..families.config_json import TOKEN_IDS, read_config, token_ids
 from ..families.falcon_h1 import factors
 from ..families.layouts import SIGHT, other_names
 from ..families.tensor_names import stores_norms_less_one, tensor_name
 from ..families.zamba2 import is_copy
-from ..native.super_blocks import BlockKind
 from ..tokenizers.tokenizer import TextFacts, Tokenizer, add_beginning
-from .fields import INDEX, Either, Fields, Flag, Kind, Listed, Record, Text, read_json, shard_names
-from .four_bit import read_four_bits
+from .fields import Either, Fields, Flag, Kind, Listed, Record, Text, read_json
 from .fused_slots import slots
+from .quantized.formats import folder_floats, folder_format
+from .quantized.parts import QuantizedParts, most_bits
+from .quantized.weight import Native
+from .shards import COMPUTED, KINDS, Shards
 
 if TYPE_CHECKING:
     import tokenizers
 
 _MOST_TEMPLATE = 1 << 20
-_SINGLE = "model.safetensors"
-_PRECISIONS = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
 _IDS: dict[str, Kind] = {"bos_token_id": TOKEN_IDS, "eos_token_id": TOKEN_IDS}
 _TEMPLATE = Text(_MOST_TEMPLATE)
 _SETTINGS: dict[str, Kind] = {
     "add_bos_token": Flag(),
     "chat_template": Either(_TEMPLATE, Listed(Record({"name": Text(), "template": _TEMPLATE}), 64)),
 }
-COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bias")
-"""How the names of tensors end that old checkpoints hold, and that everyone computes anew."""
+_TURNED = ("gpt2", "zamba2")
+"""Families of which no quantized folders are read: their layers are stored as [in, out], or named anew."""
 _MOST_COMPARED = 1 << 12
 """Rows of a head that are compared with the embedding at a time."""
 
@@ -55,20 +54,21 @@ class FolderCheckpoint:
     """A folder as a source of weights.
 
     Args:
-        precision: The floating point type that most of the weights have, or for those of GPTQ and AWQ "int4", or
-            "quantized" where they need a fifth bit to stay as they are.
+        precision: The floating point type that most of the weights have, or of quantized weights, where most of them
+            stay as they are in layers of integers, "int4" for four bits and "quantized" for more.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         config, origin = read_json(folder / "config.json"), str(folder / "config.json")
         self.config: ModelConfig = read_config(config, origin)
-        self._four_bits = read_four_bits(config, origin)
-        if self._four_bits is not None and self.config.family in (*ARRANGED, "zamba2", "falcon_h1"):
-            raise UnsupportedModel(f"{origin}: 4-bit weights of {self.config.family} are not supported")
-        self._shards = Shards(folder)
+        self._shards, form = Shards(folder), folder_format(config, folder)
+        if form is not None and self.config.family in _TURNED:
+            raise UnsupportedModel(f"{origin}: quantized weights of {self.config.family} are not read")
+        self._floats = self._shards.precision() if form is None else folder_floats(config, folder, self._shards)
+        self._quantized = QuantizedParts(form, self._shards, KINDS[self._floats])
         self._described = config
-        self.precision = self._shards.precision() if self._four_bits is None else self._four_bit_precision()
+        self.precision = self._floats if form is None else self._quantized_precision()
         if self.config.tie_embeddings and self._has_own_head():
             self.config = replace(self.config, tie_embeddings=False)
         self._refuse_unread()
@@ -84,25 +84,21 @@ class FolderCheckpoint:
         Raises:
             CorruptFile: If there is none.
         """
-        if self.form(name) is not None:
-            assert self._four_bits is not None
-            return self._four_bits.shape(self._beside(name))
-        whole = tuple(self._tensor(name).shape)
-        own = rows(name, self.config)
+        weight, own = self._quantized.weight(self._names(name)), rows(name, self.config)
+        whole = tuple(self._tensor(name).shape) if weight is None else weight.shape
         return whole if own is None else (len(own), *whole[1:])
 
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows of the part `name` (see `fused_slots`) as the file has them; a norm's weight ready to multiply."""
-        if self.form(name) is not None:
-            assert self._four_bits is not None
-            return self._four_bits.dense(self._beside(name), begin, self.shape(name)[0] if end is None else end)
-        tensor, own = self._tensor(name), rows(name, self.config)
-        if own is not None and int(own.max()) >= len(tensor):
-            raise CorruptFile(f"{self.folder}: tensor {tensor_name(name, self.config)} has too few rows")
-        tensor = tensor[begin:end] if own is None else tensor[own[begin:end]]
+        if (weight := self._quantized.weight(self._names(name))) is not None:
+            tensor = weight.dense(self._rows(name, weight.shape[0])[begin:end])
+        else:
+            tensor = self._tensor(name)
+            ordered = rows(name, self.config) is not None
+            tensor = tensor[self._rows(name, len(tensor))[begin:end]] if ordered else tensor[begin:end]
         if stores_norms_less_one(self.config) and name.endswith("norm.weight"):
             return tensor.float() + 1.0
-        factor = self._factors.get(name.split(".")[-2], 1.0)
+        factor = self._factor(name)
         if isinstance(factor, torch.Tensor):
             return tensor.float() * factor[begin:end, None]
         return tensor if factor == 1.0 else tensor.float() * factor
@@ -110,6 +106,8 @@ class FolderCheckpoint:
     def _has_own_head(self) -> bool:
         """Whether the head that a file holds differs from the embedding that it should be."""
         head, embedding = (self._name(f"{part}.weight") for part in ("head", "embedding"))
+        if self._quantized and self._quantized.weight(self._names("head.weight")) is not None:
+            return True
         if head not in self._shards.names or embedding not in self._shards.names:
             return False
         first, second = self._shards.tensor(head), self._shards.tensor(embedding)
@@ -118,9 +116,13 @@ class FolderCheckpoint:
 
     def _name(self, part: str) -> str:
         """What this checkpoint calls a part."""
+        names = self._names(part)
+        return next((name for name in names if name in self._shards.names), names[0])
+
+    def _names(self, part: str) -> list[str]:
+        """What checkpoints call a part, the usual name first."""
         name = tensor_name(part, self.config)
-        others = [other for other in other_names(name) if other in self._shards.names]
-        return others[0] if others and name not in self._shards.names else name
+        return [name, *other_names(name)]
 
     def _tensor(self, part: str) -> torch.Tensor:
         """A part as [out, in], or [size]."""
@@ -130,38 +132,36 @@ class FolderCheckpoint:
         # GPT-2 keeps linear layers as [in, out].
         return tensor.T if self.config.family == "gpt2" and part.startswith("layers.") and tensor.ndim == 2 else tensor
 
-    def form(self, name: str) -> Form | None:
-        """The form of blocks in which a part's numbers stay as they are; None where they do not."""
-        if self._four_bits is None or f"{self._stem(name)}qweight" not in self._shards.names:
-            return None
-        return Form.BLOCKS4 if self.precision == "int4" else Form.BLOCKS5
+    def forms(self, name: str) -> tuple[Form, ...]:
+        """The forms of native layers that hold a part as it is; none of a folder that is not quantized."""
+        if not isinstance(factor := self._factor(name), float) or factor != 1.0:
+            return ()
+        return self._quantized.forms(self._names(name), self._name(name))
 
-    def blocks(self, name: str, begin: int, end: int) -> BlockKind:
-        """Rows of a part that has such a form."""
-        assert self._four_bits is not None
-        form = self.form(name)
-        assert form is not None
-        return self._four_bits.blocks(self._beside(name), begin, end, form)
+    def blocks(self, name: str, begin: int, end: int, form: Form) -> Native:
+        """Rows of a part in one of its forms of integers."""
+        weight = self._quantized.weight(self._names(name))
+        assert weight is not None
+        return weight.layer(self._rows(name, weight.shape[0])[begin:end], form)
 
-    def _four_bit_precision(self) -> str:
-        """Whether all 4-bit weights stay exact in blocks of four bits: "int4", or "quantized"."""
-        four_bits, last = self._four_bits, "qzeros"
-        assert four_bits is not None
-        stems = [name.removesuffix(last) for name in self._shards.names if name.endswith(f".{last}")]
-        exact = all(four_bits.is_exact(self._among(stem)) for stem in stems)
-        return "int4" if exact else "quantized"
+    def _rows(self, part: str, count: int) -> torch.Tensor:
+        """[n] int64 which of `count` rows of its tensor a part is."""
+        own = rows(part, self.config)
+        if own is not None and int(own.max()) >= count:
+            raise CorruptFile(f"{self.folder}: tensor {tensor_name(part, self.config)} has too few rows")
+        return torch.arange(count, device="cpu") if own is None else own
 
-    def _stem(self, name: str) -> str:
-        """What the names of all tensors of a part begin with."""
-        return tensor_name(name, self.config).removesuffix("weight")
+    def _factor(self, part: str) -> float | torch.Tensor:
+        return self._factors.get(part.split(".")[-2], 1.0)
 
-    def _beside(self, name: str) -> Callable[[str], torch.Tensor]:
-        """Gives the tensors that stand for a part's 4-bit weights."""
-        return self._among(self._stem(name))
-
-    def _among(self, stem: str) -> Callable[[str], torch.Tensor]:
-        """Gives tensors by the last part of names that begin with `stem`."""
-        return lambda last: self._shards.any_tensor(stem + last)
+    def _quantized_precision(self) -> str:
+        layers = [slot for slot in slots(self.config) if slot.linear and slot.name.startswith("layers.")]
+        found = most_bits(
+            (math.prod(slot.shape), [self.forms(part) for part in slot.parts])
+            for slot in layers
+            if any(self._quantized.weight(self._names(part)) is not None for part in slot.parts)
+        )
+        return self._floats if found == "float" else found
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
         """The tokenizer and what goes with it."""
@@ -177,104 +177,17 @@ class FolderCheckpoint:
         parts += ["head.weight"] if self.config.tie_embeddings else []
         used = {self._name(part) for part in parts}
         for part in parts:
-            if self._four_bits is not None and self.form(part) is not None:
-                stem = self._stem(part)
-                used |= {stem + last for last in ("qweight", "qzeros", "scales", "g_idx")}
-                self._four_bits.check_order(self._beside(part), named=f"{stem}g_idx" in self._shards.names)
+            used |= self._quantized.tensors(self._names(part))
         for name in self._shards.names:
             if name.startswith(SIGHT) or is_copy(name, self.config):
                 continue
-            if name not in used and not name.endswith(COMPUTED):
+            if name not in used and not name.endswith(COMPUTED) and not self._quantized.is_beside(name):
                 # Those who quantize write biases of zeros for layers that have none.
-                if self._four_bits and name.endswith(".bias") and not self._shards.tensor(name).any():
+                if self._quantized and name.endswith(".bias") and not self._shards.tensor(name).any():
                     continue
                 raise UnsupportedModel(
                     f"{self.folder}: the tensor {name} belongs to a part that {self.config.family} does not have here"
                 )
-
-
-class Shards:
-    """The tensors of one or several safetensors files; each is mapped when it is asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._open: dict[str, Any] = {}
-        self._read: set[str] = set()
-        index = folder / INDEX
-        if index.exists():
-            self.names = shard_names(folder)
-            for file in set(self.names.values()):
-                if not (folder / file).exists():
-                    raise CorruptFile(f"{folder} has no {file}, which its index names: download the missing shard")
-        elif (folder / _SINGLE).exists():
-            self.names = dict.fromkeys(self._file(_SINGLE).keys(), _SINGLE)
-        elif list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
-            raise UnsupportedModel(
-                f"{folder} has only pickled weights, which can run code: convert them to safetensors"
-            )
-        else:
-            raise CorruptFile(f"{folder} has no {_SINGLE}: the model folder is incomplete")
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """A tensor of floating point numbers."""
-        tensor = self.any_tensor(name)
-        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
-            raise UnsupportedModel(f"{self.folder}: tensor {name} is of type {tensor.dtype}, which is not supported")
-        return tensor
-
-    def any_tensor(self, name: str) -> torch.Tensor:
-        from safetensors import SafetensorError
-
-        if name not in self.names:
-            raise CorruptFile(f"{self.folder} has no tensor {name}: the weights are incomplete")
-        self._read.add(name)
-        try:
-            tensor: torch.Tensor = self._file(self.names[name]).get_tensor(name)
-        except SafetensorError as error:
-            raise CorruptFile(f"{self.folder / self.names[name]}: cannot read tensor {name}: {error}") from error
-        return tensor
-
-    def refuse_rest(self, family: str, skipped: tuple[str, ...] = ()) -> None:
-        """Raise UnsupportedModel where a tensor was not read: it belongs to a part that would not run.
-
-        Args:
-            family: What errors call the model.
-            skipped: Names of tensors that need not be read, or how they begin.
-        """
-        for name in sorted(self.names.keys() - self._read):
-            if not name.startswith(skipped) and not name.endswith(COMPUTED):
-                raise UnsupportedModel(
-                    f"{self.folder}: the tensor {name} belongs to a part that {family} does not have here"
-                )
-
-    def precision(self) -> str:
-        sizes: Counter[str] = Counter()
-        for file in sorted(set(self.names.values())):
-            opened = self._file(file)
-            for name in opened.keys():  # noqa: SIM118 (not a dict)
-                part = opened.get_slice(name)
-                sizes[part.get_dtype()] += torch.Size(part.get_shape()).numel()
-        if not sizes:
-            raise CorruptFile(f"{self.folder} has no weights in its safetensors files")
-        kind = sizes.most_common(1)[0][0]
-        if kind not in _PRECISIONS:
-            raise UnsupportedModel(f"{self.folder}: weights of type {kind} are not supported")
-        return _PRECISIONS[kind]
-
-    def close(self) -> None:
-        self._open.clear()
-
-    def _file(self, name: str) -> Any:
-        from safetensors import SafetensorError, safe_open
-
-        if name not in self._open:
-            try:
-                self._open[name] = safe_open(self.folder / name, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise CorruptFile(
-                    f"{self.folder / name} is truncated or no safetensors file: {error!s:.200}"
-                ) from error
-        return self._open[name]
 
 
 def read_texts(folder: Path) -> tuple[tokenizers.Tokenizer, TextFacts]:

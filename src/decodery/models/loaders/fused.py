@@ -14,9 +14,10 @@ from decodery.core.errors import CorruptFile
 
 from ..config import ModelConfig
 from ..native.block_linear import BlockLinear
+from ..native.floats import Float4Linear, Float8Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
-from ..native.packed import BITS, BLOCK, SUPER
+from ..native.packed import BITS, BLOCK, CODE_GROUP, FLOAT_GROUP, SUPER
 from ..native.rounded_inputs import LEVELS, MOST_SHIFT, RoundedInputs
 from ..native.super_blocks import SuperBlockLinear, has_least, super_form
 from ..native.ternary import PER_BYTE, TernaryLinear
@@ -83,6 +84,12 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
             names = ("weight", "super_scales", "integers", "bias")
             own = {each: tensors[f"{name}.{each}"] for each in names if f"{name}.{each}" in tensors}
             return SuperBlockLinear.from_tensors(own)
+        if f"{name}.half_steps" in tensors:
+            return Float4Linear(weight, tensors[f"{name}.half_steps"], tensors[f"{name}.scale"], bias)
+        if f"{name}.group_scales" in tensors:
+            return Float8Linear(weight, tensors[f"{name}.group_scales"], bias)
+        if f"{name}.code_scales" in tensors:
+            return NF4Linear(weight, tensors[f"{name}.code_scales"], bias)
         if f"{name}.scales" in tensors:
             return BlockLinear(weight, tensors[f"{name}.scales"], bias)
         if f"{name}.scale" in tensors:
@@ -136,7 +143,10 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
     )
 
 
-_BESIDE = ("scale", "step", "least", "scales", "super_scales", "integers", "levels", "shifts")
+_BESIDE = (
+    *("scale", "step", "least", "scales", "super_scales", "integers", "levels", "shifts", "half_steps", "group_scales"),
+    "code_scales",
+)
 """Tensors that may stand beside the weight of a linear layer."""
 
 
@@ -166,10 +176,17 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
         whole = tuple(found.shape) == slot.shape and found.dtype in floats
         return whole and (not slot.linear or _rounds(tensors, stem, slot.shape[1]))
     outputs, inputs = slot.shape
-    ternary = found.dtype == torch.uint8 and f"{stem}scale" in tensors
-    if found.dtype == torch.uint8 and inputs % (PER_BYTE if ternary else BLOCK):
+    fours, eights = f"{stem}half_steps" in tensors, f"{stem}group_scales" in tensors
+    ternary = found.dtype == torch.uint8 and f"{stem}scale" in tensors and not fours
+    if found.dtype == torch.uint8 and not eights and inputs % (PER_BYTE if ternary else BLOCK):
         return False
-    if found.dtype == torch.int8 or ternary:
+    if eights:
+        wanted = {"weight": slot.shape, "group_scales": (outputs, -(-inputs // FLOAT_GROUP))}
+    elif f"{stem}code_scales" in tensors:
+        wanted = {"weight": (outputs, inputs // 2), "code_scales": (outputs, -(-inputs // CODE_GROUP))}
+    elif fours:
+        wanted = {"weight": (outputs, inputs // 2), "half_steps": (outputs, inputs * 2 // BLOCK), "scale": (outputs,)}
+    elif found.dtype == torch.int8 or ternary:
         wanted = {"weight": (outputs, inputs // PER_BYTE) if ternary else slot.shape, "scale": (outputs,)}
     elif (integers := tensors.get(f"{stem}integers")) is not None:
         form = super_form(found, tensors.get(f"{stem}super_scales"), inputs)
@@ -188,8 +205,14 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
     else:
         blocks = (outputs, inputs // BLOCK)
         wanted = {"weight": (outputs, inputs // 2), "step": blocks, "least": blocks}
-    halves = dict.fromkeys(("step", "least", "scales", "super_scales"), torch.float16)
-    types = {"scale": torch.float32, **halves, "weight": found.dtype}
+    halves = dict.fromkeys(("step", "least", "scales", "super_scales", "half_steps"), torch.float16)
+    types = {
+        "scale": torch.float32,
+        "group_scales": torch.float32,
+        "code_scales": torch.float32,
+        **halves,
+        "weight": found.dtype,
+    }
     types |= {name: tensor.dtype for name in ("integers",) if (tensor := tensors.get(stem + name)) is not None}
     parts = {name: tensors.get(stem + name) for name in wanted}
     return found.dtype in (torch.int8, torch.uint8) and all(

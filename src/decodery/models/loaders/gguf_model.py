@@ -76,17 +76,15 @@ class GGUFCheckpoint:
             return vector(name, torch.from_numpy(self.file.rows(self._name(name))))[begin:end]
         return self._rows(name, begin, end, lambda *span: (torch.from_numpy(self.file.rows(*span)),))[0]
 
-    def form(self, name: str) -> Form | None:
-        """The form of blocks in which a part's numbers stay as they are; None where they do not."""
+    def forms(self, name: str) -> tuple[Form, ...]:
+        """The form of blocks in which a part's numbers stay as they are, if there is one."""
         reader = READ.get(self.file.kind_name(self._name(name)))
-        return reader and reader.form
+        return () if reader is None else (reader.form,)
 
-    def blocks(self, name: str, begin: int, end: int) -> BlockKind:
+    def blocks(self, name: str, begin: int, end: int, form: Form) -> BlockKind:
         """Rows of a part that has such a form."""
         read = self.file.blocks
         weight, first, second = self._rows(name, begin, end, lambda *span: map(torch.from_numpy, read(*span)))
-        form = self.form(name)
-        assert form is not None
         return block_layer(form, weight, first, second)
 
     @property

@@ -35,8 +35,8 @@ from .config_check import check_config
 from .description import Description
 from .dtype import choose_device, choose_own
 from .fields import read_json
-from .four_bit import refuse_quantized
 from .named import Precision
+from .quantized.dequantize import dequantize, quantized_for
 from .source import Source, find
 from .store import (
     converted,
@@ -111,10 +111,11 @@ def load(
 
     Args:
         dtype: "float32", "bfloat16" and "float16" (on a CPU the weights alone), "int8" (weights and activations of
-            linear layers; a GGUF's blocks of five to eight bits as they are), "int4" (4-bit weights in blocks of 32,
-            int8 activations and head; all blocks of a GGUF as they are where some have four bits) or "auto", the
-            checkpoint's own precision: of a quantized GGUF int4 where most of its layers have such blocks, else int8;
-            16 bits for a checkpoint in 16 bits where that is fast; float32 elsewhere.
+            linear layers; quantized weights of five to eight bits as they are), "int4" (4-bit weights in blocks of 32,
+            int8 activations and head; all quantized weights as they are where some have four bits) or "auto", the
+            checkpoint's own precision: of a quantized one int4 where most of its weights have four bits, int8 where
+            they have more, and 16 bits where no layer holds them; 16 bits for a checkpoint in 16 bits where that is
+            fast; float32 elsewhere.
         kv_dtype: "float16" keeps the keys and values of texts in half the memory, "int8" in a quarter of it, in which
             long texts are read faster; "auto" keeps them as they were computed.
         device: "auto" is a GPU where PyTorch has one, else the CPU.
@@ -163,24 +164,36 @@ def _load(source: Source, dtype: str, target: torch.device) -> LoadedModel:
         try:
             read_config(described)
         except UnsupportedModel as error:
-            return _through_transformers(source.folder, source.name, dtype, target, error)
+            return _through_transformers(source, source.folder, dtype, target, error)
     return _open(source, dtype, target)
 
 
 def _through_transformers(
-    folder: Path, name: str, dtype: str, device: torch.device, reason: UnsupportedModel
+    source: Source, folder: Path, dtype: str, device: torch.device, reason: UnsupportedModel
 ) -> LoadedModel:
     described, origin = read_json(folder / "config.json"), str(folder / "config.json")
     # Other heads would get random weights.
     refuse_other_heads(described, origin, _OTHER_HEADS)
-    refuse_quantized(described, origin, reason)
+    quantized = quantized_for(described, folder)
     if importlib.util.find_spec("transformers") is None:
         raise UnsupportedModel(
             f"{reason}; with transformers installed (pip install transformers) it can run"
         ) from reason
     from ..transformers.adapter import load_folder
 
-    return load_folder(folder, name, dtype, device)
+    if quantized and dtype not in ("int8", "int4"):
+        folder = _dequantized(source, folder, quantized if dtype == "auto" else dtype)
+    return load_folder(folder, source.name, dtype, device)
+
+
+def _dequantized(source: Source, folder: Path, dtype: str) -> Path:
+    """The folder of a model in floating point, which is written where it is missing."""
+    target = source.entry / f"dequantized-{dtype}"
+    with locked(lock_of(source.entry)):
+        if not (target / "config.json").exists():
+            with terminal_progress() as progress:
+                dequantize(folder, target, dtype, progress)
+    return target
 
 
 def _open(source: Source, dtype: str, device: torch.device) -> LoadedModel:

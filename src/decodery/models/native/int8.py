@@ -27,7 +27,7 @@ class Int8Linear(Native):
     """A linear layer of 8-bit weights.
 
     Attributes:
-        weight: [out, in] int8 in [-127, 127].
+        weight: [out, in] int8.
         scale: [out] float32.
         bias: [out] float32 or None.
     """

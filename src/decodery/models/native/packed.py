@@ -16,16 +16,29 @@ from decodery.core.native.kernels import Form, LinearStruct, address, check, lib
 if TYPE_CHECKING:
     from ..torch.weights import Dense
     from .block_linear import BlockLinear
+    from .floats import Float4Linear, Float8Linear, NF4Linear
     from .int4 import Int4Linear
     from .int8 import Int8Linear
     from .super_blocks import SuperBlockLinear
     from .ternary import TernaryLinear
 
-    Packable: TypeAlias = Int8Linear | TernaryLinear | Int4Linear | BlockLinear | SuperBlockLinear | Dense
+    Packable: TypeAlias = (
+        Int8Linear
+        | TernaryLinear
+        | Int4Linear
+        | BlockLinear
+        | SuperBlockLinear
+        | Float4Linear
+        | Float8Linear
+        | NF4Linear
+        | Dense
+    )
 
 GROUP = 64  # inputs that share one activation scale
 BLOCK = 32  # inputs of a block of weights
 SUPER = 256  # inputs of a super-block
+FLOAT_GROUP = 128  # inputs that share a scale of weights of eight bits in floating point
+CODE_GROUP = 64  # and of codes of four bits
 PANEL = 32  # outputs computed side by side
 SUPER_BYTES = {
     Form.SUPER4: 640 + 8 * 512,
@@ -36,7 +49,7 @@ SUPER_BYTES = {
 """Of a panel's super-block: see csrc/state.h."""
 BITS = {
     **{Form.BLOCKS4: 4, Form.TABLE4: 4, Form.BLOCKS5: 5, Form.BLOCKS6: 6, Form.BLOCKS8: 8},
-    **{Form.SUPER4: 4, Form.SUPER_TABLE4: 4, Form.SUPER5: 5, Form.SUPER6: 6},
+    **{Form.SUPER4: 4, Form.SUPER_TABLE4: 4, Form.SUPER5: 5, Form.SUPER6: 6, Form.FLOAT4: 4, Form.CODES4: 4},
 }
 """Of a number in a block."""
 
@@ -80,7 +93,7 @@ class Packed:
             rows.pack(order, packed)
         else:
             self._lay_out(linear, order, packed)
-        if form in (Form.ROWS8, Form.ROWS2):
+        if form in (Form.ROWS8, Form.ROWS2, Form.FLOAT4):
             self._scale = self._spread(linear.scale, order)  # type: ignore[union-attr]
         self._bias = None if linear.bias is None else self._spread(linear.bias, order)
         scale, bias = (None if values is None else values.ctypes.data for values in (self._scale, self._bias))
@@ -98,6 +111,17 @@ class Packed:
         elif form == Form.ROWS2:
             begin = address(weight, torch.uint8, outputs, inputs // 4)
             lib.decodery_pack_ternary(begin, inputs, order.ctypes.data, len(order), packed)
+        elif form == Form.FLOAT8:
+            scales = linear.group_scales.contiguous()  # type: ignore[union-attr]
+            begin = address(weight, torch.uint8, outputs, inputs)
+            scale = address(scales, torch.float32, outputs, -(-inputs // FLOAT_GROUP))
+            lib.decodery_pack8(begin, scale, inputs, order.ctypes.data, len(order), packed)
+        elif form == Form.CODES4:
+            scales = linear.code_scales.contiguous()  # type: ignore[union-attr]
+            table = linear.table.ctypes.data  # type: ignore[union-attr]
+            begin = address(weight, torch.uint8, outputs, inputs // 2)
+            scale = address(scales, torch.float32, outputs, -(-inputs // CODE_GROUP))
+            lib.decodery_pack_codes(begin, scale, table, inputs, order.ctypes.data, len(order), packed)
         elif form in SUPER_BYTES:
             scales, integers = linear.scales.contiguous(), linear.integers.contiguous()  # type: ignore[union-attr]
             begin = address(weight, torch.uint8, outputs, inputs * BITS[form] // 8)
@@ -180,6 +204,11 @@ def panel_bytes(form: Form, inputs: int) -> int:
     """Of a panel."""
     if form in (Form.BFLOAT16, Form.FLOAT16):
         return PANEL * inputs * 2
+    if form == Form.FLOAT8:
+        return -(-inputs // FLOAT_GROUP) * (4 + FLOAT_GROUP) * PANEL
+    if form == Form.CODES4:
+        # A table of 16 floats comes first.
+        return 64 + -(-inputs // CODE_GROUP) * (4 + CODE_GROUP // 2) * PANEL
     if form in SUPER_BYTES:
         return inputs // SUPER * SUPER_BYTES[form]
     groups = -(-inputs // GROUP)

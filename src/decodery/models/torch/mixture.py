@@ -9,6 +9,7 @@ import torch
 
 from ..config import ModelConfig
 from ..native.block_linear import BlockLinear
+from ..native.floats import Float4Linear, Float8Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.super_blocks import SuperBlockLinear
@@ -113,6 +114,12 @@ def _rows(stacked: Linear, first: int, count: int) -> Linear:
         return BlockLinear(stacked.weight[span], stacked.scales[span])
     if isinstance(stacked, SuperBlockLinear):
         return SuperBlockLinear(stacked.form, stacked.weight[span], stacked.scales[span], stacked.integers[span])
+    if isinstance(stacked, Float4Linear):
+        return Float4Linear(stacked.weight[span], stacked.half_steps[span], stacked.scale[span])
+    if isinstance(stacked, Float8Linear):
+        return Float8Linear(stacked.weight[span], stacked.group_scales[span])
+    if isinstance(stacked, NF4Linear):
+        return NF4Linear(stacked.weight[span], stacked.code_scales[span])
     if isinstance(stacked, Int8Linear):
         return Int8Linear(stacked.weight[span], stacked.scale[span])
     assert isinstance(stacked, Dense)

@@ -13,6 +13,7 @@ from decodery.core.errors import UnsupportedModel
 from decodery.core.native.kernels import Form
 
 from ..native.block_linear import BlockLinear
+from ..native.floats import Float4Linear, Float8Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.rounded_inputs import RoundedInputs
@@ -47,16 +48,27 @@ class Dense:
         return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out], in the weight's dtype."""
-        return linear(rows, self.weight, self.bias)
+        """[N, in] -> [N, out], in the rows' dtype."""
+        # Beside layers of integers, whose rows are float32, some weights have 16 bits.
+        bias = None if self.bias is None else self.bias.to(rows.dtype)
+        return linear(rows, self.weight.to(rows.dtype), bias)
 
     def some(self, outputs: torch.Tensor) -> Dense:
         """Only these outputs [k], in this order."""
         return Dense(self.weight[outputs], None if self.bias is None else self.bias[outputs])
 
 
-QUANTIZED = (Int8Linear, Int4Linear, BlockLinear, SuperBlockLinear, TernaryLinear)
-"""Linear layers that compute in integers."""
+QUANTIZED = (
+    Int8Linear,
+    Int4Linear,
+    BlockLinear,
+    SuperBlockLinear,
+    TernaryLinear,
+    Float4Linear,
+    Float8Linear,
+    NF4Linear,
+)
+"""Linear layers of fewer than 16 bits, which take rows in float32."""
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 

@@ -24,8 +24,9 @@ from ..cache.cache import KVCache
 from ..hooks import HookPoint, Hooks, Tap
 from ..layer_plan import WHOLE, LayerPlan
 from ..loaders.dtype import choose_dtype
-from ..loaders.folder import COMPUTED, read_facts, read_texts
+from ..loaders.folder import read_facts, read_texts
 from ..loaders.load import LoadedModel
+from ..loaders.shards import COMPUTED
 from ..protocol import Capabilities
 from ..tokenizers.chat import ChatTemplate
 from ..tokenizers.tokenizer import TextFacts, Tokenizer

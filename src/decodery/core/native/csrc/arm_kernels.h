@@ -36,7 +36,7 @@ INLINE Floats half_floats(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f
 INLINE Bytes weights(const uint8_t* p) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(0x80))); }
 INLINE Bytes low_halves(const uint8_t* p) { return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p), vdupq_n_u8(15))); }
 INLINE Bytes high_halves(const uint8_t* p) { return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p), 4)); }
-INLINE Bytes looked_up(Bytes low) { return vqtbl1q_s8(vld1q_s8(table_values), vreinterpretq_u8_s8(low)); }
+INLINE Bytes looked_up(Bytes low, const int8_t* values) { return vqtbl1q_s8(vld1q_s8(values), vreinterpretq_u8_s8(low)); }
 // With the fifth bit of each, of 16 at p.
 INLINE Bytes with_fifth(Bytes low, const uint8_t* p) {
     const uint8x16_t each = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
@@ -73,6 +73,20 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     const uint32x4_t pairs = vreinterpretq_u32_u8(vld1q_u8(p));
     low = vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16));
     high = vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000)));
+}
+// Four E4M3 numbers, over 256, as in avx512.cpp.
+INLINE Floats small_floats(const uint8_t* p) {
+    uint32_t bytes;
+    __builtin_memcpy(&bytes, p, 4);
+    const int16x4_t x = vshl_n_s16(vget_low_s16(vmovl_s8(vcreate_s8(bytes))), 7);
+    return vcvt_f32_f16(vreinterpret_f16_s16(vand_s16(x, vdup_n_s16(int16_t(0xbfff)))));
+}
+// What four codes in halves of bytes stand for.
+template <int half>
+INLINE Floats coded_floats(const float* table, const uint8_t* p) {
+    constexpr int32_t by = 4 * half;
+    const float found[4] = {table[p[0] >> by & 15], table[p[1] >> by & 15], table[p[2] >> by & 15], table[p[3] >> by & 15]};
+    return vld1q_f32(found);
 }
 INLINE int64_t now() {
     timespec t;

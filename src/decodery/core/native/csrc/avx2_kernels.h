@@ -55,6 +55,20 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     low = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
     high = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))));
 }
+// Eight E4M3 numbers, over 256, as in avx512.cpp.
+INLINE Floats small_floats(const uint8_t* p) {
+    const __m128i x = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), 7);
+    return _mm256_cvtph_ps(_mm_and_si128(x, _mm_set1_epi16(int16_t(0xbfff))));
+}
+// What eight codes in halves of bytes stand for.
+template <int half>
+INLINE Floats coded_floats(const float* table, const uint8_t* p) {
+    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m256i codes = half == 0 ? bytes : _mm256_srli_epi32(bytes, 4);
+    // Of a place the lowest three bits are looked at, and the fourth chooses.
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), codes), high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), codes);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
+}
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 
 #if DECODERY_VNNI
@@ -80,11 +94,10 @@ INLINE Ints add16(Ints a, Ints b) {
 }
 INLINE Ints add_pairs(Ints sum, Ints pairs) { return _mm256_add_epi32(sum, sum_pairs(pairs)); }
 #endif
-// What these numbers of table4 stand for, plus weight_offset.
-INLINE Bytes looked_up(Bytes low) {
-    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table_values));
-    const __m256i values = _mm256_broadcastsi128_si256(_mm_add_epi8(table, _mm_set1_epi8(int8_t(weight_offset))));
-    return _mm256_shuffle_epi8(values, low);
+// What these numbers stand for, of 16 values, plus weight_offset.
+INLINE Bytes looked_up(Bytes low, const int8_t* values) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_add_epi8(table, _mm_set1_epi8(int8_t(weight_offset)))), low);
 }
 
 #include "gemm.h"

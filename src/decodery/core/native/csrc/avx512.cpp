@@ -31,9 +31,9 @@ INLINE Bytes low_halves(const uint8_t* p) { return _mm512_and_si512(_mm512_load_
 INLINE Bytes high_halves(const uint8_t* p) {
     return _mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(p), 4), _mm512_set1_epi8(15));
 }
-// What these numbers of table4 stand for, plus 128.
-INLINE Bytes looked_up(Bytes low) {
-    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table_values));
+// What these numbers stand for, of 16 values, plus 128.
+INLINE Bytes looked_up(Bytes low, const int8_t* values) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_xor_si128(table, _mm_set1_epi8(-128))), low);
 }
 // With the fifth bit of each, of 64 at p.
@@ -79,6 +79,19 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     const __m512i pairs = _mm512_load_si512(p);
     low = reinterpret_cast<f16>(_mm512_slli_epi32(pairs, 16));
     high = reinterpret_cast<f16>(_mm512_and_si512(pairs, _mm512_set1_epi32(int32_t(0xffff0000))));
+}
+// Sixteen E4M3 numbers, over 256. Moved to where half precision has exponent and mantissa they are that, also those without
+// a leading one; what the sign leaves below its place is taken away.
+INLINE Floats small_floats(const uint8_t* p) {
+    const __m256i x = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_load_si128(reinterpret_cast<const __m128i*>(p))), 7);
+    return reinterpret_cast<f16>(_mm512_cvtph_ps(_mm256_and_si256(x, _mm256_set1_epi16(int16_t(0xbfff)))));
+}
+// What sixteen codes in halves of bytes stand for.
+template <int half>
+INLINE Floats coded_floats(const float* table, const uint8_t* p) {
+    const __m512i codes = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p)));
+    // Of a place only the lowest four bits are looked at.
+    return reinterpret_cast<f16>(_mm512_permutexvar_ps(half == 0 ? codes : _mm512_srli_epi32(codes, 4), _mm512_loadu_ps(table)));
 }
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 

@@ -101,7 +101,8 @@ struct Ahead {
 
 // How many bytes are asked for at a time, see `Ahead`.
 constexpr int32_t asked_bytes(Form form) {
-    if (is_floating(form)) return 2 * panel_width;
+    if (form == codes4) return 2 * panel_width;
+    if (is_floating(form)) return (form == float8 ? 1 : 2) * panel_width;
     if (is_super(form)) return super_bytes(form) / 8;
     return form == rows8 ? 4 * panel_width : form == rows2 ? ternary_bytes : block_bytes(form);
 }
@@ -163,7 +164,8 @@ INLINE Bytes numbers(const uint8_t* p, int32_t step, int32_t vector) {
     if (form == rows2) return two_bits(p + step / 2 * 64 + at, step % 2 * 2 + half);
     if (form == blocks8) return weights(p + 64 * n + at);
     const Bytes low = half == 0 ? low_halves(p + 64 * step + at) : high_halves(p + 64 * step + at);
-    if (form == table4) return looked_up(low);
+    if (form == table4) return looked_up(low, table_values);
+    if (form == float4) return looked_up(low, float4_values);
     p += 512;
     if (form == blocks5) return with_fifth(low, p + 8 * n + at / 8);
     if (form == blocks6) return with_two(low, p + n / 4 * 64 + at, n % 4);
@@ -396,6 +398,7 @@ INLINE void tile_any(Form form, const uint8_t* w, const Quantized& a, int32_t ro
         case super_table4: return tile_as<R, super_table4>(w, a, row, sums, ahead);
         case super5: return tile_as<R, super5>(w, a, row, sums, ahead);
         case super6: return tile_as<R, super6>(w, a, row, sums, ahead);
+        case float4: return tile_as<R, float4>(w, a, row, sums, ahead);
         default: return tile_as<R, rows8>(w, a, row, sums, ahead);
     }
 }
@@ -417,7 +420,7 @@ static void tile_rows(int32_t r, Form form, const uint8_t* w, const Quantized& a
     }
 }
 
-constexpr int32_t float_rows = DECODERY_FLOAT_ROWS;    // that share a load of weights of 16 bits
+constexpr int32_t float_rows = DECODERY_FLOAT_ROWS;    // that share a load of weights in floating point
 
 // The same for rows of floats and weights in bfloat16 or half precision, summed in the order of the inputs.
 template <int R, bool half>
@@ -453,18 +456,86 @@ static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, Ah
     });
 }
 
-template <bool half>
-static void tile_floats(int32_t r, const uint8_t* w, const float* x, int32_t in, float* sums, Ahead ahead) {
+// The same for weights in float8, group by group.
+template <int R>
+static void tile8(const uint8_t* w, const float* x, int32_t in, float* sums, Ahead ahead) {
+    constexpr int32_t V = R > 2 ? vectors / 2 : vectors;
+    each<vectors / V>([&](auto side) ALWAYS_INLINE {
+        constexpr int32_t first = side * V;
+        Floats total[R][V] = {};
+        const uint8_t* group = w;
+        for (int32_t g = 0; g < in; g += float8_group, group += float8_bytes) {
+            Floats acc[R][V] = {};
+            const uint8_t* p = group + 4 * panel_width;
+            const int32_t end = g + float8_group < in ? g + float8_group : in;
+            for (int32_t k = g; k < end; ++k, p += panel_width) {
+                if (first == 0) __builtin_prefetch(ahead.next, 0, 2), ahead.next += ahead.step;
+                each<V>([&](auto v) ALWAYS_INLINE {
+                    const Floats of = small_floats(p + lanes * (first + v));
+                    each<R>([&](auto r) ALWAYS_INLINE { acc[r][v] = acc[r][v] + of * x[int64_t(r) * in + k]; });
+                });
+            }
+            each<V>([&](auto v) ALWAYS_INLINE {
+                const Floats scale = load_lanes(reinterpret_cast<const float*>(group) + lanes * (first + v));
+                each<R>([&](auto r) ALWAYS_INLINE { total[r][v] = total[r][v] + acc[r][v] * scale; });
+            });
+        }
+        each<R>([&](auto r) ALWAYS_INLINE {
+            each<V>([&](auto v) ALWAYS_INLINE { store_lanes(sums + r * panel_width + lanes * (first + v), total[r][v]); });
+        });
+    });
+}
+
+// The same for codes of four bits; every fourth input asks for as many bytes as four have.
+template <int R>
+static void tile_codes(const uint8_t* w, const float* x, int32_t in, float* sums, Ahead ahead) {
+    constexpr int32_t V = R > 2 ? vectors / 2 : vectors;
+    const float* table = reinterpret_cast<const float*>(w);
+    each<vectors / V>([&](auto side) ALWAYS_INLINE {
+        constexpr int32_t first = side * V;
+        Floats total[R][V] = {};
+        const uint8_t* group = w + codes4_table;
+        for (int32_t g = 0; g < in; g += codes4_group, group += codes4_bytes) {
+            Floats acc[R][V] = {};
+            const uint8_t* p = group + 4 * panel_width;
+            const int32_t end = g + codes4_group < in ? g + codes4_group : in;
+            for (int32_t k = g; k < end; ++k, p += panel_width / 2) {
+                if (first == 0 && k % 4 == 0) __builtin_prefetch(ahead.next, 0, 2), ahead.next += ahead.step;
+                each<V>([&](auto v) ALWAYS_INLINE {
+                    constexpr int32_t vector = first + v, half = half_of(vector);
+                    const Floats of = coded_floats<half>(table, p + lanes * (vector % (vectors / 2)));
+                    each<R>([&](auto r) ALWAYS_INLINE { acc[r][v] = acc[r][v] + of * x[int64_t(r) * in + k]; });
+                });
+            }
+            each<V>([&](auto v) ALWAYS_INLINE {
+                const Floats scale = load_lanes(reinterpret_cast<const float*>(group) + lanes * (first + v));
+                each<R>([&](auto r) ALWAYS_INLINE { total[r][v] = total[r][v] + acc[r][v] * scale; });
+            });
+        }
+        each<R>([&](auto r) ALWAYS_INLINE {
+            each<V>([&](auto v) ALWAYS_INLINE { store_lanes(sums + r * panel_width + lanes * (first + v), total[r][v]); });
+        });
+    });
+}
+
+template <int R>
+INLINE void tile_float(Form form, const uint8_t* w, const float* x, int32_t in, float* sums, Ahead ahead) {
+    if (form == float8) return tile8<R>(w, x, in, sums, ahead);
+    if (form == codes4) return tile_codes<R>(w, x, in, sums, ahead);
+    return form == float16s ? tile16<R, true>(w, x, in, sums, ahead) : tile16<R, false>(w, x, in, sums, ahead);
+}
+
+static void tile_floats(int32_t r, Form form, const uint8_t* w, const float* x, int32_t in, float* sums, Ahead ahead) {
     switch (r) {
-        case 1: return tile16<1, half>(w, x, in, sums, ahead);
-        case 2: return tile16<2, half>(w, x, in, sums, ahead);
-        case 3: return tile16<3, half>(w, x, in, sums, ahead);
-        case 4: return tile16<4, half>(w, x, in, sums, ahead);
+        case 1: return tile_float<1>(form, w, x, in, sums, ahead);
+        case 2: return tile_float<2>(form, w, x, in, sums, ahead);
+        case 3: return tile_float<3>(form, w, x, in, sums, ahead);
+        case 4: return tile_float<4>(form, w, x, in, sums, ahead);
 #if DECODERY_FLOAT_ROWS > 4
-        case 5: return tile16<5, half>(w, x, in, sums, ahead);
-        case 6: return tile16<6, half>(w, x, in, sums, ahead);
-        case 7: return tile16<7, half>(w, x, in, sums, ahead);
-        case 8: return tile16<8, half>(w, x, in, sums, ahead);
+        case 5: return tile_float<5>(form, w, x, in, sums, ahead);
+        case 6: return tile_float<6>(form, w, x, in, sums, ahead);
+        case 7: return tile_float<7>(form, w, x, in, sums, ahead);
+        case 8: return tile_float<8>(form, w, x, in, sums, ahead);
 #endif
     }
 }
@@ -491,8 +562,7 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int
             // that memory is read while any of them multiplies.
             const Ahead asked = blocks == 1 ? Ahead{w + 16384, step} : Ahead{w + size + size / blocks * block, step / blocks};
             const float* x = a.floats + int64_t(span.begin) * linear.in;
-            if (linear.form == float16s) tile_floats<true>(count, w, x, linear.in, sums, asked);
-            else if (floating) tile_floats<false>(count, w, x, linear.in, sums, asked);
+            if (floating) tile_floats(count, linear.form, w, x, linear.in, sums, asked);
             else tile_rows(count, linear.form, w, a, span.begin, sums, asked);
             for (int32_t row = span.begin; row < span.end; ++row) {
                 const float* sum = sums + (row - span.begin) * panel_width;

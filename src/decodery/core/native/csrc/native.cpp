@@ -442,6 +442,43 @@ EXPORT void decodery_pack16(Form form, const uint16_t* weight, int32_t in, const
     }
 }
 
+// The same for E4M3 weights [.][in] and scales [.][groups of 128 inputs].
+EXPORT void decodery_pack8(const uint8_t* weight, const float* scales, int32_t in, const int32_t* rows, int32_t out, uint8_t* packed) {
+    const int32_t groups = round_up(in, float8_group) / float8_group;
+    memset(packed, 0, size_t(out / panel_width) * panel_bytes(float8, in));
+    for (int32_t o = 0; o < out; ++o) {
+        if (rows[o] < 0) continue;
+        uint8_t* panel = packed + int64_t(o / panel_width) * groups * float8_bytes;
+        const int32_t lane = o % panel_width;
+        for (int32_t g = 0; g < groups; ++g) {
+            const float scale = 256.0f * scales[int64_t(rows[o]) * groups + g];
+            memcpy(panel + int64_t(g) * float8_bytes + 4 * lane, &scale, 4);
+        }
+        for (int32_t k = 0; k < in; ++k)
+            panel[int64_t(k / float8_group) * float8_bytes + (4 + k % float8_group) * panel_width + lane] = weight[int64_t(rows[o]) * in + k];
+    }
+}
+
+// The same for codes [.][in / 2], the even input in the low half, scales [.][groups of 64 inputs], and a table of 16.
+EXPORT void decodery_pack_codes(const uint8_t* weight, const float* scales, const float* table, int32_t in, const int32_t* rows, int32_t out, uint8_t* packed) {
+    const int32_t groups = round_up(in, codes4_group) / codes4_group;
+    const int64_t size = panel_bytes(codes4, in);
+    memset(packed, 0, size_t(out / panel_width) * size);
+    for (int32_t o = 0; o < out; ++o) {
+        uint8_t* panel = packed + o / panel_width * size;
+        const int32_t lane = o % panel_width;
+        if (lane == 0) memcpy(panel, table, codes4_table);
+        if (rows[o] < 0) continue;
+        panel += codes4_table;
+        for (int32_t g = 0; g < groups; ++g) memcpy(panel + int64_t(g) * codes4_bytes + 4 * lane, scales + int64_t(rows[o]) * groups + g, 4);
+        const uint8_t* from = weight + int64_t(rows[o]) * in / 2;
+        for (int32_t k = 0; k < in; ++k) {
+            uint8_t* to = panel + int64_t(k / codes4_group) * codes4_bytes + 4 * panel_width + k % codes4_group * 16 + lane % 16;
+            *to = uint8_t(*to | (from[k / 2] >> (k % 2 * 4) & 15) << (lane / 16 * 4));
+        }
+    }
+}
+
 // Bytes of working memory that a pass needs.
 EXPORT int64_t decodery_room(const Model* model, const Pass* pass) {
     State state = {};

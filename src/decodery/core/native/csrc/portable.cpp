@@ -44,8 +44,8 @@ INLINE Bytes high_halves(const uint8_t* p) {
     for (int i = 0; i < 64; ++i) w.value[i] = int8_t(p[i] >> 4);
     return w;
 }
-INLINE Bytes looked_up(Bytes low) {
-    for (int8_t& value : low.value) value = table_values[value];
+INLINE Bytes looked_up(Bytes low, const int8_t* values) {
+    for (int8_t& value : low.value) value = values[value];
     return low;
 }
 INLINE Bytes with_fifth(Bytes low, const uint8_t* p) {
@@ -99,6 +99,19 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     __builtin_memcpy(&pairs, p, 64);
     low = reinterpret_cast<f16>(pairs << 16);
     high = reinterpret_cast<f16>(pairs & 0xffff0000);
+}
+// Sixteen E4M3 numbers, over 256. Moved to where single precision has exponent and mantissa, the exponent is 112 too small.
+INLINE Floats small_floats(const uint8_t* p) {
+    u32x16 x;
+    for (int i = 0; i < 16; ++i) x[i] = p[i];
+    return reinterpret_cast<f16>((x & 127) << 20 | (x & 128) << 24) * 0x1p112f;
+}
+// What sixteen codes in halves of bytes stand for.
+template <int half>
+INLINE Floats coded_floats(const float* table, const uint8_t* p) {
+    f16 x;
+    for (int i = 0; i < 16; ++i) x[i] = table[p[i] >> (4 * half) & 15];
+    return x;
 }
 INLINE int64_t now() {
 #if defined(__x86_64__)

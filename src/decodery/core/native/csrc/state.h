@@ -25,8 +25,8 @@ constexpr int32_t few_queries = 12;    // of a key-value head, below which they 
 constexpr int64_t most_shared = 1 << 20;    // numbers that there is room for then
 
 inline int32_t panels(const Linear& linear) { return (linear.out + panel_width - 1) / panel_width; }
-constexpr bool is_floating(Form form) { return form == bfloat16s || form == float16s; }
-constexpr bool is_super(Form form) { return form >= super4; }
+constexpr bool is_floating(Form form) { return form == bfloat16s || form == float16s || form == float8 || form == codes4; }
+constexpr bool is_super(Form form) { return form >= super4 && form <= super6; }
 // The form of the numbers in a super-block.
 constexpr Form base_of(Form form) {
     return form == super4 ? blocks4 : form == super_table4 ? table4 : form == super5 ? blocks5 : form == super6 ? blocks6 : form;
@@ -40,6 +40,15 @@ constexpr int32_t bits_of(Form form) {
 constexpr bool has_least(Form form) { return base_of(form) == blocks4 || base_of(form) == blocks5; }
 // What the numbers of table4 stand for: the values of GGML's IQ4_NL.
 constexpr int8_t table_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// What the numbers of float4 stand for: twice what a sign, two bits of exponent and one of mantissa have.
+constexpr int8_t float4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+// Inputs of float8 that share a scale, and the bytes of a panel's group of them.
+constexpr int32_t float8_group = 128;
+constexpr int32_t float8_bytes = (4 + float8_group) * panel_width;
+// The same for codes4, behind a table in each panel.
+constexpr int32_t codes4_group = 64;
+constexpr int32_t codes4_table = 4 * 16;
+constexpr int32_t codes4_bytes = 4 * panel_width + codes4_group * panel_width / 2;
 // Inputs that are summed in whole numbers: of a block, of a group of rows2.
 constexpr int32_t inputs_of(Form form) { return form == rows2 || form == rows8 ? group_size : block_size; }
 // Of a panel's group of rows2.
@@ -65,6 +74,8 @@ inline void put_scales(uint8_t* super, int32_t lane, int32_t j, int32_t first, i
 }
 // Of a panel.
 inline int64_t panel_bytes(Form form, int32_t in) {
+    if (form == float8) return int64_t(round_up(in, float8_group)) / float8_group * float8_bytes;
+    if (form == codes4) return codes4_table + int64_t(round_up(in, codes4_group)) / codes4_group * codes4_bytes;
     if (is_floating(form)) return int64_t(in) * 2 * panel_width;
     if (is_super(form)) return int64_t(in) / super_size * super_bytes(form);
     const int64_t width = round_up(in, group_size);

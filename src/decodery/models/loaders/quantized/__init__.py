@@ -1,0 +1,1 @@
+"""Formats of quantized weights in safetensors folders: one file each, and a registry (`formats`)."""
