@@ -178,7 +178,7 @@ def _through_transformers(
         raise UnsupportedModel(
             f"{reason}; with transformers installed (pip install transformers) it can run"
         ) from reason
-    from ..transformers.adapter import load_folder
+    from ..transformers.adapter_folder import load_folder
 
     return load_folder(folder, name, dtype, device)
 

@@ -1,0 +1,84 @@
+"""Folders of models whose architecture only `transformers` knows. Imports transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
+
+from ..loaders.dtype import choose_dtype
+from ..loaders.folder import COMPUTED, read_facts, read_texts
+from ..loaders.load import LoadedModel
+from ..tokenizers.chat import ChatTemplate
+from ..tokenizers.tokenizer import TextFacts, Tokenizer
+from .adapter import TransformersModel
+
+
+def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> LoadedModel:
+    """Load a folder whose architecture only transformers knows.
+
+    Its own code is never run, pickles never read.
+    """
+    if dtype in ("int8", "int4"):
+        raise SettingsError(f"{name} runs through transformers, which has no {dtype} here: choose float32 or bfloat16")
+    found: Any
+    try:
+        found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="auto",
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (ValueError, KeyError, ImportError) as error:
+        raise UnsupportedModel(f"transformers cannot load {folder}: {_first_line(error)}") from error
+    except Exception as error:  # safetensors and transformers raise errors of their own for damaged files
+        raise CorruptFile(f"transformers cannot load {folder}: {_first_line(error)}") from error
+    hf_model, loaded = found
+    _refuse_rest(folder, type(hf_model).__name__, loaded)
+    chosen = choose_dtype(dtype, str(hf_model.dtype).removeprefix("torch."), device)
+    model = TransformersModel(hf_model.to(device=device, dtype=getattr(torch, chosen)))
+    backend, facts = _texts(folder)
+    return LoadedModel(
+        model=model,
+        tokenizer=Tokenizer(backend, bos_id=facts.bos_id, eos_ids=facts.eos_ids),
+        chat_template=ChatTemplate(facts.chat_template, facts.special) if facts.chat_template else None,
+        name=name,
+        dtype=chosen,
+    )
+
+
+def _refuse_rest(folder: Path, name: str, loaded: Mapping[str, Collection[str]]) -> None:
+    """A tensor that is missing has random numbers in the model; one that is left over is a part that would not run.
+
+    loaded: what `from_pretrained` says of its tensors.
+    """
+    if missing := sorted(loaded["missing_keys"]):
+        raise CorruptFile(f"{folder} has no tensor {missing[0]}, which {name} needs: the weights are incomplete")
+    left = sorted(each for each in loaded["unexpected_keys"] if not each.endswith(COMPUTED))
+    if left:
+        raise UnsupportedModel(f"{folder}: the tensor {left[0]} belongs to a part that {name} does not have")
+
+
+def _texts(folder: Path) -> tuple[tokenizers.Tokenizer, TextFacts]:
+    """The tokenizer of a folder, which transformers makes where there is only what it would make one from."""
+    # A tokenizer.json says all; some classes of transformers make another tokenizer of the same file.
+    if (folder / "tokenizer.json").is_file():
+        return read_texts(folder)
+    try:
+        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        backend: tokenizers.Tokenizer = found.backend_tokenizer
+    except Exception as error:  # as above
+        raise CorruptFile(f"{folder} has no tokenizer that can be read: add the model's tokenizer.json") from error
+    return backend, read_facts(folder, backend)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
