@@ -19,7 +19,7 @@ FAMILIES = tuple({CONFIG_MAPPING_NAMES[name]: name for name in MODEL_FOR_CAUSAL_
 """Model types, one for each class of configurations. Names alone, because importing all the classes takes seconds."""
 WITH_IMAGES = tuple(name for name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES if name not in FAMILIES)
 """Model types that read images as well, and are no causal class."""
-MOST_WEIGHTS = 4_000_000
+MOST_WEIGHTS = 10_000_000
 _LAYERS, _HEADS, _WIDTH, _WINDOW = 2, 4, 32, 6
 
 _SIZES: dict[str, Any] = {
@@ -36,8 +36,12 @@ _SIZES: dict[str, Any] = {
     "attention_chunk_size": 8,
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "mamba_d_head"), 16),
     **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "kv_channels"), 8),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "state_size", "mamba_d_state"), 8),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 8),
+    **dict.fromkeys(("state_size", "mamba_d_state", "index_topk", "index_head_dim", "indexer_head_dim"), 8),
+    **dict.fromkeys(("indexer_budget", "indexer_compress_ratio", "indexer_n_heads"), 4),
+    "indexer_kv_heads": 1,
     **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads"), 2),
+    "linear_num_heads": 2,
     **dict.fromkeys(("num_experts_per_tok", "mamba_expand"), 2),
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
     "rotary_dim": 4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "is_decoder": True,
@@ -53,6 +57,8 @@ _IMAGE_SIZES: dict[str, Any] = {
 }  # fmt: skip
 _LISTS = ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types")
 """Lists of a configuration with what each layer is."""
+_MROPE = ("paddleocr_vl_text",)
+"""Families that split rotations into sections and whose configuration does not say so."""
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_conv": 4, "mamba_chunk_size": 16}
 _OWN: Mapping[str, Mapping[str, Any]] = {
     "bamba": {**_MAMBA, "attn_layer_indices": [1], "num_hidden_layers": 3},
@@ -62,19 +68,35 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "dots1": {"moe_intermediate_size": _WIDTH, "n_shared_experts": 1, "n_routed_experts": 4},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
-    "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 32},
+    "granitemoehybrid": {
+        **_MAMBA, "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": _WIDTH,
+    },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4, "num_hidden_layers": 4},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "num_dense_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 16, "state_size": 8},
+    "dbrx": {
+        "n_heads": _HEADS, "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": _WIDTH, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": _WIDTH},
+    },
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [_WIDTH, _WIDTH]},
+    "glm5_next_text": {"index_topk": 16, "qk_rope_head_dim": 0, "qk_nope_head_dim": 8},
+    "mistral4": {
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1, "max_position_embeddings": 256,
+            "original_max_position_embeddings": 256, "partial_rotary_factor": 1.0,
+        },
+    },
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "chunk_size": 16, "ssm_state_size": 8},
     "reformer": {
         "axial_pos_embds_dim": (16, 16), "axial_pos_shape": (16, 16), "attention_head_size": 8,
         "attn_layers": ["local", "lsh"],
     },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "num_hidden_layers": 2},
+    "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "zamba": {
-        "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "mamba_dt_rank": 4,
+        "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "mamba_dt_rank": 4,
         "num_key_value_heads": _HEADS, "attention_hidden_size": 2 * _WIDTH, "attention_head_dim": 16,
         "n_mamba_heads": 2,
     },
@@ -84,7 +106,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": _HEADS, "chunk_size": 16, "hybrid_layer_ids": [1],
     },
     "zaya": {"num_experts_per_tok": 1},
-    "qwen4_exp_text": {"compress_ratio": 4, "token_budget": 16},
+
 }  # fmt: skip
 """What the configurations of some families need beside sizes, and layers of every kind where the default has one."""
 
@@ -142,6 +164,12 @@ def _text_sizes(text: transformers.PreTrainedConfig, own: Mapping[str, Any]) -> 
         layers = 4
         sizes["num_hidden_layers"] = layers
         sizes |= {name: [found[at % len(found)] for at in range(layers)] for name, found in kinds.items()}
+    if "mrope_section" in getattr(text, "ignore_keys_at_rope_validation", ()) or text.model_type in _MROPE:
+        rope = described.get("rope_parameters") or {}
+        share = rope.get("partial_rotary_factor") or described.get("partial_rotary_factor") or 1
+        half = int((own.get("head_dim") or sizes.get("head_dim") or _WIDTH // _HEADS) * share) // 2
+        sections = [half - 2 * (half // 4), half // 4, half // 4]
+        sizes["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, **rope, "mrope_section": sections}
     return sizes | _special(text) | own
 
 

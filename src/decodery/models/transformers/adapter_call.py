@@ -28,6 +28,7 @@ class ModelCalls:
 
     Attributes:
         accepts: Names of the arguments that its `forward` names.
+        takes_use_cache: Whether it may be told to keep a cache, or not to.
         blocks: Its layers, None where they are not found.
     """
 
@@ -36,7 +37,10 @@ class ModelCalls:
         self.device = hf_model.device
         self.dtype = hf_model.dtype
         self.name = type(hf_model).__name__
-        self.accepts = frozenset(inspect.signature(hf_model.forward).parameters)
+        parameters = inspect.signature(hf_model.forward).parameters
+        self.accepts = frozenset(parameters)
+        passes_on = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+        self.takes_use_cache = passes_on or "use_cache" in parameters
         self.blocks: torch.nn.ModuleList | None = None
 
     def find_blocks(self, layers: int) -> None:
@@ -86,7 +90,7 @@ class ModelCalls:
             positions: [n], None for the model's own.
         """
         given: dict[str, Any] = {"input_ids": self.ids(tokens)}
-        if "use_cache" in self.accepts:
+        if self.takes_use_cache:
             given["use_cache"] = False
         if positions is not None:
             given["position_ids"] = self.positions(positions)

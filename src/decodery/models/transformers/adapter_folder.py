@@ -8,11 +8,14 @@ from typing import Any
 
 import tokenizers
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGES
 
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
 
 from ..loaders.dtype import choose_dtype
+from ..loaders.fields import read_json
 from ..loaders.folder import COMPUTED, read_facts, read_texts
 from ..loaders.load import LoadedModel
 from ..tokenizers.chat import ChatTemplate
@@ -21,15 +24,27 @@ from .adapter import TransformersModel
 
 
 def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> LoadedModel:
-    """Load a folder whose architecture only transformers knows.
+    """Load a folder whose architecture only transformers knows; one that reads images, too, reads texts.
 
     Its own code is never run, pickles never read.
+
+    Args:
+        folder: The folder.
+        name: What the model is called.
+        dtype, device: As `loaders.load.load` takes them.
+
+    Returns:
+        The model, with its tokenizer.
+
+    Raises:
+        UnsupportedModel: If transformers cannot load it, or it cannot be decoded.
+        CorruptFile: If tensors or the tokenizer are missing or damaged.
     """
     if dtype in ("int8", "int4"):
         raise SettingsError(f"{name} runs through transformers, which has no {dtype} here: choose float32 or bfloat16")
     found: Any
     try:
-        found = AutoModelForCausalLM.from_pretrained(
+        found = _class_of(folder).from_pretrained(
             folder,
             dtype="auto",
             use_safetensors=True,
@@ -53,6 +68,14 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
         name=name,
         dtype=chosen,
     )
+
+
+def _class_of(folder: Path) -> Any:
+    """What makes the model that a folder names: of those that have a causal class and one with images, its own."""
+    described: Any = read_json(folder / "config.json")
+    named, kind = (described.get("architectures") or [""])[0], described.get("model_type")
+    causal, images = (names.get(kind) for names in (CAUSAL, IMAGES))
+    return AutoModelForImageTextToText if images and (named == images or not causal) else AutoModelForCausalLM
 
 
 def _refuse_rest(folder: Path, name: str, loaded: Mapping[str, Collection[str]]) -> None:

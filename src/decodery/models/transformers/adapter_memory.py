@@ -33,14 +33,15 @@ def choose_memory(calls: ModelCalls) -> RowMemory | TokenMemory:
     Raises:
         UnsupportedModel: If its logits change from call to call, or with the tokens that follow.
     """
-    try:
-        rows = RowMemory(calls)
-        rows.trees = may_branch(rows)
-        return rows
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception:  # whatever a model's own code raises, as it is tried, means that it cannot be run so
-        pass
+    for windowed in (True, False):
+        try:
+            rows = RowMemory(calls, windowed=windowed)
+            rows.trees = may_branch(rows)
+            return rows
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception:  # whatever a model's own code raises, as it is tried, means that it cannot be run so
+            continue
     trial = _Trial(calls)
     for placed in (False, True) if "position_ids" in calls.accepts else (False,):
         for chunks in (True, False):

@@ -27,6 +27,7 @@ class RowMemory:
 
     Args:
         calls: The model.
+        windowed: See `read_shapes`.
 
     Attributes:
         trees: Whether rows of a pass may branch.
@@ -39,7 +40,7 @@ class RowMemory:
     chains = True
     keeps = "keys and values"
 
-    def __init__(self, calls: ModelCalls) -> None:
+    def __init__(self, calls: ModelCalls, *, windowed: bool = True) -> None:
         self.calls = calls
         if getattr(calls.hf_model.config, "_attn_implementation", "eager") not in ("sdpa", "eager"):
             raise UnsupportedModel(
@@ -48,7 +49,7 @@ class RowMemory:
         self._argument = next((name for name in CACHE_NAMES if name in calls.accepts), None)
         if "position_ids" not in calls.accepts or self._argument is None:
             raise UnsupportedModel(f"{calls.name} takes no position ids or no cache: {INSTEAD}")
-        shapes = read_shapes(calls.hf_model)
+        shapes = read_shapes(calls.hf_model, windowed=windowed)
         self.config, self.chunk = shapes.config, shapes.chunk
         self._kinds, self._rows = shapes.kinds, shapes.rows
         self.copies = 1 + self.config.num_heads // min(heads for (heads, _), _ in shapes.rows)

@@ -24,6 +24,7 @@ TOKEN_WIDTH = 4
 
 _KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 _WINDOWS = ("window", "local", "chunk")
+_PERIODS = (*_WINDOWS, "compress", "topk", "block", "stride")
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,13 @@ class Shapes:
 
 
 @torch.no_grad()
-def read_shapes(hf_model: PreTrainedModel) -> Shapes:
+def read_shapes(hf_model: PreTrainedModel, *, windowed: bool = True) -> Shapes:
     """The shapes of a model's cache, layer by layer.
+
+    Args:
+        hf_model: The model.
+        windowed: Whether a window holds for all layers where the configuration does not say for which; some models
+            have a window in their configuration and do not use it.
 
     Raises:
         UnsupportedModel: If a layer keeps anything but a key and a value per token, or reads them in an unknown way.
@@ -68,7 +74,7 @@ def read_shapes(hf_model: PreTrainedModel) -> Shapes:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if kinds and not set(kinds) <= set(_KINDS):
         raise UnsupportedModel(f"{name} has layers of the kinds {', '.join(sorted(set(kinds)))}: {INSTEAD}")
-    kinds = kinds or [_KINDS[window is not None]] * len(slots)
+    kinds = kinds or [_KINDS[windowed and window is not None]] * len(slots)
     sliding = [kind == _KINDS[1] for kind in kinds]
     alike = len({shape for pair in rows for shape in pair}) == 1
     heads, width = rows[0][0] if alike else (1, max(heads * width for pair in rows for heads, width in pair))
@@ -114,9 +120,15 @@ def _number(value: Any) -> int:
     return max((each for each in (value if isinstance(value, list | tuple) else [value]) if each), default=0)
 
 
-def windows_of(config: PreTrainedConfig) -> list[int]:
-    """Numbers of tokens in a configuration that may mean a window, shortest first."""
-    named = (value for name, value in config.to_dict().items() if any(word in name for word in _WINDOWS))
+def windows_of(config: PreTrainedConfig, *, periods: bool = False) -> list[int]:
+    """Numbers of tokens in a configuration that may mean a window, shortest first.
+
+    Args:
+        config: The configuration.
+        periods: With those that may mean after how many tokens something else changes.
+    """
+    words = _PERIODS if periods else _WINDOWS
+    named = (value for name, value in config.to_dict().items() if any(word in name for word in words))
     return sorted({number for value in named for number in _whole_numbers(value) if number > 1})
 
 

@@ -125,7 +125,7 @@ class StateMemory(TokenMemory):
         super().__init__(calls, config, placed=placed)
         self.chains = chunks
         self._argument = next((name for name in STATE_NAMES if name in calls.accepts), "")
-        if not self._argument or "use_cache" not in calls.accepts:
+        if not self._argument or not calls.takes_use_cache:
             raise UnsupportedModel(f"{calls.name} takes no cache: {INSTEAD}")
 
     def _logits(self, cache: KVCache, tokens: np.ndarray, n: int, wanted: Sequence[int]) -> torch.Tensor:

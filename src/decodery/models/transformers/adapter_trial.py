@@ -190,13 +190,13 @@ def random_tokens(calls: ModelCalls, n: int) -> np.ndarray:
 
 
 def trial_length(calls: ModelCalls) -> int:
-    """More tokens than the longest window of at most `_LONGEST`."""
-    return max(slots for slots in _contexts(calls, 1 << 30) if slots <= _LONGEST + _MARGIN)
+    """More tokens than the longest window or period of at most `_LONGEST`."""
+    return max(slots for slots in _contexts(calls, 1 << 30, periods=True) if slots <= _LONGEST + _MARGIN)
 
 
-def _contexts(calls: ModelCalls, most: int) -> set[int]:
+def _contexts(calls: ModelCalls, most: int, *, periods: bool = False) -> set[int]:
     """Numbers of tokens beyond each window that a text of so many can exceed."""
-    windows = windows_of(calls.hf_model.config.get_text_config(decoder=True))
+    windows = windows_of(calls.hf_model.config.get_text_config(decoder=True), periods=periods)
     return {_CONTEXT, *(window + _MARGIN for window in windows if window < most)}
 
 
