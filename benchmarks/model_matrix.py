@@ -59,6 +59,8 @@ def outcome(family: str, folder: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"class": type(theirs).__name__}
     try:
         loaded = load(save(theirs, folder), dtype="float32", device="cpu")
+        # As the folder says, whose embeddings may be tied.
+        theirs = type(theirs).from_pretrained(folder, dtype=torch.float32)
     except DecoderyError as error:
         return row | {"runs": "refused", "reason": _line(error).replace(str(folder), "the folder")}
     model = loaded.model
@@ -125,12 +127,13 @@ def _greedy(model: LanguageModel, theirs: Any, known: int) -> bool:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split("\n")[0].split()) or type(error).__name__
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     named, rows = sys.argv[1:], {}
     for family in named or (*FAMILIES, *WITH_IMAGES):
         begin = time.perf_counter()

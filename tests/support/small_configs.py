@@ -80,7 +80,10 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": _WIDTH, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": _WIDTH},
     },
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
-    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [_WIDTH, _WIDTH]},
+    "ernie4_5_vl_moe_text": {
+        "moe_intermediate_size": [_WIDTH, _WIDTH],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+    },
     "glm5_next_text": {"index_topk": 16, "qk_rope_head_dim": 0, "qk_nope_head_dim": 8},
     "mistral4": {
         "rope_parameters": {
@@ -103,7 +106,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "zamba2": {
         "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "mamba_d_state": 8,
         "n_mamba_heads": 8, "mamba_headdim": 8, "mamba_ngroups": 1, "num_mem_blocks": 1, "adapter_rank": 5,
-        "num_key_value_heads": _HEADS, "chunk_size": 16, "hybrid_layer_ids": [1],
+        "num_key_value_heads": _HEADS, "chunk_size": 16, "hybrid_layer_ids": [1], "head_dim": 16,
     },
     "zaya": {"num_experts_per_tok": 1},
 
@@ -111,17 +114,11 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
 """What the configurations of some families need beside sizes, and layers of every kind where the default has one."""
 
 
-def small_model(family: str, **changes: Any) -> transformers.PreTrainedModel | None:
-    """A model of this family with random weights; None where no configuration that small is one."""
-    try:
-        return build(family, **changes)
-    except Exception:
-        # What a class asks of its configuration is its own affair.
-        return None
-
-
 def build(family: str, **changes: Any) -> transformers.PreTrainedModel:
-    """As `small_model`, raising what keeps a family from being small."""
+    """A model of this family with random weights.
+
+    Raises whatever a class asks of its configuration, and ValueError where the smallest one has too many weights.
+    """
     made = transformers.AutoModelForImageTextToText if family in WITH_IMAGES else transformers.AutoModelForCausalLM
     config = _small_config(family, changes)
     with torch.device("meta"):

@@ -60,15 +60,8 @@ def read_shapes(hf_model: PreTrainedModel, *, windowed: bool = True) -> Shapes:
     output = hf_model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=hf_model.device), use_cache=True)
     kept = next((each for name in CACHE_NAMES if (each := getattr(output, name, None)) is not None), None)
     slots = getattr(kept, "layers", [])
-    rows = []
-    for slot in slots:
-        # A state-space or quantized layer has no plain tensors here.
-        pair = getattr(slot, "keys", None), getattr(slot, "values", None)
-        if any(each is None or each.ndim != 4 or each.shape[2] != 1 for each in pair):
-            rows = []
-            break
-        rows.append(tuple((int(each.shape[1]), int(each.shape[3])) for each in pair if each is not None))
-    if not rows:
+    rows = [row for slot in slots if (row := _row(slot)) is not None]
+    if not rows or len(rows) < len(slots):
         raise UnsupportedModel(f"{name} keeps a state other than one key and one value per token and layer: {INSTEAD}")
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
@@ -87,6 +80,16 @@ def read_shapes(hf_model: PreTrainedModel, *, windowed: bool = True) -> Shapes:
         sliding_layers=tuple(sliding[: len(slots)]),
     )
     return Shapes(found, tuple(rows), tuple(sorted(set(kinds))), getattr(config, "attention_chunk_size", None) or 0)
+
+
+def _row(slot: Any) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Heads and width of the keys and values that a layer keeps after one token; None where it keeps other things."""
+    # A state-space or quantized layer has no plain tensors here.
+    keys: Any = getattr(slot, "keys", None)
+    values: Any = getattr(slot, "values", None)
+    if any(each is None or each.ndim != 4 or each.shape[2] != 1 for each in (keys, values)):
+        return None
+    return (int(keys.shape[1]), int(keys.shape[3])), (int(values.shape[1]), int(values.shape[3]))
 
 
 def text_config(hf_model: PreTrainedModel, vocab_size: int, layers: int | None = None) -> ModelConfig:
