@@ -30,8 +30,8 @@ def matrix() -> str:
         if "difference" in row
     ]
     counts = Counter((row[2], row[3]) for row in rows)
-    said = ", ".join(f"{n} {runs} with {drafts}" for (runs, drafts), n in sorted(counts.items()))
-    head = f"Of `transformers` {found['transformers']} (`{found['command']}`): {said}."
+    said = ", ".join(f"{runs} with {drafts} {n}" for (runs, drafts), n in sorted(counts.items()))
+    head = f"`{found['command']}`, `transformers` {found['transformers']}. Classes by what they allow: {said}."
     return f"{head}\n\n{table(['family', 'class', 'runs', 'drafts', 'keeps', 'difference'], rows)}"
 
 

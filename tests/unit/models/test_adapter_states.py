@@ -46,12 +46,10 @@ def assert_near(got: torch.Tensor, model: TransformersModel, ids: Any) -> None:
     assert (got - reference(model.hf_model, np.asarray(ids))[-len(got) :]).abs().max() < 1e-4
 
 
-def test_what_it_keeps_is_seen_in_its_capabilities() -> None:
-    for family, (keeps, chains) in KINDS.items():
-        ours = TransformersModel(build(family))
-        can = ours.capabilities
-        assert (ours.keeps, can.chains) == (keeps, chains), family
-        assert not (can.trees or can.states or can.changes) and can.sites == {"logits", "residual"}
+def test_what_it_keeps_is_seen_in_its_capabilities(model: TransformersModel) -> None:
+    can = model.capabilities
+    assert (model.keeps, can.chains) == KINDS[model.config.family]
+    assert not (can.trees or can.states or can.changes) and can.sites == {"logits", "residual"}
 
 
 def test_pieces_drafts_forks_and_cuts_have_the_logits_of_plain_calls(model: TransformersModel) -> None:

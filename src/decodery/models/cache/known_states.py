@@ -12,9 +12,10 @@ _MOST = 4
 
 @dataclass
 class States:
-    """By layer: after how much content a state stands, and the state, a tensor or a snapshot; the latest few alone.
+    """By layer: after how much content a state stands, and the state; the latest few alone.
 
-    They follow from what a cache holds, and are made anew where they are missing: forgetting them costs time alone.
+    A state is a tensor or a snapshot. They follow from what a cache holds, and are made anew where they are missing:
+    forgetting them costs time alone.
     """
 
     known: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)

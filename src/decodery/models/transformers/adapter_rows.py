@@ -20,7 +20,7 @@ from .adapter_shapes import CACHE_NAMES, read_shapes
 
 
 class RowMemory:
-    """Keys and values of every token lie in a `KVCache`; the model is given positions and a mask for its rows.
+    """Keys and values of every token lie in a `KVCache`; the model is given positions and a mask.
 
     Layers may differ in heads and widths, and keys may be wider than values: such rows are stored as one head of the
     widest.
@@ -64,7 +64,8 @@ class RowMemory:
         """Logits [m, vocab] float32 of the requested rows of one segment."""
         cache = self.new_cache() if segment.cache is None else segment.cache
         cache.reserve(segment.positions, segment.retained)
-        slots = Cache(layers=[_Slots(cache, layer, *rows) for layer, rows in enumerate(self._rows)])
+        stored = self.config.num_kv_heads, self.config.head_dim
+        slots = Cache(layers=[_Slots(cache, layer, stored, rows) for layer, rows in enumerate(self._rows)])
         if hooks is None:
             return self.call(segment, cache, slots, segment.states)
         with self.calls.visiting(hooks):
@@ -133,31 +134,36 @@ class _Slots(DynamicLayer):
     """One layer of a `KVCache` as transformers sees it.
 
     Args:
-        keys, values: Heads and width of a row.
+        cache: The cache.
+        layer: The layer's number.
+        stored: Heads and width of the cache's rows.
+        rows: Heads and width of the model's keys, and of its values.
     """
 
     is_sliding = False
 
-    def __init__(self, cache: KVCache, layer: int, keys: tuple[int, int], values: tuple[int, int]) -> None:
+    def __init__(
+        self, cache: KVCache, layer: int, stored: tuple[int, int], rows: tuple[tuple[int, int], tuple[int, int]]
+    ) -> None:
         super().__init__()
         self.cache, self.layer = cache, layer
         self.is_initialized = True
-        self._shapes = keys, values
+        self._stored, self._rows = stored, rows
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         given = (key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
-        _, _, heads, _, width = self.cache.pages.nothing.shape
-        if self._shapes == ((heads, width),) * 2:
+        if self._rows == (self._stored,) * 2:
             self.cache.write(self.layer, *given)
             keys, values = self.cache.view(self.layer)
             return keys[None], values[None]
-        rows = [torch.nn.functional.pad(each.flatten(1), (0, width - each[0].numel()))[:, None] for each in given]
-        self.cache.write(self.layer, *rows)
+        room = self._stored[1]
+        flat = [torch.nn.functional.pad(each.flatten(1), (0, room - each[0].numel()))[:, None] for each in given]
+        self.cache.write(self.layer, *flat)
         found = [
             stored[0, :, : heads * width].unflatten(1, (heads, width)).transpose(0, 1)[None]
-            for stored, (heads, width) in zip(self.cache.view(self.layer), self._shapes, strict=True)
+            for stored, (heads, width) in zip(self.cache.view(self.layer), self._rows, strict=True)
         ]
         return found[0], found[1]
 
