@@ -15,7 +15,7 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.hooks import Intervention
 from decodery.models.transformers import adapter_states
 from decodery.models.transformers.adapter import TransformersModel
-from decodery.testing import check_identical
+from decodery.testing import check_identical, decode
 from small_configs import build
 from tiny_models import random_ids, randomize, reference
 
@@ -119,6 +119,17 @@ def test_texts_are_those_of_plain_decoding(model: TransformersModel) -> None:
     tested = None if model.capabilities.chains else "nothing"
     prompts = [[1, 2, 3] * 4, [5, 6]]
     check_identical(model, prompts, drafter="prompt-lookup", seeds=(0,), max_new_tokens=12, tested=tested)
+
+
+def test_nothing_is_drafted_where_each_row_is_a_call(model: TransformersModel) -> None:
+    (text,) = decode(model, [[1, 2, 3] * 4], drafter="prompt-lookup", max_new_tokens=4)
+    assert (sum(step.nodes for step in text.trace.steps) > 0) == model.capabilities.chains
+
+
+def test_low_precision_hides_no_state_that_chunks_leave_out() -> None:
+    # Chunks leave out the inputs of its convolutions: 1 to 4 % of the logits, about what bfloat16 rounds.
+    assert not TransformersModel(build("zamba").to(torch.bfloat16)).capabilities.chains
+    assert TransformersModel(build("rwkv").to(torch.bfloat16)).capabilities.chains
 
 
 def test_a_long_rejected_stretch_takes_a_pass_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

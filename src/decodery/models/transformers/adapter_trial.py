@@ -35,7 +35,8 @@ _FREE_BYTES = 1 << 28
 _CHUNKS = (1, 1, 5, 1, 3)
 """Rows of the passes after the first chunk, whose logits are compared."""
 _PARENTS = (-1, 0, 0, 1, 2, 2, 5, 3)
-_LIMITS = {torch.float32: 1e-3, torch.float64: 1e-3}
+LIMITS = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""How far rows may be off in high precision."""
 _COARSE_LIMIT = 0.05
 
 
@@ -163,6 +164,13 @@ class _Trial:
         return alike(got, wanted, self.model.calls.dtype)
 
 
+def distances(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """How far rows of logits [n, vocab] are from others, [n], relative to these."""
+    # What a model rules out altogether would hide all else.
+    said = (wanted > -1e4) & (wanted < 1e4)
+    return ((got - wanted) * said).nan_to_num(torch.inf).norm(dim=-1) / (wanted * said).norm(dim=-1)
+
+
 def alike(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether rows of logits [n, vocab] are the same but for rounding.
 
@@ -172,10 +180,7 @@ def alike(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
         got, wanted: Rows of logits.
         dtype: What the model computes in.
     """
-    # What a model rules out altogether would hide all else.
-    said = (wanted > -1e4) & (wanted < 1e4)
-    far = ((got - wanted) * said).nan_to_num(torch.inf).norm(dim=-1) / (wanted * said).norm(dim=-1)
-    limit = _LIMITS.get(dtype)
+    far, limit = distances(got, wanted), LIMITS.get(dtype)
     return bool(far.median() <= _COARSE_LIMIT) if limit is None else bool(far.max() <= limit)
 
 
