@@ -48,10 +48,7 @@ def may_branch(model: RowMemory) -> bool:
     """
     trial, name = _Trial(model), model.calls.name
     if not trial.chains_agree():
-        raise UnsupportedModel(
-            f"{name} does not read tokens behind a cache as it reads them all at once, so its texts would be wrong: "
-            f"{INSTEAD}"
-        )
+        raise UnsupportedModel(f"{name} does not read tokens after a cache as it reads them all at once: {INSTEAD}")
     branches = trial.branches_agree(model.new_cache()) and trial.branches_agree(trial.cache)
     for slots in trial.contexts:
         if not trial.has_memory(slots):
@@ -59,9 +56,7 @@ def may_branch(model: RowMemory) -> bool:
             continue
         chain = trial.sees(slots)
         if not torch.equal(chain, trial.sees(slots, masked=False)):
-            raise UnsupportedModel(
-                f"{name} does not read {slots} tokens as its configuration says, so its texts would be wrong: {INSTEAD}"
-            )
+            raise UnsupportedModel(f"{name} does not read {slots} tokens as its configuration says: {INSTEAD}")
         branches = branches and trial.branches_see(slots, chain)
     return branches
 
