@@ -5,8 +5,8 @@
 Of every configuration that the tests of families have: the largest difference of logits in float32, of a text read in
 pieces, of the nodes of a tree after it and of a token after a path that was kept; in int8 the median and the least
 cosine of a row's logits, and whether rows are exact to the bit. Of mixtures of experts: how many experts one row has
-read, and how many the nine rows of a tree. Of families that run through the adapter: the same differences, or the
-sentence that they are refused with. Writes benchmarks/results/parity.json.
+read, and how many the nine rows of a tree. Writes benchmarks/results/parity.json. Families that run through the adapter
+are in model_matrix.py.
 """
 
 from __future__ import annotations
@@ -18,31 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 
-from decodery.core.errors import UnsupportedModel
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
-from decodery.models.transformers.adapter import TransformersModel
 from decodery_benchmarks.results import write_result
-from tiny_models import CASES, SHAPE, TREE_PARENTS, make_model, random_ids, randomize, reference, save, tree_mask
+from tiny_models import CASES, TREE_PARENTS, make_model, random_ids, reference, save, tree_mask
 
 ROOT = Path(__file__).parents[1]
 KEPT = [0, 1, 3, 6]
-_PARTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "topk_group": 1}
-ADAPTED: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("granite", "cohere2", "phi", "gpt_oss", "mamba")},
-    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "glm4_moe": _PARTS | {"head_dim": 16, "n_group": 1},
-    "deepseek_v3": _PARTS | {"n_group": 2, "kv_lora_rank": 24, "q_lora_rank": 20, "first_k_dense_replace": 1,
-                             "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20},
-    "jamba": {"num_experts": 2},
-    "zamba": {"mamba_d_state": 8, "n_mamba_heads": 2, "attention_hidden_size": 128,
-              "layers_block_type": ["mamba", "hybrid", "hybrid"]},
-}  # fmt: skip
-"""Families that the lean model does not run, and what their smallest configurations need."""
 
 
 def differences(model: LanguageModel, theirs: Any) -> tuple[dict[str, float], list[int], int]:
@@ -85,17 +70,6 @@ def compared(case: str, folder: Path) -> dict[str, Any]:
     return found | ({"experts_of_a_row": experts[1], "experts_of_a_tree": of_tree} if of_tree else {})
 
 
-def adapted(family: str) -> dict[str, Any]:
-    """The figures of one family through the adapter, or what it is refused with."""
-    config = transformers.AutoConfig.for_model(family, **(SHAPE | {"pad_token_id": 0} | ADAPTED[family]))
-    theirs = randomize(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
-    try:
-        model = TransformersModel(theirs)
-    except UnsupportedModel as error:
-        return {"refused": str(error)}
-    return dict(differences(model, theirs)[0])
-
-
 def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as home:
@@ -104,13 +78,9 @@ def main() -> None:
         for number, case in enumerate(CASES):
             cases[case] = compared(case, Path(home) / f"model-{number}")
             print(case, cases[case], flush=True)
-    others = {}
-    for family in ADAPTED:
-        others[family] = adapted(family)
-        print(family, others[family], flush=True)
     command = "OMP_NUM_THREADS=1 PYTHONPATH=tests/support python benchmarks/parity.py"
     path = ROOT / "benchmarks" / "results" / "parity.json"
-    write_result(path, {"command": command, "cases": cases, "adapted": others}, summary=["cases", "adapted"])
+    write_result(path, {"command": command, "cases": cases}, summary=["cases"])
 
 
 if __name__ == "__main__":

@@ -1,50 +1,36 @@
-"""Every causal class of `transformers` that builds from a small configuration: exact through the adapter, or refused.
+"""Some causal classes of `transformers` through the adapter: exact, whoever drafts, or refused with a sentence.
 
-`make test` runs a few that differ in what they keep and see, other ones every day; `make test-matrix` all of them.
+All of them, from folders and with the differences of logits: `tests/integration/models/test_model_matrix.py`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from covering import FULL, some
+from covering import some
 from decodery.core.errors import UnsupportedModel
-from decodery.models.families.config_json import FAMILIES as NATIVE
 from decodery.models.transformers.adapter import TransformersModel
 from decodery.testing import decode
-from small_configs import FAMILIES, small_model
+from small_configs import build
 from tiny_models import reference
 
 PROMPT = [5, 9, 17, 5, 9, 17, 40, 41, 5, 9, 17, 40]
-NEW = 24
+NEW = 16
 DRAFTERS = ("auto", "token-recycling", "prompt-lookup")
-CHAINS = {"gpt_neo"}
-"""Families whose rows may not branch."""
-SOME = ("gpt_neo", "gpt2", "falcon", "mistral", "gemma2", "phi3", "gpt_oss", "olmoe")
-"""A local window that counts slots, plain ones, ALiBi or not, windows in all layers and in some, mixtures."""
-REFUSED = ("mamba", "recurrent_gemma", "granitemoehybrid", "bailing_hybrid", "roberta", "llama4_text")
-"""State spaces alone and mixed with attention, positions that begin elsewhere, chunks."""
-
-_PARTLY = {"lfm2"}
-"""Families whose small configuration has attention alone, and whose published ones have not."""
-DOCUMENTED = set(
-    re.findall(
-        r"`([\w-]+)`",
-        (Path(__file__).parents[2] / "docs/supported-models.md")
-        .read_text()
-        .split("on small random models,")[1]
-        .split("Refused")[0],
-    )
-)
-"""Families that the documentation says to run through the adapter."""
+SOME = {
+    **dict.fromkeys(("gpt2", "falcon", "mistral", "gemma2", "phi3", "gpt_oss", "olmoe"), "trees"),
+    **dict.fromkeys(("deepseek_v3", "gemma4_text", "llama4_text", "mimo_v2_flash"), "trees"),
+    **dict.fromkeys(("gpt_neo", "qwen3_next", "nemotron_h", "rwkv", "bloom", "roberta", "recurrent_gemma"), "chains"),
+    **dict.fromkeys(("mamba", "jamba"), "none"),
+}
+"""Plain caches, windows in all layers and in some, mixtures; keys wider than values, layers that differ, chunks; a
+window that counts slots, states of every kind, positions that begin elsewhere, no cache; states that take one token at
+a time."""
 
 
 def check(model: TransformersModel) -> None:
@@ -67,56 +53,25 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def assert_one_sentence(error: UnsupportedModel) -> None:
-    text = str(error)
-    assert "\n" not in text and ": use " in text and text.split()[0].isidentifier()
-
-
-def test_the_documentation_says_what_runs() -> None:
-    assert len(DOCUMENTED) > 70 and {*FAMILIES} >= DOCUMENTED
-    assert {*SOME} - {*DOCUMENTED} <= {*NATIVE}, "what this package runs itself is said elsewhere"
-    assert not {*REFUSED, "lfm2", "qwen3_next", "deepseek_v3"} & DOCUMENTED
-
-
-@pytest.mark.parametrize("family", some(SOME, 4))
+@pytest.mark.parametrize("family", some(tuple(SOME), 4))
 def test_texts_are_those_of_plain_decoding(family: str) -> None:
-    theirs = small_model(family)
-    assert theirs is not None
     with _one_thread():
-        ours = TransformersModel(theirs)
-        assert ours.capabilities.trees == (family not in CHAINS)
+        ours = TransformersModel(build(family))
+        can = ours.capabilities
+        assert SOME[family] == ("trees" if can.trees else "chains" if can.chains else "none")
         check(ours)
 
 
-@pytest.mark.parametrize("family", REFUSED)
-def test_what_cannot_be_exact_is_refused_with_one_sentence(family: str) -> None:
-    theirs = small_model(family)
-    assert theirs is not None
+def test_falcon_with_alibi_counts_its_own_positions() -> None:
+    with _one_thread():
+        ours = TransformersModel(build("falcon", alibi=True))
+        assert ours.keeps == "states" and not ours.capabilities.trees
+        check(ours)
+
+
+@pytest.mark.parametrize("family", ["xlnet", "cpmant"])
+def test_what_is_not_causal_is_refused_with_one_sentence(family: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
-        TransformersModel(theirs)
-    assert_one_sentence(caught.value)
-
-
-def test_falcon_with_alibi_is_refused_with_one_sentence() -> None:
-    theirs = small_model("falcon", alibi=True)
-    assert theirs is not None
-    with pytest.raises(UnsupportedModel, match="FalconForCausalLM") as caught:
-        TransformersModel(theirs)
-    assert_one_sentence(caught.value)
-
-
-# make test-matrix runs every class.
-@pytest.mark.parametrize("family", FAMILIES if FULL else [])
-def test_every_family_is_exact_or_refused(family: str) -> None:
-    theirs: Any = small_model(family)
-    if theirs is None:
-        pytest.skip("no configuration so small makes one")
-    with _one_thread():
-        try:
-            ours = TransformersModel(theirs)
-        except UnsupportedModel as error:
-            assert_one_sentence(error)
-            assert family not in DOCUMENTED
-            return
-        assert family in {*DOCUMENTED, *NATIVE, *_PARTLY}
-        check(ours)
+        TransformersModel(build(family))
+    text = str(caught.value)
+    assert "\n" not in text and ": use generate() " in text and "when others follow it" in text

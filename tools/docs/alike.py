@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +18,31 @@ def parity() -> str:
     return f"{head}\n\n{table([*columns, 'experts: a row', 'experts: nine rows'], rows)}"
 
 
-def adapted() -> str:
-    """Families that run through the adapter, or are refused."""
-    rows = []
-    for name, case in load("parity")["adapted"].items():
-        cells = [f"{case[each]:.0e}" if each in case else "" for each in ("pieces", "tree", "kept")]
-        rows.append([name, *cells, case.get("refused", "")])
-    return table(["family", "pieces", "tree", "after a kept path", "refused"], rows)
+_SAID = {"trees": "trees", "chains": "chains", "none": "no drafts"}
+
+
+def matrix() -> str:
+    """Every causal class that runs: how, what is drafted for it, and how near its logits are."""
+    found = load("model_matrix")
+    rows = [
+        [name, row["class"], row["runs"], _SAID[row["drafts"]], row["keeps"], f"{row['difference']:.0e}"]
+        for name, row in found["rows"].items()
+        if "difference" in row
+    ]
+    counts = Counter((row[2], row[3]) for row in rows)
+    said = ", ".join(f"{runs} with {drafts} {n}" for (runs, drafts), n in sorted(counts.items()))
+    head = f"`{found['command']}`, `transformers` {found['transformers']}. Classes by what they allow: {said}."
+    return f"{head}\n\n{table(['family', 'class', 'runs', 'drafts', 'keeps', 'difference'], rows)}"
+
+
+def matrix_refused() -> str:
+    """Every causal class that is refused, with the reason, and those that no small configuration makes."""
+    found = load("model_matrix")["rows"]
+    rows = [[name, row["class"], row["reason"]] for name, row in found.items() if row["runs"] == "refused"]
+    rest = ", ".join(f"`{name}`" for name, row in found.items() if row["runs"] == "not built")
+    return (
+        f"{table(['family', 'class', 'reason'], rows)}\n\nNot tried, because no small configuration makes one: {rest}."
+    )
 
 
 def _cells(case: dict[str, Any]) -> list[str]:
@@ -33,4 +52,8 @@ def _cells(case: dict[str, Any]) -> list[str]:
     return [*differences, f"{case['int8']:.4f}", f"{case['int8_least']:.4f}", exact, *experts]
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"parity": parity, "parity-adapter": adapted}
+SECTIONS: dict[str, Callable[[], str]] = {
+    "parity": parity,
+    "model-matrix": matrix,
+    "model-matrix-refused": matrix_refused,
+}

@@ -11,12 +11,16 @@ from decodery.core.errors import SettingsError
 
 from .command import command, option
 
+_CAN = ("exact_rows", "states", "interventions", "layer_plans", "policies", "gradients")
+"""Capabilities that are told by their names."""
+
 
 @command(example="info --json")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def info(as_json: bool) -> None:
+@option("-m", "--model", metavar="MODEL", help="Load a model, and say what it can do as well.")
+def info(as_json: bool, model: str | None) -> None:
     """Show versions, processor, kernels, the effect of int8, the sandbox of generated programs, and the models."""
-    facts = collect()
+    facts = collect() | ({} if model is None else _capabilities(model))
     if as_json:
         click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
         return
@@ -38,6 +42,23 @@ def collect() -> dict[str, Any]:
         if embedded.is_pulled(model)
     ]
     return {**describe(), "int8": _int8(), "sandbox": _sandbox(), "cache": str(store.home()), "models": models}
+
+
+def _capabilities(name: str) -> dict[str, Any]:
+    """What a model can do."""
+    from decodery.models.loaders.load import load
+
+    loaded = load(name)
+    model, can = loaded.model, loaded.model.capabilities
+    drafts = "trees" if can.trees else "chains" if can.chains else "none: each row is a call of its own"
+    return {
+        "model": f"{loaded.name} ({model.config.family}, {loaded.dtype})",
+        "runs": "through transformers" if hasattr(model, "hf_model") else "natively",
+        "keeps": getattr(model, "keeps", "keys and values"),
+        "drafts": drafts,
+        "hook points": sorted(can.sites),
+        "can": [name for name in _CAN if getattr(can, name)],
+    }
 
 
 def _sandbox() -> list[str]:

@@ -134,7 +134,7 @@ def _write(seq: Sequence, budget: Budget) -> ForwardCoroutine[None]:
     tree, begin, request = DraftTree.root(seq.last_token), perf_counter(), seq.request
     drafter = request.drafter
     skips = drafter is not None and request.draft_length is None and drafter.skips_step(seq, budget)
-    if drafter is not None and seq.remaining > 1 and not skips:
+    if drafter is not None and seq.remaining > 1 and not skips and request.model.capabilities.chains:
         tree = yield from as_coroutine(drafter.propose(seq, budget))
         check_draft(tree, seq, budget)
         tree = tree.on(request.model.device)

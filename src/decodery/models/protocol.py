@@ -22,10 +22,12 @@ class Capabilities:
 
     Attributes:
         trees: Rows of a pass may branch, as `Segment.mask` says; without it every row sees all those before it.
+        chains: Rows of one text share a call; without it each is a call of its own, so that drafts do not pay.
         exact_rows: A row's result is the same, bit for bit, whatever other rows share the pass.
         states: Takes embeddings or hidden states for rows, and gives the embeddings of tokens, see `EmbeddingModel`.
         layer_plans: Enters and leaves at any layer and skips sublayers.
         sites: Names of those that can be read and changed, see `sites.site`.
+        interventions: They can be changed, too, before the logits.
         policies: Attention asks the policy of a cache what to read, and caches may lose slots of some heads only.
         parts: Final norm and vocabulary projection can be called apart, see `OpenModel`.
         gradients: Passes can be differentiated.
@@ -35,10 +37,12 @@ class Capabilities:
     """
 
     trees: bool = True
+    chains: bool = True
     exact_rows: bool = False
     states: bool = False
     layer_plans: bool = False
     sites: frozenset[str] = frozenset()
+    interventions: bool = True
     policies: bool = False
     parts: bool = False
     gradients: bool = False
@@ -49,7 +53,7 @@ class Capabilities:
     @property
     def changes(self) -> bool:
         """Whether rows can be changed between layers."""
-        return "residual" in self.sites
+        return "residual" in self.sites and self.interventions
 
 
 class Reader(Protocol):

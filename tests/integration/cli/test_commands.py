@@ -338,7 +338,10 @@ def test_info(model: Path) -> None:
     assert facts["decodery"] == decodery.__version__
     assert facts["threads"] >= 1 and facts["kernels"] and facts["processor"]
     assert any(name.startswith("smollm2") for name in facts["models"])
-    assert str(model).startswith(facts["cache"])
+    assert str(model).startswith(facts["cache"]) and "drafts" not in facts
+    able = json.loads(inside("info", "--json", "-m", str(model))[1])
+    assert (able["runs"], able["keeps"], able["drafts"]) == ("natively", "keys and values", "trees")
+    assert "logits" in able["hook points"] and "layer_plans" in able["can"]
 
 
 @pytest.mark.usefixtures("loaded")

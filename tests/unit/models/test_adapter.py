@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from decodery.models.transformers import adapter_trial
 from decodery.models.transformers.adapter import TransformersModel
 from decodery.testing import Oracle, check_identical, check_state, decode, tiny_transformer, to_int8
 from tiny_models import (
-    SHAPE,
     TREE_PARENTS,
     VOCAB,
     assert_same_logits,
@@ -254,25 +252,6 @@ def test_windows_that_count_slots_leave_chains_alone(window: int, dtype: torch.d
     assert TransformersModel(randomize(SlotWindow(config)).to(dtype)).capabilities.trees
 
 
-class Echo(transformers.GPT2LMHeadModel):
-    """Forgets what its cache holds."""
-
-    def forward(self, input_ids=None, past_key_values=None, position_ids=None, attention_mask=None, **options):
-        if attention_mask is not None and input_ids is not None:
-            attention_mask = attention_mask.clone()
-            attention_mask[..., : -input_ids.shape[1]] = torch.finfo(self.dtype).min
-        return super().forward(
-            input_ids=input_ids, past_key_values=past_key_values, position_ids=position_ids,
-            attention_mask=attention_mask, **options,
-        )  # fmt: skip
-
-
-def test_models_whose_chains_are_wrong_are_refused() -> None:
-    config = transformers.GPT2Config(**(COMMON | CONFIGS["gpt2"]))
-    with pytest.raises(UnsupportedModel, match=r"Echo does not read tokens behind a cache as .*: use generate\(\)"):
-        TransformersModel(randomize(Echo(config)))
-
-
 def test_windows_too_long_to_be_tried_leave_chains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = make("gemma2", sliding_window=600, max_position_embeddings=1024)
     assert TransformersModel(theirs).capabilities.trees
@@ -291,25 +270,10 @@ def test_texts_end_where_all_keys_would_have_to_be_rotated_anew() -> None:
     assert TransformersModel(theirs).config.max_positions == 128
 
 
-def test_what_cannot_be_decoded_step_by_step_is_refused() -> None:
-    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2))
-    with pytest.raises(UnsupportedModel, match="no position ids"):
-        TransformersModel(bloom)
+def test_plans_that_leave_layers_out_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="all of its layers"):
         ours = TransformersModel(make("gpt2"))
         ours.forward(Batch([Segment.chunk([1], ours.new_cache())]), layer_plan=LayerPlan((0,)))
-
-
-@pytest.mark.parametrize("family", ["zamba2", "falcon_h1"])
-def test_hybrids_that_keep_other_states_are_refused_by_name(family: str) -> None:
-    change: dict[str, Any] = {"pad_token_id": 0}
-    if family == "zamba2":
-        change |= {"mamba_d_state": 8, "mamba_headdim": 16, "mamba_ngroups": 1, "n_mamba_heads": 8, "num_mem_blocks": 1}
-        change |= {"hybrid_layer_ids": [1], "layers_block_type": ["mamba", "hybrid", "mamba"]}
-    config = transformers.AutoConfig.for_model(family, **(SHAPE | change))
-    theirs = transformers.AutoModelForCausalLM.from_config(config)
-    with pytest.raises(UnsupportedModel, match=rf"^{type(theirs).__name__} .*use generate\(\)"):
-        TransformersModel(theirs)
 
 
 def test_folders_only_transformers_knows_are_loaded_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.models.loaders.load import load
 from decodery.models.transformers.adapter import TransformersModel
-from small_configs import small_model
+from small_configs import build
 from tiny_models import SHAPE, assert_same_logits, make_model, random_ids, randomize, reference, save
 
 Tensors = dict[str, torch.Tensor]
@@ -36,9 +36,7 @@ def rewritten(folder: Path, change: Callable[[Tensors], Tensors], **config: obje
 
 def model_of(kind: str) -> transformers.PreTrainedModel:
     """One that this package runs itself, or one that runs through transformers."""
-    found = make_model(kind) if kind == "qwen2" else small_model(kind)
-    assert found is not None
-    return found
+    return make_model(kind) if kind == "qwen2" else build(kind)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "phi"])
@@ -122,6 +120,6 @@ def test_a_cache_is_found_by_either_of_its_names() -> None:
     theirs = randomize(Renamed(config))
     ours = TransformersModel(theirs)
     ids = random_ids(9)
-    assert (ours.run_anew(ids, range(9)) - reference(theirs, ids)).abs().max() < 1e-5
+    assert (ours.calls.run_anew(ids, range(9)) - reference(theirs, ids)).abs().max() < 1e-5
     assert ours.capabilities.trees and ours.config.num_layers == 2
     assert_same_logits(ours, theirs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -11,12 +12,13 @@ _MOST = 4
 
 @dataclass
 class States:
-    """By layer: after how much content a state stands, ascending, and the state; the latest few alone.
+    """By layer: after how much content a state stands, and the state; the latest few alone.
 
-    They follow from what a cache holds, and are made anew where they are missing: forgetting them costs time alone.
+    A state is a tensor or a snapshot. They follow from what a cache holds, and are made anew where they are missing:
+    forgetting them costs time alone.
     """
 
-    known: dict[int, list[tuple[int, torch.Tensor]]] = field(default_factory=dict)
+    known: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:

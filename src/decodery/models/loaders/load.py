@@ -179,7 +179,7 @@ def _through_transformers(
         raise UnsupportedModel(
             f"{reason}; with transformers installed (pip install transformers) it can run"
         ) from reason
-    from ..transformers.adapter import load_folder
+    from ..transformers.adapter_folder import load_folder
 
     if quantized and dtype not in ("int8", "int4"):
         folder = _dequantized(source, folder, quantized if dtype == "auto" else dtype)

@@ -23,10 +23,11 @@ from decodery.core.errors import UnsupportedModel
 
 from ..batch import Segment
 from ..cache.cache import KVCache
-from .adapter_shapes import INSTEAD, windows_of
+from .adapter_call import INSTEAD, ModelCalls
+from .adapter_shapes import windows_of
 
 if TYPE_CHECKING:
-    from .adapter import TransformersModel
+    from .adapter_rows import RowMemory
 
 _CONTEXT, _LONGEST, _MARGIN = 32, 512, 24
 _FREE_BYTES = 1 << 28
@@ -34,22 +35,20 @@ _FREE_BYTES = 1 << 28
 _CHUNKS = (1, 1, 5, 1, 3)
 """Rows of the passes after the first chunk, whose logits are compared."""
 _PARENTS = (-1, 0, 0, 1, 2, 2, 5, 3)
-_LIMITS = {torch.float32: 1e-3, torch.float64: 1e-3}
+LIMITS = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""How far rows may be off in high precision."""
 _COARSE_LIMIT = 0.05
 
 
-def may_branch(model: TransformersModel) -> bool:
+def may_branch(model: RowMemory) -> bool:
     """Whether rows of a pass may branch; chains are right where this returns at all.
 
     Raises:
         UnsupportedModel: If a chain after a cache gives other logits than all of its tokens read anew.
     """
-    trial, name = _Trial(model), type(model.hf_model).__name__
+    trial, name = _Trial(model), model.calls.name
     if not trial.chains_agree():
-        raise UnsupportedModel(
-            f"{name} does not read tokens behind a cache as it reads them all at once, so its texts would be wrong: "
-            f"{INSTEAD}"
-        )
+        raise UnsupportedModel(f"{name} does not read tokens after a cache as it reads them all at once: {INSTEAD}")
     branches = trial.branches_agree(model.new_cache()) and trial.branches_agree(trial.cache)
     for slots in trial.contexts:
         if not trial.has_memory(slots):
@@ -57,9 +56,7 @@ def may_branch(model: TransformersModel) -> bool:
             continue
         chain = trial.sees(slots)
         if not torch.equal(chain, trial.sees(slots, masked=False)):
-            raise UnsupportedModel(
-                f"{name} does not read {slots} tokens as its configuration says, so its texts would be wrong: {INSTEAD}"
-            )
+            raise UnsupportedModel(f"{name} does not read {slots} tokens as its configuration says: {INSTEAD}")
         branches = branches and trial.branches_see(slots, chain)
     return branches
 
@@ -70,16 +67,13 @@ class _Trial:
     contexts: numbers of slots to look after, one of them beyond each window that a text can exceed.
     """
 
-    def __init__(self, model: TransformersModel) -> None:
+    def __init__(self, model: RowMemory) -> None:
         self.model = model
         most = model.config.max_positions - len(_PARENTS)
-        windows = windows_of(model.hf_model.config.get_text_config())
-        beyond = {_CONTEXT, *(window + _MARGIN for window in windows if window < most)}
-        self.contexts = sorted({min(slots, most) for slots in beyond})
+        self.contexts = sorted({min(slots, most) for slots in _contexts(model.calls, most)})
         length = max(slots for slots in self.contexts if slots <= _LONGEST + _MARGIN)
-        random = np.random.default_rng(0)
-        self.tokens = random.integers(0, model.vocab_size, length)
-        self.nodes = random.integers(0, model.vocab_size, len(_PARENTS))
+        drawn = random_tokens(model.calls, length + len(_PARENTS))
+        self.tokens, self.nodes = drawn[:length], drawn[length:]
         self.mask = np.eye(len(_PARENTS), dtype=bool)
         for node, parent in enumerate(_PARENTS[1:], start=1):
             self.mask[node] |= self.mask[parent]
@@ -96,12 +90,13 @@ class _Trial:
             wanted = None if start else [size - 1]
             got.append(self.model.run(Segment.chunk(self.tokens[start : start + size], self.cache, wanted)))
             self.cache.keep(range(size))
-        return self._begins_alike() and self._alike(torch.cat(got), self.model.run_anew(self.tokens, rows))
+        return self._begins_alike() and self._alike(torch.cat(got), self.model.calls.run_anew(self.tokens, rows))
 
     def _begins_alike(self) -> bool:
         """Whether positions begin where ours do, which shows best in a pass that is the same in all else."""
         text = self.tokens[:_CONTEXT]
-        ours, theirs = (self.model.run_anew(text, [len(text) - 1], placed=placed) for placed in (True, False))
+        places = np.arange(len(text)), None
+        ours, theirs = (self.model.calls.run_anew(text, [len(text) - 1], positions=each) for each in places)
         return bool((ours - theirs).abs().max() <= 1e-2)
 
     def branches_agree(self, cache: KVCache) -> bool:
@@ -121,10 +116,9 @@ class _Trial:
 
     def has_memory(self, slots: int) -> bool:
         """Whether so many slots are little beside the weights."""
-        config, weights = self.model.config, sum(weight.nbytes for weight in self.model.hf_model.parameters())
+        weights = sum(weight.nbytes for weight in self.model.calls.hf_model.parameters())
         # Models repeat keys and values for all heads that share them.
-        copies = 1 + config.num_heads // config.num_kv_heads
-        return slots * self.cache.slot_bytes * copies <= max(_FREE_BYTES, weights // 4)
+        return slots * self.cache.slot_bytes * self.model.copies <= max(_FREE_BYTES, weights // 4)
 
     @torch.enable_grad()
     def sees(self, slots: int, *, branching: bool = False, masked: bool = True) -> torch.Tensor:
@@ -132,7 +126,7 @@ class _Trial:
 
         The rows are the tree that is tried, or a chain of its nodes. masked: with our mask, not the model's own.
         """
-        model, config = self.model, self.model.config
+        model = self.model
         # It stands for slots of all layers, and holds none of them.
         stand_in = KVCache(1, 1, 1)
         stand_in.reserve(np.arange(slots))
@@ -140,11 +134,10 @@ class _Trial:
         stand_in.keep(range(slots))
         segment = self._tree(stand_in) if branching else Segment.chunk(self.nodes, stand_in)
         stand_in.reserve(segment.positions)
-        rows = model.embed_tokens(torch.from_numpy(self.nodes).to(model.device)).detach().requires_grad_()
-        shape = 1, config.num_kv_heads, slots, config.head_dim
-        nothing = torch.zeros(shape, dtype=model.dtype, device=model.device)
-        values = [torch.zeros_like(nothing, requires_grad=True) for _ in range(config.num_layers)]
-        layers = Cache(layers=[_Given(nothing, given) for given in values])
+        rows = model.calls.embed(torch.from_numpy(self.nodes).to(model.calls.device)).detach().requires_grad_()
+        pairs = model.no_rows(slots)
+        values = [given.requires_grad_() for _, given in pairs]
+        layers = Cache(layers=[_Given(keys, given) for keys, given in pairs])
         logits = model.call(segment, stand_in, layers, rows, masked=masked)
         weights = torch.from_numpy(np.random.default_rng(1).standard_normal(logits.shape[1])).to(logits)
         found = []
@@ -163,15 +156,48 @@ class _Trial:
         return Segment(cache.next_position + self.depths, self.nodes, mask=self.mask, cache=cache)
 
     def _alike(self, got: torch.Tensor, wanted: torch.Tensor) -> bool:
-        """Whether rows of logits [n, vocab] are the same but for rounding.
+        return alike(got, wanted, self.model.calls.dtype)
 
-        In low precision that can send single rows of a mixture to another expert, so that most rows have to do.
-        """
-        # What a model rules out altogether would hide all else.
-        said = (wanted > -1e4) & (wanted < 1e4)
-        far = ((got - wanted) * said).nan_to_num(torch.inf).norm(dim=-1) / (wanted * said).norm(dim=-1)
-        limit = _LIMITS.get(self.model.dtype)
-        return bool(far.median() <= _COARSE_LIMIT) if limit is None else bool(far.max() <= limit)
+
+def distances(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """How far rows of logits [n, vocab] are from others, [n], relative to these."""
+    # What a model rules out altogether would hide all else.
+    said = (wanted > -1e4) & (wanted < 1e4)
+    return ((got - wanted) * said).nan_to_num(torch.inf).norm(dim=-1) / (wanted * said).norm(dim=-1)
+
+
+def alike(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether rows of logits [n, vocab] are the same but for rounding.
+
+    In low precision that can send single rows of a mixture to another expert, so that most rows have to do.
+
+    Args:
+        got, wanted: Rows of logits.
+        dtype: What the model computes in.
+    """
+    far, limit = distances(got, wanted), LIMITS.get(dtype)
+    return bool(far.median() <= _COARSE_LIMIT) if limit is None else bool(far.max() <= limit)
+
+
+def random_tokens(calls: ModelCalls, n: int) -> np.ndarray:
+    """Always the same random ids [n] of text: none that a configuration names, as it does those of images."""
+    config = calls.hf_model.config
+    named = {**config.to_dict(), **config.get_text_config(decoder=True).to_dict()}
+    special = {value for name, value in named.items() if "token_i" in name and isinstance(value, int)}
+    size = min(calls.hf_model.get_input_embeddings().weight.shape[0], config.get_text_config(decoder=True).vocab_size)
+    text = np.setdiff1d(np.arange(size), [*special])
+    return np.random.default_rng(0).choice(text, n)
+
+
+def trial_length(calls: ModelCalls) -> int:
+    """More tokens than the longest window or period of at most `_LONGEST`."""
+    return max(slots for slots in _contexts(calls, 1 << 30, periods=True) if slots <= _LONGEST + _MARGIN)
+
+
+def _contexts(calls: ModelCalls, most: int, *, periods: bool = False) -> set[int]:
+    """Numbers of tokens beyond each window that a text of so many can exceed."""
+    windows = windows_of(calls.hf_model.config.get_text_config(decoder=True), periods=periods)
+    return {_CONTEXT, *(window + _MARGIN for window in windows if window < most)}
 
 
 class _Given(DynamicLayer):
