@@ -343,6 +343,7 @@ LOCAL = {
         ("acceptance-rule", "judge", "head"),
     ),
     *(("drafter", name, "head") for name in ("chimera", "clover", "eagle", "eagle-3", "falcon", "fspad", "hydra")),
+    *(("drafter", name, "head") for name in ("dflash", "dspark", "mtp", "p-eagle")),
     *(("drafter", name, "head") for name in ("kangaroo", "longspec", "medusa", "msd")),
     ("drafter", "cppd", "slots"),
     ("drafter", "discrete-key-value", "keys"),
