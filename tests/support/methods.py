@@ -333,8 +333,8 @@ def _untrained(
     return TrainedHead(kind.kind, tensors, about | settings)
 
 
-ENCODED = {"cppd"}
-"""Drafters for models with an encoder alone, which have tests of their own."""
+ENCODED = {"cppd", "universal-draft"}
+"""Drafters for models with an encoder alone, or with tokenizers, which have tests of their own."""
 
 
 def blocked(other: LanguageModel) -> LanguageModel:

@@ -331,7 +331,7 @@ LOCAL = {
     *(("drafter", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
     *(
         ("drafter", name, "model")
-        for name in ("auto", "deer", "draft-model", "easyspec", "hmm", "nested", "pearl", "rapid")
+        for name in ("auto", "deer", "draft-model", "easyspec", "hmm", "nested", "pearl", "rapid", "universal-draft")
     ),
     *(
         ("drafter", "auto", "warm"),

@@ -50,6 +50,7 @@ from .suffix_tree import SuffixTree as SuffixTree
 from .swift import Swift as Swift
 from .token_recycling import TokenRecycling as TokenRecycling
 from .combine import Union as Union
+from .universal_draft import UniversalDraft as UniversalDraft
 from .combine import cascade as cascade
 from .combine import router as router
 from .dynamic_exit import tokens_per_layer as tokens_per_layer

@@ -73,7 +73,7 @@ class DFlashHead(DraftHead):
         self.shape = self.layers[0].shape
         self.block: int = settings["block"]
         self.first = 0 if settings["from_anchor"] else 1
-        self.fits(self.parts.linear("fc").shape[1] // len(self.taps))
+        self.fits(self.parts.inputs("fc") // len(self.taps))
         made_for = settings.get("target_layers")
         if made_for is not None and made_for != model.config.num_layers:
             raise SettingsError(

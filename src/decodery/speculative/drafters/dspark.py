@@ -137,7 +137,7 @@ class DSparkHead(DFlashHead):
         if "confidence.weight" not in self.parts or not len(above):
             return found
         rows = memory.guessed[torch.from_numpy(depths)]
-        if self.parts.linear("confidence").shape[1] > self.shape.hidden:
+        if self.parts.inputs("confidence") > self.shape.hidden:
             before = torch.from_numpy(tree.tokens[above]).to(rows.device)
             rows = torch.cat((rows, self.parts.rows("markov_in", before)), dim=1)
         own = self.parts.linear("confidence")(rows)[:, 0].sigmoid().tolist()

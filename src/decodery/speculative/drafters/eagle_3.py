@@ -75,7 +75,7 @@ class EAGLE3Head(RecurrentHead):
 
     @property
     def entering(self) -> int:
-        return self.parts.linear("fc").shape[1] // len(self.taps)
+        return self.parts.inputs("fc") // len(self.taps)
 
     @property
     def _more(self) -> bool:

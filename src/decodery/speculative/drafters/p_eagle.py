@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,8 +43,8 @@ class PEAGLEHead(EAGLE3Head):
         mask = model.config.eos_ids[0] if model.config.eos_ids else 0
         return tensors, settings | {"mask_token": mask, "heads": _DEPTHS}
 
-    @property
-    def native(self) -> NativeHead | None:  # type: ignore[override]
+    @cached_property
+    def native(self) -> NativeHead | None:
         return None
 
     def read(

@@ -177,12 +177,6 @@ class BoundHead(ABC):
             ids.ndim == 1 and len(ids) and int(ids.min()) >= 0 and int(ids.max()) < model.vocab_size
         ):
             raise CorruptFile(f"this head for {self.kind} has tokens that the model does not have: {MADE}")
-        deep = max((tap for tap in self.taps if isinstance(tap, int)), default=0)
-        if deep > model.config.num_layers:
-            raise SettingsError(
-                f"this head for {self.kind} reads the states that enter layer {deep}, and this model has "
-                f"{model.config.num_layers} layers: use the model it was made for"
-            )
         if (words := trained.settings.get("tokens", model.vocab_size)) != model.vocab_size:
             raise SettingsError(
                 f"this head for {self.kind} is for a model of {words} tokens, and this one has {model.vocab_size}: use "

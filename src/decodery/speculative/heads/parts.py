@@ -47,6 +47,12 @@ class Parts:
                 self._linears[name] = Dense(weight, bias)
         return self._linears[name]
 
+    def inputs(self, name: str) -> int:
+        """How wide rows are that the layer `name` takes."""
+        weight = self.tensors[f"{name}.weight"]
+        # Two weights of an int4 layer share a byte.
+        return weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
+
     def rows(self, name: str, ids: torch.Tensor) -> torch.Tensor:
         """The rows of `ids` [n] of the table `name`.weight, in floating point."""
         found, scale = self.tensors[f"{name}.weight"][ids], self.tensors.get(f"{name}.scale")

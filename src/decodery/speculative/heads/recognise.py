@@ -15,7 +15,7 @@ PUBLISHED = "published"
 
 
 def head_place(spec: str) -> str | None:
-    """The folder, file or Hub id of a head that a text names in place of a drafter; None where it names a method.
+    """The folder, file or Hub id of a head that a text names, None where it names a method.
 
     Args:
         spec: "published:PLACE", or the path of a folder.

@@ -206,7 +206,7 @@ def test_p_eagle_predicts_depths_from_mask_rows(tmp_path: Path) -> None:
         return spread(last[-1] @ weights["lm_head.weight"].T)
 
     check(folder, wanted)
-    assert found_logits(folder, [8], [])[0].reach == 4
+    assert found_logits(folder, [8], [1])[0].reach == 4
 
 
 BLOCKS: dict[str, tuple[bool, dict[str, Any], dict[str, Any], int]] = {
@@ -245,7 +245,7 @@ def test_dflash_fills_in_a_block(name: str, tmp_path: Path) -> None:
     weights = {each: tensor.double() for each, tensor in tensors.items()}
     rows, first = rows_of(weights, layers, settings, own), 0 if settings.get("sample_from_anchor") else 1
     check(folder, lambda path: spread(words(weights, rows[first + len(path)])))
-    assert found_logits(folder, [8], [])[0].reach == 4 - first
+    assert found_logits(folder, [8], [1])[0].reach == 4 - first
 
 
 MARKOV = {
@@ -290,7 +290,7 @@ def test_dspark_adds_a_bias_by_the_path(name: str, tmp_path: Path) -> None:
         return words(weights, rows[first + len(path)]) + made @ weights["markov_head.markov_w2.weight"].T
 
     check(folder, wanted)
-    head, _ = found_logits(folder, [8], [])
+    head, _ = found_logits(folder, [8], [1])
     assert isinstance(head, DSparkHead)
     memory = head.begin()
     states = dict(zip(head.taps, states_of(TEXT[:-1], TAPS), strict=True))
@@ -364,14 +364,21 @@ def test_unsure_drafts_of_dspark_are_cut(tmp_path: Path) -> None:
         engine.run([seq])
         return sum(len(step.tree.tokens) - 1 for step in seq.trace.steps if step.tree)
 
-    assert 0 == drafted(min_confidence=0.999) < drafted(min_confidence=0.3) < drafted()
+    assert drafted(min_confidence=0.9) < drafted(min_confidence=0.6) < drafted()
 
 
 @pytest.mark.parametrize(
     ("kind", "config", "tensors", "error", "words"),
     [
-        ("dflash", {"dflash_config": {"mask_token_id": 99}}, {}, CorruptFile, "mask_token_id = 99"),
-        ("dflash", {"dflash_config": {}}, {}, CorruptFile, "no field mask_token_id"),
+        ("dflash", {"dflash_config": {"mask_token_id": 99, "target_layer_ids": [0, 2, 4]}}, {}, CorruptFile, "id = 99"),
+        ("dflash", {"dflash_config": {"target_layer_ids": [0, 2, 4]}}, {}, CorruptFile, "no field mask_token_id"),
+        (
+            "dflash",
+            {"dflash_config": {}, "num_target_layers": None},
+            {},
+            CorruptFile,
+            "target_layer_ids nor num_target",
+        ),
         ("dflash", {"dflash_config": {"projector_type": "domino"}}, {}, UnsupportedModel, "no layout"),
         ("dflash", {"block_size": None}, {}, CorruptFile, "no field block_size"),
         ("dflash", {"block_size": 1}, {}, CorruptFile, "leaves no token"),
@@ -394,9 +401,9 @@ def test_what_cannot_be_run_is_refused_by_name(
 
 def test_a_head_for_a_target_of_another_shape_is_refused(tmp_path: Path) -> None:
     for kind, other, words in (
-        ("dflash", tiny_transformer(0, num_layers=4), "for a model of 6 layers, and this one has 4"),
+        ("dflash", tiny_transformer(0, num_layers=7), "for a model of 6 layers, and this one has 7"),
         ("dspark", tiny_transformer(0, num_layers=6, hidden_size=48), "for a model of width 32, and this one has 48"),
-        ("eagle-3", tiny_transformer(0, num_layers=4), "reads the states that enter layer 5"),
+        ("eagle-3", tiny_transformer(0, num_layers=4), "use what was made for it: there is no state after layer 5"),
         ("dflash", tiny_transformer(0, num_layers=6, vocab_size=80), "for a model of 64 tokens, and this one has 80"),
     ):
         drafter = published_drafter(str(write(tmp_path / kind, *FOLDERS[kind]())))
