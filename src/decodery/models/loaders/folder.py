@@ -19,7 +19,7 @@ from ..families.arranged import ARRANGED, rows
 from ..families.config_json import TOKEN_IDS, read_config, token_ids
 from ..families.falcon_h1 import factors
 from ..families.layouts import SIGHT, other_names
-from ..families.tensor_names import stores_norms_less_one, tensor_name
+from ..families.tensor_names import is_mtp, stores_norms_less_one, tensor_name
 from ..families.zamba2 import is_copy
 from ..native.super_blocks import BlockKind
 from ..tokenizers.tokenizer import TextFacts, Tokenizer, add_beginning
@@ -182,7 +182,7 @@ class FolderCheckpoint:
                 used |= {stem + last for last in ("qweight", "qzeros", "scales", "g_idx")}
                 self._four_bits.check_order(self._beside(part), named=f"{stem}g_idx" in self._shards.names)
         for name in self._shards.names:
-            if name.startswith(SIGHT) or is_copy(name, self.config):
+            if name.startswith(SIGHT) or is_copy(name, self.config) or is_mtp(name, self.config.num_layers):
                 continue
             if name not in used and not name.endswith(COMPUTED):
                 # Those who quantize write biases of zeros for layers that have none.

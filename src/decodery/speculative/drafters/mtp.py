@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
 from decodery.core.registry import register
 from decodery.models.hooks import Tap
+from decodery.models.loaders.origins import origin_of
+from decodery.models.protocol import Reader
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
 from decodery.step.tree_policy import TreePolicy
@@ -17,7 +20,11 @@ from ..heads.copied import copied_layer
 from ..heads.drafter import HeadDrafter
 from ..heads.head import DraftHead, TrainedHead
 from ..heads.matching import LAST, features_of
+from ..heads.own_mtp import own_layout, own_mtp
 from ..heads.recurrent import RecurrentHead
+
+if TYPE_CHECKING:
+    from decodery.step.logits_source import LogitsSource
 
 
 class MTPHead(RecurrentHead):
@@ -87,10 +94,16 @@ class MTP(HeadDrafter):
         length: Tokens of a chain.
         tree_policy: How a tree is grown, a chain of `length` where it is None.
         head: The folder of the model that has such a layer, one that `decodery train head` made or that vLLM's
-            `speculators` publish, or a `TrainedHead`.
+            `speculators` publish, or a `TrainedHead`; None for the layer in the folder that the model was loaded from.
     """
 
     kind: ClassVar[type[DraftHead]] = MTPHead
 
     length: int = field(default=3, kw_only=True)
     tree_policy: TreePolicy | str | None = field(default=None, kw_only=True)
+
+    def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
+        folder = Path(origin_of(model)).expanduser()
+        if self.head is None and origin_of(model) and folder.is_dir() and own_layout(folder) is not None:
+            return replace(self, head=own_mtp(folder))
+        return super().bind(model, logits_source)

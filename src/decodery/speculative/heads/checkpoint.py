@@ -57,12 +57,18 @@ def refuse_pickle(folder: Path, file: str) -> ModelNotFound:
 
 
 class Tensors:
-    """The tensors of a checkpoint; each is taken once."""
+    """The tensors of a checkpoint; each is taken once.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Its file.
+        read: Its tensors by name, None where they are to be read from the file.
+    """
+
+    def __init__(self, path: Path, read: dict[str, torch.Tensor] | None = None) -> None:
         self.path = path
+        given = read_tensors(path)[0] if read is None else read
         # vLLM reads its Medusa with and without this prefix.
-        named = {name.removeprefix("medusa_heads."): each for name, each in read_tensors(path)[0].items()}
+        named = {name.removeprefix("medusa_heads."): each for name, each in given.items()}
         self._left = {name: each for name, each in named.items() if name not in _IGNORED}
 
     @property

@@ -19,6 +19,7 @@ from decodery.models.trained.artifact import remembered
 from . import published_mlp
 from .checkpoint import CONFIG, Tensors, refuse_pickle, weights_of
 from .head import TrainedHead
+from .own_mtp import own_layout, own_mtp
 from .published_fields import HEAD_FIELDS, SETTINGS, SPECULATORS, SPECULATORS_KINDS, UNREAD, draft_taps, steps, verifier
 from .published_layers import FAMILIES, DraftLayers
 
@@ -35,13 +36,15 @@ _Found = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
 def published(folder: Path) -> TrainedHead:
-    """The head of a folder with a `config.json`.
+    """The head of a folder with a `config.json`, or the next-token layer of a model's folder.
 
     Raises:
         UnsupportedModel: For a layout that is not known, by its name.
         CorruptFile: If something is missing.
         ModelNotFound: If there are no safetensors.
     """
+    if own_layout(folder) is not None:
+        return own_mtp(folder)
     weights = weights_of(folder)
     if weights is None:
         named = _named(_settings(folder))
