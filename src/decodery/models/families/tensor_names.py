@@ -78,7 +78,7 @@ def stores_norms_less_one(config: ModelConfig) -> bool:
 
 
 def is_mtp(name: str, layers: int) -> bool:
-    """Whether a tensor of a model of so many layers belongs to its next-token layers, which the drafter `mtp` runs."""
+    """Whether a tensor belongs to next-token layers, which the drafter `mtp` runs, of a model of `layers`."""
     if name.startswith(("mtp.", "model.mtp_layers.")):
         return True
     place = name.split(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
@@ -18,9 +19,9 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
 from decodery.step.tree_policy import TreePolicy
 
+from ..heads.block_pass import BlockDrafter
 from ..heads.context import ContextLayer
 from ..heads.copied import copied_layer
-from ..heads.drafter import HeadDrafter
 from ..heads.head import DraftHead, Guess, TrainedHead
 from ..heads.parts import Held, LayerShape
 
@@ -46,6 +47,12 @@ class BlockMemory:
     opened: torch.Tensor
     logits: torch.Tensor | None = None
     states: torch.Tensor | None = None
+
+    def cut(self, length: int) -> None:
+        """Forget the text but its first `length` tokens."""
+        self.positions = self.positions[:length]
+        for held in self.held:
+            held.length, held.rows = min(held.length, length), 0
 
     def __deepcopy__(self, memo: dict[int, object]) -> BlockMemory:
         # Tensors other than keys and values are never written to; nodes do not follow a fork.
@@ -119,19 +126,29 @@ class DFlashHead(DraftHead):
     def read(
         self, memory: BlockMemory, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
     ) -> torch.Tensor:
-        context = self._context(states)
-        for layer, held in zip(self.layers, memory.held, strict=True):
-            _, keys, values = layer.heads(context, torch.from_numpy(positions))
-            held.write(keys, values, text=True)
-        memory.positions = np.concatenate((memory.positions, positions))
-        rows = self._predicted(memory, int(tokens[-1]), int(positions[-1]) + 1)
-        memory.guessed, memory.opened = rows[self.first :], rows[:1]
-        memory.logits = None
-        return self.root(memory, int(tokens[-1]))
+        return self.read_all([(memory, states, tokens, positions)])[0]
 
-    def root(self, memory: BlockMemory, anchor: int) -> torch.Tensor:
-        """The logits [outputs] of what follows the text, whose last token is `anchor`."""
-        return self.project(memory.guessed[:1])[0]
+    def read_all(
+        self, texts: Ordered[tuple[BlockMemory, dict[Tap, torch.Tensor], torch.Tensor, np.ndarray]]
+    ) -> torch.Tensor:
+        """`read` of several texts in one pass: the logits [texts, outputs] of what follows each."""
+        context = self._context({tap: torch.cat([states[tap] for _, states, _, _ in texts]) for tap in self.taps})
+        memories, lengths = [memory for memory, _, _, _ in texts], [len(tokens) for _, _, tokens, _ in texts]
+        places = torch.from_numpy(np.concatenate([positions for _, _, _, positions in texts]))
+        for number, layer in enumerate(self.layers):
+            _, keys, values = layer.heads(context, places)
+            for memory, own, seen in zip(memories, keys.split(lengths), values.split(lengths), strict=True):
+                memory.held[number].write(own, seen, text=True)
+        anchors = torch.tensor([int(tokens[-1]) for _, _, tokens, _ in texts], device=context.device)
+        for memory, _, _, positions in texts:
+            memory.positions = np.concatenate((memory.positions, positions))
+        for memory, rows in zip(memories, self._predicted(memories, anchors), strict=True):
+            memory.guessed, memory.opened, memory.logits = rows[self.first :], rows[:1], None
+        return self.project(self.roots(memories, anchors))
+
+    def roots(self, memories: Ordered[BlockMemory], anchors: torch.Tensor) -> torch.Tensor:
+        """What `project` takes of the next tokens of texts [n, width], after last tokens `anchors` [n]."""
+        return torch.cat([memory.guessed[:1] for memory in memories])
 
     def grow(
         self, memory: BlockMemory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
@@ -155,24 +172,27 @@ class DFlashHead(DraftHead):
         rows[:, 0] = anchors
         return self.embed(rows.flatten())
 
-    def _predicted(self, memory: BlockMemory, anchor: int, start: int) -> torch.Tensor:
-        """The normed rows [block, hidden] of a block that begins at the position `start`."""
-        stream = self._block_of(torch.tensor([anchor], dtype=torch.int64, device=self.model.device))
-        places = torch.arange(start, start + self.block, device="cpu")
-        for layer, held in zip(self.layers, memory.held, strict=True):
-            queries, keys, values = layer.heads(layer.entered(stream), places)
-            held.write(keys, values, text=False)
-            end = held.length + held.rows
-            seen = None
-            if layer.shape.sliding is not None:
-                near, own = self._near(layer.shape.sliding, torch.from_numpy(memory.positions), start)
-                seen = torch.cat((near, own), dim=1)
-            scale = layer.shape.head_dim**-0.5
-            found = attend(queries, held.data[0, :, :end], held.data[1, :, :end], seen, scale)
-            # The text is all that stays.
-            held.rows = 0
-            stream = layer.left(stream + self.parts.linear(f"{layer.prefix}output")(found))
-        return self.parts.norm("norm", stream, self.shape.eps)
+    def _predicted(self, memories: Ordered[BlockMemory], anchors: torch.Tensor) -> Ordered[torch.Tensor]:
+        """The normed rows [block, hidden] of the block after each text, whose last tokens are `anchors` [n]."""
+        stream, size = self._block_of(anchors), self.block
+        starts = [int(memory.positions[-1]) + 1 for memory in memories]
+        places = torch.cat([torch.arange(start, start + size, device="cpu") for start in starts])
+        for number, layer in enumerate(self.layers):
+            found = []
+            heads = zip(*(each.split(size) for each in layer.heads(layer.entered(stream), places)), strict=True)
+            for memory, start, (queries, keys, values) in zip(memories, starts, heads, strict=True):
+                held, seen = memory.held[number], None
+                held.write(keys, values, text=False)
+                end = held.length + held.rows
+                if layer.shape.sliding is not None:
+                    near, own = self._near(layer.shape.sliding, torch.from_numpy(memory.positions), start)
+                    seen = torch.cat((near, own), dim=1)
+                scale = layer.shape.head_dim**-0.5
+                found.append(attend(queries, held.data[0, :, :end], held.data[1, :, :end], seen, scale))
+                # The text is all that stays.
+                held.rows = 0
+            stream = layer.left(stream + self.parts.linear(f"{layer.prefix}output")(torch.cat(found)))
+        return self.parts.norm("norm", stream, self.shape.eps).split(size)
 
     def _near(self, window: int, positions: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What a sliding layer's rows attend to: of the text's positions [n] as [block, n], and [block, block]."""
@@ -222,7 +242,7 @@ class DFlashHead(DraftHead):
     requirements=("hidden states of every token", "a head made by decodery train head --kind dflash"),
 )
 @dataclass(frozen=True)
-class DFlash(HeadDrafter):
+class DFlash(BlockDrafter):
     """Drafts a block of tokens in one pass of a few layers over the target's states.
 
     Every row answers for its own position, whatever is drafted before it; a tree takes each row's best tokens by the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 from decodery.step.tree_policy import TreePolicy
 
-from ..heads.drafter import HeadDrafter
+from ..heads.block_pass import BlockDrafter
 from ..heads.head import DraftHead, Guess, TrainedHead
 from ..heads.reading import HeadReading
 from .dflash import BlockMemory, DFlashHead
@@ -81,15 +82,17 @@ class DSparkHead(DFlashHead):
             tensors["markov_step.weight"] = drawn(3 * rank, hidden + 2 * rank)
         return tensors, settings | {"from_anchor": True, "heads": block, "markov": markov, "primed": False}
 
-    def root(self, memory: BlockMemory, anchor: int) -> torch.Tensor:
+    def roots(self, memories: Ordered[BlockMemory], anchors: torch.Tensor) -> torch.Tensor:
+        rows = super().roots(memories, anchors)
         if self.variant is None:
-            return super().root(memory, anchor)
-        state = memory.guessed.new_zeros(1, self.rank)
-        token = torch.tensor([anchor], dtype=torch.int64, device=memory.guessed.device)
+            return rows
+        states = rows.new_zeros(len(rows), self.rank)
         if self.primed:
-            state, _ = self._bias(memory.opened, token, state)
-        memory.states, made = self._bias(memory.guessed[:1], token, state)
-        return self.project(torch.cat((memory.guessed[:1], made), dim=1))[0]
+            states, _ = self._bias(torch.cat([memory.opened for memory in memories]), anchors, states)
+        states, made = self._bias(rows, anchors, states)
+        for memory, state in zip(memories, states, strict=True):
+            memory.states = state[None]
+        return torch.cat((rows, made), dim=1)
 
     def grow(
         self, memory: BlockMemory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
@@ -168,7 +171,7 @@ class DSparkHead(DFlashHead):
     requirements=("hidden states of every token", "a head made by decodery train head --kind dspark"),
 )
 @dataclass(frozen=True)
-class DSpark(HeadDrafter):
+class DSpark(BlockDrafter):
     """Drafts a block of tokens in one pass, each with a bias by the token drafted before it.
 
     Predictions depend on the path, so trees need no independence of their levels. A draft is cut where the head's own

@@ -46,8 +46,8 @@ class UniversalReading:
     ends: list[int] = field(default_factory=list)
 
     def __deepcopy__(self, memo: dict[int, object]) -> UniversalReading:
-        copied = {name: list(getattr(self, name)) for name in ("known", "tokens", "ends")}
-        return replace(self, follower=deepcopy(self.follower, memo), **copied)
+        follower, known = deepcopy(self.follower, memo), list(self.known)
+        return replace(self, follower=follower, known=known, tokens=list(self.tokens), ends=list(self.ends))
 
     def text(self, tokens: list[int]) -> list[int]:
         """The draft model's tokens of a text; none where it ends inside a character.

@@ -14,8 +14,9 @@ import torch
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.models.batch import Batch, Segment
+from decodery.models.batch import Batch, Scores, Segment
 from decodery.speculative.drafters.dspark import DSpark, DSparkHead
+from decodery.speculative.heads.block_pass import BlockPass
 from decodery.speculative.heads.drafter import TrainedDrafter, head_kind
 from decodery.speculative.heads.head import DraftHead, Heard, TrainedHead
 from decodery.speculative.heads.reading import HeadReading
@@ -409,3 +410,29 @@ def test_a_head_for_a_target_of_another_shape_is_refused(tmp_path: Path) -> None
         drafter = published_drafter(str(write(tmp_path / kind, *FOLDERS[kind]())))
         with pytest.raises(SettingsError, match=words):
             Engine(other).submit(Request([1], drafter=drafter))
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_texts_that_wait_share_a_pass_of_the_head(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = published_drafter(str(write(tmp_path / "head", *FOLDERS[kind]())))
+    sizes, whole = [], BlockPass.forward
+
+    def counted(self: BlockPass, batch: Batch, **settings: Any) -> Scores:
+        sizes.append(len(batch.segments))
+        return whole(self, batch, **settings)
+
+    monkeypatch.setattr(BlockPass, "forward", counted)
+
+    def trees(prompts: list[list[int]]) -> list[list[list[int]]]:
+        engine = Engine(TARGET)
+        texts = [
+            engine.submit(Request(prompt, max_new_tokens=6, drafter=drafter, return_draft_trees=True))
+            for prompt in prompts
+        ]
+        engine.run(texts)
+        return [[list(step.tree.tokens) for step in seq.trace.steps if step.tree] for seq in texts]
+
+    prompts = [[1, 2, 3], [5] * 9, [7]]
+    together = trees(prompts)
+    assert max(sizes) == 3
+    assert together == [trees([prompt])[0] for prompt in prompts]
