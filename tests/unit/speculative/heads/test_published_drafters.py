@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
+from decodery.core.errors import CorruptFile, NotTrusted, SettingsError, UnsupportedModel
+from decodery.core.method_spec import from_network
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
+from decodery.llm.resolve_settings import resolve_drafter
 from decodery.models.batch import Batch, Scores, Segment
+from decodery.speculative.drafters.dflash import DFlash
 from decodery.speculative.drafters.dspark import DSpark, DSparkHead
 from decodery.speculative.heads.block_pass import BlockPass
 from decodery.speculative.heads.drafter import TrainedDrafter, head_kind
@@ -436,3 +439,15 @@ def test_texts_that_wait_share_a_pass_of_the_head(kind: str, tmp_path: Path, mon
     together = trees(prompts)
     assert max(sizes) == 3
     assert together == [trees([prompt])[0] for prompt in prompts]
+
+
+def test_a_folder_names_its_drafter(tmp_path: Path) -> None:
+    folder = str(write(tmp_path / "head", *FOLDERS["dflash"]()))
+    for spec in (folder, f"published:{folder}", f"dflash:head={folder}"):
+        assert isinstance(resolve_drafter(spec), DFlash)
+    with pytest.raises(SettingsError, match="a head for dflash, not for eagle-3: use the drafter dflash"):
+        resolve_drafter(f"eagle-3:head={folder}")
+    with pytest.raises(SettingsError, match="published needs the folder"):
+        resolve_drafter("published")
+    with from_network(), pytest.raises(NotTrusted, match="not for requests from a network"):
+        resolve_drafter(folder)
