@@ -179,8 +179,10 @@ from decodery.speculative.drafters.combine import Cascade, Router, Union
 from decodery.speculative.drafters.compressed_cache import CompressedCache
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.deer import Deer
+from decodery.speculative.drafters.dflash import DFlash, DFlashHead
 from decodery.speculative.drafters.discrete_key_value import DiscreteKeyValue
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.dspark import DSpark, DSparkHead
 from decodery.speculative.drafters.dynamic_exit import DEL
 from decodery.speculative.drafters.eagle import EAGLE, EAGLEHead
 from decodery.speculative.drafters.eagle_3 import EAGLE3, EAGLE3Head
@@ -200,8 +202,10 @@ from decodery.speculative.drafters.longspec import LongSpec, LongSpecHead
 from decodery.speculative.drafters.lookahead import Lookahead
 from decodery.speculative.drafters.medusa import Medusa, MedusaHead
 from decodery.speculative.drafters.msd import MSD, MSDHead
+from decodery.speculative.drafters.mtp import MTP, MTPHead
 from decodery.speculative.drafters.nested import Nested
 from decodery.speculative.drafters.ngram import NGram
+from decodery.speculative.drafters.p_eagle import PEAGLE, PEAGLEHead
 from decodery.speculative.drafters.pearl import Pearl
 from decodery.speculative.drafters.ppd import PPD
 from decodery.speculative.drafters.predicted_output import PredictedOutput
@@ -329,8 +333,8 @@ def _untrained(
     return TrainedHead(kind.kind, tensors, about | settings)
 
 
-ENCODED = {"cppd"}
-"""Drafters for models with an encoder alone, which have tests of their own."""
+ENCODED = {"cppd", "universal-draft"}
+"""Drafters for models with an encoder alone, or with tokenizers, which have tests of their own."""
 
 
 def blocked(other: LanguageModel) -> LanguageModel:
@@ -361,6 +365,15 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), tree_policy=EAGLE2(nodes=5, width=2, depth=2)),
     "msd": lambda other: MSD(_untrained(MSDHead, other), tree_policy=EAGLE2(nodes=5, width=2, depth=2)),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), tree_policy=EAGLE2(nodes=5, width=2, depth=2)),
+    "p-eagle": lambda other: PEAGLE(_untrained(PEAGLEHead, other), tree_policy=EAGLE2(nodes=5, width=2, depth=3)),
+    "dflash": lambda other: DFlash(
+        _untrained(DFlashHead, other, {"block": 5}), tree_policy=EAGLE2(nodes=5, width=2, depth=3)
+    ),
+    "dspark": lambda other: DSpark(
+        _untrained(DSparkHead, other, {"block": 4, "markov": "rnn", "rank": 8}),
+        tree_policy=EAGLE2(nodes=5, width=2, depth=3),
+    ),
+    "mtp": lambda other: MTP(_untrained(MTPHead, other), length=3),
     "del": lambda other: DEL((0, 1), length=4),
     "medusa": lambda other: Medusa(_untrained(MedusaHead, other), tree_policy=FixedTree(branching=(3, 2))),
     "hydra": lambda other: Hydra(

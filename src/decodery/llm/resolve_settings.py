@@ -15,6 +15,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.logits_processor import LogitsProcessor
 from decodery.sampling.sampler import CHANCE, Sampler
 from decodery.speculative.drafters.predicted_output import PredictedOutput
+from decodery.speculative.heads.recognise import head_place, published_drafter
 from decodery.step.cache_policy import CachePolicy
 from decodery.step.drafter import Drafter
 from decodery.step.logits_source import LogitsSource
@@ -23,9 +24,11 @@ from decodery.step.sequence import KeptText, Sequence
 
 
 def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:
-    """A drafter by name; None and "none" mean no speculation."""
+    """A drafter by name, or by the folder of its head; None and "none" mean no speculation."""
     if drafter is None or drafter == "none":
         return None
+    if isinstance(drafter, str) and (place := head_place(drafter)) is not None:
+        return published_drafter(place)
     return resolve("drafter", drafter)
 
 

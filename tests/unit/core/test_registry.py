@@ -331,7 +331,7 @@ LOCAL = {
     *(("drafter", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
     *(
         ("drafter", name, "model")
-        for name in ("auto", "deer", "draft-model", "easyspec", "hmm", "nested", "pearl", "rapid")
+        for name in ("auto", "deer", "draft-model", "easyspec", "hmm", "nested", "pearl", "rapid", "universal-draft")
     ),
     *(
         ("drafter", "auto", "warm"),
@@ -343,6 +343,7 @@ LOCAL = {
         ("acceptance-rule", "judge", "head"),
     ),
     *(("drafter", name, "head") for name in ("chimera", "clover", "eagle", "eagle-3", "falcon", "fspad", "hydra")),
+    *(("drafter", name, "head") for name in ("dflash", "dspark", "mtp", "p-eagle")),
     *(("drafter", name, "head") for name in ("kangaroo", "longspec", "medusa", "msd")),
     ("drafter", "cppd", "slots"),
     ("drafter", "discrete-key-value", "keys"),

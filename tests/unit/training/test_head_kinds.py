@@ -20,7 +20,10 @@ from decodery.training.features import FeatureStore
 from decodery.training.head import HeadRecipe, _HeadTraining, _StoredTexts, train_head
 from tiny_models import tiny_loaded
 
-KINDS = ["chimera", "clover", "eagle", "falcon", "fspad", "hydra", "kangaroo", "longspec"]
+KINDS = [
+    *("chimera", "clover", "dflash", "dspark", "eagle", "falcon", "fspad", "hydra", "kangaroo", "longspec", "mtp"),
+    "p-eagle",
+]
 """Those that `test_head` leaves out; msd is taught beside what it is for."""
 
 

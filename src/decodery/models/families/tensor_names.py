@@ -75,3 +75,11 @@ def _expert_name(name: str, family: str) -> str:
 def stores_norms_less_one(config: ModelConfig) -> bool:
     """Whether the checkpoint's norm weights are w - 1, as Gemma's are."""
     return config.family == "gemma3_text"
+
+
+def is_mtp(name: str, layers: int) -> bool:
+    """Whether a tensor belongs to next-token layers, which the drafter `mtp` runs, of a model of `layers`."""
+    if name.startswith(("mtp.", "model.mtp_layers.")):
+        return True
+    place = name.split(".")
+    return name.startswith("model.layers.") and len(place) > 2 and place[2].isdigit() and int(place[2]) >= layers

@@ -180,6 +180,7 @@ _GROUPS = {
         "num_return_sequences remove_invalid_values exponential_decay_length_penalty task_specific_params "
         "model_max_length tokenizer_model_max_length max_sequence_length seq_length n_ctx"
     ),
+    "next-token layers, which the drafter mtp reads": ("num_nextn_predict_layers mtp_num_hidden_layers num_mtp_layers"),
     "what is returned and kept beside": (
         "use_cache cache_implementation return_dict return_dict_in_generate output_attentions output_hidden_states "
         "output_scores output_router_logits num_logits_to_keep keys_to_ignore_at_inference is_decoder"

@@ -18,7 +18,7 @@ from ..families.arranged import rows
 from ..families.config_json import TOKEN_IDS, read_config, token_ids
 from ..families.falcon_h1 import factors
 from ..families.layouts import SIGHT, other_names
-from ..families.tensor_names import stores_norms_less_one, tensor_name
+from ..families.tensor_names import is_mtp, stores_norms_less_one, tensor_name
 from ..families.zamba2 import is_copy
 from ..tokenizers.tokenizer import TextFacts, Tokenizer, add_beginning
 from .fields import Either, Fields, Flag, Kind, Listed, Record, Text, read_json
@@ -179,7 +179,7 @@ class FolderCheckpoint:
         for part in parts:
             used |= self._quantized.tensors(self._names(part))
         for name in self._shards.names:
-            if name.startswith(SIGHT) or is_copy(name, self.config):
+            if name.startswith(SIGHT) or is_copy(name, self.config) or is_mtp(name, self.config.num_layers):
                 continue
             if name not in used and not name.endswith(COMPUTED) and not self._quantized.is_beside(name):
                 # Those who quantize write biases of zeros for layers that have none.

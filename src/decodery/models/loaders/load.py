@@ -37,6 +37,7 @@ from .dtype import choose_device, choose_own
 from .fields import read_json
 from .named import Precision
 from .quantized.dequantize import dequantize, quantized_for
+from .origins import loaded_from
 from .source import Source, find
 from .store import (
     converted,
@@ -76,6 +77,7 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         speaks(self.model, self.tokenizer)
+        loaded_from(self.model, self.origin or self.name)
 
 
 _OTHER_NAMES = {

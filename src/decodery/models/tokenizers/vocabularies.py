@@ -76,7 +76,7 @@ def padding_of(model: Reader) -> Padding | None:
     Returns:
         None where all of them are tokens, or where nothing is known of them.
     """
-    found = _tokenizer(bare(model))
+    found = tokenizer_of(bare(model))
     return None if found is None else _padding(found, model.vocab_size)
 
 
@@ -112,7 +112,7 @@ def fitted(model: R, target: Reader) -> R | Fitted:
     sizes = model.vocab_size, target.vocab_size
     names = model.config.vocabulary, target.config.vocabulary
     if names[0] != names[1] or not names[0]:
-        ours, theirs = _tokenizer(model), _tokenizer(target)
+        ours, theirs = tokenizer_of(model), tokenizer_of(target)
         if ours is not None and theirs is not None:
             _compare(ours, theirs, min(sizes))
         elif all(names):
@@ -176,8 +176,8 @@ class Fitted:
         return replace(segment, tokens=np.where(segment.tokens < self.model.vocab_size, segment.tokens, stand_in))
 
 
-def _tokenizer(model: Reader) -> Tokenizer | None:
-    """The tokenizer of a model: its own, else that of a model with the same vocabulary."""
+def tokenizer_of(model: Reader) -> Tokenizer | None:
+    """The tokenizer of a model: its own, else that of a model with the same vocabulary, or None."""
     known, name = list(_spoken.items()), model.config.vocabulary
     own = next((tokenizer for each, tokenizer in known if each is model), None)
     return own or next((tokenizer for each, tokenizer in known if name and each.config.vocabulary == name), None)

@@ -9,6 +9,8 @@ from .clover import Clover as Clover
 from .compressed_cache import CompressedCache as CompressedCache
 from .copyspec import CopySpec as CopySpec
 from .dynamic_exit import DEL as DEL
+from .dflash import DFlash as DFlash
+from .dspark import DSpark as DSpark
 from .deer import Deer as Deer
 from .discrete_key_value import DiscreteKeyValue as DiscreteKeyValue
 from .draft_model import DraftModel as DraftModel
@@ -29,9 +31,11 @@ from .lexical_unit import LexicalUnit as LexicalUnit
 from .longspec import LongSpec as LongSpec
 from .lookahead import Lookahead as Lookahead
 from .msd import MSD as MSD
+from .mtp import MTP as MTP
 from .medusa import Medusa as Medusa
 from .ngram import NGram as NGram
 from .nested import Nested as Nested
+from .p_eagle import PEAGLE as PEAGLE
 from .ppd import PPD as PPD
 from .pearl import Pearl as Pearl
 from .predicted_output import PredictedOutput as PredictedOutput
@@ -46,6 +50,7 @@ from .suffix_tree import SuffixTree as SuffixTree
 from .swift import Swift as Swift
 from .token_recycling import TokenRecycling as TokenRecycling
 from .combine import Union as Union
+from .universal_draft import UniversalDraft as UniversalDraft
 from .combine import cascade as cascade
 from .combine import router as router
 from .dynamic_exit import tokens_per_layer as tokens_per_layer

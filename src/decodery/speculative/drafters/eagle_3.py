@@ -58,7 +58,7 @@ class EAGLE3Head(RecurrentHead):
     @cached_property
     def native(self) -> NativeHead | None:
         enter, words = self.parts.linear("fc"), self.projection()
-        if self.dtype != torch.float32 or not NativeHead.runs(self.layer, (enter, words)):
+        if self.dtype != torch.float32 or self._more or not NativeHead.runs(self.layer, (enter, words)):
             return None
         token, feature, last = (self.parts[f"{name}.weight"] for name in ("token_norm", "feature_norm", "norm"))
         first = bool(self.trained.settings.get("norm_before_residual"))
@@ -69,12 +69,33 @@ class EAGLE3Head(RecurrentHead):
             (token, feature, last),
             norm_first=first,
             embed=self.embed,
-            table=plain_embeddings(self.model),
+            table=None if self.own_embedding else plain_embeddings(self.model),
             vocabulary=self.vocabulary,
         )
 
+    @property
+    def entering(self) -> int:
+        return self.parts.inputs("fc") // len(self.taps)
+
+    @property
+    def _more(self) -> bool:
+        """Whether it has a part that the native call lacks."""
+        names = ("states_norm.weight", "states_norm.0.weight")
+        wide = self.entering != self.layer.shape.hidden
+        return bool(self.further or wide or self._feeds_normed or any(name in self.parts for name in names))
+
+    @property
+    def _feeds_normed(self) -> bool:
+        return bool(self.trained.settings.get("norm_output"))
+
     def enter(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
-        return self.parts.linear("fc")(torch.cat([states[tap] for tap in self.taps], dim=-1))
+        rows = [states[tap] for tap in self.taps]
+        if "states_norm.0.weight" in self.parts:
+            rows = [self.norm(f"states_norm.{number}", each) for number, each in enumerate(rows)]
+        joined = torch.cat(rows, dim=-1)
+        if "states_norm.weight" in self.parts:
+            joined = self.norm("states_norm", joined)
+        return self.parts.linear("fc")(joined)
 
     def inputs(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         normed = self.norm("feature_norm", features)
@@ -82,7 +103,8 @@ class EAGLE3Head(RecurrentHead):
         return stream, torch.cat((self.norm("token_norm", embedded), normed), dim=-1)
 
     def leave(self, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return stream, self.norm("norm", stream)
+        normed = self.norm("norm", stream)
+        return (normed if self._feeds_normed else stream), normed
 
 
 @register(

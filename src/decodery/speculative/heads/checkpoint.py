@@ -20,6 +20,8 @@ WEIGHTS = {
 # Of the target, which has them anyway; and what anybody can work out.
 _IGNORED = (
     "input_embed_fn.weight",
+    "verifier_lm_head.weight",
+    "verifier_norm.weight",
     "prefix_embeding_layer.embed_tokens.weight",
     "t2d",
     "layers.0.self_attn.rotary_emb.inv_freq",
@@ -55,12 +57,18 @@ def refuse_pickle(folder: Path, file: str) -> ModelNotFound:
 
 
 class Tensors:
-    """The tensors of a checkpoint; each is taken once."""
+    """The tensors of a checkpoint; each is taken once.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Its file.
+        read: Its tensors by name, None where they are to be read from the file.
+    """
+
+    def __init__(self, path: Path, read: dict[str, torch.Tensor] | None = None) -> None:
         self.path = path
+        given = read_tensors(path)[0] if read is None else read
         # vLLM reads its Medusa with and without this prefix.
-        named = {name.removeprefix("medusa_heads."): each for name, each in read_tensors(path)[0].items()}
+        named = {name.removeprefix("medusa_heads."): each for name, each in given.items()}
         self._left = {name: each for name, each in named.items() if name not in _IGNORED}
 
     @property
@@ -110,21 +118,22 @@ class Tensors:
         return found
 
     def layer(
-        self, prefix: str, *, hidden: int, inner: int, own: int, shared: int, width: int
+        self, prefix: str, *, hidden: int, inner: int, own: int, shared: int, width: int, name: str = "layer."
     ) -> dict[str, torch.Tensor]:
         """A decoder layer, but the norms before its attention.
 
         Args:
             own, shared: Numbers of all queries, and of all keys or values.
             width: Of what attention reads.
+            name: How the names of what is found begin.
         """
         heads = dict(zip((f"{prefix}self_attn.{each}_proj" for each in "qkv"), (own, shared, shared), strict=True))
         return {
-            **self.linear("layer.qkv", heads, width),
-            **self.linear("layer.output", {f"{prefix}self_attn.o_proj": hidden}, own),
-            **self.linear("layer.gate_up", {f"{prefix}mlp.{each}_proj": inner for each in ("gate", "up")}, hidden),
-            **self.linear("layer.down", {f"{prefix}mlp.down_proj": hidden}, inner),
-            "layer.mlp_norm.weight": self.take(f"{prefix}post_attention_layernorm.weight", hidden),
+            **self.linear(f"{name}qkv", heads, width),
+            **self.linear(f"{name}output", {f"{prefix}self_attn.o_proj": hidden}, own),
+            **self.linear(f"{name}gate_up", {f"{prefix}mlp.{each}_proj": inner for each in ("gate", "up")}, hidden),
+            **self.linear(f"{name}down", {f"{prefix}mlp.down_proj": hidden}, inner),
+            f"{name}mlp_norm.weight": self.take(f"{prefix}post_attention_layernorm.weight", hidden),
         }
 
     def refuse_rest(self, layout: str) -> None:

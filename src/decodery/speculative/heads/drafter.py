@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from decodery.core.method_spec import given, parts, spelled
 from decodery.core.registry import methods
 from decodery.core.requirements import Requirements
 from decodery.models.loaders.drafts import shipped_head
+from decodery.models.loaders.origins import origin_of
 from decodery.models.protocol import Reader
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
@@ -141,9 +143,21 @@ def bound(kind: type[K], trained: TrainedHead, model: Reader) -> K:
     heads = _bound.setdefault(model, {})
     if id(trained) not in heads:
         heads[id(trained)] = kind(trained, model)
+        _warn_of_another(trained, model)
     found = heads[id(trained)]
     assert isinstance(found, kind)
     return found
+
+
+def _warn_of_another(trained: TrainedHead, model: Reader) -> None:
+    """Warn where a published head names another model than the one that it fits by its shape."""
+    verifier, origin = trained.facts.get("verifier", ""), origin_of(model)
+    names = [each.rstrip("/").rpartition("/")[2].lower() for each in (verifier, origin)]
+    if all(names) and names[0] != names[1]:
+        warnings.warn(
+            f"this head was made for {verifier}, and the model is {origin}: its drafts may be accepted less often",
+            stacklevel=2,
+        )
 
 
 def head_kind(name: str) -> type[BoundHead]:

@@ -32,8 +32,8 @@ HEAD = "head.safetensors"
 KIND = "draft head"
 MADE = "train one with `decodery train head -m MODEL`"
 _MOST_HEADS, _MOST_RANKS = 64, 64
-OWN_EMBEDDING = "embedding"
-"""Some rows of the embedding that a published head brings, which should be the target's."""
+OWN_EMBEDDING = "embed_tokens"
+"""The table that a published head brings: left out where it is the target's."""
 _EMBEDDING_LIMIT = 0.1
 """How far it may be from the target's, of its length: targets keep theirs in fewer bits, or in other ones."""
 EMBEDDED: Tap = "embedded"
@@ -161,22 +161,27 @@ class BoundHead(ABC):
                 "apart, which this model does not offer: use one that this package runs itself"
             )
         refuse_other(f"this head for {self.kind}", trained.model, model, MADE)
-        self._refuse_own_embedding(trained, model)
         self.model: OpenModel = model
         self.trained = trained
         self.taps = self.reads(trained)
         self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+        own = self._embeds_by_itself(trained, model)
         self.parts = Parts(
             {
                 name: each.to(model.device, self.dtype if each.is_floating_point() else None)
                 for name, each in trained.tensors.items()
-                if name != OWN_EMBEDDING
+                if own or not name.startswith(OWN_EMBEDDING)
             }
         )
         if (ids := trained.tensors.get("vocabulary")) is not None and not (
             ids.ndim == 1 and len(ids) and int(ids.min()) >= 0 and int(ids.max()) < model.vocab_size
         ):
             raise CorruptFile(f"this head for {self.kind} has tokens that the model does not have: {MADE}")
+        if (words := trained.settings.get("tokens", model.vocab_size)) != model.vocab_size:
+            raise SettingsError(
+                f"this head for {self.kind} is for a model of {words} tokens, and this one has {model.vocab_size}: use "
+                "the model it was made for"
+            )
         words = model.vocab_size if ids is None else len(ids)
         for name, each in trained.tensors.items():
             if name.startswith("lm_head") and name.endswith("weight") and len(each) != words:
@@ -186,19 +191,25 @@ class BoundHead(ABC):
                 )
 
     @classmethod
-    def _refuse_own_embedding(cls, trained: TrainedHead, model: OpenModel) -> None:
-        own = trained.tensors.get(OWN_EMBEDDING)
-        if own is None or own.shape[-1] != model.config.hidden_size:
-            return
+    def _embeds_by_itself(cls, trained: TrainedHead, model: OpenModel) -> bool:
+        """Whether a head brings an embedding that is not its target's.
+
+        Raises:
+            SettingsError: The embedding has fewer tokens than the model.
+        """
+        own = trained.tensors.get(f"{OWN_EMBEDDING}.weight")
+        if own is None:
+            return False
+        if len(own) < model.vocab_size:
+            raise SettingsError(
+                f"this head for {cls.kind} has embeddings of {len(own)} tokens, and this model has {model.vocab_size}: "
+                "use the model it was made for"
+            )
+        if own.shape[-1] != model.config.hidden_size:
+            return True
         places = sampled(own.device, model.vocab_size)
-        if len(places) == len(own):
-            wanted, found = model.embed_tokens(places).float(), own.float()
-            if float((found - wanted).norm()) <= _EMBEDDING_LIMIT * float(wanted.norm()):
-                return
-        raise UnsupportedModel(
-            f"this head for {cls.kind} reads tokens by an embedding of its own (embed_tokens.weight), and heads read "
-            "that of the target here: use the model it was made for, or a head that shares its embedding"
-        )
+        wanted, found = model.embed_tokens(places).float(), own[places].float()
+        return float((found - wanted).norm()) > _EMBEDDING_LIMIT * float(wanted.norm())
 
     @classmethod
     @abstractmethod
@@ -246,8 +257,15 @@ class BoundHead(ABC):
         return torch.zeros((), dtype=torch.float32, device="cpu")
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[n] ids -> [n, hidden]: the target's embeddings."""
+        """[n] ids -> [n, hidden]: the target's embeddings, or the head's own."""
+        if self.own_embedding:
+            return self.parts.rows(OWN_EMBEDDING, tokens)
         return self.model.embed_tokens(tokens).to(self.dtype)
+
+    @property
+    def own_embedding(self) -> bool:
+        """Whether tokens are embedded by a table of the head's own."""
+        return f"{OWN_EMBEDDING}.weight" in self.parts
 
     def project(self, spoken: torch.Tensor, step: int = 0) -> torch.Tensor:
         """[n, hidden] -> logits [n, outputs], by the target's own vocabulary projection.

@@ -113,7 +113,8 @@ class NativeHead:
         """Whether the kernels can run a head of this layer with these linear layers beside it."""
         own = [layer.parts.linear(f"{layer.prefix}{name}") for name in _LINEARS]
         whole = all(isinstance(each, QUANTIZED) for each in (*own, *linears))
-        return whole and layer.shape.window is None and library() is not None
+        plain = layer.shape.window is layer.shape.sliding is None and f"{layer.prefix}q_norm.weight" not in layer.parts
+        return whole and plain and library() is not None
 
     def __call__(
         self,

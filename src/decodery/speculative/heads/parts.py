@@ -48,6 +48,17 @@ class Parts:
                 self._linears[name] = Dense(weight, bias)
         return self._linears[name]
 
+    def inputs(self, name: str) -> int:
+        """How wide rows are that the layer `name` takes."""
+        weight = self.tensors[f"{name}.weight"]
+        # Two weights of an int4 layer share a byte.
+        return weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
+
+    def rows(self, name: str, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of `ids` [n] of the table `name`.weight, in floating point."""
+        found, scale = self.tensors[f"{name}.weight"][ids], self.tensors.get(f"{name}.scale")
+        return found if scale is None else found.to(scale.dtype) * scale[ids, None]
+
     def block(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Rows [..., d] plus SiLU of what the layer `name` makes of them."""
         return rows + silu(self.linear(name)(rows))
@@ -140,6 +151,9 @@ class LayerShape:
         theta: Base of the rotary positions.
         window: How many tokens of the text before the last one a row sees; None: all.
         stretch: What each of their frequencies is divided by, nothing where it is empty.
+        factor: What cosines and sines are multiplied by, as YaRN does.
+        sliding: How many positions a row attends to, its own and those before it; None: all. Counted from every row,
+            where `window` is counted from the end of the text.
     """
 
     hidden: int
@@ -151,6 +165,8 @@ class LayerShape:
     eps: float = 1e-5
     window: int | None = None
     stretch: tuple[float, ...] = ()
+    factor: float = 1.0
+    sliding: int | None = None
 
 
 class DecoderLayer:
@@ -175,7 +191,7 @@ class DecoderLayer:
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the angles at positions [n]: [n, head_dim / 2] float64 each."""
         angles = positions.double()[:, None] * self._inverse.to(positions.device)
-        return angles.cos(), angles.sin()
+        return angles.cos() * self.shape.factor, angles.sin() * self.shape.factor
 
     def heads(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values [n, heads, head_dim], rotated by positions [n], which may be on the host."""
@@ -183,6 +199,8 @@ class DecoderLayer:
         sizes = shape.heads, shape.kv_heads, shape.kv_heads
         fused = self.parts.linear(f"{self.prefix}qkv")(rows).view(len(rows), -1, shape.head_dim)
         queries, keys, values = fused.split(sizes, dim=1)
+        if f"{self.prefix}q_norm.weight" in self.parts:
+            queries, keys = self.norm("q_norm", queries), self.norm("k_norm", keys)
         cos, sin = (each[:, None].to(rows.dtype) for each in self.angles(positions.to(rows.device)))
         return rotate(queries, cos, sin), rotate(keys, cos, sin), values
 
@@ -195,14 +213,16 @@ class DecoderLayer:
         queries, keys, values = self.heads(rows, torch.from_numpy(positions))
         before = held.length
         held.write(keys, values, text=mask is None)
-        last = before if mask is None else before - 1
-        first = 0 if self.shape.window is None else max(0, last - self.shape.window)
+        last, shape = before if mask is None else before - 1, self.shape
+        first = 0 if shape.window is None else max(0, last - shape.window)
         end = held.length + held.rows
         own = np.tri(len(rows), dtype=bool) if mask is None else mask
         seen = None
-        if not own.all():
+        if shape.sliding is not None:
+            seen = torch.from_numpy(_sliding(own, before, shape.sliding, text=mask is None))
+        elif not own.all():
             seen = torch.from_numpy(np.concatenate((np.ones((len(rows), before - first), dtype=bool), own), axis=1))
-        scale = self.shape.head_dim**-0.5
+        scale = shape.head_dim**-0.5
         keys, values = held.read(first, end)
         context = attend(queries, keys, values, seen, scale)
         return self.parts.linear(f"{self.prefix}output")(context)
@@ -212,6 +232,22 @@ class DecoderLayer:
         rows = self.norm("mlp_norm", stream)
         gate, up = self.parts.linear(f"{self.prefix}gate_up")(rows).chunk(2, dim=-1)
         return stream + self.parts.linear(f"{self.prefix}down")(silu(gate) * up)
+
+
+def _sliding(own: np.ndarray, before: int, most: int, *, text: bool) -> np.ndarray:
+    """[n, before + rows] bool: which of the last `most` positions each row sees, of the text and of `own` rows.
+
+    Args:
+        own: [n, rows], which rows after the text each may see, its own included.
+        before: Rows of the text that were there.
+        text: Whether the rows are text, too; else a row of a tree stands as deep as the rows it may see are many.
+    """
+    n = len(own)
+    # Of the rows that one sees, each stands one position after the one before it.
+    depths = own.cumsum(axis=1)
+    last = depths[:, -1:] if not text else np.arange(1, n + 1)[:, None]
+    near = np.arange(before)[None, :] > before - 1 + last - most
+    return np.concatenate((near, own & (depths > last - most)), axis=1)
 
 
 def teacher_attention(
@@ -234,10 +270,13 @@ def teacher_attention(
     hidden = places[None, :] > places[:, None]
     if shape.window is not None:
         hidden |= places[None, :] < places[:, None] - shape.window
+    if shape.sliding is not None:
+        hidden |= places[None, :] <= places[:, None] + len(keys) - 1 - shape.sliding
     scores = scores.masked_fill(hidden, -torch.inf)
-    own = [torch.einsum("bqkgd,bqkd->bkgq", grouped, each)[..., None] * dim**-0.5 for each in keys[1:]]
+    first = 1 if shape.sliding is None else max(1, len(keys) - shape.sliding)
+    own = [torch.einsum("bqkgd,bqkd->bkgq", grouped, each)[..., None] * dim**-0.5 for each in keys[first:]]
     weights = torch.cat([scores, *own], dim=-1).softmax(dim=-1)
     found = torch.einsum("bkgqs,bskd->bqkgd", weights[..., :n], values[0])
-    for step, each in enumerate(values[1:]):
+    for step, each in enumerate(values[first:]):
         found = found + torch.einsum("bkgq,bqkd->bqkgd", weights[..., n + step], each)
     return found.reshape(b, n, heads * dim)

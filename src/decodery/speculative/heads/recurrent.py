@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -14,28 +14,43 @@ from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 
 from ..drafters.advice import WIDTH
+from .context import ContextLayer
 from .head import DraftHead, Guess, Heard, Seen, TrainedHead
 from .native import Guessed, NativeHead, places_of
 from .parts import DecoderLayer, Held, LayerShape, teacher_attention
 
 
 @dataclass(slots=True)
-class _Memory:
-    """held: the layer's keys and values. last: [hidden], the feature after the text's last item; end: its position.
+class RecurrentMemory:
+    """What a recurrent head has read of a text.
 
-    rows: [m, hidden], the features after the nodes.
+    Attributes:
+        held: Keys and values of the first layer.
+        last: [hidden], the feature after the text's last item.
+        rows: [m, hidden], the features after the nodes.
+        end: The position of the last item.
+        further: Keys and values of the layers after the first.
+        below: [depths, hidden], what `project` takes of depths that a head predicts at once, None elsewhere.
     """
 
     held: Held
     last: torch.Tensor
     rows: torch.Tensor
     end: int = -1
+    further: list[Held] = field(default_factory=list)
+    below: torch.Tensor | None = None
 
-    def __deepcopy__(self, memo: dict[int, object]) -> _Memory:
+    def __deepcopy__(self, memo: dict[int, object]) -> RecurrentMemory:
         # Tentative rows do not follow a fork, and features are never written to.
-        held = deepcopy(self.held, memo)
-        held.rows = 0
-        return _Memory(held, self.last, self.rows[:0], self.end)
+        held, *further = deepcopy([self.held, *self.further], memo)
+        clone = RecurrentMemory(held, self.last, self.rows[:0], self.end, further, self.below)
+        clone.cut(0)
+        return clone
+
+    def cut(self, rows: int) -> None:
+        """Forget all tentative rows but the first."""
+        for held in (self.held, *self.further):
+            held.rows = rows
 
 
 class RecurrentHead(DraftHead):
@@ -48,7 +63,16 @@ class RecurrentHead(DraftHead):
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         super().__init__(trained, model)
         self.layer = DecoderLayer(self.parts, "layer.", LayerShape(**trained.settings["layer"]))
-        self.fits(self.layer.shape.hidden)
+        self.further = [
+            ContextLayer(self.parts, f"layer_{number}.", LayerShape(**shape))
+            for number, shape in enumerate(trained.settings.get("further", ()), start=1)
+        ]
+        self.fits(self.entering)
+
+    @property
+    def entering(self) -> int:
+        """How wide the target's states are that it reads."""
+        return self.layer.shape.hidden
 
     @abstractmethod
     def enter(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
@@ -86,11 +110,17 @@ class RecurrentHead(DraftHead):
         """What `unroll` begins with in place of the target's features [b, n, hidden]."""
         return features
 
-    def begin(self) -> _Memory:
-        like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
-        return _Memory(self.layer.begin(like), like[0], like[:0])
+    def chained(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a later step reads in place of its own features [b, n, hidden] and embeddings [b * n, hidden]."""
+        return features, embedded
 
-    def hear(self, memory: _Memory, seen: list[Seen]) -> Heard:
+    def begin(self) -> RecurrentMemory:
+        like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
+        return RecurrentMemory(
+            self.layer.begin(like), like[0], like[:0], further=[each.begin(like) for each in self.further]
+        )
+
+    def hear(self, memory: RecurrentMemory, seen: list[Seen]) -> Heard:
         if self.native is None or not all(_lies_as_read(each.hidden[tap]) for each in seen for tap in self.taps):
             return super().hear(memory, seen)
         rows = [zip(*(places_of(each.hidden[tap], each.rows) for tap in self.taps), strict=True) for each in seen]
@@ -101,7 +131,7 @@ class RecurrentHead(DraftHead):
         return Heard(found.logits[0], (found.ids, found.chances))
 
     def read(
-        self, memory: _Memory, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
+        self, memory: RecurrentMemory, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
     ) -> torch.Tensor:
         if self.native is not None:
             rows = [states[tap].contiguous() for tap in self.taps]
@@ -112,16 +142,16 @@ class RecurrentHead(DraftHead):
         return self.project(spoken[-1:])[0]
 
     def _read(
-        self, native: NativeHead, memory: _Memory, given: list[int], tokens: list[int], positions: list[int]
+        self, native: NativeHead, memory: RecurrentMemory, given: list[int], tokens: list[int], positions: list[int]
     ) -> Guessed:
         found = native(memory.held, given, tokens, positions, None, entering=True, spoken=1, k=WIDTH)
         memory.last, memory.rows, memory.end = found.features[0], found.features[:0], positions[-1]
         return found
 
     def grow(
-        self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
+        self, memory: RecurrentMemory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
-        memory.held.rows = mask.shape[1] - len(tokens)
+        memory.cut(mask.shape[1] - len(tokens))
         known, positions = memory.rows[: memory.held.rows], memory.end + depths
         if self.native is not None:
             places = [*places_of(known, range(len(known))), *places_of(memory.last[None], (0,))]
@@ -138,30 +168,34 @@ class RecurrentHead(DraftHead):
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         b, n = tokens.shape[0], tokens.shape[1] - steps + 1
         features = self.enter({tap: rows.flatten(0, 1) for tap, rows in states.items()})
-        features = self.given(features.view(b, n, -1), tokens).flatten(0, 1)
-        keys: list[torch.Tensor] = []
-        values: list[torch.Tensor] = []
+        features = self.given(features.view(b, n, -1), tokens)
+        past: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in (self.layer, *self.further)]
         guesses = []
         for step in range(steps):
             embedded = self.embed(tokens[:, step : step + n].flatten())
-            stream, attended = self.inputs(features, embedded)
+            if step:
+                features, embedded = self.chained(features, embedded)
+            stream, attended = self.inputs(features.flatten(0, 1), embedded)
             if not step:
                 stream, attended = self.beside(
                     stream, attended, {tap: rows.flatten(0, 1) for tap, rows in states.items()}
                 )
             positions = torch.arange(step, step + n, device="cpu").repeat(b)
-            queries, own, seen = (each.view(b, n, *each.shape[1:]) for each in self.layer.heads(attended, positions))
-            keys.append(own)
-            values.append(seen)
-            context = teacher_attention(self.layer, queries, keys, values)
-            stream = stream + self.parts.linear("layer.output")(context.flatten(0, 1))
-            features, spoken = self.leave(self.layer.left(stream))
-            guesses.append(Guess(spoken.view(b, n, -1), features.view(b, n, -1)))
+            for layer, known in zip((self.layer, *self.further), past, strict=True):
+                read = layer.entered(stream) if isinstance(layer, ContextLayer) else attended
+                queries, own, seen = (each.view(b, n, *each.shape[1:]) for each in layer.heads(read, positions))
+                known.append((own, seen))
+                keys, values = (list(each) for each in zip(*known, strict=True))
+                context = teacher_attention(layer, queries, keys, values)
+                stream = layer.left(stream + self.parts.linear(f"{layer.prefix}output")(context.flatten(0, 1)))
+            features, spoken = self.leave(stream)
+            features = features.view(b, n, -1)
+            guesses.append(Guess(spoken.view(b, n, -1), features))
         return guesses
 
     def _run(
         self,
-        memory: _Memory,
+        memory: RecurrentMemory,
         features: torch.Tensor,
         tokens: torch.Tensor,
         positions: np.ndarray,
@@ -171,8 +205,25 @@ class RecurrentHead(DraftHead):
         stream, attended = self.inputs(features, self.embed(tokens))
         if states is not None:
             stream, attended = self.beside(stream, attended, states)
-        stream = stream + self.layer.attention(attended, positions, memory.held, mask)
-        return self.leave(self.layer.left(stream))
+        return self.leave(self.attended(memory, stream, attended, positions, mask))
+
+    def attended(
+        self,
+        memory: RecurrentMemory,
+        stream: torch.Tensor,
+        attended: torch.Tensor,
+        positions: np.ndarray,
+        mask: np.ndarray | None,
+    ) -> torch.Tensor:
+        """`inputs` of rows [n, hidden] -> the stream after all layers.
+
+        Args:
+            mask: [n, tentative rows + n], of a tree; None: the rows are text, in order.
+        """
+        stream = self.layer.left(stream + self.layer.attention(attended, positions, memory.held, mask))
+        for layer, held in zip(self.further, memory.further, strict=True):
+            stream = layer.left(stream + layer.attention(layer.entered(stream), positions, held, mask))
+        return stream
 
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return self.parts.norm(name, rows, self.layer.shape.eps)

@@ -16,7 +16,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.speculative.drafters.eagle import EAGLE
 from decodery.speculative.drafters.eagle_3 import EAGLE3
 from decodery.speculative.heads.drafter import HeadDrafter, head_kind
-from decodery.speculative.heads.head import TrainedHead
+from decodery.speculative.heads.head import DraftHead, TrainedHead
 from decodery.testing import check_identical, tiny_transformer
 from published import HEADS, HIDDEN, INNER, KV_HEADS, TARGET, TEXT, layer, norm, run_layer, tensors_of, write
 
@@ -179,19 +179,19 @@ def test_drafts_of_published_heads_change_nothing(name: str, tmp_path: Path) -> 
         (CONFIG | {"num_hidden_layers": 2}, eagle(), UnsupportedModel, "num_hidden_layers = 2"),
         (CONFIG | {"model_type": "deepseek"}, eagle(), UnsupportedModel, "model_type 'deepseek'"),
         (speculators("eagle", {}, layernorms=True), eagle("transformer.", "fusion_fc"), UnsupportedModel, "layernorms"),
-        (speculators("eagle3", {}, norm_before_fc=True), eagle_3("layers.0."), UnsupportedModel, "norm_before_fc"),
+        (speculators("eagle3", {}, norm_before_fc=True), eagle_3("layers.0."), CorruptFile, "lm_head.weight"),
+        (CONFIG | {"draft_vocab_size": 20, "norm_before_fc": True}, eagle_3(), CorruptFile, "no tensor input_norm"),
         (CONFIG | {"draft_vocab_size": 9}, eagle_3(), CorruptFile, r"lm_head.weight is \[20, 32\]"),
         (CONFIG, {"fc.weight": torch.ones(32, 64)} | eagle_3("layers.0."), CorruptFile, "lm_head.weight"),
         (CONFIG, eagle() | {"fc.weight": torch.full((32, 64), torch.nan)}, CorruptFile, "not finite"),
         (CONFIG | {"hidden_size": "wide"}, eagle(), CorruptFile, "hidden_size"),
-        (CONFIG | {"norm_output": True}, eagle_3(), UnsupportedModel, "norm_output = True"),
         (CONFIG | {"sliding_window": 512}, eagle_3(), UnsupportedModel, "sliding_window = 512"),
         (CONFIG | {"layer_types": ["sliding_attention"]}, eagle_3(), UnsupportedModel, "layer_types"),
         (speculators("eagle3", {"sliding_window": 9}), eagle_3("layers.0."), UnsupportedModel, "sliding_window = 9"),
-        (CONFIG | {"target_hidden_size": 48}, eagle_3(), UnsupportedModel, "target_hidden_size = 48 and hidden_size"),
+        (CONFIG | {"draft_vocab_size": 20, "target_hidden_size": 48}, eagle_3(), CorruptFile, "fc.weight"),
         (CONFIG | {"eagle_config": {"use_aux_hidden_state": False}}, eagle_3(), UnsupportedModel, "eagle_config"),
         (CONFIG | {"parallel_drafting": True}, eagle_3(), UnsupportedModel, "the field parallel_drafting = True"),
-        (speculators("eagle3", {}, fc_norm=True), eagle_3("layers.0."), UnsupportedModel, "the field fc_norm = True"),
+        (CONFIG | {"draft_vocab_size": 20, "fc_norm": True}, eagle_3(), CorruptFile, "no tensor fc_norm.0.weight"),
         ({}, {"medusa_head.0.linear.weight": torch.ones(2, 2)}, UnsupportedModel, "tensor medusa_head.0.linear.weight"),
     ],
 )
@@ -202,12 +202,22 @@ def test_what_is_not_known_is_refused_by_name(
         TrainedHead.load(write(tmp_path / "head", config, tensors))
 
 
-def test_a_head_with_an_embedding_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_head_reads_tokens_by_an_embedding_of_its_own(tmp_path: Path) -> None:
     config, tensors = LAYOUTS["eagle-3"]
-    for table in (EMBEDDING.flip(0), EMBEDDING[:48]):
-        folder = write(tmp_path / "head", config | {"vocab_size": len(table)}, tensors | {"embed_tokens.weight": table})
-        with pytest.raises(UnsupportedModel, match=r"an embedding of its own \(embed_tokens.weight\)"):
-            Engine(TARGET).submit(Request([1], drafter=EAGLE3(str(folder))))
+
+    def head(table: torch.Tensor) -> DraftHead:
+        own = {"vocab_size": len(table)}
+        folder = write(tmp_path / "head", config | own, tensors | {"embed_tokens.weight": table})
+        found = head_kind("eagle-3")(TrainedHead.load(folder), TARGET)
+        assert isinstance(found, DraftHead)
+        return found
+
+    # One that is the target's is left out.
+    assert not head(EMBEDDING + 1e-3).own_embedding
+    other = head(EMBEDDING.flip(0))
+    assert torch.equal(other.embed(torch.tensor([3])), EMBEDDING.flip(0)[3:4].double())
+    with pytest.raises(SettingsError, match="has embeddings of 48 tokens, and this model has 64"):
+        head(EMBEDDING[:48])
 
 
 def test_a_head_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:

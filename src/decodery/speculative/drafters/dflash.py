@@ -1,0 +1,261 @@
+"""DFlash: a few layers over the target's states fill in a whole block of tokens in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.registry import register
+from decodery.models.hooks import Tap
+from decodery.models.protocol import Reader
+from decodery.models.torch.attention import attend
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import copied
+from decodery.step.tree_policy import TreePolicy
+
+from ..heads.block_pass import BlockDrafter
+from ..heads.context import ContextLayer
+from ..heads.copied import copied_layer
+from ..heads.head import DraftHead, Guess, TrainedHead
+from ..heads.parts import Held, LayerShape
+
+_BLOCK = 8
+
+
+@dataclass(slots=True)
+class BlockMemory:
+    """What a block head has read of a text.
+
+    Attributes:
+        held: Of every layer keys and values of the text's context features.
+        positions: [length], of these features.
+        guessed: [tokens, hidden], what the rows of the last block predict from.
+        opened: [1, hidden], the block's first row.
+        logits: [tokens, outputs] of them, None while nobody needs them.
+        states: [1 + rows, rank], what a recurrent head remembers after the root and after every node.
+    """
+
+    held: list[Held]
+    positions: np.ndarray
+    guessed: torch.Tensor
+    opened: torch.Tensor
+    logits: torch.Tensor | None = None
+    states: torch.Tensor | None = None
+
+    def cut(self, length: int) -> None:
+        """Forget the text but its first `length` tokens."""
+        self.positions = self.positions[:length]
+        for held in self.held:
+            held.length, held.rows = min(held.length, length), 0
+
+    def __deepcopy__(self, memo: dict[int, object]) -> BlockMemory:
+        # Tensors other than keys and values are never written to; nodes do not follow a fork.
+        states = None if self.states is None else self.states[:1]
+        return replace(self, held=deepcopy(self.held, memo), states=states)
+
+
+class DFlashHead(DraftHead):
+    """A block holds the last token and mask tokens; every row attends to the whole block and to the text.
+
+    What the layers know of the text are keys and values of context features, made of the target's states. They are
+    written once for every token of the text; those of a block are dropped after its pass.
+    """
+
+    kind = "dflash"
+    taught = 7
+
+    def __init__(self, trained: TrainedHead, model: Reader) -> None:
+        super().__init__(trained, model)
+        settings = trained.settings
+        shapes = [settings["layer"], *settings.get("further", ())]
+        self.layers = [
+            ContextLayer(self.parts, f"layer_{number}.", LayerShape(**shape)) for number, shape in enumerate(shapes)
+        ]
+        self.shape = self.layers[0].shape
+        self.block: int = settings["block"]
+        self.first = 0 if settings["from_anchor"] else 1
+        self.fits(self.parts.inputs("fc") // len(self.taps))
+        made_for = settings.get("target_layers")
+        if made_for is not None and made_for != model.config.num_layers:
+            raise SettingsError(
+                f"this head for {self.kind} is for a model of {made_for} layers, and this one has "
+                f"{model.config.num_layers}: use the model it was made for"
+            )
+
+    @classmethod
+    def reads(cls, trained: TrainedHead) -> tuple[Tap, ...]:
+        return tuple(trained.settings["taps"])
+
+    @classmethod
+    def untrained(
+        cls, model: Transformer, seed: int, *, layers: int = 1, block: int = _BLOCK
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        depth, hidden = model.config.num_layers, model.config.hidden_size
+        tensors: dict[str, torch.Tensor] = {}
+        shapes = []
+        for number in range(layers):
+            source = depth - layers + number
+            shape, found = copied_layer(model, max(source, 0))
+            shapes.append(asdict(shape))
+            tensors |= {f"layer_{number}.{name.removeprefix('layer.')}": each for name, each in found.items()}
+            norm = model.weights.layers[max(source, 0)].attention_norm
+            tensors[f"layer_{number}.attention_norm.weight"] = copied(norm)
+        like = tensors["layer_0.qkv.weight"]
+        taps = sorted({min(max(depth - 3, 0), 2), depth // 2, max(depth - 2, 0)})
+        # The deepest states go in as they are; what the others add is learned.
+        eye = torch.eye(hidden, dtype=torch.float32, device="cpu")
+        others = torch.zeros(hidden, (len(taps) - 1) * hidden, dtype=torch.float32, device="cpu")
+        tensors["fc.weight"] = torch.cat([others, eye], dim=1).to(like)
+        tensors["hidden_norm.weight"] = copied(model.weights.layers[-1].attention_norm)
+        tensors["norm.weight"] = copied(model.weights.norm)
+        mask = model.config.eos_ids[0] if model.config.eos_ids else 0
+        settings = {"taps": taps, "mask_token": mask, "block": block, "heads": block - 1, "from_anchor": False}
+        settings |= {"window_from_anchor": True, "bidirectional": False}
+        return tensors, settings | {"layer": shapes[0], "further": shapes[1:]}
+
+    def begin(self) -> BlockMemory:
+        like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
+        return BlockMemory([each.begin(like) for each in self.layers], np.zeros(0, dtype=np.int64), like[:0], like)
+
+    def read(
+        self, memory: BlockMemory, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
+    ) -> torch.Tensor:
+        return self.read_all([(memory, states, tokens, positions)])[0]
+
+    def read_all(
+        self, texts: Ordered[tuple[BlockMemory, dict[Tap, torch.Tensor], torch.Tensor, np.ndarray]]
+    ) -> torch.Tensor:
+        """`read` of several texts in one pass: the logits [texts, outputs] of what follows each."""
+        context = self._context({tap: torch.cat([states[tap] for _, states, _, _ in texts]) for tap in self.taps})
+        memories, lengths = [memory for memory, _, _, _ in texts], [len(tokens) for _, _, tokens, _ in texts]
+        places = torch.from_numpy(np.concatenate([positions for _, _, _, positions in texts]))
+        for number, layer in enumerate(self.layers):
+            _, keys, values = layer.heads(context, places)
+            for memory, own, seen in zip(memories, keys.split(lengths), values.split(lengths), strict=True):
+                memory.held[number].write(own, seen, text=True)
+        anchors = torch.tensor([int(tokens[-1]) for _, _, tokens, _ in texts], device=context.device)
+        for memory, _, _, positions in texts:
+            memory.positions = np.concatenate((memory.positions, positions))
+        for memory, rows in zip(memories, self._predicted(memories, anchors), strict=True):
+            memory.guessed, memory.opened, memory.logits = rows[self.first :], rows[:1], None
+        return self.project(self.roots(memories, anchors))
+
+    def roots(self, memories: Ordered[BlockMemory], anchors: torch.Tensor) -> torch.Tensor:
+        """What `project` takes of the next tokens of texts [n, width], after last tokens `anchors` [n]."""
+        return torch.cat([memory.guessed[:1] for memory in memories])
+
+    def grow(
+        self, memory: BlockMemory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
+    ) -> torch.Tensor:
+        if memory.logits is None:
+            memory.logits = self.project(memory.guessed)
+        return memory.logits[torch.from_numpy(depths)]
+
+    def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
+        spoken = self.blocks(states, tokens, steps)[:, :, self.first :]
+        return [Guess(each, each) for each in spoken[:, :, :steps].unbind(dim=2)]
+
+    def _context(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
+        """The target's states {tap: [n, width]} -> context features [n, hidden]."""
+        found = self.parts.linear("fc")(torch.cat([states[tap] for tap in self.taps], dim=-1))
+        return self.parts.norm("hidden_norm", found, self.shape.eps)
+
+    def _block_of(self, anchors: torch.Tensor) -> torch.Tensor:
+        """Last tokens [n] -> the embeddings of their blocks [n * block, hidden]."""
+        rows = anchors.new_full((len(anchors), self.block), self.trained.settings["mask_token"])
+        rows[:, 0] = anchors
+        return self.embed(rows.flatten())
+
+    def _predicted(self, memories: Ordered[BlockMemory], anchors: torch.Tensor) -> Ordered[torch.Tensor]:
+        """The normed rows [block, hidden] of the block after each text, whose last tokens are `anchors` [n]."""
+        stream, size = self._block_of(anchors), self.block
+        starts = [int(memory.positions[-1]) + 1 for memory in memories]
+        places = torch.cat([torch.arange(start, start + size, device="cpu") for start in starts])
+        for number, layer in enumerate(self.layers):
+            found = []
+            heads = zip(*(each.split(size) for each in layer.heads(layer.entered(stream), places)), strict=True)
+            for memory, start, (queries, keys, values) in zip(memories, starts, heads, strict=True):
+                held, seen = memory.held[number], None
+                held.write(keys, values, text=False)
+                end = held.length + held.rows
+                if layer.shape.sliding is not None:
+                    near, own = self._near(layer.shape.sliding, torch.from_numpy(memory.positions), start)
+                    seen = torch.cat((near, own), dim=1)
+                scale = layer.shape.head_dim**-0.5
+                found.append(attend(queries, held.data[0, :, :end], held.data[1, :, :end], seen, scale))
+                # The text is all that stays.
+                held.rows = 0
+            stream = layer.left(stream + self.parts.linear(f"{layer.prefix}output")(torch.cat(found)))
+        return self.parts.norm("norm", stream, self.shape.eps).split(size)
+
+    def _near(self, window: int, positions: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a sliding layer's rows attend to: of the text's positions [n] as [block, n], and [block, block]."""
+        settings = self.trained.settings
+        offsets = torch.arange(self.block, device="cpu")
+        if settings["window_from_anchor"]:
+            near = (positions >= start - window)[None].expand(self.block, -1)
+        else:
+            near = positions[None] > start + offsets[:, None] - window
+        own = torch.ones(self.block, self.block, dtype=torch.bool, device="cpu")
+        return near, own if settings["bidirectional"] else own.tril()
+
+    def blocks(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> torch.Tensor:
+        """The normed rows [b, n, block, hidden] of the blocks that begin after every state of known texts."""
+        b, n, size = tokens.shape[0], tokens.shape[1] - steps + 1, self.block
+        context = self._context({tap: rows.flatten(0, 1) for tap, rows in states.items()})
+        stream = self._block_of(tokens[:, :n].flatten())
+        text = torch.arange(n, device="cpu")
+        places = (text[:, None] + 1 + torch.arange(size, device="cpu")).flatten()
+        for layer in self.layers:
+            shape = layer.shape
+            groups = shape.heads // shape.kv_heads
+            _, keys, values = (each.view(b, n, *each.shape[1:]) for each in layer.heads(context, text.repeat(b)))
+            found = layer.heads(layer.entered(stream), places.repeat(b))
+            queries, own, seen = (each.view(b, n, size, *each.shape[1:]) for each in found)
+            grouped = queries.view(b, n, size, shape.kv_heads, groups, shape.head_dim) * shape.head_dim**-0.5
+            far = torch.einsum("bnskgd,btkd->bnkgst", grouped, keys)
+            near = torch.einsum("bnskgd,bntkd->bnkgst", grouped, own)
+            hidden = (text[None, :] > text[:, None])[:, None].expand(-1, size, -1)
+            if shape.sliding is not None:
+                windows = [self._near(shape.sliding, text, start) for start in range(1, n + 1)]
+                hidden = hidden | ~torch.stack([each for each, _ in windows])
+                near = near.masked_fill(~windows[0][1].to(near.device), -torch.inf)
+            far = far.masked_fill(hidden[None, :, None, None].to(far.device), -torch.inf)
+            weights = torch.cat((far, near), dim=-1).softmax(dim=-1)
+            attended = torch.einsum("bnkgst,btkd->bnskgd", weights[..., :n], values)
+            attended = attended + torch.einsum("bnkgst,bntkd->bnskgd", weights[..., n:], seen)
+            output = self.parts.linear(f"{layer.prefix}output")(attended.reshape(b * n * size, -1))
+            stream = layer.left(stream + output)
+        return self.parts.norm("norm", stream, self.shape.eps).view(b, n, size, -1)
+
+
+@register(
+    "dflash",
+    paper="DFlash: Block Diffusion for Flash Speculative Decoding (2026)",
+    lossless=True,
+    requirements=("hidden states of every token", "a head made by decodery train head --kind dflash"),
+)
+@dataclass(frozen=True)
+class DFlash(BlockDrafter):
+    """Drafts a block of tokens in one pass of a few layers over the target's states.
+
+    Every row answers for its own position, whatever is drafted before it; a tree takes each row's best tokens by the
+    product of their probabilities. Scope: the request; memory: keys and values of the head's layers.
+
+    Attributes:
+        length: Tokens of a chain, at most as many as a block predicts.
+        tree_policy: How a tree is grown, a chain of `length` where it is None.
+        head: A file or folder made by `decodery train head`, a folder or Hub id as z-lab, SpecForge or vLLM's
+            `speculators` publish them or a `TrainedHead`.
+    """
+
+    kind: ClassVar[type[DraftHead]] = DFlashHead
+
+    length: int = field(default=15, kw_only=True)
+    tree_policy: TreePolicy | str | None = field(default=None, kw_only=True)

@@ -1,0 +1,135 @@
+"""Next-token layers in a model's own folder: which tensors they are, and what families do with them.
+
+Names and order are those of the public code: Qwen's `mtp.*`, MiMo's `model.mtp_layers.*`, and the layers after the last
+one of DeepSeek-V3 and those that follow it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decodery.core.errors import UnsupportedModel
+from decodery.models.families.tensor_names import is_mtp
+from decodery.models.loaders.fields import INDEX, Fields, Kind, Whole, read_json
+from decodery.models.loaders.folder import Shards
+from decodery.models.trained.artifact import remembered
+
+from .checkpoint import CONFIG, EMBEDDING, Tensors
+from .head import TrainedHead
+from .published_layers import DraftLayers
+
+COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+"""What families call the number of their next-token layers."""
+_KINDS: dict[str, Kind] = {name: Whole(0, 64) for name in (*COUNTS, "num_hidden_layers")}
+_NORMS = ("token_norm", "feature_norm", "norm")
+
+
+@dataclass(frozen=True)
+class MTPLayout:
+    """How a family keeps its next-token layer.
+
+    Attributes:
+        sign: A tensor that only such a layer has.
+        layer: How the names of the decoder layer begin.
+        fc: The layer that joins a token and a state.
+        norms: Of the token, of the state and of what leaves the layer.
+        states_first: Whether the state stands before the token in what `fc` takes.
+        feeds_normed: Whether what is fed back is normed.
+        words, embedding: Tables of the layer's own, which may be missing; None where it has none.
+    """
+
+    sign: str
+    layer: str
+    fc: str
+    norms: tuple[str, str, str]
+    states_first: bool = False
+    feeds_normed: bool = True
+    words: str | None = None
+    embedding: str | None = None
+
+
+def _layouts(layers: int) -> tuple[MTPLayout, ...]:
+    """The layouts that are known, of a model of so many layers."""
+    mimo, after = "model.mtp_layers.0.", f"model.layers.{layers}."
+    return (
+        MTPLayout(
+            "mtp.fc.weight",
+            "mtp.layers.0.",
+            "mtp.fc",
+            ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
+        ),
+        MTPLayout(
+            f"{mimo}input_proj.weight",
+            mimo,
+            f"{mimo}input_proj",
+            (f"{mimo}token_layernorm", f"{mimo}hidden_layernorm", f"{mimo}final_layernorm"),
+            states_first=True,
+        ),
+        MTPLayout(
+            f"{after}eh_proj.weight",
+            after,
+            f"{after}eh_proj",
+            (f"{after}enorm", f"{after}hnorm", f"{after}shared_head.norm"),
+            feeds_normed=False,
+            words=f"{after}shared_head.head",
+            embedding=f"{after}embed_tokens",
+        ),
+    )
+
+
+def own_layout(folder: Path) -> MTPLayout | None:
+    """How a model's folder keeps a next-token layer, None where it has none."""
+    if not (folder / CONFIG).is_file() or not ((folder / INDEX).is_file() or (folder / "model.safetensors").is_file()):
+        return None
+    layers = Fields(read_json(folder / CONFIG), str(folder / CONFIG), _KINDS).get("num_hidden_layers", 0)
+    shards = Shards(folder)
+    try:
+        return next((each for each in _layouts(layers) if each.sign in shards.names), None)
+    finally:
+        shards.close()
+
+
+@remembered
+def own_mtp(folder: Path) -> TrainedHead:
+    """The next-token layer of a model's folder, as the head of the drafter `mtp`.
+
+    Raises:
+        UnsupportedModel: For layers that are not run here, by what they have.
+        CorruptFile: If something is missing.
+    """
+    layout = own_layout(folder)
+    if layout is None:
+        raise UnsupportedModel(f"{folder} has no next-token layer: name a model's folder that has one")
+    raw, origin = read_json(folder / CONFIG), str(folder / CONFIG)
+    fields = Fields(raw, origin, _KINDS)
+    for name in COUNTS:
+        if fields.get(name, 1) > 1:
+            raise fields.unsupported(name)
+    layers = DraftLayers.of({name: value for name, value in raw.items() if name not in COUNTS}, origin)
+    shards, depth = Shards(folder), layers.config.num_layers
+    try:
+        wanted = [name for name in shards.names if is_mtp(name, depth)]
+        tensors = Tensors(folder / CONFIG, {name: shards.tensor(name).clone() for name in wanted})
+    finally:
+        shards.close()
+    found, about = _read(layers, layout, tensors)
+    tensors.refuse_rest("mtp")
+    return TrainedHead("mtp", found, about, {"layout": "mtp of the model"})
+
+
+def _read(layers: DraftLayers, layout: MTPLayout, tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    hidden, vocab = layers.hidden, layers.config.vocab_size
+    found = layers.take(tensors, layout.layer, "layer.")
+    found |= tensors.linear("fc", {layout.fc: hidden}, 2 * hidden)
+    for name, theirs in zip(_NORMS, layout.norms, strict=True):
+        found[f"{name}.weight"] = tensors.take(f"{theirs}.weight", hidden)
+    if layout.words is not None and f"{layout.words}.weight" in tensors:
+        found |= tensors.linear("lm_head", {layout.words: vocab}, hidden)
+    if layout.embedding is not None and f"{layout.embedding}.weight" in tensors:
+        found[EMBEDDING] = tensors.take(f"{layout.embedding}.weight", vocab, hidden)
+    about = {"normed_states": True, "feeds_normed": layout.feeds_normed, "states_first": layout.states_first}
+    return found, {**about, "layer": layers.settings()["layer"], "tokens": vocab}

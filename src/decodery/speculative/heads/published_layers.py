@@ -1,0 +1,135 @@
+"""The decoder layers of published draft heads: their shapes as a configuration says, and their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.models.config import MOST_LAYERS, POSITIONS, ModelConfig
+from decodery.models.families.config_json import read_config
+from decodery.models.loaders.fields import Fields, Flag, Kind, Listed, Text, Whole
+from decodery.models.torch.rope import rope_frequencies
+
+from .checkpoint import EMBEDDING, Tensors
+from .copied import layer_shape
+from .head import OWN_EMBEDDING
+from .parts import LayerShape
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+"""Families whose decoder layers are run here."""
+_WINDOWS: dict[str, Kind] = {
+    "layer_types": Listed(Text(64), MOST_LAYERS),
+    "sliding_window": POSITIONS,
+    "use_sliding_window": Flag(),
+    "max_window_layers": Whole(0, 2**31 - 1),
+}
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_FIRST_WINDOW = 28
+"""The first layer of the Qwen families that slides where a configuration names no other."""
+
+
+@dataclass(frozen=True)
+class DraftLayers:
+    """What a configuration says of a head's layers.
+
+    Attributes:
+        config: Its sizes, as those of a model.
+        shapes: Of every layer.
+    """
+
+    config: ModelConfig
+    shapes: tuple[LayerShape, ...]
+
+    @classmethod
+    def of(cls, raw: dict[str, Any], origin: str, families: tuple[str, ...] = FAMILIES) -> DraftLayers:
+        """The layers of a configuration that is written as that of a model.
+
+        Raises:
+            UnsupportedModel: For what is not run here, by its name.
+        """
+        family = raw.get("model_type") or "llama"
+        if family not in families:
+            raise UnsupportedModel(f"{origin}: a head whose layer is of model_type {family!r} is not known here")
+        known = {name: value for name, value in raw.items() if name not in ("architectures", *_WINDOWS)}
+        config = read_config(known | {"model_type": family}, origin)
+        if config.activation != "silu":
+            raise UnsupportedModel(f"{origin}: hidden_act of a head is silu here, not {config.activation}")
+        windows = _windows(Fields(raw, origin, _WINDOWS), family, config.num_layers)
+        shape = replace(layer_shape(config, 0), factor=rope_frequencies(config.rope, config.head_dim)[1])
+        return cls(config, tuple(replace(shape, sliding=window) for window in windows))
+
+    @property
+    def hidden(self) -> int:
+        return self.config.hidden_size
+
+    def settings(self) -> dict[str, Any]:
+        """The shapes as a head's settings hold them: of the first layer, and of those after it."""
+        first, *further = (asdict(shape) for shape in self.shapes)
+        return {"layer": first, **({"further": further} if further else {})}
+
+    def take(self, tensors: Tensors, prefix: str, name: str, width: int | None = None) -> dict[str, torch.Tensor]:
+        """The tensors of one layer.
+
+        Args:
+            prefix: How their published names begin.
+            name: How their names begin here.
+            width: Of what attention reads, the layer's own where it is None; then the norm before it belongs to them.
+        """
+        config, hidden = self.config, self.hidden
+        found = tensors.layer(
+            prefix,
+            hidden=hidden,
+            inner=config.intermediate_size,
+            own=config.num_heads * config.head_dim,
+            shared=config.num_kv_heads * config.head_dim,
+            width=width or hidden,
+            name=name,
+        )
+        if config.qk_norm:
+            for each in "qk":
+                found[f"{name}{each}_norm.weight"] = tensors.take(
+                    f"{prefix}self_attn.{each}_norm.weight", config.head_dim
+                )
+        if width is None:
+            found[f"{name}attention_norm.weight"] = tensors.take(f"{prefix}input_layernorm.weight", hidden)
+        return found
+
+    def words(self, tensors: Tensors, outputs: int, *, needed: bool = False) -> dict[str, torch.Tensor]:
+        """The vocabulary projection, embedding and draft vocabulary, as far as the head brings its own.
+
+        Args:
+            outputs: Tokens it can draft.
+            needed: Whether it cannot use the target's projection.
+        """
+        found: dict[str, torch.Tensor] = {}
+        if needed or "lm_head.weight" in tensors:
+            found |= tensors.linear("lm_head", {"lm_head": outputs}, self.hidden)
+        if EMBEDDING in tensors:
+            found[f"{OWN_EMBEDDING}.weight"] = tensors.take(EMBEDDING, self.config.vocab_size, self.hidden)
+        if "d2t" in tensors:
+            # Offsets: a token of the target is the place in the draft vocabulary plus what stands there.
+            found["vocabulary"] = (torch.arange(outputs, device="cpu") + tensors.take("d2t", outputs)).int()
+        return found
+
+
+def _windows(fields: Fields, family: str, layers: int) -> list[int | None]:
+    """Of every layer how many positions it sees, None for all."""
+    qwen = family.startswith("qwen")
+    window = fields.get("sliding_window") if fields.get("use_sliding_window", not qwen) else None
+    types = fields.get("layer_types")
+    if types is not None:
+        if len(types) != layers:
+            raise CorruptFile(f"{fields.origin}: layer_types should name a kind for each of the {layers} layers")
+        if any(kind not in (_SLIDING, _FULL) or (kind == _SLIDING and window is None) for kind in types):
+            raise fields.unsupported("layer_types")
+        return [window if kind == _SLIDING else None for kind in types]
+    if window is None:
+        return [None] * layers
+    if not qwen:
+        # Public code reads such a field in some versions only.
+        raise fields.unsupported("sliding_window")
+    first = fields.get("max_window_layers", _FIRST_WINDOW)
+    return [window if layer >= first else None for layer in range(layers)]

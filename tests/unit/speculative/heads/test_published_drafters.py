@@ -1,0 +1,453 @@
+"""EAGLE-3.1, P-EAGLE, DFlash, DSpark and MTP heads as published: their logits are those of the public formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.core.errors import CorruptFile, NotTrusted, SettingsError, UnsupportedModel
+from decodery.core.method_spec import from_network
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.llm.resolve_settings import resolve_drafter
+from decodery.models.batch import Batch, Scores, Segment
+from decodery.speculative.drafters.dflash import DFlash
+from decodery.speculative.drafters.dspark import DSpark, DSparkHead
+from decodery.speculative.heads.block_pass import BlockPass
+from decodery.speculative.heads.drafter import TrainedDrafter, head_kind
+from decodery.speculative.heads.head import DraftHead, Heard, TrainedHead
+from decodery.speculative.heads.reading import HeadReading
+from decodery.speculative.heads.recognise import published_drafter
+from decodery.speculative.trees.eagle_2 import EAGLE2
+from decodery.step.draft_tree import DraftTree
+from decodery.testing import check_identical, tiny_transformer
+from published import TARGET, TEXT, norm, tensors_of, write
+from published_blocks import attention, block_rows, causal, eagle_rows, enter, mlp, sizes_of
+
+VOCAB, OUTPUTS, TAPS, MASK = 64, 20, [1, 3, 5], 63
+QWEN: dict[str, Any] = {
+    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 2, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0, "max_position_embeddings": 512, "hidden_act": "silu", "attention_bias": False,
+}  # fmt: skip
+SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4, "use_sliding_window": True}
+LLAMA = QWEN | {"model_type": "llama", "head_dim": 8}
+SPOKEN = torch.arange(0, 3 * OUTPUTS, 3)
+TREE = DraftTree(np.array([TEXT[-1], 9, 12, 3, 30, 9]), np.array([-1, 0, 0, 1, 1, 2]))
+"""Two branches of two levels below the last token of `TEXT`."""
+METHOD = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 4}]}
+
+
+def speculators(kind: str, layers: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    verifier = {"verifier": {"name_or_path": "some/model", "architectures": []}}
+    return {
+        "speculators_model_type": kind,
+        "speculators_version": "0.9.0",
+        "speculators_config": {"algorithm": kind, **METHOD, **verifier},
+        "transformer_layer_config": layers,
+        **settings,
+    }
+
+
+def eagle_tensors(layers: dict[str, Any], settings: dict[str, Any], *, width: int = 32, own: bool = False) -> Any:
+    hidden, first = layers["hidden_size"], settings.get("prefix", "layers.0.")
+    sizes = sizes_of(layers, first, 2 * hidden) | {f"{first}hidden_norm.weight": (hidden,)}
+    for number in range(1, layers["num_hidden_layers"]):
+        sizes |= sizes_of(layers, f"layers.{number}.", hidden)
+    sizes |= {"fc.weight": (hidden, 3 * width), "norm.weight": (hidden,), "lm_head.weight": (OUTPUTS, hidden)}
+    if settings.get("norm_before_fc"):
+        sizes["input_norm.weight"] = (3 * width,)
+    if settings.get("fc_norm"):
+        sizes |= {f"fc_norm.{number}.weight": (width,) for number in range(3)}
+    if own:
+        sizes["embed_tokens.weight"] = (VOCAB, hidden)
+    if settings.get("mask"):
+        sizes["mask_hidden"] = (1, 1, 3 * width)
+    told = torch.zeros(VOCAB, dtype=torch.bool)
+    told[SPOKEN] = True
+    return tensors_of(sizes) | {"d2t": SPOKEN - torch.arange(OUTPUTS), "t2d": told}
+
+
+def block_tensors(layers: dict[str, Any], *, outputs: int = VOCAB, rank: int = 0, variant: str = "vanilla") -> Any:
+    hidden = layers["hidden_size"]
+    sizes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 3 * 32), "hidden_norm.weight": (hidden,)}
+    sizes["norm.weight"] = (hidden,)
+    for number in range(layers["num_hidden_layers"]):
+        sizes |= sizes_of(layers, f"layers.{number}.", hidden)
+    if rank:
+        sizes |= {"markov_head.markov_w1.weight": (VOCAB, rank), "markov_head.markov_w2.weight": (outputs, rank)}
+        sizes |= {"confidence_head.proj.weight": (1, hidden + rank), "confidence_head.proj.bias": (1,)}
+        if variant == "gated":
+            sizes |= {"markov_head.gate_proj.weight": (rank, hidden + rank), "markov_head.gate_proj.bias": (rank,)}
+        if variant == "rnn":
+            wide = (3 * rank, hidden + 2 * rank)
+            sizes |= {"markov_head.joint_proj.weight": wide, "markov_head.joint_proj.bias": (3 * rank,)}
+    if outputs == VOCAB:
+        return tensors_of(sizes)
+    return tensors_of(sizes | {"lm_head.weight": (outputs, hidden)}) | {"d2t": SPOKEN - torch.arange(outputs)}
+
+
+NARROW = LLAMA | {"hidden_size": 16, "head_dim": 4}
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "two layers, queries normed": (QWEN, {}, {}),
+    "a window": (QWEN | SLIDING, {"norm_before_residual": True}, {}),
+    "norms of the states": (LLAMA, {"fc_norm": True, "norm_output": True}, {}),
+    "one norm of the states": (LLAMA | {"num_hidden_layers": 1}, {"norm_before_fc": True}, {}),
+    "own embedding": (LLAMA | {"num_hidden_layers": 1}, {"norm_output": True}, {"own": True}),
+    "narrower than the target": (NARROW, {"target_hidden_size": 32}, {"own": True}),
+}
+"""By name: the layers, the head's settings, and what its tensors have beside."""
+
+
+def p_eagle_config() -> dict[str, Any]:
+    return speculators("peagle", QWEN, draft_vocab_size=OUTPUTS, mask_token_id=MASK, **_ids())
+
+
+def _ids() -> dict[str, Any]:
+    return {"eagle_aux_hidden_state_layer_ids": TAPS}
+
+
+def embedding(weights: dict[str, torch.Tensor]) -> Callable[[list[int]], torch.Tensor]:
+    own = weights.get("embed_tokens.weight")
+    return lambda tokens: (
+        TARGET.embed_tokens(torch.tensor(tokens)) if own is None else own[torch.tensor(tokens)]
+    ).double()
+
+
+def states_of(tokens: list[int], taps: list[Any]) -> list[torch.Tensor]:
+    hidden = TARGET.forward(Batch([Segment.chunk(tokens, TARGET.new_cache())]), taps=taps).hidden
+    return [hidden[tap] for tap in taps]
+
+
+def found_logits(folder: Path, pieces: list[int], nodes: list[int]) -> tuple[DraftHead, torch.Tensor]:
+    """The head's logits [1 + nodes, vocab] after TEXT and after nodes of TREE, the text read in pieces."""
+    trained = TrainedHead.load(folder)
+    head = head_kind(trained.kind)(trained, TARGET)
+    assert isinstance(head, DraftHead)
+    states = TARGET.forward(Batch([Segment.chunk(TEXT[:-1], TARGET.new_cache())]), taps=head.taps).hidden
+    memory, first, logits = head.begin(), 0, torch.empty(0)
+    for end in pieces:
+        own = {tap: rows[first:end] for tap, rows in states.items()}
+        logits = head.read(memory, own, torch.tensor(TEXT[first + 1 : end + 1]), np.arange(first, end))
+        first = end
+    reading = HeadReading(head, memory, root=Heard(logits))
+    # A tree that was given up leaves nothing.
+    reading.after(DraftTree.chain(TEXT[-1], [40, 41]), [1, 2])
+    reading.rows.clear()
+    return head, head.spread(torch.cat((logits[None], reading.after(TREE, nodes))))
+
+
+def check(folder: Path, wanted: Callable[[list[int]], torch.Tensor], depths: int = 2) -> None:
+    """Compare after the text and after nodes of the tree with the formula of a path below the text."""
+    nodes = [node for node in range(1, len(TREE)) if TREE.depths[node] <= depths]
+    paths = [[], *(TREE.tokens[TREE.path(node)].tolist() for node in nodes)]
+    expected = torch.stack([wanted(path) for path in paths])
+    for pieces in ([8], [3, 4, 8]):
+        _, found = found_logits(folder, pieces, nodes)
+        spoken = expected > -torch.inf
+        assert torch.equal(found > -torch.inf, spoken)
+        # The frequencies of positions are read in float32 by some layers.
+        assert float((found - expected)[spoken].abs().max()) < 1e-9
+
+
+def spread(logits: torch.Tensor) -> torch.Tensor:
+    if len(logits) == VOCAB:
+        return logits
+    return torch.full((VOCAB,), -torch.inf, dtype=torch.float64).index_copy(0, SPOKEN, logits)
+
+
+def eagle_formula(
+    weights: dict[str, torch.Tensor], layers: dict[str, Any], settings: dict[str, Any], path: list[int]
+) -> torch.Tensor:
+    embed, tokens = embedding(weights), TEXT[1:]
+    features = enter(weights, settings, states_of(TEXT[:-1], TAPS))
+    fed, last = eagle_rows(weights, layers, settings, embed(tokens), features)
+    for token in path:
+        tokens, features = [*tokens, token], torch.cat((features, fed[-1:]))
+        fed, last = eagle_rows(weights, layers, settings, embed(tokens), features)
+    return spread(last[-1] @ weights["lm_head.weight"].T)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_eagle_3_heads_with_the_options_of_3_1(name: str, tmp_path: Path) -> None:
+    layers, settings, beside = OPTIONS[name]
+    tensors = eagle_tensors(layers, settings, **beside)
+    folder = write(
+        tmp_path / "head", speculators("eagle3", layers, draft_vocab_size=OUTPUTS, **_ids(), **settings), tensors
+    )
+    weights = {each: tensor.double() for each, tensor in tensors.items()}
+    check(folder, lambda path: eagle_formula(weights, layers, settings, path))
+
+
+def test_an_eagle_3_head_of_specforge_with_norms(tmp_path: Path) -> None:
+    settings = {"fc_norm": True, "norm_output": True, "prefix": "midlayer."}
+    layers = LLAMA | {"num_hidden_layers": 1}
+    tensors = eagle_tensors(layers, settings)
+    own = {"fc_norm": True, "norm_output": True, "draft_vocab_size": OUTPUTS}
+    # These number the layers that states leave.
+    config = layers | own | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in TAPS]}}
+    folder = write(tmp_path / "head", config | {"architectures": ["LlamaForCausalLMEagle3"]}, tensors)
+    weights = {each: tensor.double() for each, tensor in tensors.items()}
+    check(folder, lambda path: eagle_formula(weights, layers, settings, path))
+
+
+def test_p_eagle_predicts_depths_from_mask_rows(tmp_path: Path) -> None:
+    tensors = eagle_tensors(QWEN, {"mask": True}, own=True)
+    folder = write(tmp_path / "head", p_eagle_config(), tensors)
+    weights = {each: tensor.double() for each, tensor in tensors.items()}
+    embed = embedding(weights)
+
+    def wanted(path: list[int]) -> torch.Tensor:
+        masked = enter(weights, {}, list(weights["mask_hidden"][0].chunk(3, dim=1))).expand(len(path), -1)
+        features = torch.cat((enter(weights, {}, states_of(TEXT[:-1], TAPS)), masked))
+        _, last = eagle_rows(weights, QWEN, {}, embed(TEXT[1:] + [MASK] * len(path)), features)
+        return spread(last[-1] @ weights["lm_head.weight"].T)
+
+    check(folder, wanted)
+    assert found_logits(folder, [8], [1])[0].reach == 4
+
+
+BLOCKS: dict[str, tuple[bool, dict[str, Any], dict[str, Any], int]] = {
+    "z-lab": (False, QWEN, {}, VOCAB),
+    "z-lab, a window": (False, QWEN | SLIDING, {}, VOCAB),
+    "speculators": (True, QWEN | SLIDING, {}, OUTPUTS),
+    "speculators, from the anchor": (
+        True, QWEN | SLIDING, {"sliding_window_non_causal": True, "sample_from_anchor": True}, VOCAB
+    ),
+}  # fmt: skip
+
+
+def block_config(kind: str, of_speculators: bool, layers: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    if of_speculators:
+        return speculators(kind, layers, block_size=4, mask_token_id=MASK, aux_hidden_state_layer_ids=TAPS, **settings)
+    own = {"mask_token_id": MASK, "target_layer_ids": [tap - 1 for tap in TAPS], **settings}
+    return layers | {"block_size": 4, "num_target_layers": 6, "dflash_config": own, "auto_map": {"AutoModel": "x.Y"}}
+
+
+def rows_of(weights: dict[str, torch.Tensor], layers: dict[str, Any], settings: dict[str, Any], own: bool) -> Any:
+    block = embedding(weights)([TEXT[-1], MASK, MASK, MASK])
+    return block_rows(weights, layers, settings, states_of(TEXT[:-1], TAPS), block, of_speculators=own)
+
+
+def words(weights: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+    own = weights.get("lm_head.weight")
+    return TARGET.project(row[None])[0].double() if own is None else row @ own.T
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_dflash_fills_in_a_block(name: str, tmp_path: Path) -> None:
+    own, layers, settings, outputs = BLOCKS[name]
+    tensors = block_tensors(layers, outputs=outputs)
+    chosen = settings | ({"draft_vocab_size": outputs} if own else {})
+    folder = write(tmp_path / "head", block_config("dflash", own, layers, **chosen), tensors)
+    weights = {each: tensor.double() for each, tensor in tensors.items()}
+    rows, first = rows_of(weights, layers, settings, own), 0 if settings.get("sample_from_anchor") else 1
+    check(folder, lambda path: spread(words(weights, rows[first + len(path)])))
+    assert found_logits(folder, [8], [1])[0].reach == 4 - first
+
+
+MARKOV = {
+    "vanilla": (True, {}), "gated": (True, {"sample_from_anchor": False}), "rnn": (True, {}),
+    "rnn, not from the anchor": (True, {"sample_from_anchor": False}), "rnn of SpecForge": (False, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MARKOV)
+def test_dspark_adds_a_bias_by_the_path(name: str, tmp_path: Path) -> None:
+    (own, settings), variant, rank = MARKOV[name], name.partition(" ")[0].strip(","), 6
+    tensors = block_tensors(QWEN, rank=rank, variant=variant)
+    chosen = {"markov_rank": rank, "markov_head_type": variant, **settings}
+    if own:
+        chosen["draft_vocab_size"] = VOCAB
+    else:
+        chosen |= {"projector_type": "dspark", "enable_confidence_head": True, "confidence_head_with_markov": True}
+    folder = write(tmp_path / "head", block_config("dspark", own, QWEN, **chosen), tensors)
+    weights = {each: tensor.double() for each, tensor in tensors.items()}
+    anchored = own and settings.get("sample_from_anchor", True)
+    rows, first = rows_of(weights, QWEN, settings, own), 0 if anchored else 1
+
+    def linear(part: str, given: torch.Tensor) -> torch.Tensor:
+        return given @ weights[f"{part}.weight"].T + weights[f"{part}.bias"]
+
+    def wanted(path: list[int]) -> torch.Tensor:
+        tokens = [TEXT[-1], *path]
+        # The training of speculators runs the recurrent head over the first row as well.
+        steps = [(token, rows[first + number]) for number, token in enumerate(tokens)]
+        if variant == "rnn" and own and not anchored:
+            steps.insert(0, (TEXT[-1], rows[0]))
+        state, made = torch.zeros(rank, dtype=torch.float64), torch.empty(0)
+        for token, row in steps:
+            before = weights["markov_head.markov_w1.weight"][token]
+            made = before
+            if variant == "gated":
+                made = linear("markov_head.gate_proj", torch.cat((row, before))).sigmoid() * before
+            elif variant == "rnn":
+                gate, fresh, output = linear("markov_head.joint_proj", torch.cat((state, before, row))).chunk(3)
+                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * fresh.tanh()
+                made = output.tanh()
+        return words(weights, rows[first + len(path)]) + made @ weights["markov_head.markov_w2.weight"].T
+
+    check(folder, wanted)
+    head, _ = found_logits(folder, [8], [1])
+    assert isinstance(head, DSparkHead)
+    memory = head.begin()
+    states = dict(zip(head.taps, states_of(TEXT[:-1], TAPS), strict=True))
+    head.read(memory, states, torch.tensor(TEXT[1:]), np.arange(8))
+    expected = [1.0]
+    for node in range(1, len(TREE)):
+        parent = TREE.parents[node]
+        before = weights["markov_head.markov_w1.weight"][TREE.tokens[parent]]
+        given = torch.cat((rows[first + TREE.depths[node] - 1], before))
+        expected.append(float(linear("confidence_head.proj", given).sigmoid()) * expected[parent])
+    assert np.allclose(head.confidence(memory, TREE), expected, atol=1e-12)
+
+
+def test_mtp_layers_of_speculators(tmp_path: Path) -> None:
+    prefix = "mtp_layers.0."
+    sizes = sizes_of(QWEN, prefix, 32) | {f"{prefix}input_proj.weight": (32, 64)}
+    sizes |= {f"{prefix}{each}_layernorm.weight": (32,) for each in ("hidden", "token", "final")}
+    tensors = tensors_of(sizes)
+    folder = write(tmp_path / "head", speculators("mtp", QWEN, num_nextn_predict_layers=1), tensors)
+    weights = {each: tensor.double() for each, tensor in tensors.items()}
+
+    def wanted(path: list[int]) -> torch.Tensor:
+        tokens, features = TEXT[1:], TARGET.final_norm(states_of(TEXT[:-1], [-1])[0])
+        for number in range(len(path) + 1):
+            both = (
+                norm(embedding(weights)(tokens), weights[f"{prefix}token_layernorm.weight"]),
+                norm(features, weights[f"{prefix}hidden_layernorm.weight"]),
+            )
+            stream = torch.cat(both, dim=1) @ weights[f"{prefix}input_proj.weight"].T
+            rows, places = norm(stream, weights[f"{prefix}input_layernorm.weight"]), torch.arange(len(tokens))
+            seen = causal(places, None)
+            stream = stream + attention(weights, prefix, QWEN, rows, rows, (places, places), seen)
+            last = norm(mlp(weights, prefix, stream), weights[f"{prefix}final_layernorm.weight"])[-1:]
+            if number < len(path):
+                tokens, features = [*tokens, path[number]], torch.cat((features, last))
+        return TARGET.project(last)[0].double()
+
+    check(folder, wanted)
+
+
+FOLDERS: dict[str, Callable[[], tuple[dict[str, Any], Any]]] = {
+    "eagle-3": lambda: (
+        speculators("eagle3", QWEN | SLIDING, draft_vocab_size=OUTPUTS, **_ids()), eagle_tensors(QWEN, {})
+    ),
+    "p-eagle": lambda: (p_eagle_config(), eagle_tensors(QWEN, {"mask": True}, own=True)),
+    "dflash": lambda: (block_config("dflash", False, QWEN), block_tensors(QWEN)),
+    "dspark": lambda: (
+        block_config("dspark", True, QWEN, markov_rank=6, draft_vocab_size=OUTPUTS),
+        block_tensors(QWEN, outputs=OUTPUTS, rank=6),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_is_recognised_and_its_drafts_change_nothing(kind: str, tree: bool, tmp_path: Path) -> None:
+    drafter = published_drafter(str(write(tmp_path / "head", *FOLDERS[kind]())))
+    assert isinstance(drafter, TrainedDrafter) and drafter.kind.kind == kind
+    if tree:
+        drafter = replace(drafter, length=type(drafter).length, tree_policy=EAGLE2(nodes=6, width=2, depth=3))
+    prompts = [[1, 2, 3], [5] * 9, [7]]
+    check_identical(TARGET, prompts, drafter=drafter, max_new_tokens=8, seeds=(0,), tested="drafted")
+
+
+def test_unsure_drafts_of_dspark_are_cut(tmp_path: Path) -> None:
+    head = str(write(tmp_path / "head", *FOLDERS["dspark"]()))
+
+    def drafted(**settings: float) -> int:
+        engine = Engine(TARGET)
+        seq = engine.submit(Request(TEXT, max_new_tokens=12, drafter=DSpark(head, **settings), return_draft_trees=True))
+        engine.run([seq])
+        return sum(len(step.tree.tokens) - 1 for step in seq.trace.steps if step.tree)
+
+    assert drafted(min_confidence=0.9) < drafted(min_confidence=0.6) < drafted()
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "tensors", "error", "words"),
+    [
+        ("dflash", {"dflash_config": {"mask_token_id": 99, "target_layer_ids": [0, 2, 4]}}, {}, CorruptFile, "id = 99"),
+        ("dflash", {"dflash_config": {"target_layer_ids": [0, 2, 4]}}, {}, CorruptFile, "no field mask_token_id"),
+        (
+            "dflash",
+            {"dflash_config": {}, "num_target_layers": None},
+            {},
+            CorruptFile,
+            "target_layer_ids nor num_target",
+        ),
+        ("dflash", {"dflash_config": {"projector_type": "domino"}}, {}, UnsupportedModel, "no layout"),
+        ("dflash", {"block_size": None}, {}, CorruptFile, "no field block_size"),
+        ("dflash", {"block_size": 1}, {}, CorruptFile, "leaves no token"),
+        ("dflash", {}, {"layers.0.self_attn.g_proj.weight": torch.ones(2)}, UnsupportedModel, "g_proj"),
+        ("dflash", {"layer_types": ["sliding_attention"] * 2}, {}, UnsupportedModel, "layer_types"),
+        ("dspark", {"markov_head_type": "deep"}, {}, UnsupportedModel, "markov_head_type = 'deep'"),
+        ("dspark", {"markov_rank": 5}, {}, CorruptFile, r"markov_w1.weight is \[64, 6\]"),
+        ("eagle-3", {"norm_before_fc": True, "fc_norm": True}, {}, CorruptFile, "both set"),
+        ("p-eagle", {"mask_token_id": None}, {}, CorruptFile, "no field mask_token_id"),
+        ("p-eagle", {"cod_ratio": 0.5}, {}, UnsupportedModel, "the field cod_ratio"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(
+    kind: str, config: dict[str, Any], tensors: Any, error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    own, given = FOLDERS[kind]()
+    with pytest.raises(error, match=words):
+        TrainedHead.load(write(tmp_path / "head", own | config, given | tensors))
+
+
+def test_a_head_for_a_target_of_another_shape_is_refused(tmp_path: Path) -> None:
+    for kind, other, words in (
+        ("dflash", tiny_transformer(0, num_layers=7), "for a model of 6 layers, and this one has 7"),
+        ("dspark", tiny_transformer(0, num_layers=6, hidden_size=48), "for a model of width 32, and this one has 48"),
+        ("eagle-3", tiny_transformer(0, num_layers=4), "use what was made for it: there is no state after layer 5"),
+        ("dflash", tiny_transformer(0, num_layers=6, vocab_size=80), "for a model of 64 tokens, and this one has 80"),
+    ):
+        drafter = published_drafter(str(write(tmp_path / kind, *FOLDERS[kind]())))
+        with pytest.raises(SettingsError, match=words):
+            Engine(other).submit(Request([1], drafter=drafter))
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_texts_that_wait_share_a_pass_of_the_head(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = published_drafter(str(write(tmp_path / "head", *FOLDERS[kind]())))
+    sizes, whole = [], BlockPass.forward
+
+    def counted(self: BlockPass, batch: Batch, **settings: Any) -> Scores:
+        sizes.append(len(batch.segments))
+        return whole(self, batch, **settings)
+
+    monkeypatch.setattr(BlockPass, "forward", counted)
+
+    def trees(prompts: list[list[int]]) -> list[list[list[int]]]:
+        engine = Engine(TARGET)
+        texts = [
+            engine.submit(Request(prompt, max_new_tokens=6, drafter=drafter, return_draft_trees=True))
+            for prompt in prompts
+        ]
+        engine.run(texts)
+        return [[list(step.tree.tokens) for step in seq.trace.steps if step.tree] for seq in texts]
+
+    prompts = [[1, 2, 3], [5] * 9, [7]]
+    together = trees(prompts)
+    assert max(sizes) == 3
+    assert together == [trees([prompt])[0] for prompt in prompts]
+
+
+def test_a_folder_names_its_drafter(tmp_path: Path) -> None:
+    folder = str(write(tmp_path / "head", *FOLDERS["dflash"]()))
+    for spec in (folder, f"published:{folder}", f"dflash:head={folder}"):
+        assert isinstance(resolve_drafter(spec), DFlash)
+    with pytest.raises(SettingsError, match="a head for dflash, not for eagle-3: use the drafter dflash"):
+        resolve_drafter(f"eagle-3:head={folder}")
+    with pytest.raises(SettingsError, match="published needs the folder"):
+        resolve_drafter("published")
+    with from_network(), pytest.raises(NotTrusted, match="not for requests from a network"):
+        resolve_drafter(folder)
