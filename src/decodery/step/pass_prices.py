@@ -59,7 +59,7 @@ class PassPrices:
         self._curves: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
 
     def seconds(self, texts: int, context: float) -> np.ndarray:
-        """Seconds [n] of steps of `texts` texts with 0, 1, 2, ... drafted rows of all of them together; never falling.
+        """Seconds [n] of steps with 0, 1, 2, ... drafted rows of all texts together; never falling.
 
         Args:
             texts: How many take part, each with a row of its own beside those that are drafted.
@@ -137,7 +137,7 @@ class PassPrices:
         return found
 
     def token_seconds(self, rows: np.ndarray) -> np.ndarray:
-        """Seconds [n] that a further token in one text's cache adds to passes over `rows` [n] rows of that text."""
+        """Seconds [n] that a further token in a text's cache adds to passes over `rows` [n] of its rows."""
         return (self.prior.token + self.prior.row_token * rows) * float(np.exp(self._machine))
 
 
