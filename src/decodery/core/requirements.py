@@ -22,8 +22,8 @@ class Requirements:
 
     Of the model, or of the source in its place: `taps`, where it wants the hidden states of every row, see
     `decodery.models.hooks`; `prompt`, whether it is shown the prompt's rows too, `prompt_taps`, their hidden states
-    without their logits; `keys`, that a text's cache is one model's; `costs`, whether passes are measured before
-    decoding starts; and capabilities, see `decodery.models.protocol`.
+    without their logits; `keys`, that a text's cache is one model's; `costs`, what passes take, which is
+    learned from the steps; and capabilities, see `decodery.models.protocol`.
     Of the drafter: `drafts`, how siblings may have arisen, None where that is all the same; `laws`, the distributions
     that drafts were drawn from, where they were drawn; `pauses`, to be asked before each draw whether to go on;
     `draft_states`, the draft model's hidden states at that time.

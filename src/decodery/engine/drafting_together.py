@@ -14,7 +14,10 @@ from .text import reads
 
 
 def prepare(begun: list[tuple[SchedulerEntry, Budget | None]]) -> list[tuple[Drafter, list[Sequence]]]:
-    """Let every drafter that proposes jointly do so for its texts, and return these; an error ends all of them."""
+    """Let every drafter that proposes jointly do so for its texts; returns both.
+
+    An error ends all of its texts.
+    """
     groups: dict[Hashable, list[tuple[Sequence, Budget]]] = {}
     for run, budget in begun:
         seq = run.task

@@ -21,7 +21,7 @@ _OTHERS = 0.1
 """What all other kinds together count for, beside one step of the kind itself."""
 _PLAIN = 5
 """Steps without drafts that have to be known where several texts share a pass: one in a hundred steps is one."""
-_PRIOR = 0.05
+_PRIOR = 0.001
 """What the prior counts for, beside a step of the same kind."""
 _RECENT = 20.0
 """How many of the latest steps of a kind its correction is the mean of."""
@@ -31,6 +31,10 @@ _MACHINE = 0.2
 """How fast the price of all steps together follows the latest."""
 _OUTLIER, _TRUSTED = 0.3, 4
 """A step that differs by more (of a logarithm) counts as if by this much; after so many in a row it is believed."""
+_LATE = 0.5
+"""What counts of a surprise that a step took longer: whatever else runs on the machine only ever adds time."""
+MARGIN = 1.01
+"""Drafts have to be faster than none by this factor: prices are known to a percent or so."""
 ROWS = 1025
 """Numbers of rows that have a price."""
 
@@ -55,7 +59,7 @@ class PassPrices:
         self._curves: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
 
     def seconds(self, texts: int, context: float) -> np.ndarray:
-        """Seconds [n] of steps of `texts` texts with 0, 1, 2, ... drafted rows of all of them together; never falling.
+        """Seconds [n] of steps with 0, 1, 2, ... drafted rows of all texts together; never falling.
 
         Args:
             texts: How many take part, each with a row of its own beside those that are drafted.
@@ -65,9 +69,13 @@ class PassPrices:
         known = self._curves.get(key)
         # A step changes them by little: after the first ones not each is worth another look.
         if known is None or self._steps - known[0] >= min(8, 1 + self._steps // 32):
-            known = self._curves[key] = self._steps, self._corrections(*key)
+            prior = np.log(self.prior.seconds(_NODES + float(texts), texts, context))
+            factors = monotone(prior + self._corrections(*key), self._weights[key] + _OTHERS) - prior
+            corrections = np.interp(np.log1p(np.arange(ROWS)), np.log1p(_NODES), factors)
+            known = self._curves[key] = self._steps, corrections
         prior = self.prior.seconds(np.arange(ROWS, dtype=np.float64) + texts, texts, context)
-        return monotone(prior * np.exp(self._machine + known[1]))
+        seconds: np.ndarray = np.maximum.accumulate(prior * np.exp(self._machine + known[1]))
+        return seconds
 
     def learn(self, rows: int, texts: int, context: float, seconds: float) -> None:
         """A step of so many texts took so long.
@@ -84,7 +92,7 @@ class PassPrices:
         took = float(np.log(max(seconds, 1e-9) / prior))
         if self._steps == 0:
             self._machine = took
-        known = self._factors[place] if self._counts[place] else self._corrections(*kind, place[2])
+        known = float(self._factors[place] if self._counts[place] else self._corrections(*kind)[place[2]])
         surprise = took - self._machine - known
         far = abs(surprise) > _OUTLIER
         same = far and np.sign(self._outliers[place]) in (0, np.sign(surprise))
@@ -93,7 +101,7 @@ class PassPrices:
             self._outliers[place] = 0
             self._counts[place] = 0.0
         elif self._counts[place]:
-            surprise = min(max(surprise, -_OUTLIER), _OUTLIER)
+            surprise = min(max(surprise, -_OUTLIER), _OUTLIER) * (_LATE if surprise > 0 else 1.0)
         self._counts[place] = min(self._counts[place] + 1, _RECENT)
         # What all steps share shows where a kind that is known well takes another time than before.
         shared = _MACHINE * surprise if self._counts[place] >= _TRUSTED else 0.0
@@ -113,8 +121,8 @@ class PassPrices:
         place = _magnitude(texts, 1, _TEXTS), _magnitude(context, _CONTEXT, _CONTEXTS)
         return bool(self._weights[(*place, 0)] >= (_PLAIN if texts > 1 else 0.5))
 
-    def _corrections(self, texts: int, context: int, place: int | None = None) -> np.ndarray:
-        """Logarithms of factors by drafted rows, or of one place of `_NODES`."""
+    def _corrections(self, texts: int, context: int) -> np.ndarray:
+        """Logarithms of factors by `_NODES`."""
         near = _NEAR[0] ** np.abs(np.arange(_TEXTS) - texts)[:, None] * _NEAR[1] ** np.abs(
             np.arange(_CONTEXTS) - context
         )
@@ -125,13 +133,11 @@ class PassPrices:
         factors = alike @ sums / (alike @ weights + _PRIOR)
         # Of a kind that was seen itself, little is left to what others tell.
         own = self._weights[texts, context]
-        factors = (_OTHERS * factors + own * self._factors[texts, context]) / (_OTHERS + own)
-        if place is not None:
-            return factors[place]
-        return np.interp(np.log1p(np.arange(ROWS)), np.log1p(_NODES), factors)
+        found: np.ndarray = (_OTHERS * factors + own * self._factors[texts, context]) / (_OTHERS + own)
+        return found
 
     def token_seconds(self, rows: np.ndarray) -> np.ndarray:
-        """Seconds [n] that a further token in one text's cache adds to passes over `rows` [n] rows of that text."""
+        """Seconds [n] that a further token in a text's cache adds to passes over `rows` [n] of its rows."""
         return (self.prior.token + self.prior.row_token * rows) * float(np.exp(self._machine))
 
 
@@ -146,11 +152,17 @@ def prices_of(model: LanguageModel) -> tuple[PassPrices, Promises]:
     return _known[model]
 
 
-def monotone(seconds: np.ndarray) -> np.ndarray:
-    """Between the lowest curve that never falls above `seconds` and the highest one below."""
-    above = np.maximum.accumulate(seconds)
-    below = np.minimum.accumulate(seconds[::-1])[::-1]
-    return (above + below) / 2
+def monotone(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The nearest values that never fall: neighbours that do are replaced by their weighted mean."""
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        block = value, weight, 1
+        while blocks and blocks[-1][0] > block[0]:
+            mean, heavy, count = blocks.pop()
+            whole = heavy + block[1]
+            block = (mean * heavy + block[0] * block[1]) / whole, whole, count + block[2]
+        blocks.append(block)
+    return np.repeat([mean for mean, _, _ in blocks], [count for _, _, count in blocks])
 
 
 def _magnitude(value: float, unit: int, most: int) -> int:
@@ -170,7 +182,7 @@ class Promises:
     def rate(self, texts: int) -> float:
         """What a promised token is worth."""
         kept, promised = self._kept.get(texts.bit_length(), (_BELIEVED, _BELIEVED))
-        return min(kept / promised, 1.2)
+        return min(kept / promised, 1.0)
 
     def learn(self, texts: int, promised: float, kept: int) -> None:
         """Of a step of so many texts whose drafts promised so many tokens, so many became text."""

@@ -1,4 +1,4 @@
-"""What a pass is taken to cost before any was seen: from the model's size and what machines of this kind do."""
+"""What a pass is taken to cost before any was seen, by the size of the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNKNOWN = 50e6
 
 @dataclass(frozen=True)
 class PriorPrices:
-    """Seconds of a pass before any was seen: what reading the weights takes, or multiplying by them, if that is longer.
+    """Seconds of a pass before any was seen: to read the weights or, if longer, to multiply by them.
 
     Attributes:
         read: Seconds to read all weights.
@@ -53,7 +53,7 @@ class PriorPrices:
 
 
 def prior_prices(model: LanguageModel) -> PriorPrices:
-    """Of this model on this kind of machine; corrected by the first steps, so that only its shape matters for long."""
+    """Of this model on this kind of machine; after the first steps only the shape matters."""
     kept, read = precision(model), float(weight_bytes(model)) or _UNKNOWN
     weights = read / _BYTES.get(kept, 4.0)
     config = model.config

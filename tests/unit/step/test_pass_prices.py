@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from decodery.step.pass_prices import PassPrices, Promises, monotone
+from decodery.step.pass_prices import MARGIN, PassPrices, Promises, monotone
 from decodery.step.prior_prices import PriorPrices, prior_prices
 from decodery.testing import TableModel, tiny_transformer
 
@@ -40,7 +40,7 @@ def dear(nodes: int, texts: int, context: float) -> float:
 def best(costs: np.ndarray, texts: int, chance: float, limit: int) -> int:
     """The number of drafted rows that gives most tokens per second, where each next one is likely by `chance` less."""
     tokens = texts + texts * np.cumsum(chance ** np.repeat(np.arange(1, limit // texts + 1), texts)) / texts
-    return int(np.argmax([texts / costs[0], *(tokens / costs[1 : len(tokens) + 1])]))
+    return int(np.argmax([texts / costs[0], *(tokens / costs[1 : len(tokens) + 1] / MARGIN)]))
 
 
 @pytest.mark.parametrize(("texts", "context"), [(1, 100), (1, 4000), (16, 100), (64, 600)])
@@ -107,7 +107,7 @@ def test_no_number_of_rows_is_cheaper_than_fewer() -> None:
         prices.learn(rows, 1, float(generator.integers(2000)), float(generator.exponential()))
     for context in (0, 300, 5000):
         assert (np.diff(prices.seconds(1, context)) >= 0).all() and (prices.seconds(1, context) > 0).all()
-    assert monotone(np.array([1.0, 3.0, 2.0])).tolist() == [1.0, 2.5, 2.5]
+    assert monotone(np.array([1.0, 3.0, 2.0, 2.0]), np.array([1.0, 1.0, 1.0, 2.0])).tolist() == [1.0, 2.25, 2.25, 2.25]
 
 
 def test_promises_are_worth_what_was_kept_of_them() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine
-from decodery.step.pass_prices import ROWS, prices_of
+from decodery.step.pass_prices import MARGIN, ROWS, Promises, prices_of
 from decodery.step.sequence import Sequence
 
 from ..heads.advice import HeadAdvice
@@ -222,13 +222,16 @@ class Auto(Drafter):
         if all(passed):
             return
         limits = [min(self.most, each.nodes) for _, each in texts]
-        context = sum(len(seq.tokens) for seq in sequences) / len(sequences)
+        context = sum(len(seq.tokens) for seq in sequences) // len(sequences)
         costs = replace(budget, context=context).seconds(
             budget.sequences + np.arange(min(sum(limits), ROWS - budget.sequences) + 1)
         )
         calls = [call for state in states if (call := state.calls) is not None]
         # A promise that is worth less than a token is the same as steps that give more without any.
-        rate = prices_of(sequences[0].request.model)[1].rate(budget.sequences) if budget.measured else 1.0
+        rate = 1.0
+        if budget.measured:
+            rate = _promises(sequences[0]).rate(budget.sequences)
+            costs[1:] *= MARGIN
         depths = [each.depth for _, each in texts]
         found = propose_together(calls, sequences, costs, budget.sequences / rate, limits, depths)
         for number, state in enumerate(states):
@@ -296,7 +299,7 @@ class Auto(Drafter):
                 asked[number][0].fail(NumericalError(NAN))
             promised, kept = sum(state.promised for _, state, _ in asked), sum(len(seen.path) for _, _, seen in asked)
             if promised:
-                prices_of(texts[0].request.model)[1].learn(asked[0][1].texts, promised, kept)
+                _promises(texts[0]).learn(asked[0][1].texts, promised, kept)
         for seq, state, seen in steps:
             state.seen, state.together = None, False
             if seen is not None and seq.finished:
@@ -308,6 +311,11 @@ def _own(seq: Sequence) -> _State:
     assert seq.request.drafter is not None
     state: _State = seq.states[seq.request.drafter]
     return state
+
+
+def _promises(seq: Sequence) -> Promises:
+    """What is known of the drafts for the text's model."""
+    return prices_of(cast(LanguageModel, seq.request.model))[1]
 
 
 _Shared = tuple[Contexts, SuccessorRates, PastTexts, CopyRates]

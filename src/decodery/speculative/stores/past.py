@@ -39,7 +39,7 @@ class PastTexts(Guarded):
                     self._native.clear()
 
     def native(self) -> int | None:
-        """Where the n-grams of these texts stand, for native calls as long as this object lives; None without texts."""
+        """Where the n-grams stand, for native calls while this object lives; None without texts."""
         if not self._tokens or library() is None:
             return None
         with self.lock:

@@ -23,7 +23,9 @@ _MASK = (1 << 64) - 1
 
 
 class NativeText:
-    """What the native calls know of one text: `LikeliestTree` without an adviser and `Expectations`, number for number.
+    """What the native calls know of one text.
+
+    They do what `LikeliestTree` without an adviser and `Expectations` do, number for number.
 
     A copy of it, as of a forked text's state, is None: its owner makes another.
 
@@ -89,7 +91,7 @@ def propose_together(
     depths: Ordered[int],
     own: np.ndarray | None = None,
 ) -> tuple[list[DraftTree], float] | None:
-    """The trees of texts that share a pass: the likeliest tokens of all of them, as long as the next row pays.
+    """The trees of texts that share a pass: the most likely tokens, as long as the next row pays.
 
     Args:
         texts, sequences: [n] the texts.

@@ -22,6 +22,8 @@ from decodery.speculative.drafters.pearl import Pearl
 from decodery.step import forward_request as ask
 from decodery.step import parallel_passes as workers
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, answer
+from decodery.step.pass_prices import PassPrices, Promises
+from decodery.step.prior_prices import PriorPrices
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.testing.models import Counted
 
@@ -172,15 +174,12 @@ def test_what_fails_beside_a_pass_ends_that_text_alone(monkeypatch: pytest.Monke
 
 
 def test_its_length_comes_from_what_passes_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Curve:
-        def __init__(self, seconds: float) -> None:
-            self.time = seconds
-
-        def seconds(self, rows: int) -> float:
-            return self.time
-
     times = {id(TARGET): 7.1, id(OTHER): 1.0}
-    monkeypatch.setattr("decodery.speculative.drafters.pearl.cost_curve", lambda model: Curve(times[id(model)]))
+
+    def prices(model: object) -> tuple[PassPrices, Promises]:
+        return PassPrices(PriorPrices(times[id(model)], 0.0)), Promises()
+
+    monkeypatch.setattr("decodery.speculative.drafters.pearl.prices_of", prices)
     seq = Engine(TARGET).submit(Request([1, 2, 3], max_new_tokens=4))
     assert Pearl(OTHER, length=0).start(seq).length == 7
     with pytest.raises(SettingsError, match="pearl needs length"):

@@ -150,3 +150,29 @@ def test_noise_tells_which_token_is_drawn() -> None:
     assert 0.2 * 600 < right["blind"] < 0.4 * 600
     assert right["heeding"] > right["blind"] + 60
     assert 0 < sum(chance for chance, _, _ in memory.candidates([9], -1, 0.0, (5, 1))) < 1
+
+
+def test_texts_that_share_a_pass_share_its_rows() -> None:
+    """Of all ways to divide some rows among texts, the one whose nodes are likeliest; equal parts promise less."""
+    generator = np.random.default_rng(1)
+    memory = _memory()
+    memory.contexts.fill(
+        1, np.arange(VOCAB)[:, None], generator.integers(0, VOCAB, size=(VOCAB, WIDTH)).astype(np.int32)
+    )
+    repeated = generator.integers(4, VOCAB, size=40).tolist()
+    tokens = [[*repeated, *repeated[:30]], [7, 7, 11], [20, 21]]
+    texts: Any = [_Text(each, _Request(_Sampler(True))) for each in tokens]
+    native, rows = [NativeText(text, memory, LIMIT) for text in texts], 6
+
+    def promised(numbers: list[int], limit: int) -> float:
+        costs = 1 + 1e-6 * np.arange(limit + 1.0)
+        shown, calls = [texts[number] for number in numbers], [native[number] for number in numbers]
+        found = propose_together(calls, shown, costs, 1.0, [limit] * len(numbers), [8] * len(numbers))
+        assert found is not None and sum(len(tree) - 1 for tree in found[0]) <= limit
+        return found[1]
+
+    alone = [[0.0, *(promised([number], limit) for limit in range(1, rows + 1))] for number in range(3)]
+    splits = [(a, b, rows - a - b) for a in range(rows + 1) for b in range(rows + 1 - a)]
+    values = [sum(own[part] for own, part in zip(alone, split, strict=True)) for split in splits]
+    assert promised([0, 1, 2], rows) == pytest.approx(max(values))
+    assert values[splits.index((2, 2, 2))] < 0.95 * max(values)
