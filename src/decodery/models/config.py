@@ -24,8 +24,10 @@ class Rope:
     Attributes:
         kind: "default", "none" (nothing is turned), "linear" (positions divided by `factor`), "llama3" (low frequencies
             divided by `factor`, a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large
-            Language Models, 2023) or "factors" (each frequency divided by its own of `factors` [head_dim / 2], as GGUF
-            files of Llama 3 store it).
+            Language Models, 2023) or "factors" (each frequency divided by its own of `factors`, one for each pair that
+            is turned, as LongRoPE does and GGUF files of Llama 3 store it).
+        attention_factor: What cosines and sines are multiplied by, for "yarn" and "factors"; None: what "yarn" takes
+            for its factor, 1 for "factors".
         rotated: How many dimensions of a head are turned, an even number; 0 for all of them.
     """
 
@@ -136,12 +138,19 @@ class ModelConfig:
     """Shape and switches of a decoder-only transformer.
 
     Sizes are counts; `attention_scale` multiplies query-key products; `embedding_scale` multiplies embeddings.
-    `sliding_layers[i]` says whether layer i sees only the last `sliding_window` positions (itself included); such
-    layers use `local_rope` where it is given. Norm weights are stored ready to multiply (families that store w - 1 are
-    converted at loading).
+    `sliding_layers[i]` says whether layer i sees only the last `sliding_window` positions (itself included). Norm
+    weights are stored ready to multiply (families that store w - 1 are converted at loading).
 
     Attributes:
         intermediate_size: 0 where layers have no MLP.
+        local_rope: The rotation of the layers that are marked in local_rope_layers, or of the sliding ones where that
+            is ().
+        attention_cap, logit_cap: Products of queries and keys, and logits, go through cap * tanh(x / cap); 0: as they
+            are.
+        residual_scale: What a sublayer's result is multiplied by before it is added to the stream.
+        norms_after_rope: Queries and keys are normed after they are turned.
+        sinks: Every head has a score of its own that takes part in the softmax of attention and has no value.
+        head_bias: Logits have biases.
         causal: Whether a row sees those before it alone. Where it is not, rows see all of each other, or with
             block_length those of their own block of so many positions and of the blocks before it.
         mask_id: The token that stands for what is not written yet, in masked diffusion models.
@@ -189,6 +198,7 @@ class ModelConfig:
     norm_eps: float = 1e-5
     rope: Rope = field(default_factory=Rope)
     local_rope: Rope | None = None
+    local_rope_layers: tuple[bool, ...] = ()
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()
     tie_embeddings: bool = False
@@ -233,6 +243,12 @@ class ModelConfig:
     dense_layers: int = 0
     dense_inner: int = 0
     experts_floor: tuple[float, ...] = ()
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
+    residual_scale: float = 1.0
+    norms_after_rope: bool = False
+    sinks: bool = False
+    head_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
@@ -245,17 +261,24 @@ class ModelConfig:
         """Whether native kernels run its blocks: Llama's up to sizes, biases, added norms and experts."""
         others = self.centred_norms or self.norms_after or self.parallel or self.wide_qk_norm or self.learned_positions
         others = others or self.keeps_order or self.latent is not None or self.joined_norms or self.operators
+        others = others or self.unusual_softmax or self.logit_cap != 0.0 or self.head_bias
+        others = others or self.residual_scale != 1.0 or self.norms_after_rope
         return self.gated and not others and self.activation in ("silu", "gelu_tanh")
 
     @property
     def portable(self) -> bool:
         """Whether its passes in int8 and int4 can be run in the kernels' order of sums, exact to the bit."""
-        return not (self.keeps_order or self.latent or self.joined_norms or self.operators)
+        return not (self.keeps_order or self.latent or self.joined_norms or self.operators or self.unusual_softmax)
 
     @property
     def static_shapes(self) -> bool:
         """Whether its passes can run at fixed shapes, as on a GPU."""
         return not (self.experts or self.learned_positions or self.keeps_order)
+
+    @property
+    def unusual_softmax(self) -> bool:
+        """Whether scores of attention are more than products, or are not all of them those of keys."""
+        return self.attention_cap != 0.0 or self.sinks
 
     @property
     def cache_layers(self) -> int:
@@ -298,5 +321,9 @@ class ModelConfig:
         return self.experts_floor[layer] if self.experts_floor else 0.0
 
     def layer_rope(self, layer: int) -> Rope:
-        """The rotation of layer `layer`: sliding layers have their own where `local_rope` is given."""
-        return self.local_rope if self.local_rope and self.sliding_layers[layer] else self.rope
+        """The rotation of layer `layer`."""
+        return self.rope if self.local_rope is None or not self.turns_locally(layer) else self.local_rope
+
+    def turns_locally(self, layer: int) -> bool:
+        """Whether a layer has the rotation `local_rope`."""
+        return self.local_rope is not None and (self.local_rope_layers or self.sliding_layers)[layer]

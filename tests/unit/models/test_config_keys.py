@@ -28,6 +28,9 @@ def written(config: transformers.PreTrainedConfig) -> dict[str, Any]:
 
 def default(family: str) -> dict[str, Any]:
     config = written(transformers.AutoConfig.for_model(family))
+    if family == "starcoder2":
+        # Its class names an end of texts that its vocabulary does not have.
+        config |= {"bos_token_id": 0, "eos_token_id": 0}
     # A mixture that says nothing of it takes none of its experts.
     return config | ({"num_experts_per_tok": 6} if family == "deepseek_v2" else {})
 

@@ -22,7 +22,7 @@ from ..cache.cache import KVCache
 from ..cache.page_memory import PageMemory
 from ..hooks import HookPoint, Hooks, Tap
 from ..layer_plan import WHOLE, layer_steps
-from ..torch.attention import visibility
+from ..torch.attention import capped, shares, visibility
 
 if TYPE_CHECKING:
     from ..torch.transformer import Transformer
@@ -114,9 +114,10 @@ class _Arena:
     def __init__(self, model: Transformer, shape: tuple[int, ...]) -> None:
         config = self.config = model.config
         self.memory = torch.zeros(shape, dtype=model.dtype, device=model.device)
-        # Layers differ in their mask and their angles by nothing but whether they slide.
-        kinds = {slides: layer for layer, slides in enumerate(config.sliding_layers)}
-        self.kinds = [list(kinds).index(slides) for slides in config.sliding_layers]
+        # Layers differ in their mask and their angles by nothing but whether they slide, and by which rotation.
+        each = [(slides, config.turns_locally(layer)) for layer, slides in enumerate(config.sliding_layers)]
+        kinds = {kind: layer for layer, kind in enumerate(each)}
+        self.kinds = [list(kinds).index(kind) for kind in each]
         self.examples = list(kinds.values())
         self.tables: list[tuple[torch.Tensor, torch.Tensor]] = []
         for layer in self.examples:
@@ -221,7 +222,7 @@ class _StaticPass:
     def run(self, model: Transformer) -> Result:
         """Logits [places * rows, vocab] of the wanted rows and tapped states of the own ones; what follows is void."""
         tokens, positions, own, wanted, lengths, masks = self._fields(self._inputs)
-        step = StaticStep(self._arena, positions, lengths, masks)
+        step = StaticStep(self._arena, model, positions, lengths, masks)
         hooks = Hooks.reading(self._taps)
         hidden = hooks.visit(HookPoint("residual", 0), model.embed_tokens(tokens))
         hidden = model.blocks(hidden, step, layer_steps(WHOLE, self._arena.config.num_layers), hooks)
@@ -256,12 +257,14 @@ class _StaticPass:
 class StaticStep:
     """What all layers of one static pass share: rotation angles, masks and an arena's memory."""
 
-    def __init__(self, arena: _Arena, positions: torch.Tensor, lengths: torch.Tensor, masks: torch.Tensor) -> None:
+    def __init__(
+        self, arena: _Arena, model: Transformer, positions: torch.Tensor, lengths: torch.Tensor, masks: torch.Tensor
+    ) -> None:
         """Take positions [places * rows], lengths [places] and masks [kinds, places, rows, capacity].
 
         See `_StaticPass`.
         """
-        self._arena = arena
+        self._arena, self._model = arena, model
         places, rows = masks.shape[1:3]
         self._place = torch.arange(places, device=masks.device)[:, None]
         self._slots = lengths[:, None] + torch.arange(rows, device=masks.device)
@@ -285,13 +288,16 @@ class StaticStep:
         cached_values[self._place, :, self._slots] = values.view(places, rows, kv_heads, dim)
         # As in the ordinary pass: query heads that share a key-value head are rows of that head.
         grouped = queries.view(places, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
-        result = scaled_dot_product_attention(
-            grouped.reshape(places, kv_heads, -1, dim),
-            cached_keys,
-            cached_values,
-            attn_mask=self._biases[self._arena.kinds[layer]],
-            scale=self._arena.config.attention_scale,
-        )
+        own, config = grouped.reshape(places, kv_heads, -1, dim), self._arena.config
+        bias = self._biases[self._arena.kinds[layer]]
+        if config.unusual_softmax:
+            scores = capped(own @ cached_keys.transpose(-1, -2) * config.attention_scale, config.attention_cap)
+            sinks = self._model.weights.layers[layer].sinks
+            result = shares(scores + bias, sinks) @ cached_values
+        else:
+            result = scaled_dot_product_attention(
+                own, cached_keys, cached_values, attn_mask=bias, scale=config.attention_scale
+            )
         return result.view(places, kv_heads, -1, rows, dim).permute(0, 3, 1, 2, 4).reshape(places * rows, -1)
 
 

@@ -17,7 +17,9 @@ _QKV = dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj")
 _GATE_UP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
 FUSED: dict[str, dict[str, str]] = {
     "phi3": _QKV | _GATE_UP,
-    "glm4": _GATE_UP,
+    **dict.fromkeys(("glm", "glm4"), _GATE_UP),
+    "ernie4_5": {},
+    "phi": {},
     "stablelm": {},
     "gpt_neox": {name: LAYERS_OF["gpt_neox"][name] for name in "qkv"},
     "bamba": {},
@@ -25,6 +27,8 @@ FUSED: dict[str, dict[str, str]] = {
     "gpt2": {name: LAYERS_OF["gpt2"][name] for name in "qkv"},
 }
 """By family and part of a layer, the tensor that holds it together with others."""
+_PAIRED = ("glm", "glm4", "ernie4_5")
+"""Families that turn neighbours together."""
 ARRANGED = tuple(FUSED)
 """Families whose tensors are taken row by row."""
 
@@ -69,7 +73,8 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
 def _order(config: ModelConfig) -> torch.Tensor:
     """[head_dim] the dimension of a checkpoint's head that stands at each place here."""
     dim, turned = config.head_dim, config.rope.rotated or config.head_dim
-    pairs = torch.arange(turned, device="cpu").view((-1, 2) if config.family == "glm4" else (2, -1))
-    both = pairs if config.family == "glm4" else pairs.T
+    paired = config.family in _PAIRED
+    pairs = torch.arange(turned, device="cpu").view((-1, 2) if paired else (2, -1))
+    both = pairs if paired else pairs.T
     still = torch.arange(turned, dim, device="cpu").view(2, -1)
     return torch.cat((both[:, 0], still[0], both[:, 1], still[1]))

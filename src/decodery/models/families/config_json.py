@@ -17,7 +17,6 @@ from ..config import (
     MOST_LAYERS,
     POSITIONS,
     SCALE,
-    THETA,
     TOKEN_ID,
     TOKENS,
     WIDTH,
@@ -25,13 +24,15 @@ from ..config import (
 )
 from ..loaders.config_check import check_config
 from ..loaders.config_keys import DEFAULTS, refuse_unknown
-from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
+from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Listed, Record, Text, Whole
 from ..loaders.four_bit import read_four_bits
 from ..torch import latent
 from ..torch.latent import LATENTS
-from ..torch.rope_config import LAYER_TYPES, ROPE, gemma_ropes, read_rope, rope_fields, turned_dims
-from . import falcon_h1, hybrids, layouts, masked, zamba2
+from ..torch.rope_config import FIELDS as ROPES
+from ..torch.rope_config import LAYER_TYPES, gemma_ropes, read_rope, rope_fields, turned_dims
+from . import dense, falcon_h1, hybrids, layouts, masked, zamba2
 from .arranged import ARRANGED
+from .dense import DENSE
 from .hybrids import HYBRIDS, hybrid
 from .layouts import LAYOUTS, restated
 from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, as_qwen_moe, is_moe
@@ -46,7 +47,7 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "gemma3_text",
-    *dict.fromkeys((*ARRANGED, *LAYOUTS, *HYBRIDS, *LATENTS)),
+    *dict.fromkeys((*ARRANGED, *LAYOUTS, *DENSE, *HYBRIDS, *LATENTS)),
     *_MIXTURES,
     *LIKE,
 )
@@ -83,7 +84,6 @@ _CONFIG: dict[str, Kind] = {
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS,
     "head_dim": HEAD_DIM,
-    "max_position_embeddings": POSITIONS,
     "rms_norm_eps": EPS,
     "query_pre_attn_scalar": SCALE,
     "tie_word_embeddings": Flag(),
@@ -96,11 +96,7 @@ _CONFIG: dict[str, Kind] = {
     **dict.fromkeys(("sliding_window_pattern", "_sliding_window_pattern"), LAYERS),
     "max_window_layers": Whole(0, 2**31 - 1),
     "layer_types": Listed(Text(64), MOST_LAYERS),
-    "rope_theta": THETA,
-    "rope_local_base_freq": THETA,
-    "partial_rotary_factor": Number(0.0, 1.0),
-    "rope_scaling": Record(ROPE),
-    "rope_parameters": Record(ROPE | dict.fromkeys(LAYER_TYPES, Record(ROPE))),
+    **ROPES,
     "bos_token_id": TOKEN_IDS,
     "eos_token_id": TOKEN_IDS,
     "quantization_config": Anything(),
@@ -116,6 +112,7 @@ _CONFIG: dict[str, Kind] = {
 _MASKED: dict[str, Kind] = {"mask_token_id": TOKEN_ID, "block_size": BLOCK}
 _RESTATED: dict[str, Iterable[str]] = {
     **dict.fromkeys(LAYOUTS, (*_CONFIG, *layouts.SWITCHES)),
+    **{name: (*_CONFIG, *own.fields) for name, own in DENSE.items()},
     **dict.fromkeys(LATENTS, (*_CONFIG, *latent.FIELDS)),
     **dict.fromkeys(LIKE, (*_CONFIG, *_MASKED)),
     "llada": (*masked.SAME, *masked.WANTED, *masked.SIZES, *masked.UNREAD),
@@ -161,9 +158,10 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     if named in LATENTS:
         raw, own = latent.restated(raw, origin)
         family = "llama"
-    if named in LAYOUTS or named in HYBRIDS:
-        raw, own = (restated if named in LAYOUTS else hybrid)(raw, named, origin)
-        family = "llama"
+    for families, restate in ((LAYOUTS, restated), (HYBRIDS, hybrid), (DENSE, dense.restated)):
+        if named in families:
+            raw, own = restate(raw, named, origin)
+            family = "llama"
     fields = Fields(raw, origin, _CONFIG | (_MASKED if diffuses else {}))
     experts, inner = _experts(fields, named)
     for name in _UNSUPPORTED:

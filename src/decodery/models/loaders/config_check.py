@@ -17,6 +17,8 @@ def check_config(config: ModelConfig, origin: str) -> None:
         config.sliding_window is None and any(config.sliding_layers)
     ):
         raise CorruptFile(f"{origin}: the sliding layers do not fit {config.num_layers} layers")
+    if config.local_rope_layers and (len(config.local_rope_layers) != config.num_layers or config.local_rope is None):
+        raise CorruptFile(f"{origin}: the layers with a rotation of their own do not fit {config.num_layers} layers")
     if list(config.exits) != sorted({each for each in config.exits if 0 < each <= config.num_layers}):
         raise CorruptFile(f"{origin}: exits should ascend from 1 to {config.num_layers}, not {list(config.exits)}")
     if not 0 <= config.experts_per_token <= config.experts or (config.experts and not config.experts_per_token):
@@ -60,5 +62,5 @@ def check_config(config: ModelConfig, origin: str) -> None:
             raise UnsupportedModel(f"{origin}: {rope.rotated} dimensions of a head are turned, which are not pairs")
         if rope is not None and rope.kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
             raise CorruptFile(f"{origin}: low_freq_factor should be below high_freq_factor")
-        if rope is not None and rope.kind == "factors" and len(rope.factors) != config.head_dim // 2:
+        if rope is not None and rope.kind == "factors" and len(rope.factors) != (rope.rotated or config.head_dim) // 2:
             raise CorruptFile(f"{origin}: {len(rope.factors)} frequencies do not fit heads of {config.head_dim}")

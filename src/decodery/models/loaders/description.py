@@ -80,7 +80,7 @@ _CONFIG: dict[str, Kind] = {
     "rope": Record(_ROPE),
     "local_rope": Record(_ROPE),
     "sliding_window": POSITIONS,
-    "sliding_layers": Listed(Flag(), MOST_LAYERS),
+    **dict.fromkeys(("sliding_layers", "local_rope_layers"), Listed(Flag(), MOST_LAYERS)),
     **{name: Flag() for name in ("tie_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "causal")},
     **dict.fromkeys(("sandwich_norms", "shifted", "shortcuts"), Flag()),
     "mamba": Record(_MAMBA),
@@ -88,7 +88,8 @@ _CONFIG: dict[str, Kind] = {
     "shared": Record(_SHARED),
     "latent": Record(_LATENT),
     "short_conv": Record(_SHORT_CONV),
-    "experts_scale": SCALE,
+    **dict.fromkeys(("experts_scale", "residual_scale"), SCALE),
+    **dict.fromkeys(("attention_cap", "logit_cap"), Number(0.0, 1e6)),
     "experts_floor": Listed(Number(0.0, 1e30), MOST_LAYERS),
     **dict.fromkeys(("shared_inner", "dense_inner"), Whole(0, WIDTH.most)),
     "dense_layers": Whole(0, MOST_LAYERS),
@@ -105,8 +106,17 @@ _CONFIG: dict[str, Kind] = {
     **dict.fromkeys(("experts", "experts_per_token"), EXPERTS),
     **dict.fromkeys(("centred_norms", "norms_after", "parallel", "gated", "wide_qk_norm", "learned_positions"), Flag()),
     **dict.fromkeys(("normed_experts", "summed_experts", "joined_norms", "operators"), Flag()),
+    **dict.fromkeys(("norms_after_rope", "sinks", "head_bias"), Flag()),
 }
-_TUPLES = ("sliding_layers", "mamba_layers", "attending_layers", "eos_ids", "exits", "experts_floor")
+_TUPLES = (
+    "sliding_layers",
+    "local_rope_layers",
+    "mamba_layers",
+    "attending_layers",
+    "eos_ids",
+    "exits",
+    "experts_floor",
+)
 _PARTS: dict[str, tuple[type, dict[str, Kind]]] = {
     "mamba": (Mamba, _MAMBA),
     "shared": (Shared, _SHARED),

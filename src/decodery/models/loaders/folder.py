@@ -15,8 +15,10 @@ from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form
 
 from ..config import ModelConfig
+from ..families import dense
 from ..families.arranged import ARRANGED, rows
 from ..families.config_json import TOKEN_IDS, read_config, token_ids
+from ..families.dense import DENSE
 from ..families.falcon_h1 import factors
 from ..families.layouts import SIGHT, other_names
 from ..families.tensor_names import stores_norms_less_one, tensor_name
@@ -76,6 +78,8 @@ class FolderCheckpoint:
     @cached_property
     def _factors(self) -> dict[str, float | torch.Tensor]:
         """What weights are multiplied by as they are read, once their shapes are known to be the configuration's."""
+        if self.config.family in DENSE:
+            return {**dense.factors(self._described, self.config)}
         return factors(self._described, self.config, str(self.folder)) if self.config.family == "falcon_h1" else {}
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -68,6 +68,8 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
         elif config.beside(index) or not config.recurrent(index):
             yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
             yield from linear("output", (hidden, attention), ("output",), config.output_bias)
+            if config.sinks:
+                yield Slot(f"{prefix}sinks.weight", (config.num_heads,), (f"{prefix}sinks.weight",))
         if (short := config.short_conv) is not None:
             sizes = {
                 "short_in": (3 * short.rank, hidden),
@@ -108,6 +110,8 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
     yield Slot("norm.weight", (whole_norm,), ("norm.weight", "norm.bias")[: 1 + config.centred_norms])
     source = "embedding.weight" if config.tie_embeddings else "head.weight"
     yield Slot("head.weight", (tokens, hidden), (source,), linear=True)
+    if config.head_bias:
+        yield Slot("head.bias", (tokens,), ("head.bias",))
 
 
 def _mixer(config: ModelConfig, prefix: str, names: tuple[str, str]) -> Iterator[Slot]:

@@ -73,7 +73,7 @@ class NativeStack:
                 width = config.head_dim if norm in ("q_norm", "k_norm") else config.hidden_size
                 setattr(layers[index], norm, self._pointer(getattr(layer, norm), width))
             layers[index].window = config.window(index) or 0
-            layers[index].rope = int(bool(config.local_rope and config.sliding_layers[index]))
+            layers[index].rope = int(config.turns_locally(index))
         self._alive.append(layers)
         self._model = ModelStruct(
             layers, self._pointer(weights.norm, config.hidden_size), self.project.struct, config.hidden_size,

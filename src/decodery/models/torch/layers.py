@@ -106,6 +106,8 @@ class TorchLayers:
         """What a sublayer adds to the stream."""
         if self.config.norms_after:
             return self._norm(branch, norm)
+        if self.config.residual_scale != 1.0:
+            branch = branch * self.config.residual_scale
         return branch if post_norm is None else self._norm(branch, post_norm)
 
     def _joined(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
@@ -165,6 +167,8 @@ class TorchLayers:
         if mix is not None:
             projected = mix(projected)
         turning, values = projected.view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
+        if config.norms_after_rope:
+            turning = rotate(turning, cos, sin)
         if config.wide_qk_norm or config.qk_norm:
             queries, keys = turning.split((heads, kv_heads), dim=1)
             if config.wide_qk_norm:
@@ -174,7 +178,8 @@ class TorchLayers:
                 queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
             turning = torch.cat((queries, keys), dim=1)
         # Short operations cost the same for a few heads more.
-        queries, keys = rotate(turning, cos, sin).split((heads, kv_heads), dim=1)
+        turned = turning if config.norms_after_rope else rotate(turning, cos, sin)
+        queries, keys = turned.split((heads, kv_heads), dim=1)
         if layer.operator is not None:
             queries = torch.einsum("nhd,hde->nhe", queries, layer.operator)
         return queries, keys, values

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from decodery.core.errors import UnsupportedModel
+
 from ..batch import Batch, Segment
 from ..cache.kept_rows import parents
 from ..config import ModelConfig, Rope
@@ -57,9 +59,14 @@ class Pass:
             own, config = queries[first:last], self.model.config
             if segment.cache is not None and (segment.cache.policy is not None or segment.steered):
                 own = own * config.attention_scale
-                part = attend_by_policy(own, seen_keys, seen_values, segment, layer, config.window(layer))
+                if config.sinks:
+                    raise UnsupportedModel("rows of a model whose heads have sinks cannot be steered: leave that out")
+                window, cap = config.window(layer), config.attention_cap
+                part = attend_by_policy(own, seen_keys, seen_values, segment, layer, window, cap)
             else:
-                part = attend(own, seen_keys, seen_values, self.mask(number, layer), config.attention_scale)
+                mask, scale = self.mask(number, layer), config.attention_scale
+                sinks = self.model.weights.layers[layer].sinks
+                part = attend(own, seen_keys, seen_values, mask, scale, config.attention_cap, sinks)
             parts.append(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -52,8 +52,7 @@ class PortableStack:
             layer = self.weights.layers[index]
             entered = hidden
             if attention:
-                rope = config.local_rope if config.local_rope and config.sliding_layers[index] else config.rope
-                context = self._attention(layer, index, hidden, batch, *tables[rope])
+                context = self._attention(layer, index, hidden, batch, *tables[config.layer_rope(index)])
                 context = hooks.visit(HookPoint("head_out", index), context)
                 branch = self._branch(layer.output(context), layer.attention_norm, layer.post_attention_norm)
                 hidden = hidden + hooks.visit(HookPoint("attn_out", index), branch)
@@ -95,6 +94,8 @@ class PortableStack:
     def _branch(self, rows: torch.Tensor, norm: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
         if self.config.norms_after:
             return self._norm(rows, norm)
+        if self.config.residual_scale != 1.0:
+            rows = rows * self.config.residual_scale
         return rows if post_norm is None else self._norm(rows, post_norm)
 
     def _attention(
@@ -104,14 +105,18 @@ class PortableStack:
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = layer.qkv(self._reads(hidden, layer.attention_norm)).view(-1, heads + 2 * kv_heads, dim)
         queries, keys, values = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        cos, sin = cos[:, None], sin[:, None]
+        if config.norms_after_rope:
+            queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
         if layer.q_norm is not None and layer.k_norm is not None:
             wide = config.wide_qk_norm
             queries, keys = (
                 self._norm(each.flatten(1) if wide else each, norm).view_as(each)
                 for each, norm in ((queries, layer.q_norm), (keys, layer.k_norm))
             )
-        queries = rotate(queries, cos[:, None], sin[:, None]) * config.attention_scale
-        keys = rotate(keys, cos[:, None], sin[:, None])
+        if not config.norms_after_rope:
+            queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
+        queries = queries * config.attention_scale
         parts = []
         for segment, first in zip(batch.segments, batch.offsets, strict=False):
             rows = slice(first, first + len(segment))

@@ -16,7 +16,7 @@ def stretched(config: ModelConfig) -> str | None:
     Else None. Scaling by yarn and llama3 notes that length in the model's files; linear scaling and factors do not.
     """
     rope = config.rope
-    if rope.kind in ("linear", "factors"):
+    if rope.kind in ("linear", "factors") and not rope.original_max_positions:
         known = "a length that its files do not name" if max(rope.factor, *rope.factors, 1.0) > 1 else ""
     else:
         original = rope.original_max_positions
@@ -39,9 +39,15 @@ def rope_angles(rope: Rope, head_dim: int, positions: torch.Tensor) -> tuple[tor
 
     They are computed in the precision of the positions.
     """
-    attention_factor = rope_frequencies(rope, rope.rotated or head_dim)[1]
+    factor = rope_frequencies(rope, rope.rotated or head_dim)[1]
     angles = positions[:, None] * turns(rope, head_dim)[None, :].to(positions.dtype)
-    return (angles.cos() * attention_factor).float(), (angles.sin() * attention_factor).float()
+    cos, sin = angles.cos(), angles.sin()
+    if factor != 1.0:
+        # What is not turned is not made larger either.
+        pairs = (rope.rotated or head_dim) // 2
+        cos[:, :pairs] *= factor
+        sin[:, :pairs] *= factor
+    return cos.float(), sin.float()
 
 
 def turns(rope: Rope, head_dim: int) -> torch.Tensor:
@@ -65,7 +71,8 @@ def rope_frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
     if rope.kind == "linear":
         return inverse / rope.factor, 1.0
     if rope.kind == "factors":
-        return inverse / torch.tensor(rope.factors, dtype=torch.float32, device="cpu"), 1.0
+        factors = torch.tensor(rope.factors, dtype=torch.float32, device="cpu")
+        return inverse / factors, 1.0 if rope.attention_factor is None else rope.attention_factor
     if rope.kind == "llama3":
         return _llama3(rope, inverse), 1.0
     if rope.kind == "yarn":

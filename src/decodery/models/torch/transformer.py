@@ -23,6 +23,7 @@ from ..layer_plan import WHOLE, LayerPlan, LayerStep, abreast, attending, groups
 from ..native.stack import NativeStack
 from ..protocol import Capabilities
 from ..trained.artifact import digest, sampled
+from .attention import capped
 from .layers import TorchLayers
 from .mixture import Mixture
 from .one_pass import Pass, open_caches, to_device
@@ -72,7 +73,7 @@ class Transformer(TorchLayers):
             states=True,
             layer_plans=not self.config.shortcuts and not self.config.keeps_order,
             sites=SITES,
-            policies=not self.config.keeps_order,
+            policies=not self.config.keeps_order and not self.config.unusual_softmax,
             parts=True,
             gradients=not exact,
         )
@@ -203,7 +204,7 @@ class Transformer(TorchLayers):
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """`head`, of the tokens alone that have an output."""
         if self._stack is not None:
-            return self._stack.head(hidden)
+            return capped(self._stack.head(hidden), self.config.logit_cap)
         return self._outputs(self.final_norm(hidden))
 
     def project(self, normed: torch.Tensor) -> torch.Tensor:
@@ -227,7 +228,8 @@ class Transformer(TorchLayers):
 
     def _outputs(self, normed: torch.Tensor) -> torch.Tensor:
         logits = self.weights.head(normed) if self._stack is None else self._stack.project(normed)
-        return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        return capped(logits, self.config.logit_cap)
 
     def _spread(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits of all tokens, from those of the tokens that have an output."""

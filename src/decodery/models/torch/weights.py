@@ -107,6 +107,7 @@ class Layer:
         short_static: [kernel, qkv's outputs].
         operator: [heads, head_dim, head_dim] where `config.operators`, what each head's rotated queries are multiplied
             by. Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden.
+        sinks: [heads] where `config.sinks`.
         shared_gate_up, shared_down: Of an MLP that all rows take beside their experts.
     """
 
@@ -139,6 +140,7 @@ class Layer:
     operator: torch.Tensor | None = None
     shared_gate_up: Linear | None = None
     shared_down: Linear | None = None
+    sinks: torch.Tensor | None = None
 
 
 @dataclass

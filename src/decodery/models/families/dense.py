@@ -1,0 +1,280 @@
+"""Families whose blocks are Llama's up to names and a few switches, as one table.
+
+Their configurations are restated in Llama's names, and what is left are fields of `ModelConfig`: soft caps and
+alternating windows (Gemma 2), norms after sublayers (OLMo 3, EXAONE 4), layers without rotation (SmolLM3, EXAONE 4),
+norms after rotation (Hunyuan), multipliers (Granite), MLPs without a gate (StarCoder2, Phi).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from decodery.core.errors import CorruptFile, UnsupportedModel
+
+from ..config import EPS, HEAD_DIM, HEADS, LAYERS, MOST_LAYERS, POSITIONS, SCALE, WIDTH, ModelConfig, Rope
+from ..loaders.fields import Either, Fields, Flag, Kind, Listed, Number, Text, Whole
+from ..torch.rope_config import FIELDS as ROPES
+from ..torch.rope_config import LAYER_TYPES, read_rope, rope_fields, ropes_by_kind
+
+Raw = dict[str, Any]
+_KINDS: dict[str, Kind] = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "sliding_window": POSITIONS,
+    "layer_types": Listed(Text(64), MOST_LAYERS),
+    **ROPES,
+}
+_CAP = Number(0.0, 1e6)
+_AFTER = {"norms_after": True, "qk_norm": True}
+_UNGATED = {"centred_norms": True, "gated": False}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What makes a family of Llama's kind its own.
+
+    Attributes:
+        theta: Base of the rotation where a configuration has none.
+        names: What Llama's configurations call its fields, where they call them otherwise.
+        fields: Those that Llama's do not have.
+        switches: Fields of `ModelConfig` that all of its models share.
+        derived: From those fields, further ones of `ModelConfig`, and of the configuration in Llama's names.
+        parts: What checkpoints call the parts of a layer, and those of the whole model, where Llama's differ.
+    """
+
+    theta: float = 10_000.0
+    names: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, Kind] = field(default_factory=dict)
+    switches: Mapping[str, Any] = field(default_factory=dict)
+    derived: Callable[[Fields, Raw], Raw] | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
+
+
+def _windows(fields: Fields, period: int = 0) -> Raw:
+    """The window and which layers have it: as they are named, else all but every `period`-th one; 0: none."""
+    window, layers = fields.get("sliding_window"), fields.need("num_hidden_layers")
+    types = fields.get("layer_types")
+    if types is None:
+        sliding = tuple(period > 0 and (layer + 1) % period != 0 for layer in range(layers))
+    else:
+        if len(types) != layers:
+            raise CorruptFile(f"{fields.origin}: layer_types should name a kind for each of the {layers} layers")
+        if unknown := next((kind for kind in types if kind not in LAYER_TYPES), None):
+            raise UnsupportedModel(f"{fields.origin}: layer_types has {unknown!r}, which is not supported here")
+        sliding = tuple(kind == "sliding_attention" for kind in types)
+    if window is None:
+        if types is not None and any(sliding):
+            raise CorruptFile(f"{fields.origin}: layers slide, and there is no sliding_window")
+        sliding = (False,) * layers
+    return {"sliding_window": window if any(sliding) else None, "sliding_layers": sliding}
+
+
+def _forget_ropes(raw: Raw) -> None:
+    """Leave the rotation to fields of `ModelConfig`."""
+    for name in ROPES:
+        if name != "max_position_embeddings":
+            raw.pop(name, None)
+
+
+def _embeds(fields: Fields) -> float:
+    return float(fields.need("hidden_size")) ** 0.5
+
+
+def _gemma(fields: Fields, raw: Raw) -> Raw:
+    if fields.get("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
+        raise fields.unsupported("hidden_activation")
+    if raw.get("hidden_act") in (None, "gelu"):
+        # Its first files call the other form by this name.
+        raw["hidden_act"] = "gelu_pytorch_tanh"
+    return {"embedding_scale": _embeds(fields)}
+
+
+def _gemma2(fields: Fields, raw: Raw) -> Raw:
+    raw["hidden_act"] = fields.get("hidden_activation", "gelu_pytorch_tanh")
+    return {
+        "embedding_scale": _embeds(fields),
+        "attention_scale": fields.get("query_pre_attn_scalar", 256) ** -0.5,
+        "attention_cap": fields.get("attn_logit_softcapping", 0.0),
+        "logit_cap": fields.get("final_logit_softcapping", 0.0),
+        **_windows(fields, 2),
+    }
+
+
+def _olmo3(fields: Fields, raw: Raw) -> Raw:
+    theta = fields.get("rope_theta", 500_000.0)
+    whole, local = ropes_by_kind(fields, (theta, theta))
+    _forget_ropes(raw)
+    return {**_AFTER, "rope": whole, "local_rope": local, **_windows(fields, 4)}
+
+
+def _smollm3(fields: Fields, raw: Raw) -> Raw:
+    layers = fields.need("num_hidden_layers")
+    interval = fields.get("no_rope_layer_interval", 4)
+    turned = fields.get("no_rope_layers", [int((layer + 1) % interval != 0) for layer in range(layers)])
+    if len(turned) < layers:
+        raise CorruptFile(f"{fields.origin}: no_rope_layers should have a number for each of the {layers} layers")
+    still = tuple(not turns for turns in turned[:layers])
+    windows = _windows(fields) if fields.get("use_sliding_window", False) else {}
+    if windows and fields.get("layer_types") is None:
+        # Without names of their kinds, layers that are not turned slide.
+        window = fields.get("sliding_window")
+        windows = {"sliding_window": window, "sliding_layers": still} if window and any(still) else {}
+    return windows | ({"local_rope": Rope(kind="none"), "local_rope_layers": still} if any(still) else {})
+
+
+def _granite(fields: Fields, raw: Raw) -> Raw:
+    return {
+        "embedding_scale": float(fields.get("embedding_multiplier", 1.0)),
+        "attention_scale": float(fields.get("attention_multiplier", 1.0)),
+        "residual_scale": float(fields.get("residual_multiplier", 1.0)),
+    }
+
+
+def _exaone4(fields: Fields, raw: Raw) -> Raw:
+    period, window = fields.get("sliding_window_pattern", 4), fields.get("sliding_window")
+    if isinstance(period, str) and fields.get("layer_types") is None:
+        raise fields.unsupported("sliding_window_pattern")
+    windows = _windows(fields, 0 if isinstance(period, str) else period)
+    if window is None:
+        return windows
+    # With a window, layers that see everything are not turned.
+    turned = read_rope(rope_fields(fields), fields)
+    _forget_ropes(raw)
+    return windows | {"rope": Rope(kind="none"), "local_rope": turned}
+
+
+def _ernie(fields: Fields, raw: Raw) -> Raw:
+    bias = fields.get("use_bias", False)
+    return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias}
+
+
+def _hunyuan(fields: Fields, raw: Raw) -> Raw:
+    name = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    parameters = dict(raw.get(name) or {})
+    alpha = parameters.pop("alpha", None)
+    if alpha and parameters.get("rope_type", parameters.get("type")) == "dynamic":
+        # Whatever their kind is called, alpha stretches the base alone.
+        SCALE.check(alpha, f"{fields.origin}: alpha")
+        dim = fields.get("head_dim", fields.need("hidden_size") // fields.need("num_attention_heads"))
+        theta = parameters.get("rope_theta", raw.pop("rope_theta", 10_000.0)) * alpha ** (dim / (dim - 2))
+        raw[name] = {"rope_type": "default", "rope_theta": theta}
+    return {}
+
+
+def _starcoder2(fields: Fields, raw: Raw) -> Raw:
+    bias, layers = fields.get("use_bias", True), fields.need("num_hidden_layers")
+    if raw.get("hidden_act") is None:
+        raw["hidden_act"] = "gelu_pytorch_tanh"
+    window = fields.get("sliding_window")
+    windows = {"sliding_window": window, "sliding_layers": (True,) * layers} if window else {}
+    return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias, **windows}
+
+
+def _phi(fields: Fields, raw: Raw) -> Raw:
+    if fields.get("qk_layernorm", False):
+        raise fields.unsupported("qk_layernorm")
+    if raw.get("hidden_act") is None:
+        raw["hidden_act"] = "gelu_new"
+    return {}
+
+
+def _seed(fields: Fields, raw: Raw) -> Raw:
+    return {"qkv_bias": raw.get("attention_bias", True), "output_bias": fields.get("attention_out_bias", False)}
+
+
+_AFTER_NAMES = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
+DENSE: dict[str, Family] = {
+    "gemma": Family(fields={"hidden_activation": Text(64)}, derived=_gemma),
+    "gemma2": Family(
+        fields={
+            "hidden_activation": Text(64),
+            "query_pre_attn_scalar": SCALE,
+            **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), _CAP),
+        },
+        switches={"sandwich_norms": True},
+        derived=_gemma2,
+    ),
+    "olmo3": Family(theta=500_000.0, switches={"wide_qk_norm": True}, derived=_olmo3, parts=_AFTER_NAMES),
+    "smollm3": Family(
+        theta=2_000_000.0,
+        fields={
+            "no_rope_layers": Listed(Whole(0, 1), MOST_LAYERS),
+            "no_rope_layer_interval": LAYERS,
+            "use_sliding_window": Flag(),
+        },
+        derived=_smollm3,
+    ),
+    "ernie4_5": Family(theta=500_000.0, fields={"use_bias": Flag()}, derived=_ernie),
+    "exaone4": Family(
+        fields={"sliding_window_pattern": Either(Whole(0, LAYERS.most), Text(MOST_LAYERS))},
+        switches=_AFTER,
+        derived=_exaone4,
+        parts=_AFTER_NAMES,
+    ),
+    "hunyuan_v1_dense": Family(
+        switches={"qk_norm": True, "norms_after_rope": True},
+        derived=_hunyuan,
+        parts={"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"},
+    ),
+    "glm": Family(switches={"output_bias": False}),
+    "granite": Family(
+        fields=dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier"), SCALE)
+        | {"logits_scaling": SCALE},
+        derived=_granite,
+    ),
+    "starcoder2": Family(
+        names={"norm_epsilon": "rms_norm_eps"},
+        fields={"use_bias": Flag(), "norm_epsilon": EPS},
+        switches=_UNGATED,
+        derived=_starcoder2,
+        parts={"up": "mlp.c_fc", "down": "mlp.c_proj"},
+    ),
+    "phi": Family(
+        names={"layer_norm_eps": "rms_norm_eps"},
+        fields={"qk_layernorm": Flag(), "layer_norm_eps": EPS},
+        switches=_UNGATED
+        | {"parallel": True, "head_bias": True, **dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), True)},
+        derived=_phi,
+        parts={"mlp_norm": "input_layernorm", "output": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2"},
+        whole={"norm": "model.final_layernorm"},
+    ),
+    "seed_oss": Family(fields={"attention_out_bias": Flag()}, derived=_seed),
+}
+
+
+def restated(raw: Raw, family: str, origin: str) -> tuple[Raw, Raw]:
+    """A configuration in Llama's names, and further fields of `ModelConfig`."""
+    own = DENSE[family]
+    found = {own.names.get(name, name): value for name, value in raw.items() if value is not None}
+    if "rope_theta" not in found:
+        found["rope_theta"] = own.theta
+    fields = Fields(raw | {"rope_theta": found["rope_theta"]}, origin, {**_KINDS, **own.fields})
+    derived = {} if own.derived is None else own.derived(fields, found)
+    left = {name: value for name, value in found.items() if name not in own.fields and name not in _WINDOWS}
+    return left, {**own.switches, **derived}
+
+
+_WINDOWS = ("sliding_window", "layer_types", "use_sliding_window")
+
+
+def dense_name(name: str, layer: str | None, kind: str, config: ModelConfig) -> str | None:
+    """What these families call a part of layer number `layer`, or of the whole model.
+
+    None: what Llama's call it.
+    """
+    own = DENSE[config.family]
+    if layer is None:
+        return f"{own.whole[name]}.{kind}" if name in own.whole else None
+    return f"model.layers.{layer}.{own.parts[name]}.{kind}" if name in own.parts else None
+
+
+def factors(raw: Raw, config: ModelConfig) -> dict[str, float]:
+    """By part of a layer, or of the whole model, what its weights are multiplied by as they are read."""
+    scaling = raw.get("logits_scaling") if config.family == "granite" else None
+    # Before the head, whose table may be the embeddings' too.
+    return {} if scaling is None else {"norm": 1.0 / scaling}
