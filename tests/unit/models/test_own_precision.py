@@ -335,7 +335,7 @@ def test_zeros_in_the_middle_stay_exact_in_four_bits(method: str, home: Path, tm
         ({"quant_method": "awq", "bits": 4, "secret": 1}, "the field secret is not known here"),
     ],
 )
-@pytest.mark.parametrize("kind", ["llama", "phi"])
+@pytest.mark.parametrize("kind", ["llama", "helium"])
 def test_other_quantized_weights_are_refused_and_what_is_read_is_said(
     config: dict, said: str, kind: str, home: Path, tmp_path: Path
 ) -> None:
@@ -343,7 +343,7 @@ def test_other_quantized_weights_are_refused_and_what_is_read_is_said(
     raw = json.loads((folder / "config.json").read_text()) | {"quantization_config": config, "model_type": kind}
     (folder / "config.json").write_text(json.dumps(raw | {"architectures": None}))
     with pytest.raises(
-        UnsupportedModel, match=said if kind == "llama" else "quantized by|model_type 'phi' is not one of"
+        UnsupportedModel, match=said if kind == "llama" else "quantized by|model_type 'helium' is not one of"
     ):
         load(folder, device="cpu")
 
