@@ -1,0 +1,185 @@
+"""GGUF files of the families that `families.dense` and others restate, as llama.cpp's converter writes them.
+
+What a file says is put into the names of a config.json and read as one, so that a family is described once. Norms are
+ready to multiply in these files; rows of queries and keys are in the order that the architecture's rotation has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from decodery.core.errors import CorruptFile
+
+from ..config import EXPERTS, LAYERS, SCALE, TOKENS, WIDTH, ModelConfig
+from ..families.config_json import read_config
+from .fields import Fields, Flag, Kind, Number, Whole
+from .gguf_file import GGUFFile
+
+Raw = dict[str, Any]
+KINDS: dict[str, Kind] = {
+    "attention.layer_norm_epsilon": Number(1e-20, 1.0),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), Number(0.0, 1e6)),
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), SCALE),
+    **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count"), EXPERTS),
+    **dict.fromkeys(("expert_feed_forward_length", "expert_shared_feed_forward_length"), WIDTH),
+    "leading_dense_block_count": Whole(0, LAYERS.most),
+    "expert_weights_norm": Flag(),
+    "expert_gating_func": Whole(0, 16),
+    "nextn_predict_layers": Whole(0, LAYERS.most),
+    "rope.scaling.finetuned": Flag(),
+    "vocab_size": TOKENS,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How files of one architecture of llama.cpp are read.
+
+    Attributes:
+        family: Of the family that runs them, its name in a config.json.
+        paired: Rotated neighbours stand side by side.
+        more: From the metadata and the file, what its config.json says beside sizes.
+        parts: What a file calls the parts of a layer, where Llama's differ.
+        theta: Base of the rotation of a file that has none.
+    """
+
+    family: str
+    paired: bool = False
+    more: Callable[[Fields, GGUFFile, Raw], Raw] | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    theta: float = 10_000.0
+
+
+def _types(fields: Fields, layers: int, period: int, window: int | None = None) -> Raw:
+    """The window, and which layers have it: as the file says, else all but every `period`-th one."""
+    window = fields.get("attention.sliding_window", window)
+    if not window:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
+    pattern = fields.get("attention.sliding_window_pattern", period)
+    if isinstance(pattern, int):
+        sliding = [pattern > 0 and (layer + 1) % pattern != 0 for layer in range(layers)]
+    elif len(pattern) != layers:
+        raise CorruptFile(f"{fields.origin}: attention.sliding_window_pattern should have {layers} values")
+    else:
+        sliding = [bool(value) for value in pattern]
+    kinds = ["sliding_attention" if slides else "full_attention" for slides in sliding]
+    return {"sliding_window": window if any(sliding) else None, "layer_types": kinds}
+
+
+def _turned(fields: Fields, raw: Raw) -> Raw:
+    return {"partial_rotary_factor": fields.get("rope.dimension_count", raw["head_dim"]) / raw["head_dim"]}
+
+
+def _biased(file: GGUFFile, part: str = "attn_q") -> bool:
+    return f"blk.0.{part}.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
+
+
+def _gemma2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    layers = raw["num_hidden_layers"]
+    # The largest one alone scales by the width of its heads in the residual stream.
+    scalar = raw["hidden_size"] // raw["num_attention_heads"] if layers == 46 else raw["head_dim"]
+    return {
+        "query_pre_attn_scalar": scalar,
+        "attn_logit_softcapping": fields.get("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": fields.get("final_logit_softcapping", 30.0),
+        **_types(fields, layers, 2, 4096),
+    }
+
+
+def _phi3(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {"sliding_window": fields.get("attention.sliding_window") or None, **_turned(fields, raw)}
+
+
+def _olmo2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    window = fields.get("attention.sliding_window")
+    return {"model_type": "olmo3", **_types(fields, raw["num_hidden_layers"], 4)} if window else {}
+
+
+def _smollm3(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {"no_rope_layer_interval": 4, "attention_bias": _biased(file), "mlp_bias": _biased(file, "ffn_down")}
+
+
+def _granite(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    if not fields.get("rope.scaling.finetuned", True):
+        raise fields.unsupported("rope.scaling.finetuned")
+    scale = fields.get("attention.scale", raw["head_dim"] ** -0.5)
+    return {
+        "attention_multiplier": scale,
+        "embedding_multiplier": fields.get("embedding_scale", 1.0),
+        "residual_multiplier": fields.get("residual_scale", 1.0),
+        "logits_scaling": fields.get("logit_scale", 1.0),
+        "attention_bias": _biased(file),
+        "mlp_bias": _biased(file, "ffn_down"),
+    }
+
+
+def _exaone4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    layers = raw["num_hidden_layers"]
+    return _types(fields, layers, 4, 4096 if layers == 64 else None)
+
+
+def _glm4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {"attention_bias": _biased(file), **_turned(fields, raw)}
+
+
+def _starcoder2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    eps, window = fields.need("attention.layer_norm_epsilon"), fields.get("attention.sliding_window") or None
+    return {"norm_epsilon": eps, "use_bias": _biased(file), "sliding_window": window}
+
+
+def _phi2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {"layer_norm_eps": fields.need("attention.layer_norm_epsilon"), **_turned(fields, raw)}
+
+
+def _seed(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {
+        "attention_bias": _biased(file),
+        "attention_out_bias": _biased(file, "attn_output"),
+        "mlp_bias": _biased(file, "ffn_down"),
+    }
+
+
+_AFTER = {"attention_norm": "post_attention_norm", "mlp_norm": "post_ffw_norm"}
+ARCHITECTURES: dict[str, Architecture] = {
+    "gemma": Architecture("gemma"),
+    "gemma2": Architecture("gemma2", more=_gemma2),
+    "phi3": Architecture("phi3", more=_phi3),
+    "phi2": Architecture("phi", more=_phi2, parts={"mlp_norm": "attn_norm"}),
+    "olmo2": Architecture("olmo2", more=_olmo2, parts=_AFTER),
+    "smollm3": Architecture("smollm3", paired=True, more=_smollm3),
+    "granite": Architecture("granite", paired=True, more=_granite),
+    "exaone4": Architecture("exaone4", more=_exaone4, parts=_AFTER),
+    "ernie4_5": Architecture("ernie4_5", paired=True, more=lambda fields, file, raw: {"use_bias": _biased(file)}),
+    "glm4": Architecture("glm4", paired=True, more=_glm4),
+    "starcoder2": Architecture("starcoder2", more=_starcoder2),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", more=lambda fields, file, raw: {"attention_bias": _biased(file)}),
+    "seed_oss": Architecture("seed_oss", more=_seed, parts={"mlp_norm": "post_attention_norm"}),
+}
+"""By what files call them."""
+
+
+def architecture_config(architecture: str, file: GGUFFile, fields: Fields, vocab_size: int) -> ModelConfig:
+    """The configuration of such a file but for its rotation.
+
+    Args:
+        fields: Its metadata, whose names are those after the architecture's.
+    """
+    own = ARCHITECTURES[architecture]
+    hidden, heads = fields.need("embedding_length"), fields.need("attention.head_count")
+    raw: Raw = {
+        "model_type": own.family,
+        "vocab_size": vocab_size,
+        "hidden_size": hidden,
+        "num_hidden_layers": fields.need("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.get("attention.head_count_kv", heads),
+        "head_dim": fields.get("attention.key_length", max(hidden // heads, 1)),
+        "intermediate_size": fields.need("feed_forward_length"),
+        "max_position_embeddings": fields.need("context_length"),
+        "rms_norm_eps": fields.get("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+    more = {} if own.more is None else own.more(fields, file, raw)
+    return read_config(raw | more, fields.origin)

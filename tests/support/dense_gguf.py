@@ -1,0 +1,142 @@
+"""GGUF files of tiny models in the layout of llama.cpp's converter, whose names of tensors the `gguf` package knows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+
+from decodery.models.config import Rope
+from decodery.models.torch.rope import rope_frequencies
+from tiny_gguf import _add_tokenizer
+
+ARCHITECTURES = {
+    "gemma": "gemma", "gemma2": "gemma2", "phi3": "phi3", "phi": "phi2", "olmo2": "olmo2", "olmo3": "olmo2",
+    "smollm3": "smollm3", "granite": "granite", "exaone4": "exaone4", "ernie4_5": "ernie4_5", "glm4": "glm4",
+    "starcoder2": "starcoder2", "hunyuan_v1_dense": "hunyuan-dense", "seed_oss": "seed_oss",
+}  # fmt: skip
+PERMUTED = ("smollm3", "granite")
+"""Whose rows of queries and keys the converter puts into pairs, as Llama's."""
+
+
+def write_dense(path: Path, model: transformers.PreTrainedModel, kind: Kind = Kind.F32, **metadata: Any) -> None:
+    """Write `model` with its matrices quantized to `kind`, and give it the weights that this leaves.
+
+    metadata: keys after the architecture's name that are written beside, by what follows the last dot but for "__".
+    """
+    config, family = model.config, model.config.model_type
+    named = ARCHITECTURES[family]
+    arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == named)
+    writer = gguf.GGUFWriter(path, named)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    if dim * config.num_attention_heads != config.hidden_size:
+        writer.add_key_length(dim)
+        writer.add_value_length(dim)
+    eps = getattr(config, "layer_norm_eps", getattr(config, "norm_epsilon", None))
+    if eps is None:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(eps)
+    _add_rope(writer, config, family, dim)
+    _add_windows(writer, config, family)
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if family == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    for key, value in metadata.items():
+        writer.add_key_value(f"{named}.{key.replace('__', '.')}", value, gguf.GGUFValueType.get_type(value))
+    _add_tokenizer(writer, {})
+    _add_tensors(writer, model, gguf.get_tensor_name_map(arch, config.num_hidden_layers), kind, dim)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_tensors(writer: Any, model: transformers.PreTrainedModel, names: Any, kind: Kind, dim: int) -> None:
+    family, left = model.config.model_type, {}
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        stored, permuted = weight.float().numpy(), family in PERMUTED and (".q_proj." in name or ".k_proj." in name)
+        if family in ("gemma", "gemma2") and name.endswith("norm.weight"):
+            stored = stored + 1.0
+        if permuted:
+            heads = stored.reshape(len(stored) // dim, 2, dim // 2, *stored.shape[1:])
+            stored = heads.swapaxes(1, 2).reshape(stored.shape)
+        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new is not None, name
+        if stored.ndim != 2:
+            writer.add_tensor(new, np.ascontiguousarray(stored, dtype=np.float32))
+            continue
+        packed = quantize(np.ascontiguousarray(stored), kind)
+        writer.add_tensor(new, packed, raw_dtype=kind)
+        exact = dequantize(packed, kind)
+        if permuted:
+            exact = exact.reshape(len(exact) // dim, dim // 2, 2, -1).swapaxes(1, 2).reshape(exact.shape)
+        left[name] = torch.from_numpy(np.ascontiguousarray(exact))
+    model.load_state_dict(left, strict=False)
+    model.tie_weights()
+
+
+def _add_rope(writer: Any, config: Any, family: str, dim: int) -> None:
+    parameters = dict(config.rope_parameters)
+    parameters = parameters.get("full_attention", parameters)
+    theta, kind = parameters["rope_theta"], parameters["rope_type"]
+    turned = int(dim * (parameters.get("partial_rotary_factor") or 1.0))
+    if family in ("phi3", "phi", "glm4", *PERMUTED):
+        writer.add_rope_dimension_count(turned)
+    if kind == "dynamic":
+        theta *= parameters["alpha"] ** (dim / (dim - 2))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1)
+    writer.add_rope_freq_base(theta)
+    if kind == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(parameters["original_max_position_embeddings"])
+        if (factor := parameters.get("attention_factor")) is not None:
+            writer.add_rope_scaling_yarn_attn_factor(factor)
+    if kind == "llama3":
+        low, high, original = (
+            parameters[name] for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        )
+        rope = Rope(theta, "llama3", parameters["factor"], original, low, high)
+        plain = rope_frequencies(Rope(theta), dim)[0]
+        writer.add_tensor("rope_freqs.weight", (plain / rope_frequencies(rope, dim)[0]).numpy())
+    if family == "phi3":
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if kind == "longrope":
+        original = config.original_max_position_embeddings
+        scale = config.max_position_embeddings / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0)
+        for which in ("long", "short"):
+            factors = np.array(parameters[f"{which}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{which}.weight", factors)
+
+
+def _add_windows(writer: Any, config: Any, family: str) -> None:
+    window = getattr(config, "sliding_window", None)
+    if family == "phi3":
+        writer.add_sliding_window(window or 0)
+    elif window and family in ("gemma2", "olmo3", "exaone4", "starcoder2"):
+        writer.add_sliding_window(window)
+        if family in ("olmo3", "exaone4"):
+            writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])
