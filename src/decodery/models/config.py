@@ -258,11 +258,16 @@ class ModelConfig:
 
     @property
     def usual(self) -> bool:
-        """Whether native kernels run its blocks: Llama's up to sizes, biases, added norms and experts."""
-        others = self.centred_norms or self.norms_after or self.parallel or self.wide_qk_norm or self.learned_positions
-        others = others or self.keeps_order or self.latent is not None or self.joined_norms or self.operators
-        others = others or self.unusual_softmax or self.logit_cap != 0.0 or self.head_bias
-        others = others or self.residual_scale != 1.0 or self.norms_after_rope
+        """Whether its blocks are Llama's up to sizes, biases, added norms and experts: heads and copies have such."""
+        others = self.norms_after or self.wide_qk_norm or self.residual_scale != 1.0 or self.norms_after_rope
+        return self.native and not others
+
+    @property
+    def native(self) -> bool:
+        """Whether native kernels run its blocks."""
+        others = self.centred_norms or self.parallel or self.learned_positions or self.keeps_order or self.operators
+        others = others or self.latent is not None or self.joined_norms or self.head_bias
+        others = others or self.unusual_softmax or self.logit_cap != 0.0
         return self.gated and not others and self.activation in ("silu", "gelu_tanh")
 
     @property

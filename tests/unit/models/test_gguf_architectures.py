@@ -43,8 +43,18 @@ def test_files_give_the_logits_of_transformers(case: str, tmp_path: Path) -> Non
     assert_same_logits(ours, theirs)
 
 
-@pytest.mark.parametrize("case", ["phi3, half turned, slides", "glm4", "smollm3", "gemma"])
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0])
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        ("phi3, half turned, slides", Kind.Q8_0),
+        ("glm4", Kind.Q4_0),
+        ("smollm3", Kind.Q4_1),
+        ("gemma", Kind.Q5_0),
+        ("exaone4", Kind.Q8_0),
+        ("granite", Kind.Q4_0),
+        ("hunyuan_v1_dense", Kind.Q8_0),
+    ],
+)
 def test_blocks_are_read_in_place_in_the_order_of_the_rotation(case: str, kind: Kind, tmp_path: Path) -> None:
     theirs = make_model(case, **WRITTEN.get(case, {}))
     write_dense(tmp_path / "model.gguf", theirs, kind)

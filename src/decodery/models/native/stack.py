@@ -41,6 +41,10 @@ Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
 _SKIP_ATTENTION, _SKIP_MLP, _AT_SELECT, _AT_HEADS, _AT_ATTENTION, _AT_MLP, _AT_RESIDUAL = (1 << i for i in range(7))
 _STOPS = ~(_SKIP_ATTENTION | _SKIP_MLP)
 _MOST_PLANS = 256
+_HEAD_NORMS = {"q_norm": "q_norm", "k_norm": "k_norm"}
+_BEFORE = {name: name for name in ("attention_norm", "mlp_norm", "post_attention_norm", "post_mlp_norm")} | _HEAD_NORMS
+_AFTER = {"post_attention_norm": "attention_norm", "post_mlp_norm": "mlp_norm"} | _HEAD_NORMS
+"""By norm of `Layer` in csrc/abi.h, that of `weights.Layer`."""
 
 
 class NativeStack:
@@ -69,9 +73,12 @@ class NativeStack:
             for name in names:
                 packed = self._pack(getattr(layer, name), arena, gated=name == "gate_up")
                 setattr(layers[index], name, packed.struct)
-            for norm in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "post_attention_norm", "post_mlp_norm"):
-                width = config.head_dim if norm in ("q_norm", "k_norm") else config.hidden_size
-                setattr(layers[index], norm, self._pointer(getattr(layer, norm), width))
+            # Where norms are those of what sublayers found, these read the stream as it is.
+            norms = _AFTER if config.norms_after else _BEFORE
+            for norm, part in norms.items():
+                wide = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}.get(norm)
+                width = config.hidden_size if wide is None else config.head_dim * (wide if config.wide_qk_norm else 1)
+                setattr(layers[index], norm, self._pointer(getattr(layer, part), width))
             layers[index].window = config.window(index) or 0
             layers[index].rope = int(config.turns_locally(index))
         self._alive.append(layers)
@@ -79,6 +86,8 @@ class NativeStack:
             layers, self._pointer(weights.norm, config.hidden_size), self.project.struct, config.hidden_size,
             config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
             int(config.activation != "silu"), config.norm_eps, config.attention_scale,
+            0.0 if config.residual_scale == 1.0 else config.residual_scale,
+            int(config.wide_qk_norm), int(config.norms_after_rope),
         )  # fmt: skip
 
     def _pack(self, linear: Any, arena: Arena, *, gated: bool = False) -> Packed:

@@ -242,4 +242,4 @@ class Transformer(TorchLayers):
 
 def runs_natively(config: ModelConfig) -> bool:
     """Whether the native CPU kernels run a model of this configuration in a supported precision."""
-    return library() is not None and not config.shortcuts and not config.experts and config.usual
+    return library() is not None and not config.shortcuts and not config.experts and config.native
