@@ -20,9 +20,11 @@ from tiny_gguf import _add_tokenizer
 ARCHITECTURES = {
     "gemma": "gemma", "gemma2": "gemma2", "phi3": "phi3", "phi": "phi2", "olmo2": "olmo2", "olmo3": "olmo2",
     "smollm3": "smollm3", "granite": "granite", "exaone4": "exaone4", "ernie4_5": "ernie4_5", "glm4": "glm4",
+    "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "mixtral": "llama",
     "starcoder2": "starcoder2", "hunyuan_v1_dense": "hunyuan-dense", "seed_oss": "seed_oss",
 }  # fmt: skip
-PERMUTED = ("smollm3", "granite")
+_MIXED = ("qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "mixtral")
+PERMUTED = ("smollm3", "granite", "mixtral")
 """Whose rows of queries and keys the converter puts into pairs, as Llama's."""
 
 
@@ -55,6 +57,8 @@ def write_dense(path: Path, model: transformers.PreTrainedModel, kind: Kind = Ki
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if family in _MIXED:
+        _add_experts(writer, config)
     if family == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -72,7 +76,7 @@ def write_dense(path: Path, model: transformers.PreTrainedModel, kind: Kind = Ki
 
 def _add_tensors(writer: Any, model: transformers.PreTrainedModel, names: Any, kind: Kind, dim: int) -> None:
     family, left = model.config.model_type, {}
-    for name, weight in model.state_dict().items():
+    for name, weight in _together(model).items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         stored, permuted = weight.float().numpy(), family in PERMUTED and (".q_proj." in name or ".k_proj." in name)
@@ -83,7 +87,7 @@ def _add_tensors(writer: Any, model: transformers.PreTrainedModel, names: Any, k
             stored = heads.swapaxes(1, 2).reshape(stored.shape)
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
-        if stored.ndim != 2:
+        if stored.ndim < 2:
             writer.add_tensor(new, np.ascontiguousarray(stored, dtype=np.float32))
             continue
         packed = quantize(np.ascontiguousarray(stored), kind)
@@ -91,9 +95,50 @@ def _add_tensors(writer: Any, model: transformers.PreTrainedModel, names: Any, k
         exact = dequantize(packed, kind)
         if permuted:
             exact = exact.reshape(len(exact) // dim, dim // 2, 2, -1).swapaxes(1, 2).reshape(exact.shape)
-        left[name] = torch.from_numpy(np.ascontiguousarray(exact))
+        if "_exps." not in new:
+            left[name] = torch.from_numpy(np.ascontiguousarray(exact))
     model.load_state_dict(left, strict=False)
     model.tie_weights()
+
+
+def _together(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The model's tensors, those of experts by what the converter makes of them: gates, values and outputs apart."""
+    found: dict[str, torch.Tensor] = {}
+    for name, weight in model.state_dict().items():
+        stem, _, last = name.rpartition(".")
+        if not stem.endswith("experts"):
+            # As the converter renames them.
+            name = f"{name}.weight" if name.endswith("sinks") else name.replace("_correction_bias", "_correction.bias")
+            found[name] = weight
+            continue
+        turn = model.config.model_type == "gpt_oss"
+        kind = "bias" if last.endswith("bias") else "weight"
+        part = last.removesuffix("_bias")
+        weight = weight.transpose(1, 2) if turn and kind == "weight" else weight
+        if part == "down_proj":
+            found[f"{stem}.down_proj.{kind}"] = weight
+            continue
+        halves = (weight[:, ::2], weight[:, 1::2]) if turn else weight.chunk(2, dim=1)
+        for half, each in zip(("gate", "up"), halves, strict=True):
+            found[f"{stem}.{half}_proj.{kind}"] = each
+    return found
+
+
+def _add_experts(writer: Any, config: Any) -> None:
+    writer.add_expert_count(config.num_local_experts if hasattr(config, "num_local_experts") else config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "gpt_oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    elif config.model_type != "mixtral":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type == "glm4_moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
 
 
 def _add_rope(writer: Any, config: Any, family: str, dim: int) -> None:
@@ -101,7 +146,7 @@ def _add_rope(writer: Any, config: Any, family: str, dim: int) -> None:
     parameters = parameters.get("full_attention", parameters)
     theta, kind = parameters["rope_theta"], parameters["rope_type"]
     turned = int(dim * (parameters.get("partial_rotary_factor") or 1.0))
-    if family in ("phi3", "phi", "glm4", *PERMUTED):
+    if family in ("phi3", "phi", "glm4", "glm4_moe", *PERMUTED):
         writer.add_rope_dimension_count(turned)
     if kind == "dynamic":
         theta *= parameters["alpha"] ** (dim / (dim - 2))
@@ -136,7 +181,7 @@ def _add_windows(writer: Any, config: Any, family: str) -> None:
     window = getattr(config, "sliding_window", None)
     if family == "phi3":
         writer.add_sliding_window(window or 0)
-    elif window and family in ("gemma2", "olmo3", "exaone4", "starcoder2"):
+    elif window and family in ("gemma2", "olmo3", "exaone4", "starcoder2", "gpt_oss"):
         writer.add_sliding_window(window)
         if family in ("olmo3", "exaone4"):
             writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])

@@ -187,6 +187,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3_moe": ("qwen3_moe", _EXPERTS),
     "qwen3_moe, normed": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+         "shared_expert_intermediate_size": 64},
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+         "routed_scaling_factor": 1.5, "use_qk_norm": True, "attention_bias": True, "num_mtp_layers": 0},
+    ),
+    "glm4_moe, in groups": (
+        "glm4_moe",
+        {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2,
+         "norm_topk_prob": False, "first_k_dense_replace": 0},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 32, "head_dim": 16, "sliding_window": 5,
+         "rope_parameters": _YARN | {"truncate": False}},
+    ),
     "deepseek_v2": ("deepseek_v2", _DEEPSEEK),
     "deepseek_v2, queries in two steps, yarn": (
         "deepseek_v2",

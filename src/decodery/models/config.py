@@ -179,6 +179,11 @@ class ModelConfig:
         latent: What attention keeps in place of keys and values, of which there is one head.
         short_conv: Convolutions on queries, keys and values of every layer, None for none.
         operators: Rotated queries are multiplied by a matrix per head before they meet keys (see `power_law`).
+        sigmoid_router: The router says of each expert by itself how likely it is, not of all together.
+        router_bias, choice_bias: What the router says has biases, or what chooses experts alone.
+        expert_groups, taken_groups: Experts are in so many groups, and chosen from the best ones alone; 0: from all.
+        shared_gate: How much of the MLP that all rows take is added, each row says itself.
+        expert_bias: Experts have biases.
         experts_scale: What weights of experts are multiplied by.
         shared_inner: Inner units of an MLP that all rows take beside their experts, 0 for none.
         dense_layers: How many of the first layers have one MLP of dense_inner inner units in place of experts.
@@ -247,6 +252,13 @@ class ModelConfig:
     logit_cap: float = 0.0
     residual_scale: float = 1.0
     norms_after_rope: bool = False
+    sigmoid_router: bool = False
+    router_bias: bool = False
+    choice_bias: bool = False
+    expert_groups: int = 0
+    taken_groups: int = 0
+    shared_gate: bool = False
+    expert_bias: bool = False
     sinks: bool = False
     head_bias: bool = False
 

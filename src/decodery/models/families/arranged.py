@@ -19,6 +19,7 @@ FUSED: dict[str, dict[str, str]] = {
     "phi3": _QKV | _GATE_UP,
     **dict.fromkeys(("glm", "glm4"), _GATE_UP),
     "ernie4_5": {},
+    "glm4_moe": {},
     "phi": {},
     "stablelm": {},
     "gpt_neox": {name: LAYERS_OF["gpt_neox"][name] for name in "qkv"},
@@ -43,6 +44,9 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
         return None
     if config.latent is not None:
         return latent.rows(names[2], config)
+    if names[2] in ("q_norm", "k_norm") and config.rope.kind != "none":
+        # Of one head, whose dimensions stand in another order.
+        return _order(config)
     name, dim, inner = names[2], config.head_dim, config.intermediate_size
     queries, keys = config.num_heads * dim, config.num_kv_heads * dim
     fused = name in FUSED[config.family]

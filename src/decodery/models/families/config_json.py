@@ -30,12 +30,12 @@ from ..torch import latent
 from ..torch.latent import LATENTS
 from ..torch.rope_config import FIELDS as ROPES
 from ..torch.rope_config import LAYER_TYPES, gemma_ropes, read_rope, rope_fields, turned_dims
-from . import dense, falcon_h1, hybrids, layouts, masked, zamba2
+from . import falcon_h1, hybrids, layouts, masked, switched, zamba2
 from .arranged import ARRANGED
-from .dense import DENSE
 from .hybrids import HYBRIDS, hybrid
 from .layouts import LAYOUTS, restated
 from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, as_qwen_moe, is_moe
+from .switched import SWITCHED
 
 SEEING = ("llava", "llava_next")
 """Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings."""
@@ -47,7 +47,7 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "gemma3_text",
-    *dict.fromkeys((*ARRANGED, *LAYOUTS, *DENSE, *HYBRIDS, *LATENTS)),
+    *dict.fromkeys((*ARRANGED, *LAYOUTS, *SWITCHED, *HYBRIDS, *LATENTS)),
     *_MIXTURES,
     *LIKE,
 )
@@ -112,7 +112,7 @@ _CONFIG: dict[str, Kind] = {
 _MASKED: dict[str, Kind] = {"mask_token_id": TOKEN_ID, "block_size": BLOCK}
 _RESTATED: dict[str, Iterable[str]] = {
     **dict.fromkeys(LAYOUTS, (*_CONFIG, *layouts.SWITCHES)),
-    **{name: (*_CONFIG, *own.fields) for name, own in DENSE.items()},
+    **{name: (*_CONFIG, *own.fields) for name, own in SWITCHED.items()},
     **dict.fromkeys(LATENTS, (*_CONFIG, *latent.FIELDS)),
     **dict.fromkeys(LIKE, (*_CONFIG, *_MASKED)),
     "llada": (*masked.SAME, *masked.WANTED, *masked.SIZES, *masked.UNREAD),
@@ -158,7 +158,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     if named in LATENTS:
         raw, own = latent.restated(raw, origin)
         family = "llama"
-    for families, restate in ((LAYOUTS, restated), (HYBRIDS, hybrid), (DENSE, dense.restated)):
+    for families, restate in ((LAYOUTS, restated), (HYBRIDS, hybrid), (SWITCHED, switched.restated)):
         if named in families:
             raw, own = restate(raw, named, origin)
             family = "llama"

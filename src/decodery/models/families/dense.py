@@ -7,78 +7,16 @@ norms after rotation (Hunyuan), multipliers (Granite), MLPs without a gate (Star
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from decodery.core.errors import CorruptFile
 
-from decodery.core.errors import CorruptFile, UnsupportedModel
+from ..config import EPS, LAYERS, MOST_LAYERS, SCALE, Rope
+from ..loaders.fields import Either, Fields, Flag, Listed, Number, Text, Whole
+from ..torch.rope_config import read_rope, rope_fields, ropes_by_kind
+from .family import Family, Raw, forget_ropes, windows
 
-from ..config import EPS, HEAD_DIM, HEADS, LAYERS, MOST_LAYERS, POSITIONS, SCALE, WIDTH, ModelConfig, Rope
-from ..loaders.fields import Either, Fields, Flag, Kind, Listed, Number, Text, Whole
-from ..torch.rope_config import FIELDS as ROPES
-from ..torch.rope_config import LAYER_TYPES, read_rope, rope_fields, ropes_by_kind
-
-Raw = dict[str, Any]
-_KINDS: dict[str, Kind] = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "head_dim": HEAD_DIM,
-    "sliding_window": POSITIONS,
-    "layer_types": Listed(Text(64), MOST_LAYERS),
-    **ROPES,
-}
 _CAP = Number(0.0, 1e6)
 _AFTER = {"norms_after": True, "qk_norm": True}
 _UNGATED = {"centred_norms": True, "gated": False}
-
-
-@dataclass(frozen=True)
-class Family:
-    """What makes a family of Llama's kind its own.
-
-    Attributes:
-        theta: Base of the rotation where a configuration has none.
-        names: What Llama's configurations call its fields, where they call them otherwise.
-        fields: Those that Llama's do not have.
-        switches: Fields of `ModelConfig` that all of its models share.
-        derived: From those fields, further ones of `ModelConfig`, and of the configuration in Llama's names.
-        parts: What checkpoints call the parts of a layer, and those of the whole model, where Llama's differ.
-    """
-
-    theta: float = 10_000.0
-    names: Mapping[str, str] = field(default_factory=dict)
-    fields: Mapping[str, Kind] = field(default_factory=dict)
-    switches: Mapping[str, Any] = field(default_factory=dict)
-    derived: Callable[[Fields, Raw], Raw] | None = None
-    parts: Mapping[str, str] = field(default_factory=dict)
-    whole: Mapping[str, str] = field(default_factory=dict)
-
-
-def _windows(fields: Fields, period: int = 0) -> Raw:
-    """The window and which layers have it: as they are named, else all but every `period`-th one; 0: none."""
-    window, layers = fields.get("sliding_window"), fields.need("num_hidden_layers")
-    types = fields.get("layer_types")
-    if types is None:
-        sliding = tuple(period > 0 and (layer + 1) % period != 0 for layer in range(layers))
-    else:
-        if len(types) != layers:
-            raise CorruptFile(f"{fields.origin}: layer_types should name a kind for each of the {layers} layers")
-        if unknown := next((kind for kind in types if kind not in LAYER_TYPES), None):
-            raise UnsupportedModel(f"{fields.origin}: layer_types has {unknown!r}, which is not supported here")
-        sliding = tuple(kind == "sliding_attention" for kind in types)
-    if window is None:
-        if types is not None and any(sliding):
-            raise CorruptFile(f"{fields.origin}: layers slide, and there is no sliding_window")
-        sliding = (False,) * layers
-    return {"sliding_window": window if any(sliding) else None, "sliding_layers": sliding}
-
-
-def _forget_ropes(raw: Raw) -> None:
-    """Leave the rotation to fields of `ModelConfig`."""
-    for name in ROPES:
-        if name != "max_position_embeddings":
-            raw.pop(name, None)
 
 
 def _embeds(fields: Fields) -> float:
@@ -101,15 +39,15 @@ def _gemma2(fields: Fields, raw: Raw) -> Raw:
         "attention_scale": fields.get("query_pre_attn_scalar", 256) ** -0.5,
         "attention_cap": fields.get("attn_logit_softcapping", 0.0),
         "logit_cap": fields.get("final_logit_softcapping", 0.0),
-        **_windows(fields, 2),
+        **windows(fields, 2),
     }
 
 
 def _olmo3(fields: Fields, raw: Raw) -> Raw:
     theta = fields.get("rope_theta", 500_000.0)
     whole, local = ropes_by_kind(fields, (theta, theta))
-    _forget_ropes(raw)
-    return {**_AFTER, "rope": whole, "local_rope": local, **_windows(fields, 4)}
+    forget_ropes(raw)
+    return {**_AFTER, "rope": whole, "local_rope": local, **windows(fields, 4)}
 
 
 def _smollm3(fields: Fields, raw: Raw) -> Raw:
@@ -119,12 +57,12 @@ def _smollm3(fields: Fields, raw: Raw) -> Raw:
     if len(turned) < layers:
         raise CorruptFile(f"{fields.origin}: no_rope_layers should have a number for each of the {layers} layers")
     still = tuple(not turns for turns in turned[:layers])
-    windows = _windows(fields) if fields.get("use_sliding_window", False) else {}
-    if windows and fields.get("layer_types") is None:
+    found = windows(fields) if fields.get("use_sliding_window", False) else {}
+    if found and fields.get("layer_types") is None:
         # Without names of their kinds, layers that are not turned slide.
         window = fields.get("sliding_window")
-        windows = {"sliding_window": window, "sliding_layers": still} if window and any(still) else {}
-    return windows | ({"local_rope": Rope(kind="none"), "local_rope_layers": still} if any(still) else {})
+        found = {"sliding_window": window, "sliding_layers": still} if window and any(still) else {}
+    return found | ({"local_rope": Rope(kind="none"), "local_rope_layers": still} if any(still) else {})
 
 
 def _granite(fields: Fields, raw: Raw) -> Raw:
@@ -139,13 +77,13 @@ def _exaone4(fields: Fields, raw: Raw) -> Raw:
     period, window = fields.get("sliding_window_pattern", 4), fields.get("sliding_window")
     if isinstance(period, str) and fields.get("layer_types") is None:
         raise fields.unsupported("sliding_window_pattern")
-    windows = _windows(fields, 0 if isinstance(period, str) else period)
+    found = windows(fields, 0 if isinstance(period, str) else period)
     if window is None:
-        return windows
+        return found
     # With a window, layers that see everything are not turned.
     turned = read_rope(rope_fields(fields), fields)
-    _forget_ropes(raw)
-    return windows | {"rope": Rope(kind="none"), "local_rope": turned}
+    forget_ropes(raw)
+    return found | {"rope": Rope(kind="none"), "local_rope": turned}
 
 
 def _ernie(fields: Fields, raw: Raw) -> Raw:
@@ -171,8 +109,8 @@ def _starcoder2(fields: Fields, raw: Raw) -> Raw:
     if raw.get("hidden_act") is None:
         raw["hidden_act"] = "gelu_pytorch_tanh"
     window = fields.get("sliding_window")
-    windows = {"sliding_window": window, "sliding_layers": (True,) * layers} if window else {}
-    return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias, **windows}
+    slides = {"sliding_window": window, "sliding_layers": (True,) * layers} if window else {}
+    return {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias, **slides}
 
 
 def _phi(fields: Fields, raw: Raw) -> Raw:
@@ -245,36 +183,3 @@ DENSE: dict[str, Family] = {
     ),
     "seed_oss": Family(fields={"attention_out_bias": Flag()}, derived=_seed),
 }
-
-
-def restated(raw: Raw, family: str, origin: str) -> tuple[Raw, Raw]:
-    """A configuration in Llama's names, and further fields of `ModelConfig`."""
-    own = DENSE[family]
-    found = {own.names.get(name, name): value for name, value in raw.items() if value is not None}
-    if "rope_theta" not in found:
-        found["rope_theta"] = own.theta
-    fields = Fields(raw | {"rope_theta": found["rope_theta"]}, origin, {**_KINDS, **own.fields})
-    derived = {} if own.derived is None else own.derived(fields, found)
-    left = {name: value for name, value in found.items() if name not in own.fields and name not in _WINDOWS}
-    return left, {**own.switches, **derived}
-
-
-_WINDOWS = ("sliding_window", "layer_types", "use_sliding_window")
-
-
-def dense_name(name: str, layer: str | None, kind: str, config: ModelConfig) -> str | None:
-    """What these families call a part of layer number `layer`, or of the whole model.
-
-    None: what Llama's call it.
-    """
-    own = DENSE[config.family]
-    if layer is None:
-        return f"{own.whole[name]}.{kind}" if name in own.whole else None
-    return f"model.layers.{layer}.{own.parts[name]}.{kind}" if name in own.parts else None
-
-
-def factors(raw: Raw, config: ModelConfig) -> dict[str, float]:
-    """By part of a layer, or of the whole model, what its weights are multiplied by as they are read."""
-    scaling = raw.get("logits_scaling") if config.family == "granite" else None
-    # Before the head, whose table may be the embeddings' too.
-    return {} if scaling is None else {"norm": 1.0 / scaling}

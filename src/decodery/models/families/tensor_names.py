@@ -6,10 +6,11 @@ from ..config import ModelConfig
 from ..torch.latent import LATENTS, latent_name
 from . import zamba2
 from .arranged import FUSED
-from .dense import DENSE, dense_name
 from .hybrids import HYBRIDS, hybrid_name
 from .layouts import LAYOUTS, layout_name
 from .masked import llada_name
+from .mixed import stacked_name
+from .switched import SWITCHED, switched_name
 
 _HEAD = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 _LAYER = {
@@ -43,7 +44,7 @@ def tensor_name(part: str, config: ModelConfig) -> str:
     path, kind = part.rsplit(".", 1)
     if path.startswith(("shared.", "uses.")):
         return zamba2.shared_name(path, kind, config)
-    others = (LAYOUTS, layout_name), (HYBRIDS, hybrid_name), (LATENTS, latent_name), (DENSE, dense_name)
+    others = (LAYOUTS, layout_name), (HYBRIDS, hybrid_name), (LATENTS, latent_name), (SWITCHED, switched_name)
     for families, named in others:
         if config.family not in families:
             continue
@@ -54,6 +55,8 @@ def tensor_name(part: str, config: ModelConfig) -> str:
     if path in _HEAD:
         return f"{_HEAD[path]}.{kind}"
     _, layer, name = path.split(".", 2)
+    if config.family == "gpt_oss" and name.startswith("experts."):
+        return f"model.layers.{layer}.{stacked_name(f'{name}.{kind}')}"
     if config.experts and name.startswith(("router", "experts.")):
         return f"model.layers.{layer}.{_expert_name(name, config.family)}.{kind}"
     fused = FUSED.get(config.family, {})

@@ -23,6 +23,10 @@ def check_config(config: ModelConfig, origin: str) -> None:
         raise CorruptFile(f"{origin}: exits should ascend from 1 to {config.num_layers}, not {list(config.exits)}")
     if not 0 <= config.experts_per_token <= config.experts or (config.experts and not config.experts_per_token):
         raise CorruptFile(f"{origin}: {config.experts_per_token} of {config.experts} experts cannot be taken")
+    if groups := config.expert_groups:
+        fits = config.experts % groups == 0 and config.experts // groups > 1 and 0 < config.taken_groups <= groups
+        if not fits or config.experts_per_token > config.experts // groups * config.taken_groups:
+            raise CorruptFile(f"{origin}: {config.taken_groups} of {groups} groups of experts cannot be taken")
     if config.experts_floor and (len(config.experts_floor) != config.num_layers or not config.experts):
         raise CorruptFile(f"{origin}: floors of experts do not fit {config.num_layers} layers")
     if config.dense_layers > config.num_layers or (config.dense_layers and not config.dense_inner):

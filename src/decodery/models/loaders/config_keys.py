@@ -151,6 +151,49 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "layer_norm_eps": 1e-5,
         "vocab_size": 51_200,
     },
+    "qwen2_moe": _LLAMA
+    | {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 5632,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "sliding_window": 4096,
+        "max_position_embeddings": 32_768,
+        "vocab_size": 151_936,
+    },
+    "glm4_moe": {
+        "hidden_size": 4096,
+        "intermediate_size": 10_944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 8,
+        "vocab_size": 151_552,
+    },
+    "gpt_oss": {
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "attention_bias": True,
+        "vocab_size": 201_088,
+    },
     "seed_oss": {
         "hidden_size": 4096,
         "intermediate_size": 27_648,
@@ -310,7 +353,7 @@ _GROUPS = {
     "what follows from other fields, or is there for other kinds of rotation": (
         "head_dim qk_head_dim mamba_headdim mamba_d_head attention_hidden_size "
         "attention_head_dim kv_channels num_query_groups ffn_hidden_size n_group topk_group sliding_window_size "
-        "cla_share_factor dense_list org_vocab_size"
+        "cla_share_factor dense_list initial_context_length experts_per_token org_vocab_size"
     ),
 }
 _UNREAD = frozenset(name for names in _GROUPS.values() for name in names.split())

@@ -106,7 +106,9 @@ _CONFIG: dict[str, Kind] = {
     **dict.fromkeys(("experts", "experts_per_token"), EXPERTS),
     **dict.fromkeys(("centred_norms", "norms_after", "parallel", "gated", "wide_qk_norm", "learned_positions"), Flag()),
     **dict.fromkeys(("normed_experts", "summed_experts", "joined_norms", "operators"), Flag()),
-    **dict.fromkeys(("norms_after_rope", "sinks", "head_bias"), Flag()),
+    **dict.fromkeys(("norms_after_rope", "sinks", "head_bias", "sigmoid_router", "router_bias"), Flag()),
+    **dict.fromkeys(("choice_bias", "shared_gate", "expert_bias"), Flag()),
+    **dict.fromkeys(("expert_groups", "taken_groups"), EXPERTS),
 }
 _TUPLES = (
     "sliding_layers",

@@ -15,12 +15,13 @@ from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form
 
 from ..config import ModelConfig
-from ..families import dense
+from ..families import switched
 from ..families.arranged import ARRANGED, rows
 from ..families.config_json import TOKEN_IDS, read_config, token_ids
-from ..families.dense import DENSE
 from ..families.falcon_h1 import factors
 from ..families.layouts import SIGHT, other_names
+from ..families.mixed import of_stack
+from ..families.switched import SWITCHED
 from ..families.tensor_names import stores_norms_less_one, tensor_name
 from ..families.zamba2 import is_copy
 from ..native.super_blocks import BlockKind
@@ -78,8 +79,8 @@ class FolderCheckpoint:
     @cached_property
     def _factors(self) -> dict[str, float | torch.Tensor]:
         """What weights are multiplied by as they are read, once their shapes are known to be the configuration's."""
-        if self.config.family in DENSE:
-            return {**dense.factors(self._described, self.config)}
+        if self.config.family in SWITCHED:
+            return {**switched.factors(self._described, self.config)}
         return factors(self._described, self.config, str(self.folder)) if self.config.family == "falcon_h1" else {}
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -128,6 +129,8 @@ class FolderCheckpoint:
 
     def _tensor(self, part: str) -> torch.Tensor:
         """A part as [out, in], or [size]."""
+        if self.config.family == "gpt_oss" and ".experts." in part:
+            return of_stack(part, self._shards.tensor(self._name(part)))
         tensor = self._shards.tensor(self._name(part))
         if part.endswith(".conv.weight") and tensor.ndim == 3:
             return tensor[:, 0]
@@ -174,6 +177,13 @@ class FolderCheckpoint:
     def close(self) -> None:
         self._shards.close()
 
+    def _further(self, name: str) -> bool:
+        """Whether a tensor is of layers that predict further tokens, which follow the others in a file."""
+        names = name.split(".")
+        said = any(self._described.get(each) for each in ("num_nextn_predict_layers", "num_mtp_layers"))
+        later = names[:2] == ["model", "layers"] and names[2].isdigit() and int(names[2]) >= self.config.num_layers
+        return said and later and self.config.family == "glm4_moe"
+
     def _refuse_unread(self) -> None:
         """A tensor of the model that would not be used means a part that would not be run."""
         parts = [part for slot in slots(self.config) for part in slot.parts]
@@ -186,7 +196,7 @@ class FolderCheckpoint:
                 used |= {stem + last for last in ("qweight", "qzeros", "scales", "g_idx")}
                 self._four_bits.check_order(self._beside(part), named=f"{stem}g_idx" in self._shards.names)
         for name in self._shards.names:
-            if name.startswith(SIGHT) or is_copy(name, self.config):
+            if name.startswith(SIGHT) or is_copy(name, self.config) or self._further(name):
                 continue
             if name not in used and not name.endswith(COMPUTED):
                 # Those who quantize write biases of zeros for layers that have none.

@@ -90,8 +90,14 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             each = [f"experts.{number}." for number in range(config.experts)]
             both = tuple(part + half for part in each for half in ("gate", "up"))
             yield Slot(f"{prefix}router.weight", (config.experts, hidden), (f"{prefix}router.weight",))
-            yield from linear("gate_up", (config.experts * 2 * inner, hidden), both, False)
-            yield from linear("down", (config.experts * hidden, inner), tuple(part + "down" for part in each), False)
+            for name, there in (("router_bias", config.router_bias), ("choice_bias", config.choice_bias)):
+                if there:
+                    yield Slot(f"{prefix}{name}.weight", (config.experts,), (f"{prefix}{name}.weight",))
+            bias, downs = config.expert_bias, tuple(part + "down" for part in each)
+            yield from linear("gate_up", (config.experts * 2 * inner, hidden), both, bias)
+            yield from linear("down", (config.experts * hidden, inner), downs, bias)
+            if config.shared_gate:
+                yield Slot(f"{prefix}shared_router.weight", (1, hidden), (f"{prefix}shared_router.weight",))
             if shared := config.shared_inner:
                 yield from linear("shared_gate_up", (2 * shared, hidden), ("shared_gate", "shared_up"), False)
                 yield from linear("shared_down", (hidden, shared), ("shared_down",), False)

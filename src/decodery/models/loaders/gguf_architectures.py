@@ -41,7 +41,8 @@ class Architecture:
         family: Of the family that runs them, its name in a config.json.
         paired: Rotated neighbours stand side by side.
         more: From the metadata and the file, what its config.json says beside sizes.
-        parts: What a file calls the parts of a layer, where Llama's differ.
+        parts: What a file calls the parts of a layer, where Llama's differ, but for their endings.
+        exact: The same with their endings.
         theta: Base of the rotation of a file that has none.
     """
 
@@ -49,6 +50,7 @@ class Architecture:
     paired: bool = False
     more: Callable[[Fields, GGUFFile, Raw], Raw] | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
+    exact: Mapping[str, str] = field(default_factory=dict)
     theta: float = 10_000.0
 
 
@@ -141,6 +143,71 @@ def _seed(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     }
 
 
+def _experts(fields: Fields) -> Raw:
+    return {"num_experts": fields.need("expert_count"), "num_experts_per_tok": fields.need("expert_used_count")}
+
+
+def _qwen2moe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    shared = file.info("blk.0.ffn_gate_shexp.weight").shape[0]
+    return {
+        **_experts(fields),
+        "moe_intermediate_size": _inner(fields, file),
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": fields.get("expert_weights_norm", False),
+        "qkv_bias": _biased(file),
+    }
+
+
+def _qwen3moe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    inner = _inner(fields, file)
+    return {**_experts(fields), "moe_intermediate_size": inner, "norm_topk_prob": True, "attention_bias": _biased(file)}
+
+
+def _inner(fields: Fields, file: GGUFFile) -> int:
+    """Inner units of an expert."""
+    layer = fields.get("leading_dense_block_count", 0)
+    return fields.get("expert_feed_forward_length", file.info(f"blk.{layer}.ffn_gate_exps.weight").shape[1])
+
+
+def _glm4moe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    if fields.get("expert_gating_func", 2) != 2:
+        raise fields.unsupported("expert_gating_func")
+    counts = _experts(fields)
+    # Layers that predict further tokens are counted among the others.
+    layers = raw["num_hidden_layers"] - fields.get("nextn_predict_layers", 0)
+    return {
+        "num_hidden_layers": layers,
+        "n_routed_experts": counts["num_experts"],
+        "num_experts_per_tok": counts["num_experts_per_tok"],
+        "n_shared_experts": fields.get("expert_shared_count", 1),
+        "moe_intermediate_size": _inner(fields, file),
+        "first_k_dense_replace": fields.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": fields.get("expert_weights_scale", 1.0),
+        "norm_topk_prob": fields.get("expert_weights_norm", True),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "attention_bias": _biased(file),
+        **_turned(fields, raw),
+    }
+
+
+def _gpt_oss(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    counts = _experts(fields)
+    return {
+        "num_local_experts": counts["num_experts"],
+        "num_experts_per_tok": counts["num_experts_per_tok"],
+        "intermediate_size": _inner(fields, file),
+        "attention_bias": _biased(file),
+        # Said by the file's own keys.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 150_000.0},
+        **_types(fields, raw["num_hidden_layers"], 2),
+    }
+
+
+def _mixtral(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    counts = _experts(fields)
+    return {"num_local_experts": counts["num_experts"], "num_experts_per_tok": counts["num_experts_per_tok"]}
+
+
 _AFTER = {"attention_norm": "post_attention_norm", "mlp_norm": "post_ffw_norm"}
 ARCHITECTURES: dict[str, Architecture] = {
     "gemma": Architecture("gemma"),
@@ -155,18 +222,35 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": Architecture("glm4", paired=True, more=_glm4),
     "starcoder2": Architecture("starcoder2", more=_starcoder2),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", more=lambda fields, file, raw: {"attention_bias": _biased(file)}),
+    "qwen2moe": Architecture("qwen2_moe", more=_qwen2moe),
+    "qwen3moe": Architecture("qwen3_moe", more=_qwen3moe),
+    "glm4moe": Architecture(
+        "glm4_moe", more=_glm4moe, parts={"mlp_norm": "post_attention_norm"}, exact={"choice_bias": "exp_probs_b.bias"}
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss", more=_gpt_oss, parts={"mlp_norm": "post_attention_norm"}, exact={"router_bias": "ffn_gate_inp.bias"}
+    ),
     "seed_oss": Architecture("seed_oss", more=_seed, parts={"mlp_norm": "post_attention_norm"}),
 }
 """By what files call them."""
+MIXTRAL = Architecture("mixtral", paired=True, more=_mixtral)
+"""As files of Llama's architecture are read that have experts."""
 
 
-def architecture_config(architecture: str, file: GGUFFile, fields: Fields, vocab_size: int) -> ModelConfig:
+def architecture_of(file: GGUFFile) -> Architecture | None:
+    """How a file is read, None where it is not by this table."""
+    named = file.metadata.get("general.architecture")
+    if named == "llama" and file.metadata.get("llama.expert_count"):
+        return MIXTRAL
+    return ARCHITECTURES.get(named) if isinstance(named, str) else None
+
+
+def architecture_config(own: Architecture, file: GGUFFile, fields: Fields, vocab_size: int) -> ModelConfig:
     """The configuration of such a file but for its rotation.
 
     Args:
         fields: Its metadata, whose names are those after the architecture's.
     """
-    own = ARCHITECTURES[architecture]
     hidden, heads = fields.need("embedding_length"), fields.need("attention.head_count")
     raw: Raw = {
         "model_type": own.family,
@@ -176,7 +260,7 @@ def architecture_config(architecture: str, file: GGUFFile, fields: Fields, vocab
         "num_attention_heads": heads,
         "num_key_value_heads": fields.get("attention.head_count_kv", heads),
         "head_dim": fields.get("attention.key_length", max(hidden // heads, 1)),
-        "intermediate_size": fields.need("feed_forward_length"),
+        "intermediate_size": fields.get("feed_forward_length", fields.get("expert_feed_forward_length")),
         "max_position_embeddings": fields.need("context_length"),
         "rms_norm_eps": fields.get("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in file.tensors,

@@ -24,7 +24,7 @@ from ..config import (
 from ..families.masked import LIKE
 from .config_check import check_config
 from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
-from .gguf_architectures import ARCHITECTURES, architecture_config
+from .gguf_architectures import ARCHITECTURES, architecture_config, architecture_of
 from .gguf_architectures import KINDS as OTHERS
 from .gguf_file import GGUFFile
 from .gguf_rope import KINDS as ROPES
@@ -93,9 +93,9 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
     if architecture == "mamba2":
         # There are no heads and no MLPs, which files say by zeros.
         named = {key: value for key, value in named.items() if value != 0}
-    other = ARCHITECTURES.get(architecture)
+    other = architecture_of(file)
     fields = Fields(named, origin, _CONFIG if other is None else _CONFIG | OTHERS)
-    for key in _NEVER if other else (*_UNSUPPORTED, *_NEVER):
+    for key in (*_UNSUPPORTED, *_NEVER) if other is None else _NEVER:
         if fields.get(key):
             raise fields.unsupported(key)
     for key in sorted(named.keys() - fields.kinds.keys() - {*_UNREAD}):
@@ -109,9 +109,7 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
         raise CorruptFile(f"{origin} has no token embedding: the file is incomplete")
     TOKENS.check(embedding.shape[0], f"{origin}: the number of tokens")
     if other is not None:
-        return _with_rope(
-            architecture_config(architecture, file, fields, embedding.shape[0]), file, fields, other.theta
-        )
+        return _with_rope(architecture_config(other, file, fields, embedding.shape[0]), file, fields, other.theta)
     family = _FAMILIES[architecture]
     if architecture in STATES:
         tied, normed = "output.weight" not in file.tensors, "blk.0.ssm_norm.weight" in file.tensors
@@ -166,7 +164,10 @@ def _with_rope(config: ModelConfig, file: GGUFFile, fields: Fields, theta: float
     if fields.get("attention.value_length", config.head_dim) != config.head_dim:
         raise fields.unsupported("attention.value_length")
     rope = read_rope(file, fields, theta, config.head_dim)
-    if config.family == "olmo3":
+    if config.family == "gpt_oss":
+        # Files do not say that its band is not rounded to whole pairs, as its config.json does.
+        found = replace(config, rope=replace(rope, truncate=False))
+    elif config.family == "olmo3":
         # Sliding layers are turned as if nothing were stretched.
         found = replace(config, rope=rope, local_rope=Rope(theta=rope.theta))
     elif config.rope.kind == "none":

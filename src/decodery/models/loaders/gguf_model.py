@@ -15,13 +15,13 @@ import torch
 from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form
 
-from ..families import dense
+from ..families import switched
 from ..families.arranged import head_order
-from ..families.dense import DENSE
+from ..families.switched import SWITCHED
 from ..native.super_blocks import BlockKind, block_layer
 from ..tokenizers.tokenizer import TextFacts
 from .fused_slots import slots
-from .gguf_architectures import ARCHITECTURES, Architecture
+from .gguf_architectures import Architecture, architecture_of
 from .gguf_blocks import FOUR_BITS, READ
 from .gguf_config import read_gguf_config
 from .gguf_file import EXPERTS, GGUFFile
@@ -71,17 +71,17 @@ class GGUFCheckpoint:
         self.file = GGUFFile.whole(path)
         self.origin = str(path)
         self.config = read_gguf_config(self.file, self.origin)
-        self._architecture = ARCHITECTURES.get(self.file.metadata["general.architecture"]) or Architecture("")
+        self._architecture = architecture_of(self.file) or Architecture("")
         self.precision = self._read_precision()
         self._refuse_unread()
 
     @cached_property
     def _factors(self) -> dict[str, float]:
         """What parts are multiplied by as they are read."""
-        if self.config.family not in DENSE:
+        if self.config.family not in SWITCHED:
             return {}
         prefix = self.file.metadata["general.architecture"]
-        return dense.factors({"logits_scaling": self.file.metadata.get(f"{prefix}.logit_scale")}, self.config)
+        return switched.factors({"logits_scaling": self.file.metadata.get(f"{prefix}.logit_scale")}, self.config)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the part `name`.
@@ -99,6 +99,9 @@ class GGUFCheckpoint:
         """Rows of the part `name` (see `fused_slots`) in float32."""
         if flat_part(name):
             return vector(name, torch.from_numpy(self.file.rows(self._name(name))))[begin:end]
+        if ".experts." in name and name.endswith(".bias"):
+            tensor, first, count = self._span(name)
+            return torch.from_numpy(self.file.rows(tensor, first // count, first // count + 1))[0, begin:end]
         factor = self._factors.get(name.split(".")[-2], 1.0)
         if factor != 1.0:
             return torch.from_numpy(self.file.rows(self._name(name), begin, end)) * factor
@@ -143,7 +146,7 @@ class GGUFCheckpoint:
     def _reordered(self, name: str) -> bool:
         """Whether the rows of a part stand in another order here."""
         turned = self._paired or self.config.rope.rotated not in (0, self.config.head_dim)
-        return turned and name.startswith("layers.") and name.split(".")[2] in ("q", "k")
+        return turned and name.startswith("layers.") and name.split(".")[2] in ("q", "k", "q_norm", "k_norm")
 
     def _rows(
         self, name: str, begin: int, end: int | None, read: Callable[[str, int, int], Iterable[torch.Tensor]]
@@ -165,8 +168,10 @@ class GGUFCheckpoint:
         path, kind = part.rsplit(".", 1)
         inner = path.split(".")[2] if path.startswith("layers.") else path
         if inner == "experts":
-            each = math.prod(self.file.info(name).shape[1:-1] if kind == "weight" else self.file.info(name).shape[1:])
-            return name, int(path.split(".")[3]) * each, each
+            number, shape = int(path.split(".")[3]), self.file.info(name).shape
+            if number >= shape[0] or len(shape) != (3 if kind == "weight" else 2):
+                raise CorruptFile(f"{self.origin}: {name} has the shape {list(shape)}, and should have more experts")
+            return name, number * shape[1], shape[1]
         whole = self.file.info(name).shape[0]
         if self._fused(part) is not None:
             sizes = [self.config.intermediate_size] * 2 if inner in _HALVES else self._heads()
@@ -221,10 +226,17 @@ class GGUFCheckpoint:
         kind = sizes.most_common(1)[0][0] if sizes else "F32"
         return {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(kind, "quantized")
 
+    def _further(self, layer: int) -> bool:
+        """Whether a layer is one of those that predict further tokens, which follow the others."""
+        prefix = self.file.metadata["general.architecture"]
+        return layer >= self.config.num_layers and bool(self.file.metadata.get(f"{prefix}.nextn_predict_layers"))
+
     def _refuse_unread(self) -> None:
         """A tensor that would not be used means a part of the model that would not be run."""
         used = {self._name(part) for slot in slots(self.config) for part in slot.parts}
         for name in self.file.tensors:
+            if name.startswith("blk.") and name.split(".")[1].isdigit() and self._further(int(name.split(".")[1])):
+                continue
             if name not in used and name not in FACTORS and not name.endswith("attn_rot_embd"):
                 raise UnsupportedModel(f"{self.origin}: the tensor {name} belongs to a part that is not supported")
 
@@ -235,6 +247,8 @@ def _tensor_name(part: str, architecture: Architecture) -> str:
     if path in _HEAD:
         return f"{_HEAD[path]}.{kind}"
     _, layer, name = path.split(".", 2)
+    if name in architecture.exact:
+        return f"blk.{layer}.{architecture.exact[name]}"
     if name.startswith("experts."):
         return f"blk.{layer}.ffn_{name.split('.')[2]}_exps.{kind}"
     return f"blk.{layer}.{architecture.parts.get(name) or _LAYER[name]}.{kind}"

@@ -16,7 +16,7 @@ from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
 from .attention import Rows, rotate
 from .latent import queries_and_latents, values_of
-from .mixture import Mixture
+from .mixture import CLAMPED, Mixture
 from .one_pass import Pass, to_device
 from .recurrence import Recurrence
 from .rope import rope_angles, rope_table
@@ -95,7 +95,11 @@ class TorchLayers:
 
     def _activation(self, gate: torch.Tensor) -> torch.Tensor:
         kind = self.config.activation
-        return silu(gate) if kind == "silu" else gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
+        return (
+            silu(gate)
+            if kind in ("silu", CLAMPED)
+            else gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
+        )
 
     def _reads(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         """What a sublayer reads of the stream."""

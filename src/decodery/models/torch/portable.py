@@ -19,7 +19,7 @@ from ..config import ModelConfig, Rope
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
 from .attention import visible
-from .mixture import Mixture
+from .mixture import CLAMPED, Mixture
 from .weights import Layer, Weights
 
 LANES = 16
@@ -36,7 +36,7 @@ class PortableStack:
         self.config = config
         self.weights = weights
         self._angles = angles
-        self._activation = {"silu": silu, "gelu": exact_gelu}.get(config.activation, gelu)
+        self._activation = {"silu": silu, CLAMPED: silu, "gelu": exact_gelu}.get(config.activation, gelu)
         self._mixtures = [
             Mixture(layer, config, self._activation, config.floor(index))
             for index, layer in enumerate(weights.layers)
