@@ -87,7 +87,8 @@ def _add_tensors(writer: Any, model: transformers.PreTrainedModel, names: Any, k
             stored = heads.swapaxes(1, 2).reshape(stored.shape)
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
-        if stored.ndim < 2:
+        # Routers stay as they are.
+        if stored.ndim < 2 or "ffn_gate_inp" in new:
             writer.add_tensor(new, np.ascontiguousarray(stored, dtype=np.float32))
             continue
         packed = quantize(np.ascontiguousarray(stored), kind)
@@ -95,8 +96,12 @@ def _add_tensors(writer: Any, model: transformers.PreTrainedModel, names: Any, k
         exact = dequantize(packed, kind)
         if permuted:
             exact = exact.reshape(len(exact) // dim, dim // 2, 2, -1).swapaxes(1, 2).reshape(exact.shape)
-        if "_exps." not in new:
-            left[name] = torch.from_numpy(np.ascontiguousarray(exact))
+        left[name] = torch.from_numpy(np.ascontiguousarray(exact))
+    for name in [each for each in left if each.endswith("mlp.experts.gate_proj.weight")]:
+        stem = name.removesuffix(".gate_proj.weight")
+        gate, up, down = (left.pop(f"{stem}.{part}_proj.weight") for part in ("gate", "up", "down"))
+        if family != "gpt_oss":
+            left |= {f"{stem}.gate_up_proj": torch.cat((gate, up), dim=1), f"{stem}.down_proj": down}
     model.load_state_dict(left, strict=False)
     model.tie_weights()
 

@@ -11,6 +11,7 @@ import torch
 
 from ..config import ModelConfig
 from ..torch import latent
+from ..torch.rope import head_order
 from .layouts import LAYERS_OF
 
 _QKV = dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj")
@@ -77,16 +78,3 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
 def _order(config: ModelConfig) -> torch.Tensor:
     """[head_dim] the dimension of a checkpoint's head that stands at each place here."""
     return head_order(config.head_dim, config.rope.rotated or config.head_dim, paired=config.family in _PAIRED)
-
-
-def head_order(dim: int, turned: int, *, paired: bool) -> torch.Tensor:
-    """[dim] the dimension of a head elsewhere that stands at each place here.
-
-    Args:
-        turned: How many of the first dimensions are turned.
-        paired: Neighbours are turned together, not the halves of these.
-    """
-    pairs = torch.arange(turned, device="cpu").view((-1, 2) if paired else (2, -1))
-    both = pairs if paired else pairs.T
-    still = torch.arange(turned, dim, device="cpu").view(2, -1)
-    return torch.cat((both[:, 0], still[0], both[:, 1], still[1]))

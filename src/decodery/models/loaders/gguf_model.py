@@ -16,10 +16,10 @@ from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form
 
 from ..families import switched
-from ..families.arranged import head_order
 from ..families.switched import SWITCHED
 from ..native.super_blocks import BlockKind, block_layer
 from ..tokenizers.tokenizer import TextFacts
+from ..torch.rope import head_order
 from .fused_slots import slots
 from .gguf_architectures import Architecture, architecture_of
 from .gguf_blocks import FOUR_BITS, READ

@@ -21,12 +21,12 @@ import torch
 from decodery.core.errors import CorruptFile
 from decodery.core.native.kernels import Form, address, library
 
-from ..families.arranged import head_order
 from ..mapped_memory import discard
 from ..native.block_linear import BlockLinear
 from ..native.int4 import Int4Linear
 from ..native.packed import PANEL, SUPER_BYTES, panel_bytes
 from ..native.super_blocks import BlockKind, SuperBlockLinear, block_layer
+from ..torch.rope import head_order
 from ..torch.weights import Weights
 from .gguf_blocks import NUMBERS, READ, SIZES
 
@@ -167,6 +167,13 @@ class Rows:
     def shape(self) -> tuple[int, int]:
         """(rows, inputs)"""
         return sum(piece.rows for piece in self._pieces), self.inputs
+
+    def some(self, first: int, count: int) -> Rows:
+        """The rows [first, first + count), which are whole pieces."""
+        begins = np.cumsum([0, *(piece.rows for piece in self._pieces)])
+        begin, end = np.searchsorted(begins, (first, first + count))
+        assert (begins[begin], begins[end]) == (first, first + count), "an expert is cut"
+        return Rows(self._file, self._pieces[begin:end])
 
     def pack(self, order: np.ndarray, packed: int) -> None:
         """Lay rows out in panels at an address, and give the file's pages back.

@@ -55,13 +55,13 @@ class NativeStack:
     2] float32.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, angles: Angles) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, angles: Angles, *, mlps: bool = True) -> None:
         self.config = config
         self._angles = angles
         self._alive: list[object] = []
         self._files = mapped_files()
         self._plans: dict[tuple[LayerStep, ...], tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]] = {}
-        names = ("qkv", "output", "gate_up", "down")
+        names = ("qkv", "output", "gate_up", "down")[: 4 if mlps else 2]
         total = packed_size(weights.head)  # type: ignore[arg-type]
         for layer in weights.layers:
             total += sum(packed_size(getattr(layer, name), gated=name == "gate_up") for name in names)

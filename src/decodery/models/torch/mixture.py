@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ..config import ModelConfig
+from ..loaders.in_place import InPlace, in_place
 from ..native.block_linear import BlockLinear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
@@ -58,6 +59,7 @@ class Mixture:
     ) -> None:
         assert layer.router is not None
         self._floor = floor
+        self._made: dict[int, tuple[Linear, Linear]] = {}
         self._config, self._router, self._activation, self._layer = config, layer.router, activation, layer
 
     def __call__(self, rows: torch.Tensor, shared: Shared | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,9 +134,15 @@ class Mixture:
         return free
 
     def _expert(self, number: int) -> tuple[Linear, Linear]:
-        # Cut when it is used: a view from before training began would not be part of what is learned.
+        if number in self._made:
+            return self._made[number]
         inner, hidden = 2 * self._config.intermediate_size, self._config.hidden_size
-        return _rows(self._layer.gate_up, number * inner, inner), _rows(self._layer.down, number * hidden, hidden)
+        made = _rows(self._layer.gate_up, number * inner, inner), _rows(self._layer.down, number * hidden, hidden)
+        if not isinstance(made[0], Dense):
+            # The kernels lay an expert out when it is first taken, and once. What can be trained is cut each time: a
+            # view from before training began would not be part of what is learned.
+            self._made[number] = made
+        return made
 
 
 def _rows(stacked: Linear, first: int, count: int) -> Linear:
@@ -142,6 +150,8 @@ def _rows(stacked: Linear, first: int, count: int) -> Linear:
     span = slice(first, first + count)
     whole: torch.Tensor | None = stacked.bias  # type: ignore[attr-defined]
     bias = None if whole is None else whole[span]
+    if isinstance(stacked, InPlace):
+        return in_place(stacked.rows.some(first, count), bias)
     if isinstance(stacked, Int4Linear):
         return Int4Linear(stacked.weight[span], stacked.step[span], stacked.least[span], bias)
     if isinstance(stacked, BlockLinear):

@@ -37,39 +37,46 @@ class PortableStack:
         self.weights = weights
         self._angles = angles
         self._activation = {"silu": silu, CLAMPED: silu, "gelu": exact_gelu}.get(config.activation, gelu)
-        self._mixtures = [
-            Mixture(layer, config, self._activation, config.floor(index))
-            for index, layer in enumerate(weights.layers)
-            if config.experts
-        ]
+        mixed = range(config.dense_layers, config.num_layers) if config.experts else range(0)
+        self._mixtures = {
+            index: Mixture(weights.layers[index], config, self._activation, config.floor(index)) for index in mixed
+        }
 
     def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], hooks: Hooks) -> torch.Tensor:
         """See `native.NativeStack.layers`."""
-        config = self.config
         hidden = hidden.float()
-        tables = {rope: self._angles(rope, batch.positions) for rope in {config.rope, config.local_rope} if rope}
         for index, attention, mlp in run:
-            layer = self.weights.layers[index]
             entered = hidden
             if attention:
-                context = self._attention(layer, index, hidden, batch, *tables[config.layer_rope(index)])
-                context = hooks.visit(HookPoint("head_out", index), context)
-                branch = self._branch(layer.output(context), layer.attention_norm, layer.post_attention_norm)
-                hidden = hidden + hooks.visit(HookPoint("attn_out", index), branch)
+                hidden = self.attended(index, hidden, batch, hooks)
             if mlp:
-                normed = self._reads(entered if config.parallel else hidden, layer.mlp_norm)
-                if self._mixtures:
-                    found, chosen = self._mixtures[index](normed, hooks.shared)
-                    hooks.chosen.append(chosen)
-                elif config.gated:
-                    gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-                    found = layer.down(self._activation(gate) * up)
-                else:
-                    found = layer.down(self._activation(layer.gate_up(normed)))
-                branch = self._branch(found, layer.mlp_norm, layer.post_mlp_norm)
-                hidden = hidden + hooks.visit(HookPoint("mlp_out", index), branch)
+                hidden = self._fed(index, hidden, entered, hooks)
             hidden = hooks.visit(HookPoint("residual", index + 1), hidden)
         return hidden
+
+    def attended(self, index: int, hidden: torch.Tensor, batch: Batch, hooks: Hooks) -> torch.Tensor:
+        """The stream after a layer's attention."""
+        layer = self.weights.layers[index]
+        rope = self.config.layer_rope(index)
+        context = self._attention(layer, index, hidden, batch, *self._angles(rope, batch.positions))
+        context = hooks.visit(HookPoint("head_out", index), context)
+        branch = self._branch(layer.output(context), layer.attention_norm, layer.post_attention_norm)
+        return hidden + hooks.visit(HookPoint("attn_out", index), branch)
+
+    def _fed(self, index: int, hidden: torch.Tensor, entered: torch.Tensor, hooks: Hooks) -> torch.Tensor:
+        """The stream after a layer's MLP. entered: what the layer read."""
+        config, layer = self.config, self.weights.layers[index]
+        normed = self._reads(entered if config.parallel else hidden, layer.mlp_norm)
+        if index in self._mixtures:
+            found, chosen = self._mixtures[index](normed, hooks.shared)
+            hooks.chosen.append(chosen)
+        elif config.gated:
+            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+            found = layer.down(self._activation(gate) * up)
+        else:
+            found = layer.down(self._activation(layer.gate_up(normed)))
+        branch = self._branch(found, layer.mlp_norm, layer.post_mlp_norm)
+        return hidden + hooks.visit(HookPoint("mlp_out", index), branch)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `native.NativeStack.head`."""

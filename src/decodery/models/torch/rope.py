@@ -56,6 +56,19 @@ def turns(rope: Rope, head_dim: int) -> torch.Tensor:
     return pad(inverse, (0, head_dim // 2 - len(inverse)))
 
 
+def head_order(dim: int, turned: int, *, paired: bool) -> torch.Tensor:
+    """[dim] the dimension of a head elsewhere that stands at each place here.
+
+    Args:
+        turned: How many of the first dimensions are turned.
+        paired: Neighbours are turned together, not the halves of these.
+    """
+    pairs = torch.arange(turned, device="cpu").view((-1, 2) if paired else (2, -1))
+    both = pairs if paired else pairs.T
+    still = torch.arange(turned, dim, device="cpu").view(2, -1)
+    return torch.cat((both[:, 0], still[0], both[:, 1], still[1]))
+
+
 def rope_frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
     """Angular frequency of every pair [head_dim / 2] in radians per position, and a factor.
 

@@ -25,6 +25,7 @@ from ..protocol import Capabilities
 from ..trained.artifact import digest, sampled
 from .attention import capped
 from .layers import TorchLayers
+from .mixed_stack import MixedStack
 from .mixture import Mixture
 from .one_pass import Pass, open_caches, to_device
 from .portable import PortableStack
@@ -45,7 +46,10 @@ class Transformer(TorchLayers):
         super().__init__(config, weights)
         self._stack: NativeStack | PortableStack | None = None
         if self.device.type == "cpu" and not config.shortcuts:
-            if runs_natively(config) and (isinstance(weights.head, QUANTIZED) or self.dtype.itemsize == 2):
+            native, whole = runs_natively(config), isinstance(weights.head, QUANTIZED)
+            if native and config.experts and whole:
+                self._stack = MixedStack(config, weights, self.angles)
+            elif native and not config.experts and (whole or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
             elif isinstance(weights.head, QUANTIZED) and config.portable:
@@ -242,4 +246,5 @@ class Transformer(TorchLayers):
 
 def runs_natively(config: ModelConfig) -> bool:
     """Whether the native CPU kernels run a model of this configuration in a supported precision."""
-    return library() is not None and not config.shortcuts and not config.experts and config.native
+    mixed = config.summed_experts or any(config.experts_floor)
+    return library() is not None and not config.shortcuts and not mixed and config.native
