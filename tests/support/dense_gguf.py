@@ -21,10 +21,11 @@ ARCHITECTURES = {
     "gemma": "gemma", "gemma2": "gemma2", "phi3": "phi3", "phi": "phi2", "olmo2": "olmo2", "olmo3": "olmo2",
     "smollm3": "smollm3", "granite": "granite", "exaone4": "exaone4", "ernie4_5": "ernie4_5", "glm4": "glm4",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "mixtral": "llama",
-    "starcoder2": "starcoder2", "hunyuan_v1_dense": "hunyuan-dense", "seed_oss": "seed_oss",
+    "lfm2": "lfm2", "mistral": "mistral3", "starcoder2": "starcoder2", "hunyuan_v1_dense": "hunyuan-dense",
+    "seed_oss": "seed_oss",
 }  # fmt: skip
 _MIXED = ("qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "mixtral")
-PERMUTED = ("smollm3", "granite", "mixtral")
+PERMUTED = ("smollm3", "granite", "mixtral", "mistral")
 """Whose rows of queries and keys the converter puts into pairs, as Llama's."""
 
 
@@ -41,15 +42,20 @@ def write_dense(path: Path, model: transformers.PreTrainedModel, kind: Kind = Ki
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    inner = model.model.layers[0].feed_forward.w1.out_features if family == "lfm2" else config.intermediate_size
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if family == "lfm2":
+        writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
     if dim * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(dim)
         writer.add_value_length(dim)
     eps = getattr(config, "layer_norm_eps", getattr(config, "norm_epsilon", None))
     if eps is None:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(config.norm_eps if family == "lfm2" else config.rms_norm_eps)
     else:
         writer.add_layer_norm_eps(eps)
     _add_rope(writer, config, family, dim)
@@ -88,7 +94,8 @@ def _add_tensors(writer: Any, model: transformers.PreTrainedModel, names: Any, k
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
         # Routers stay as they are.
-        if stored.ndim < 2 or "ffn_gate_inp" in new:
+        if stored.ndim < 2 or "ffn_gate_inp" in new or stored.shape[1:2] == (1,):
+            stored = stored[:, 0] if stored.ndim == 3 else stored
             writer.add_tensor(new, np.ascontiguousarray(stored, dtype=np.float32))
             continue
         packed = quantize(np.ascontiguousarray(stored), kind)

@@ -149,6 +149,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2, no biases": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
     "phi": ("phi", {}),
     "phi, yarn": ("phi", {"rope_parameters": _YARN | {"partial_rotary_factor": 0.5}}),
+    "lfm2": ("lfm2", {"pad_token_id": 0, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}),
+    "lfm2, wide rows": (
+        "lfm2", {"pad_token_id": 0, "full_attn_idxs": [1], "num_key_value_heads": 1, "block_auto_adjust_ff_dim": False,
+                 "conv_L_cache": 4, "head_dim": 8, "tie_word_embeddings": False},
+    ),
     "seed_oss": ("seed_oss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
     "olmo2": ("olmo2", {"pad_token_id": 0}),
     "stablelm": ("stablelm", {"pad_token_id": 0, "use_qkv_bias": True}),

@@ -178,6 +178,8 @@ class ModelConfig:
             there are `shared` blocks, in one of these.
         latent: What attention keeps in place of keys and values, of which there is one head.
         short_conv: Convolutions on queries, keys and values of every layer, None for none.
+        gated_conv: Rows that a convolution between two gates reaches over, the row itself included, which layers that
+            are marked in conv_layers have in place of attention; 0: none have.
         operators: Rotated queries are multiplied by a matrix per head before they meet keys (see `power_law`).
         sigmoid_router: The router says of each expert by itself how likely it is, not of all together.
         router_bias, choice_bias: What the router says has biases, or what chooses experts alone.
@@ -242,6 +244,8 @@ class ModelConfig:
     shared: Shared | None = None
     latent: Latent | None = None
     short_conv: ShortConv | None = None
+    gated_conv: int = 0
+    conv_layers: tuple[bool, ...] = ()
     operators: bool = False
     experts_scale: float = 1.0
     shared_inner: int = 0
@@ -303,14 +307,23 @@ class ModelConfig:
         if self.short_conv is not None:
             return self.num_layers * (1 + self.short_conv.spans(self.num_heads, self.num_kv_heads))
         if self.mamba is None:
-            return self.num_layers
+            return self.num_layers + sum(self.conv_layers) * (self.conv_spans - 1)
         more = sum(self.mamba_layers) * (self.mamba.spans(self.num_kv_heads, self.head_dim) - 1)
         return self.num_layers + more + sum(self.attending_layers)
 
     @property
     def keeps_order(self) -> bool:
         """Whether some layer reads its rows one after the other, so that none can see a later one."""
-        return self.mamba is not None or self.short_conv is not None
+        return self.mamba is not None or self.short_conv is not None or self.gated_conv > 0
+
+    def convolves(self, layer: int) -> bool:
+        """Whether a layer has a convolution between two gates in place of attention."""
+        return bool(self.conv_layers) and self.conv_layers[layer]
+
+    @property
+    def conv_spans(self) -> int:
+        """How many layers of a cache it takes to keep the rows of such a layer."""
+        return -(-self.hidden_size // (2 * self.num_kv_heads * self.head_dim))
 
     def recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a state, in place of keys and values unless it attends as well."""

@@ -16,7 +16,7 @@ from decodery.models.config import Rope
 from decodery.models.families.config_json import read_config
 from decodery.models.loaders.load import load
 from decodery.models.torch.transformer import Transformer
-from tiny_models import CASES, assert_same_logits, make_model, random_ids, reference, save
+from tiny_models import CASES, assert_same_logits, make_model, random_ids, randomize, reference, save
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +74,26 @@ def test_any_mask_among_the_rows_of_a_pass(tmp_path: Path) -> None:
             attention_mask=hidden[None, None],
         ).logits[0, cached:]
     assert (logits - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_language_model_beside_a_vision_tower(tied: bool, tmp_path: Path) -> None:
+    text = make_model("mistral, no window").config
+    sight = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+    }
+    config = transformers.Mistral3Config(
+        text_config=text.to_dict(), vision_config=sight | {"model_type": "pixtral"}, tie_word_embeddings=tied
+    )
+    theirs = randomize(transformers.Mistral3ForConditionalGeneration(config))
+    ours = load(save(theirs, tmp_path / "model"), dtype="float32", device="cpu").model
+    ids = random_ids(16)
+    logits = ours.forward(Batch([Segment(np.arange(16), ids)])).logits
+    assert (logits - reference(theirs, ids)).abs().max() < 1e-4
 
 
 def test_shards_and_one_file_give_the_same_model(tmp_path: Path) -> None:

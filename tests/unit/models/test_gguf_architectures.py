@@ -23,7 +23,19 @@ WRITTEN = {
     },
     **{case: {} for case in ("ernie4_5", "glm4", "glm4, all turned", "hunyuan_v1_dense", "seed_oss")},
     **{case: {} for case in ("starcoder2", "starcoder2, no biases")},
-    **{case: {} for case in ("qwen2_moe", "qwen3_moe, normed", "glm4_moe", "gpt_oss", "mixtral")},
+    **{
+        case: {}
+        for case in (
+            "lfm2",
+            "lfm2, wide rows",
+            "mistral, no window",
+            "qwen2_moe",
+            "qwen3_moe, normed",
+            "glm4_moe",
+            "gpt_oss",
+            "mixtral",
+        )
+    },
     "gemma2": {"query_pre_attn_scalar": 16},
     "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4},
 }

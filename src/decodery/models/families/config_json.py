@@ -37,8 +37,19 @@ from .layouts import LAYOUTS, restated
 from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, as_qwen_moe, is_moe
 from .switched import SWITCHED
 
-SEEING = ("llava", "llava_next")
-"""Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings."""
+_SMALL = {
+    **{"head_dim": 128, "hidden_size": 5120, "intermediate_size": 32_768, "num_hidden_layers": 40},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e9},
+    **{"max_position_embeddings": 131_072, "sliding_window": None, "vocab_size": 131_072},
+}
+SEEING: dict[str, tuple[str, dict[str, Any]]] = {
+    **dict.fromkeys(("llava", "llava_next"), ("llama", {})),
+    "mistral3": ("mistral", _SMALL),
+}
+"""Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings.
+
+With the family that they have where they name none, and what it is then.
+"""
 _MIXTURES = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
 """Families that are like another one but for their MLPs, of which each layer has many."""
 FAMILIES = (
@@ -144,8 +155,13 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
     if named in SEEING:
         inner = Fields(raw, origin, {"text_config": Record({})}).need("text_config")
-        named = Fields(inner, f"{origin}: text_config", {"model_type": Text(64)}).get("model_type", "llama")
-        raw = inner | {"model_type": named}
+        family, given = SEEING[named]
+        tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", True)} if named == "mistral3" else {}
+        if (named := Fields(inner, f"{origin}: text_config", {"model_type": Text(64)}).get("model_type")) is None:
+            named = family
+            inner = given | inner
+        # Whether there is one table for both is said beside the parts.
+        raw = inner | {"model_type": named} | tied
     if named not in FAMILIES:
         raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join((*FAMILIES, *SEEING))}")
     refuse_unknown_fields(raw, origin)

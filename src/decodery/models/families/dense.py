@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from decodery.core.errors import CorruptFile
 
-from ..config import EPS, LAYERS, MOST_LAYERS, SCALE, Rope
+from ..config import EPS, KERNEL, LAYERS, MOST_LAYERS, SCALE, WIDTH, Rope
 from ..loaders.fields import Either, Fields, Flag, Listed, Number, Text, Whole
 from ..torch.rope_config import read_rope, rope_fields, ropes_by_kind
 from .family import Family, Raw, forget_ropes, windows
@@ -125,6 +125,32 @@ def _seed(fields: Fields, raw: Raw) -> Raw:
     return {"qkv_bias": raw.get("attention_bias", True), "output_bias": fields.get("attention_out_bias", False)}
 
 
+def _lfm2(fields: Fields, raw: Raw) -> Raw:
+    if fields.get("conv_bias", False):
+        raise fields.unsupported("conv_bias")
+    layers, attending = fields.need("num_hidden_layers"), fields.get("full_attn_idxs")
+    types = raw.get("layer_types")
+    if types is None:
+        every = range(layers) if attending is None else attending
+        types = ["full_attention" if layer in every else "conv" for layer in range(layers)]
+    if len(types) != layers or any(kind not in ("conv", "full_attention") for kind in types):
+        raise CorruptFile(
+            f"{fields.origin}: layer_types should name conv or full_attention for each of {layers} layers"
+        )
+    inner = fields.get("block_ff_dim", fields.get("intermediate_size", 12_288))
+    if fields.get("block_auto_adjust_ff_dim", True):
+        unit = fields.get("block_multiple_of", 256)
+        inner = int(fields.get("block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
+        inner = -(-inner // unit) * unit
+    raw |= {"intermediate_size": inner}
+    if (tied := fields.get("tie_embedding")) is not None:
+        raw["tie_word_embeddings"] = tied
+    convolving = tuple(kind == "conv" for kind in types)
+    if not any(convolving):
+        return {}
+    return {"gated_conv": fields.get("conv_L_cache", 3), "conv_layers": convolving}
+
+
 _AFTER_NAMES = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
 DENSE: dict[str, Family] = {
     "gemma": Family(fields={"hidden_activation": Text(64)}, derived=_gemma),
@@ -180,6 +206,30 @@ DENSE: dict[str, Family] = {
         derived=_phi,
         parts={"mlp_norm": "input_layernorm", "output": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2"},
         whole={"norm": "model.final_layernorm"},
+    ),
+    "lfm2": Family(
+        theta=1_000_000.0,
+        names={"norm_eps": "rms_norm_eps"},
+        fields={
+            "norm_eps": EPS,
+            **dict.fromkeys(("conv_bias", "block_auto_adjust_ff_dim", "tie_embedding"), Flag()),
+            "conv_L_cache": KERNEL,
+            **dict.fromkeys(("block_multiple_of", "block_ff_dim", "intermediate_size"), WIDTH),
+            "block_ffn_dim_multiplier": Number(2.0**-10, 2.0**10),
+            "full_attn_idxs": Listed(Whole(0, MOST_LAYERS), MOST_LAYERS),
+        },
+        switches={"qk_norm": True},
+        derived=_lfm2,
+        parts={
+            "attention_norm": "operator_norm",
+            "q_norm": "self_attn.q_layernorm",
+            "k_norm": "self_attn.k_layernorm",
+            "output": "self_attn.out_proj",
+            "mlp_norm": "ffn_norm",
+            **{"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"},
+        },
+        convolving={"qkv": "conv.in_proj", "output": "conv.out_proj", "conv": "conv.conv"},
+        whole={"norm": "model.embedding_norm"},
     ),
     "seed_oss": Family(fields={"attention_out_bias": Flag()}, derived=_seed),
 }

@@ -37,6 +37,7 @@ class Family:
         derived: From those fields, further ones of `ModelConfig`, and of the configuration in Llama's names.
         parts: What checkpoints call the parts of a layer, where Llama's differ, but for their endings.
         exact: The same with their endings.
+        convolving: Of a layer with a convolution in place of attention.
         whole: The same of parts of the whole model.
     """
 
@@ -47,6 +48,7 @@ class Family:
     derived: Callable[[Fields, Raw], Raw] | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
     exact: Mapping[str, str] = field(default_factory=dict)
+    convolving: Mapping[str, str] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
 
 

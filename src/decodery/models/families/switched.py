@@ -35,6 +35,8 @@ def switched_name(name: str, layer: str | None, kind: str, config: ModelConfig) 
     own = SWITCHED[config.family]
     if layer is None:
         return f"{own.whole[name]}.{kind}" if name in own.whole else None
+    if name in own.convolving and config.convolves(int(layer)):
+        return f"model.layers.{layer}.{own.convolving[name]}.{kind}"
     if name in own.exact:
         return f"model.layers.{layer}.{own.exact[name]}"
     return f"model.layers.{layer}.{own.parts[name]}.{kind}" if name in own.parts else None

@@ -48,6 +48,8 @@ def check_config(config: ModelConfig, origin: str) -> None:
         mamba.heads % mamba.groups or mamba.inner % mamba.groups or len(config.mamba_layers) != config.num_layers
     ):
         raise CorruptFile(f"{origin}: {mamba.groups} groups do not fit {mamba.heads} states, or the layers do not")
+    if bool(config.gated_conv) != bool(config.conv_layers) or len(config.conv_layers) not in (0, config.num_layers):
+        raise CorruptFile(f"{origin}: the layers that convolve do not fit {config.num_layers} layers")
     if config.attending_layers and (
         len(config.attending_layers) != len(config.mamba_layers)
         or any(

@@ -194,6 +194,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "vocab_size": 201_088,
     },
+    "lfm2": {
+        "hidden_size": 2560,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 128_000,
+        "norm_eps": 1e-5,
+        "vocab_size": 65_536,
+        "tie_word_embeddings": True,
+    },
     "seed_oss": {
         "hidden_size": 4096,
         "intermediate_size": 27_648,
@@ -353,7 +363,9 @@ _GROUPS = {
     "what follows from other fields, or is there for other kinds of rotation": (
         "head_dim qk_head_dim mamba_headdim mamba_d_head attention_hidden_size "
         "attention_head_dim kv_channels num_query_groups ffn_hidden_size n_group topk_group sliding_window_size "
-        "cla_share_factor dense_list initial_context_length experts_per_token org_vocab_size"
+        "cla_share_factor dense_list org_vocab_size initial_context_length experts_per_token block_dim block_norm_eps "
+        "block_mlp_init_scale block_out_init_scale block_use_swiglu block_use_xavier_init conv_dim conv_dim_out "
+        "conv_use_xavier_init"
     ),
 }
 _UNREAD = frozenset(name for names in _GROUPS.values() for name in names.split())

@@ -65,6 +65,10 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             shape = (config.num_heads * (latent.plain + latent.value), latent.rank)
             yield Slot(f"{prefix}heads_up.weight", shape, (f"{prefix}heads_up.weight",))
             yield from linear("output", (hidden, config.num_heads * latent.value), ("output",), False)
+        elif config.convolves(index):
+            yield from linear("qkv", (3 * hidden, hidden), ("qkv",), False)
+            yield from linear("output", (hidden, hidden), ("output",), False)
+            yield Slot(f"{prefix}conv.weight", (hidden, config.gated_conv), (f"{prefix}conv.weight",))
         elif config.beside(index) or not config.recurrent(index):
             yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
             yield from linear("output", (hidden, attention), ("output",), config.output_bias)
@@ -81,7 +85,7 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
         if config.operators:
             square = (config.num_heads, dim, dim)
             yield Slot(f"{prefix}operator.weight", square, (f"{prefix}operator.weight",))
-        if config.qk_norm:
+        if config.qk_norm and not config.convolves(index):
             yield norm("q_norm", attention if config.wide_qk_norm else dim)
             yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
         if inner:

@@ -12,9 +12,9 @@ from typing import Any
 
 from decodery.core.errors import CorruptFile
 
-from ..config import EXPERTS, LAYERS, SCALE, TOKENS, WIDTH, ModelConfig
+from ..config import EXPERTS, HEADS, KERNEL, LAYERS, SCALE, TOKENS, WIDTH, ModelConfig
 from ..families.config_json import read_config
-from .fields import Fields, Flag, Kind, Number, Whole
+from .fields import Array, Either, Fields, Flag, Kind, Number, Whole
 from .gguf_file import GGUFFile
 
 Raw = dict[str, Any]
@@ -30,6 +30,8 @@ KINDS: dict[str, Kind] = {
     "nextn_predict_layers": Whole(0, LAYERS.most),
     "rope.scaling.finetuned": Flag(),
     "vocab_size": TOKENS,
+    "attention.head_count_kv": Either(HEADS, Array(LAYERS.most)),
+    "shortconv.l_cache": KERNEL,
 }
 
 
@@ -43,6 +45,8 @@ class Architecture:
         more: From the metadata and the file, what its config.json says beside sizes.
         parts: What a file calls the parts of a layer, where Llama's differ, but for their endings.
         exact: The same with their endings.
+        convolving: Of a layer with a convolution in place of attention.
+        norm: What it calls the last norm.
         theta: Base of the rotation of a file that has none.
     """
 
@@ -51,6 +55,8 @@ class Architecture:
     more: Callable[[Fields, GGUFFile, Raw], Raw] | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
     exact: Mapping[str, str] = field(default_factory=dict)
+    convolving: Mapping[str, str] = field(default_factory=dict)
+    norm: str = "output_norm"
     theta: float = 10_000.0
 
 
@@ -203,6 +209,17 @@ def _gpt_oss(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     }
 
 
+def _lfm2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    # There are no key-value heads where a layer convolves.
+    kinds = [f"blk.{layer}.shortconv.conv.weight" in file.tensors for layer in range(raw["num_hidden_layers"])]
+    return {
+        "layer_types": ["conv" if convolves else "full_attention" for convolves in kinds],
+        "conv_L_cache": fields.need("shortconv.l_cache"),
+        "norm_eps": fields.need("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
 def _mixtral(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     counts = _experts(fields)
     return {"num_local_experts": counts["num_experts"], "num_experts_per_tok": counts["num_experts_per_tok"]}
@@ -222,6 +239,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": Architecture("glm4", paired=True, more=_glm4),
     "starcoder2": Architecture("starcoder2", more=_starcoder2),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", more=lambda fields, file, raw: {"attention_bias": _biased(file)}),
+    "mistral3": Architecture("mistral", paired=True, more=lambda fields, file, raw: {"sliding_window": None}),
     "qwen2moe": Architecture("qwen2_moe", more=_qwen2moe),
     "qwen3moe": Architecture("qwen3_moe", more=_qwen3moe),
     "glm4moe": Architecture(
@@ -229,6 +247,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gpt-oss": Architecture(
         "gpt_oss", more=_gpt_oss, parts={"mlp_norm": "post_attention_norm"}, exact={"router_bias": "ffn_gate_inp.bias"}
+    ),
+    "lfm2": Architecture(
+        "lfm2",
+        more=_lfm2,
+        convolving={"qkv": "shortconv.in_proj", "output": "shortconv.out_proj", "conv": "shortconv.conv"},
+        norm="token_embd_norm",
+        theta=1_000_000.0,
     ),
     "seed_oss": Architecture("seed_oss", more=_seed, parts={"mlp_norm": "post_attention_norm"}),
 }
@@ -245,6 +270,17 @@ def architecture_of(file: GGUFFile) -> Architecture | None:
     return ARCHITECTURES.get(named) if isinstance(named, str) else None
 
 
+def _kv_heads(fields: Fields, heads: int) -> int:
+    """Key-value heads of the layers that have some."""
+    found = fields.get("attention.head_count_kv", heads)
+    if isinstance(found, int):
+        return found
+    some = {int(each) for each in found if each}
+    if len(some) != 1:
+        raise fields.unsupported("attention.head_count_kv")
+    return some.pop()
+
+
 def architecture_config(own: Architecture, file: GGUFFile, fields: Fields, vocab_size: int) -> ModelConfig:
     """The configuration of such a file but for its rotation.
 
@@ -258,7 +294,7 @@ def architecture_config(own: Architecture, file: GGUFFile, fields: Fields, vocab
         "hidden_size": hidden,
         "num_hidden_layers": fields.need("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": fields.get("attention.head_count_kv", heads),
+        "num_key_value_heads": _kv_heads(fields, heads),
         "head_dim": fields.get("attention.key_length", max(hidden // heads, 1)),
         "intermediate_size": fields.get("feed_forward_length", fields.get("expert_feed_forward_length")),
         "max_position_embeddings": fields.need("context_length"),

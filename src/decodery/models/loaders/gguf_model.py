@@ -206,7 +206,13 @@ class GGUFCheckpoint:
             _, layer, name = part.split(".", 2)
             if (own := state_name(name, self.config.family)) is not None:
                 return f"blk.{layer}.{own}"
-        return _tensor_name(part, self._architecture)
+        read = self._architecture
+        if part.startswith("layers."):
+            _, layer, inner = part.split(".", 2)
+            name, _, kind = inner.rpartition(".")
+            if name in read.convolving and self.config.convolves(int(layer)):
+                return f"blk.{layer}.{read.convolving[name]}.{kind}"
+        return f"{read.norm}.weight" if part == "norm.weight" else _tensor_name(part, read)
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
         """The tokenizer and what goes with it."""

@@ -15,9 +15,10 @@ from ..config import ModelConfig, Rope
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
 from .attention import Rows, rotate
+from .gated_conv import GatedConvolution
 from .latent import queries_and_latents, values_of
 from .mixture import CLAMPED, Mixture
-from .one_pass import Pass, to_device
+from .one_pass import Mixer, Pass, to_device
 from .recurrence import Recurrence
 from .rope import rope_angles, rope_table
 from .shared_blocks import with_use
@@ -35,10 +36,12 @@ class TorchLayers:
         self.device = weights.norm.device
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         self._mixtures: dict[int, Mixture] = {}
-        self._mixers = {
-            index: Recurrence(layer, index, config)
+        kinds = ((Recurrence, config.recurrent), (GatedConvolution, config.convolves))
+        self._mixers: dict[int, Mixer] = {
+            index: kind(layer, index, config)
+            for kind, has in kinds
             for index, layer in enumerate(weights.layers)
-            if config.recurrent(index)
+            if has(index)
         }
         self._convolutions = {
             index: ShortConvolution(layer, index, config)

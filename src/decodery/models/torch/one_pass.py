@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -15,11 +15,18 @@ from ..batch import Batch, Segment
 from ..cache.kept_rows import parents
 from ..config import ModelConfig, Rope
 from .attention import attend, attend_by_policy, visibility
-from .recurrence import Recurrence
 from .short_conv import ShortConvolution
 
 if TYPE_CHECKING:
     from .layers import TorchLayers
+
+
+class Mixer(Protocol):
+    """What a layer has in place of attention, between its two projections."""
+
+    def __call__(self, projected: torch.Tensor, segment: Segment, line: torch.Tensor | None) -> torch.Tensor:
+        """What is found for the rows of a segment, see `Pass.line` for the order they follow each other in."""
+        ...
 
 
 class Pass:
@@ -70,7 +77,7 @@ class Pass:
             parts.append(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def mix(self, mixer: Recurrence, projected: torch.Tensor) -> torch.Tensor:
+    def mix(self, mixer: Mixer, projected: torch.Tensor) -> torch.Tensor:
         """What a recurrent layer finds, row by row of every segment."""
         parts = [
             mixer(projected[first:last], segment, self.line(number))
