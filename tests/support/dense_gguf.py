@@ -29,9 +29,17 @@ PERMUTED = ("smollm3", "granite", "mixtral", "mistral")
 """Whose rows of queries and keys the converter puts into pairs, as Llama's."""
 
 
-def write_dense(path: Path, model: transformers.PreTrainedModel, kind: Kind = Kind.F32, **metadata: Any) -> None:
+def write_dense(
+    path: Path,
+    model: transformers.PreTrainedModel,
+    kind: Kind = Kind.F32,
+    *,
+    experts: Kind | None = None,
+    **metadata: Any,
+) -> None:
     """Write `model` with its matrices quantized to `kind`, and give it the weights that this leaves.
 
+    experts: what those of experts are quantized to, if it is another kind.
     metadata: keys after the architecture's name that are written beside, by what follows the last dot but for "__".
     """
     config, family = model.config, model.config.model_type
@@ -73,14 +81,16 @@ def write_dense(path: Path, model: transformers.PreTrainedModel, kind: Kind = Ki
     for key, value in metadata.items():
         writer.add_key_value(f"{named}.{key.replace('__', '.')}", value, gguf.GGUFValueType.get_type(value))
     _add_tokenizer(writer, {})
-    _add_tensors(writer, model, gguf.get_tensor_name_map(arch, config.num_hidden_layers), kind, dim)
+    _add_tensors(writer, model, gguf.get_tensor_name_map(arch, config.num_hidden_layers), kind, dim, experts)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_tensors(writer: Any, model: transformers.PreTrainedModel, names: Any, kind: Kind, dim: int) -> None:
+def _add_tensors(
+    writer: Any, model: transformers.PreTrainedModel, names: Any, kind: Kind, dim: int, experts: Kind | None
+) -> None:
     family, left = model.config.model_type, {}
     for name, weight in _together(model).items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
@@ -98,16 +108,20 @@ def _add_tensors(writer: Any, model: transformers.PreTrainedModel, names: Any, k
             stored = stored[:, 0] if stored.ndim == 3 else stored
             writer.add_tensor(new, np.ascontiguousarray(stored, dtype=np.float32))
             continue
-        packed = quantize(np.ascontiguousarray(stored), kind)
-        writer.add_tensor(new, packed, raw_dtype=kind)
-        exact = dequantize(packed, kind)
+        own = experts if experts is not None and "_exps." in new and "weight" in new else kind
+        packed = quantize(np.ascontiguousarray(stored), own)
+        writer.add_tensor(new, packed, raw_dtype=own)
+        exact = dequantize(packed, own)
         if permuted:
             exact = exact.reshape(len(exact) // dim, dim // 2, 2, -1).swapaxes(1, 2).reshape(exact.shape)
         left[name] = torch.from_numpy(np.ascontiguousarray(exact))
     for name in [each for each in left if each.endswith("mlp.experts.gate_proj.weight")]:
         stem = name.removesuffix(".gate_proj.weight")
         gate, up, down = (left.pop(f"{stem}.{part}_proj.weight") for part in ("gate", "up", "down"))
-        if family != "gpt_oss":
+        if family == "gpt_oss":
+            both = torch.stack((gate, up), dim=2).flatten(1, 2)
+            left |= {f"{stem}.gate_up_proj": both.transpose(1, 2), f"{stem}.down_proj": down.transpose(1, 2)}
+        else:
             left |= {f"{stem}.gate_up_proj": torch.cat((gate, up), dim=1), f"{stem}.down_proj": down}
     model.load_state_dict(left, strict=False)
     model.tie_weights()

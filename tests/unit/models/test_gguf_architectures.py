@@ -86,6 +86,13 @@ def test_blocks_are_read_in_place_in_the_order_of_the_rotation(case: str, kind: 
     assert (near.median() if ours.config.experts else near.min()) > 0.99
 
 
+def test_experts_of_gpt_oss_may_have_four_bits(tmp_path: Path) -> None:
+    theirs = make_model("gpt_oss")
+    write_dense(tmp_path / "model.gguf", theirs, experts=Kind.MXFP4)
+    ours = load(tmp_path / "model.gguf", dtype="float32", device="cpu").model
+    assert_same_logits(ours, theirs)
+
+
 @pytest.mark.parametrize(
     ("case", "metadata", "named"),
     [

@@ -225,8 +225,8 @@ class GGUFCheckpoint:
         sizes: Counter[str] = Counter()
         for name, info in self.file.tensors.items():
             # Small models are mostly vocabulary, which says nothing of the rest.
-            if len(info.shape) == 2 and name.startswith("blk."):
-                sizes[self.file.kind_name(name)] += info.shape[0] * info.shape[1]
+            if len(info.shape) > 1 and name.startswith("blk."):
+                sizes[self.file.kind_name(name)] += math.prod(info.shape)
         if 2 * sum(sizes[kind] for kind in FOUR_BITS) > sizes.total():
             return "int4"
         kind = sizes.most_common(1)[0][0] if sizes else "F32"

@@ -77,7 +77,8 @@ class Transformer(TorchLayers):
             states=True,
             layer_plans=not self.config.shortcuts and not self.config.keeps_order,
             sites=SITES,
-            policies=not self.config.keeps_order and not self.config.unusual_softmax,
+            # Some turn the keys that they keep, which norms after the rotation do not allow.
+            policies=not (self.config.keeps_order or self.config.unusual_softmax or self.config.norms_after_rope),
             parts=True,
             gradients=not exact,
         )
