@@ -213,6 +213,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
          "rope_parameters": _YARN | {"truncate": False}},
     ),
     "deepseek_v2": ("deepseek_v2", _DEEPSEEK),
+    "deepseek_v3": (
+        "deepseek_v3",
+        _DEEPSEEK | {"q_lora_rank": 20, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0,
+                     "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
     "deepseek_v2, queries in two steps, yarn": (
         "deepseek_v2",
         _DEEPSEEK | {"q_lora_rank": 20, "n_shared_experts": 1, "routed_scaling_factor": 2.5,

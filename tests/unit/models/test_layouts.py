@@ -81,7 +81,7 @@ def test_older_names_of_tensors_are_known(case: str, renamed: tuple[str, str], t
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
         ("gpt_neox", {"hidden_act": "relu"}, "hidden_act"),
-        ("llama", {"model_type": "deepseek_v3"}, "deepseek_v3"),
+        ("llama", {"model_type": "minicpm3"}, "minicpm3"),
     ],
 )
 def test_what_is_not_in_the_pass_is_refused_by_name(case: str, change: dict, named: str) -> None:

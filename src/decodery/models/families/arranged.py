@@ -26,6 +26,7 @@ FUSED: dict[str, dict[str, str]] = {
     "gpt_neox": {name: LAYERS_OF["gpt_neox"][name] for name in "qkv"},
     "bamba": {},
     "deepseek_v2": {},
+    "deepseek_v3": {},
     "gpt2": {name: LAYERS_OF["gpt2"][name] for name in "qkv"},
 }
 """By family and part of a layer, the tensor that holds it together with others."""

@@ -182,7 +182,7 @@ class FolderCheckpoint:
         names = name.split(".")
         said = any(self._described.get(each) for each in ("num_nextn_predict_layers", "num_mtp_layers"))
         later = names[:2] == ["model", "layers"] and names[2].isdigit() and int(names[2]) >= self.config.num_layers
-        return said and later and self.config.family == "glm4_moe"
+        return said and later and self.config.family in ("glm4_moe", "deepseek_v3")
 
     def _refuse_unread(self) -> None:
         """A tensor of the model that would not be used means a part that would not be run."""
