@@ -274,7 +274,10 @@ class ModelConfig:
 
     @property
     def usual(self) -> bool:
-        """Whether its blocks are Llama's up to sizes, biases, added norms and experts: heads and copies have such."""
+        """Whether its blocks are Llama's up to sizes, biases, added norms and experts.
+
+        Draft heads and transformed copies have such blocks.
+        """
         others = self.norms_after or self.wide_qk_norm or self.residual_scale != 1.0 or self.norms_after_rope
         return self.native and not others
 

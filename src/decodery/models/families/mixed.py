@@ -23,7 +23,7 @@ def _every_layer(fields: Fields) -> None:
 
 
 def stacked_name(part: str) -> str:
-    """What gpt-oss calls the tensor of all experts that holds a part of a layer such as "experts.3.gate.weight"."""
+    """What gpt-oss calls the tensor of all experts that holds a part such as "experts.3.gate.weight"."""
     _, _, half, kind = part.split(".")
     return f"mlp.experts.{'down' if half == 'down' else 'gate_up'}_proj{'_bias' if kind == 'bias' else ''}"
 
