@@ -100,6 +100,61 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4, all turned": (
         "glm4", {"head_dim": 8, "pad_token_id": 0, "rope_parameters": _DEFAULT_ROPE | {"partial_rotary_factor": 1.0}},
     ),
+    "phi3, longrope": (
+        "phi3",
+        {"pad_token_id": 0, "original_max_position_embeddings": 20, "partial_rotary_factor": 0.75,
+         "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+                             "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0],
+                             "long_factor": [1.0, 1.5, 2.5, 4.0, 8.0, 16.0]}},
+    ),
+    "glm": ("glm", {"head_dim": 16, "pad_token_id": 0}),
+    "gemma": ("gemma", {"head_dim": 16}),
+    "gemma2": (
+        "gemma2",
+        {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0,
+         "final_logit_softcapping": 3.0},
+    ),
+    "gemma2, one cap": (
+        "gemma2", {"head_dim": 16, "attn_logit_softcapping": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "olmo3": (
+        "olmo3",
+        {"pad_token_id": 0, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2,
+         "num_hidden_layers": 4,
+         "rope_parameters": {"full_attention": _YARN | {"attention_factor": 1.2}, "sliding_attention": _DEFAULT_ROPE}},
+    ),
+    "smollm3": ("smollm3", {"pad_token_id": 0, "no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    "smollm3, slides, biases": (
+        "smollm3",
+        {"pad_token_id": 0, "no_rope_layers": [1, 0, 0], "use_sliding_window": True, "sliding_window": 5,
+         "attention_bias": True, "mlp_bias": True},
+    ),
+    "ernie4_5": ("ernie4_5", {"pad_token_id": 0, "head_dim": 16, "use_bias": True}),
+    "exaone4": (
+        "exaone4", {"sliding_window": 5, "sliding_window_pattern": 2, "rope_parameters": _LLAMA3},
+    ),
+    "exaone4, no window": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "hunyuan_v1_dense": (
+        "hunyuan_v1_dense",
+        {"head_dim": 32, "attention_bias": True,
+         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0, "mscale": 1.0,
+                             "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}},
+    ),
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.5,
+         "tie_word_embeddings": True},
+    ),
+    "starcoder2": ("starcoder2", {"sliding_window": 5}),
+    "starcoder2, no biases": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
+    "phi": ("phi", {}),
+    "phi, yarn": ("phi", {"rope_parameters": _YARN | {"partial_rotary_factor": 0.5}}),
+    "lfm2": ("lfm2", {"pad_token_id": 0, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}),
+    "lfm2, wide rows": (
+        "lfm2", {"pad_token_id": 0, "full_attn_idxs": [1], "num_key_value_heads": 1, "block_auto_adjust_ff_dim": False,
+                 "conv_L_cache": 4, "head_dim": 8, "tie_word_embeddings": False},
+    ),
+    "seed_oss": ("seed_oss", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}),
     "olmo2": ("olmo2", {"pad_token_id": 0}),
     "stablelm": ("stablelm", {"pad_token_id": 0, "use_qkv_bias": True}),
     "stablelm, side by side": (
@@ -137,7 +192,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3_moe": ("qwen3_moe", _EXPERTS),
     "qwen3_moe, normed": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+         "shared_expert_intermediate_size": 64},
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+         "routed_scaling_factor": 1.5, "use_qk_norm": True, "attention_bias": True, "num_mtp_layers": 0},
+    ),
+    "glm4_moe, in groups": (
+        "glm4_moe",
+        {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2,
+         "norm_topk_prob": False, "first_k_dense_replace": 0},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 32, "head_dim": 16, "sliding_window": 5,
+         "rope_parameters": _YARN | {"truncate": False}},
+    ),
     "deepseek_v2": ("deepseek_v2", _DEEPSEEK),
+    "deepseek_v3": (
+        "deepseek_v3",
+        _DEEPSEEK | {"q_lora_rank": 20, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0,
+                     "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
     "deepseek_v2, queries in two steps, yarn": (
         "deepseek_v2",
         _DEEPSEEK | {"q_lora_rank": 20, "n_shared_experts": 1, "routed_scaling_factor": 2.5,

@@ -24,8 +24,10 @@ class Rope:
     Attributes:
         kind: "default", "none" (nothing is turned), "linear" (positions divided by `factor`), "llama3" (low frequencies
             divided by `factor`, a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large
-            Language Models, 2023) or "factors" (each frequency divided by its own of `factors` [head_dim / 2], as GGUF
-            files of Llama 3 store it).
+            Language Models, 2023) or "factors" (each frequency divided by its own of `factors`, one for each pair that
+            is turned, as LongRoPE does and GGUF files of Llama 3 store it).
+        attention_factor: What cosines and sines are multiplied by, for "yarn" and "factors"; None: what "yarn" takes
+            for its factor, 1 for "factors".
         rotated: How many dimensions of a head are turned, an even number; 0 for all of them.
     """
 
@@ -136,12 +138,19 @@ class ModelConfig:
     """Shape and switches of a decoder-only transformer.
 
     Sizes are counts; `attention_scale` multiplies query-key products; `embedding_scale` multiplies embeddings.
-    `sliding_layers[i]` says whether layer i sees only the last `sliding_window` positions (itself included); such
-    layers use `local_rope` where it is given. Norm weights are stored ready to multiply (families that store w - 1 are
-    converted at loading).
+    `sliding_layers[i]` says whether layer i sees only the last `sliding_window` positions (itself included). Norm
+    weights are stored ready to multiply (families that store w - 1 are converted at loading).
 
     Attributes:
         intermediate_size: 0 where layers have no MLP.
+        local_rope: The rotation of the layers that are marked in local_rope_layers, or of the sliding ones where that
+            is ().
+        attention_cap, logit_cap: Products of queries and keys, and logits, go through cap * tanh(x / cap); 0: as they
+            are.
+        residual_scale: What a sublayer's result is multiplied by before it is added to the stream.
+        norms_after_rope: Queries and keys are normed after they are turned.
+        sinks: Every head has a score of its own that takes part in the softmax of attention and has no value.
+        head_bias: Logits have biases.
         causal: Whether a row sees those before it alone. Where it is not, rows see all of each other, or with
             block_length those of their own block of so many positions and of the blocks before it.
         mask_id: The token that stands for what is not written yet, in masked diffusion models.
@@ -169,7 +178,14 @@ class ModelConfig:
             there are `shared` blocks, in one of these.
         latent: What attention keeps in place of keys and values, of which there is one head.
         short_conv: Convolutions on queries, keys and values of every layer, None for none.
+        gated_conv: Rows that a convolution between two gates reaches over, the row itself included, which layers that
+            are marked in conv_layers have in place of attention; 0: none have.
         operators: Rotated queries are multiplied by a matrix per head before they meet keys (see `power_law`).
+        sigmoid_router: The router says of each expert by itself how likely it is, not of all together.
+        router_bias, choice_bias: What the router says has biases, or what chooses experts alone.
+        expert_groups, taken_groups: Experts are in so many groups, and chosen from the best ones alone; 0: from all.
+        shared_gate: How much of the MLP that all rows take is added, each row says itself.
+        expert_bias: Experts have biases.
         experts_scale: What weights of experts are multiplied by.
         shared_inner: Inner units of an MLP that all rows take beside their experts, 0 for none.
         dense_layers: How many of the first layers have one MLP of dense_inner inner units in place of experts.
@@ -189,6 +205,7 @@ class ModelConfig:
     norm_eps: float = 1e-5
     rope: Rope = field(default_factory=Rope)
     local_rope: Rope | None = None
+    local_rope_layers: tuple[bool, ...] = ()
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()
     tie_embeddings: bool = False
@@ -227,12 +244,27 @@ class ModelConfig:
     shared: Shared | None = None
     latent: Latent | None = None
     short_conv: ShortConv | None = None
+    gated_conv: int = 0
+    conv_layers: tuple[bool, ...] = ()
     operators: bool = False
     experts_scale: float = 1.0
     shared_inner: int = 0
     dense_layers: int = 0
     dense_inner: int = 0
     experts_floor: tuple[float, ...] = ()
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
+    residual_scale: float = 1.0
+    norms_after_rope: bool = False
+    sigmoid_router: bool = False
+    router_bias: bool = False
+    choice_bias: bool = False
+    expert_groups: int = 0
+    taken_groups: int = 0
+    shared_gate: bool = False
+    expert_bias: bool = False
+    sinks: bool = False
+    head_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
@@ -242,15 +274,25 @@ class ModelConfig:
 
     @property
     def usual(self) -> bool:
-        """Whether native kernels run its blocks: Llama's up to sizes, biases, added norms and experts."""
-        others = self.centred_norms or self.norms_after or self.parallel or self.wide_qk_norm or self.learned_positions
-        others = others or self.keeps_order or self.latent is not None or self.joined_norms or self.operators
+        """Whether its blocks are Llama's up to sizes, biases, added norms and experts.
+
+        Draft heads and transformed copies have such blocks.
+        """
+        others = self.norms_after or self.wide_qk_norm or self.residual_scale != 1.0 or self.norms_after_rope
+        return self.native and not others
+
+    @property
+    def native(self) -> bool:
+        """Whether native kernels run its blocks."""
+        others = self.centred_norms or self.parallel or self.learned_positions or self.keeps_order or self.operators
+        others = others or self.latent is not None or self.joined_norms or self.head_bias
+        others = others or self.unusual_softmax or self.logit_cap != 0.0
         return self.gated and not others and self.activation in ("silu", "gelu_tanh")
 
     @property
     def portable(self) -> bool:
         """Whether its passes in int8 and int4 can be run in the kernels' order of sums, exact to the bit."""
-        return not (self.keeps_order or self.latent or self.joined_norms or self.operators)
+        return not (self.keeps_order or self.latent or self.joined_norms or self.operators or self.unusual_softmax)
 
     @property
     def static_shapes(self) -> bool:
@@ -258,19 +300,33 @@ class ModelConfig:
         return not (self.experts or self.learned_positions or self.keeps_order)
 
     @property
+    def unusual_softmax(self) -> bool:
+        """Whether scores of attention are more than products, or are not all of them those of keys."""
+        return self.attention_cap != 0.0 or self.sinks
+
+    @property
     def cache_layers(self) -> int:
         """How many layers of slots a text takes."""
         if self.short_conv is not None:
             return self.num_layers * (1 + self.short_conv.spans(self.num_heads, self.num_kv_heads))
         if self.mamba is None:
-            return self.num_layers
+            return self.num_layers + sum(self.conv_layers) * (self.conv_spans - 1)
         more = sum(self.mamba_layers) * (self.mamba.spans(self.num_kv_heads, self.head_dim) - 1)
         return self.num_layers + more + sum(self.attending_layers)
 
     @property
     def keeps_order(self) -> bool:
         """Whether some layer reads its rows one after the other, so that none can see a later one."""
-        return self.mamba is not None or self.short_conv is not None
+        return self.mamba is not None or self.short_conv is not None or self.gated_conv > 0
+
+    def convolves(self, layer: int) -> bool:
+        """Whether a layer has a convolution between two gates in place of attention."""
+        return bool(self.conv_layers) and self.conv_layers[layer]
+
+    @property
+    def conv_spans(self) -> int:
+        """How many layers of a cache it takes to keep the rows of such a layer."""
+        return -(-self.hidden_size // (2 * self.num_kv_heads * self.head_dim))
 
     def recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a state, in place of keys and values unless it attends as well."""
@@ -298,5 +354,9 @@ class ModelConfig:
         return self.experts_floor[layer] if self.experts_floor else 0.0
 
     def layer_rope(self, layer: int) -> Rope:
-        """The rotation of layer `layer`: sliding layers have their own where `local_rope` is given."""
-        return self.local_rope if self.local_rope and self.sliding_layers[layer] else self.rope
+        """The rotation of layer `layer`."""
+        return self.rope if self.local_rope is None or not self.turns_locally(layer) else self.local_rope
+
+    def turns_locally(self, layer: int) -> bool:
+        """Whether a layer has the rotation `local_rope`."""
+        return self.local_rope is not None and (self.local_rope_layers or self.sliding_layers)[layer]

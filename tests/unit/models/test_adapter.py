@@ -36,7 +36,9 @@ COMMON = {"vocab_size": VOCAB, "bos_token_id": 256, "eos_token_id": 257, "hidden
 CONFIGS = {
     "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128},
     "gpt_neox": {"num_hidden_layers": 3, "intermediate_size": 96, "max_position_embeddings": 128},
-    "phi": {"num_hidden_layers": 2, "intermediate_size": 96, "max_position_embeddings": 128},
+    "helium": {
+        "num_hidden_layers": 2, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 12, "pad_token_id": None,
+    },
     "smollm3": {"num_hidden_layers": 4, "intermediate_size": 96, "num_key_value_heads": 2, "pad_token_id": None},
     "gemma2": {
         "num_hidden_layers": 2, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 5,
@@ -278,7 +280,7 @@ def test_plans_that_leave_layers_out_are_refused() -> None:
 
 def test_folders_only_transformers_knows_are_loaded_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
-    theirs = make("phi")
+    theirs = make("helium")
     folder = save(theirs, tmp_path / "model")
     loaded = load(folder, device="cpu")
     assert loaded.dtype == "float32"

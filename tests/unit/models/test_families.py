@@ -16,7 +16,7 @@ from decodery.models.config import Rope
 from decodery.models.families.config_json import read_config
 from decodery.models.loaders.load import load
 from decodery.models.torch.transformer import Transformer
-from tiny_models import CASES, assert_same_logits, make_model, random_ids, save
+from tiny_models import CASES, assert_same_logits, make_model, random_ids, randomize, reference, save
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,24 @@ def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
     assert isinstance(ours.model, Transformer)
     assert ours.model.config.family == CASES[case][0]
     assert_same_logits(ours.model, theirs)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(f"llama {kind} rope" for kind in ("linear", "llama3", "yarn")),
+        "phi3, longrope",
+        "phi, yarn",
+        "olmo3",
+        "exaone4",
+    ],
+)
+def test_positions_beyond_what_was_trained_first(case: str, tmp_path: Path) -> None:
+    theirs = make_model(case)
+    ours = load(save(theirs, tmp_path / "model"), dtype="float32", device="cpu").model
+    ids = random_ids(150)
+    logits = ours.forward(Batch([Segment(np.arange(len(ids)), ids)])).logits
+    assert (logits - reference(theirs, ids)).abs().max() < 1e-4
 
 
 def test_any_mask_among_the_rows_of_a_pass(tmp_path: Path) -> None:
@@ -56,6 +74,26 @@ def test_any_mask_among_the_rows_of_a_pass(tmp_path: Path) -> None:
             attention_mask=hidden[None, None],
         ).logits[0, cached:]
     assert (logits - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_language_model_beside_a_vision_tower(tied: bool, tmp_path: Path) -> None:
+    text = make_model("mistral, no window").config
+    sight = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+    }
+    config = transformers.Mistral3Config(
+        text_config=text.to_dict(), vision_config=sight | {"model_type": "pixtral"}, tie_word_embeddings=tied
+    )
+    theirs = randomize(transformers.Mistral3ForConditionalGeneration(config))
+    ours = load(save(theirs, tmp_path / "model"), dtype="float32", device="cpu").model
+    ids = random_ids(16)
+    logits = ours.forward(Batch([Segment(np.arange(16), ids)])).logits
+    assert (logits - reference(theirs, ids)).abs().max() < 1e-4
 
 
 def test_shards_and_one_file_give_the_same_model(tmp_path: Path) -> None:
@@ -104,9 +142,11 @@ def test_gemma_ropes_in_the_old_form() -> None:
     ("change", "named"),
     [
         ({"model_type": "olmoe"}, "olmoe"),
-        ({"model_type": "phi3", "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+        ({"model_type": "olmo3", "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters"),
+        ({"model_type": "exaone4", "sliding_window": 4, "sliding_window_pattern": "LLG"}, "sliding_window_pattern"),
+        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm"),
         ({"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [1]}, "mlp_only_layers"),
-        ({"model_type": "smollm3"}, "smollm3"),
+        ({"model_type": "helium"}, "helium"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
         ({"hidden_act": "relu"}, "hidden_act"),
@@ -138,6 +178,14 @@ def test_unsupported_fields_are_named(change: dict, named: str) -> None:
         {"rms_norm_eps": -1},
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}},
         {"rope_parameters": "linear"},
+        {"model_type": "phi3", "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+        {"model_type": "smollm3", "no_rope_layers": [1]},
+        {
+            "model_type": "olmo3",
+            "rope_parameters": None,
+            "sliding_window": None,
+            "layer_types": ["sliding_attention"] * 3,
+        },
     ],
 )
 def test_damaged_configurations_are_refused_in_one_sentence(change: dict) -> None:

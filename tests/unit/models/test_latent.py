@@ -85,7 +85,8 @@ def test_what_is_not_in_the_pass_is_refused(folder: Path, tmp_path: Path, monkey
         ({"scoring_func": "sigmoid"}, "scoring_func"),
         ({"norm_topk_prob": True}, "norm_topk_prob"),
         ({"qk_rope_head_dim": 7}, "pairs"),
-        ({"model_type": "deepseek_v3"}, "deepseek_v3"),
+        ({"model_type": "deepseek_v3", "topk_method": "noaux_tc", "rope_interleave": False}, "rope_interleave"),
+        ({"model_type": "minicpm3"}, "minicpm3"),
     ):
         with pytest.raises(UnsupportedModel, match=named):
             read_config(raw | change)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from decodery.core.errors import CorruptFile, SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.config_check import check_config
 from decodery.models.loaders.load import LoadedModel, load
+from decodery.models.torch.mixed_stack import MixedStack
+from decodery.models.torch.portable import PortableStack
+from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.testing import check_identical, decode
 from decodery.training.draft import check_target
@@ -42,6 +46,34 @@ def test_experts_in_int8_say_nearly_what_transformers_says_and_are_exact(loaded:
     assert model.capabilities.exact_rows and torch.equal(torch.cat(rows), together)
     drafter = PromptLookup(length=4)
     check_identical(model, [[5, 6, 7] * 3], drafter=drafter, seeds=(0,), max_new_tokens=6, tested="drafted")
+
+
+@pytest.mark.parametrize("case", ["qwen2_moe", "glm4_moe, in groups", "mixtral"])
+def test_attention_in_native_calls_gives_the_bits_of_pytorch_alone(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    model, ids = load(save(make_model(case), tmp_path / "model"), dtype="int8", device="cpu").model, random_ids(24)
+    assert isinstance(model, Transformer) and isinstance(model._stack, MixedStack)
+    taps = ("resid_post.0", "attn_out.1", "mlp_out.2")
+    with mock.patch("decodery.models.torch.transformer.runs_natively", lambda config: False):
+        alone = Transformer(model.config, model.weights)
+    found, expected = (each.forward(Batch([Segment(np.arange(24), ids)]), taps=taps) for each in (model, alone))
+    assert torch.equal(found.logits, expected.logits) and type(alone._stack) is PortableStack
+    for tap in taps:
+        assert torch.equal(found.hidden[tap], expected.hidden[tap])
+
+
+def test_an_expert_is_laid_out_when_it_is_first_taken(loaded: LoadedModel) -> None:
+    model = loaded.model
+    assert isinstance(model, Transformer) and isinstance(model._stack, MixedStack)
+    mixture = model._stack._mixtures[0]
+    model.forward(Batch([Segment(np.zeros(1, int), random_ids(1))]))
+    taken = set(mixture._made)
+    assert len(taken) == model.config.experts_per_token < model.config.experts
+    before = [mixture._made[number][0] for number in taken]
+    model.forward(Batch([Segment(np.zeros(1, int), random_ids(1))]))
+    assert all(mixture._made[number][0] is each for number, each in zip(taken, before, strict=True))
 
 
 def test_a_pass_says_how_many_experts_its_rows_had_read(loaded: LoadedModel) -> None:

@@ -43,6 +43,14 @@ CONFIGS = {
         LLAMA, qk_norm=True, sandwich_norms=True, activation="gelu_tanh", sliding_window=9,
         sliding_layers=(True, False, True), rope=Rope(theta=1e6), local_rope=Rope(theta=1e4),
     ),
+    "olmo3": replace(
+        LLAMA, norms_after=True, qk_norm=True, wide_qk_norm=True, sliding_window=9, sliding_layers=(True, False, True),
+        rope=Rope(theta=1e6), local_rope=Rope(theta=1e4),
+    ),
+    "late norms, multiplied": replace(
+        LLAMA, qk_norm=True, norms_after_rope=True, residual_scale=0.3, local_rope=Rope(kind="none"),
+        local_rope_layers=(False, True, False),
+    ),
 }  # fmt: skip
 
 
@@ -60,6 +68,7 @@ def make(config: ModelConfig, seed: int = 0) -> tuple[Transformer, PortableStack
 
     c = config
     inner = c.num_heads * c.head_dim
+    normed = [c.head_dim * (heads if c.wide_qk_norm else 1) for heads in (c.num_heads, c.num_kv_heads)]
     layers = [
         Layer(
             norm(c.hidden_size),
@@ -68,7 +77,7 @@ def make(config: ModelConfig, seed: int = 0) -> tuple[Transformer, PortableStack
             norm(c.hidden_size),
             linear(2 * c.intermediate_size, c.hidden_size, c.mlp_bias),
             linear(c.hidden_size, c.intermediate_size, c.mlp_bias),
-            *((norm(c.head_dim), norm(c.head_dim)) if c.qk_norm else (None, None)),
+            *(map(norm, normed) if c.qk_norm else (None, None)),
             *((norm(c.hidden_size), norm(c.hidden_size)) if c.sandwich_norms else (None, None)),
         )
         for _ in range(c.num_layers)

@@ -39,7 +39,7 @@ def model_of(kind: str) -> transformers.PreTrainedModel:
     return make_model(kind) if kind == "qwen2" else build(kind)
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "phi"])
+@pytest.mark.parametrize("kind", ["qwen2", "helium"])
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
 def test_models_with_another_head_are_refused(kind: str, head: str, tmp_path: Path) -> None:
     sizes = SHAPE | {"num_labels": 1, "num_hidden_layers": 1, "num_key_value_heads": 4}
@@ -54,7 +54,7 @@ def test_models_with_another_head_are_refused(kind: str, head: str, tmp_path: Pa
         load(rewritten(folder, dict, architectures=None), device="cpu", dtype="float32")
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "phi"])
+@pytest.mark.parametrize("kind", ["qwen2", "helium"])
 def test_a_tensor_that_is_left_over_is_refused_by_its_name(kind: str, tmp_path: Path) -> None:
     folder = save(model_of(kind), tmp_path / "model")
     rewritten(folder, lambda each: each | {"v_head.summary.weight": torch.ones(1, 64)})
@@ -62,7 +62,7 @@ def test_a_tensor_that_is_left_over_is_refused_by_its_name(kind: str, tmp_path: 
         load(folder, device="cpu")
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "phi"])
+@pytest.mark.parametrize("kind", ["qwen2", "helium"])
 def test_a_tensor_that_is_missing_is_named(kind: str, tmp_path: Path) -> None:
     folder = save(model_of(kind), tmp_path / "model")
     rewritten(folder, lambda each: {name: part for name, part in each.items() if "layers.1.mlp" not in name})

@@ -45,7 +45,8 @@ class ModelStruct(ctypes.Structure):
     _fields_ = [
         ("layers", POINTER(LayerStruct)), ("norm", c_void_p), ("head", LinearStruct), ("hidden", c_int32),
         ("intermediate", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32),
-        ("gelu", c_int32), ("eps", c_float), ("attention_scale", c_float),
+        ("gelu", c_int32), ("eps", c_float), ("attention_scale", c_float), ("residual_scale", c_float),
+        ("wide_norms", c_int32), ("late_norms", c_int32),
     ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from ..cache.cache import KVCache
 from ..cache.page_pool import SLOTS, TensorPool
 from ..hooks import HookPoint, Hooks, Tap
 from ..layer_plan import WHOLE, layer_steps
-from ..torch.attention import visibility
+from ..torch.attention import capped, shares, visibility
 
 if TYPE_CHECKING:
     from ..torch.transformer import Transformer
@@ -120,9 +120,10 @@ class _Arena:
         self.bytes = 2 * places * config.num_kv_heads * capacity * config.head_dim * pool.dtype.itemsize
         self.spare = pool.take(1)
         self._generation = pool.generation
-        # Layers differ in their mask and their angles by nothing but whether they slide.
-        kinds = {slides: layer for layer, slides in enumerate(config.sliding_layers)}
-        self.kinds = [list(kinds).index(slides) for slides in config.sliding_layers]
+        # Layers differ in their mask and their angles by nothing but whether they slide, and by which rotation.
+        each = [(slides, config.turns_locally(layer)) for layer, slides in enumerate(config.sliding_layers)]
+        kinds = {kind: layer for layer, kind in enumerate(each)}
+        self.kinds = [list(kinds).index(kind) for kind in each]
         self.examples = list(kinds.values())
         self.tables: list[tuple[torch.Tensor, torch.Tensor]] = []
         for layer in self.examples:
@@ -215,7 +216,7 @@ class _StaticPass:
     def run(self, model: Transformer) -> Result:
         """Logits [places * rows, vocab] of the wanted rows and tapped states of the own ones; what follows is void."""
         tokens, positions, own, wanted, lengths, pages, masks = self._fields(self._inputs)
-        step = StaticStep(self._arena, positions, lengths, pages, masks)
+        step = StaticStep(self._arena, model, positions, lengths, pages, masks)
         hooks = Hooks.reading(self._taps)
         hidden = hooks.visit(HookPoint("residual", 0), model.embed_tokens(tokens))
         hidden = model.blocks(hidden, step, layer_steps(WHOLE, self._arena.config.num_layers), hooks)
@@ -252,13 +253,19 @@ class StaticStep:
     """What all layers of one static pass share: rotation angles, masks and page tables."""
 
     def __init__(
-        self, arena: _Arena, positions: torch.Tensor, lengths: torch.Tensor, pages: torch.Tensor, masks: torch.Tensor
+        self,
+        arena: _Arena,
+        model: Transformer,
+        positions: torch.Tensor,
+        lengths: torch.Tensor,
+        pages: torch.Tensor,
+        masks: torch.Tensor,
     ) -> None:
         """Take positions [places * rows], lengths [places], page tables and masks [kinds, places, rows, capacity].
 
         See `_StaticPass`.
         """
-        self._arena = arena
+        self._arena, self._model = arena, model
         rows = masks.shape[2]
         # Padding ends where the arena does.
         slots = (lengths[:, None] + torch.arange(rows, device=masks.device)).clamp(max=arena.capacity - 1)
@@ -286,12 +293,16 @@ class StaticStep:
             cached.append(held[pages].flatten(2, 3))
         # As in the ordinary pass: query heads that share a key-value head are rows of that head.
         grouped = queries.view(places, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
-        result = scaled_dot_product_attention(
-            grouped.reshape(places, kv_heads, -1, dim),
-            *cached,
-            attn_mask=self._biases[self._arena.kinds[layer]],
-            scale=self._arena.config.attention_scale,
-        )
+        own, config = grouped.reshape(places, kv_heads, -1, dim), self._arena.config
+        bias, (cached_keys, cached_values) = self._biases[self._arena.kinds[layer]], cached
+        if config.unusual_softmax:
+            scores = capped(own @ cached_keys.transpose(-1, -2) * config.attention_scale, config.attention_cap)
+            sinks = self._model.weights.layers[layer].sinks
+            result = shares(scores + bias, sinks) @ cached_values
+        else:
+            result = scaled_dot_product_attention(
+                own, cached_keys, cached_values, attn_mask=bias, scale=config.attention_scale
+            )
         return result.view(places, kv_heads, -1, rows, dim).permute(0, 3, 1, 2, 4).reshape(places * rows, -1)
 
 

@@ -11,20 +11,27 @@ import torch
 
 from ..config import ModelConfig
 from ..torch import latent
+from ..torch.rope import head_order
 from .layouts import LAYERS_OF
 
 _QKV = dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj")
 _GATE_UP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
 FUSED: dict[str, dict[str, str]] = {
     "phi3": _QKV | _GATE_UP,
-    "glm4": _GATE_UP,
+    **dict.fromkeys(("glm", "glm4"), _GATE_UP),
+    "ernie4_5": {},
+    "glm4_moe": {},
+    "phi": {},
     "stablelm": {},
     "gpt_neox": {name: LAYERS_OF["gpt_neox"][name] for name in "qkv"},
     "bamba": {},
     "deepseek_v2": {},
+    "deepseek_v3": {},
     "gpt2": {name: LAYERS_OF["gpt2"][name] for name in "qkv"},
 }
 """By family and part of a layer, the tensor that holds it together with others."""
+_PAIRED = ("glm", "glm4", "ernie4_5")
+"""Families that turn neighbours together."""
 ARRANGED = tuple(FUSED)
 """Families whose tensors are taken row by row."""
 
@@ -39,6 +46,9 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
         return None
     if config.latent is not None:
         return latent.rows(names[2], config)
+    if names[2] in ("q_norm", "k_norm") and config.rope.kind != "none":
+        # Of one head, whose dimensions stand in another order.
+        return _order(config)
     name, dim, inner = names[2], config.head_dim, config.intermediate_size
     queries, keys = config.num_heads * dim, config.num_kv_heads * dim
     fused = name in FUSED[config.family]
@@ -68,8 +78,4 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
 
 def _order(config: ModelConfig) -> torch.Tensor:
     """[head_dim] the dimension of a checkpoint's head that stands at each place here."""
-    dim, turned = config.head_dim, config.rope.rotated or config.head_dim
-    pairs = torch.arange(turned, device="cpu").view((-1, 2) if config.family == "glm4" else (2, -1))
-    both = pairs if config.family == "glm4" else pairs.T
-    still = torch.arange(turned, dim, device="cpu").view(2, -1)
-    return torch.cat((both[:, 0], still[0], both[:, 1], still[1]))
+    return head_order(config.head_dim, config.rope.rotated or config.head_dim, paired=config.family in _PAIRED)

@@ -17,7 +17,6 @@ from ..config import (
     MOST_LAYERS,
     POSITIONS,
     SCALE,
-    THETA,
     TOKEN_ID,
     TOKENS,
     WIDTH,
@@ -25,19 +24,32 @@ from ..config import (
 )
 from ..loaders.config_check import check_config
 from ..loaders.config_keys import DEFAULTS, refuse_unknown
-from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
+from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Listed, Record, Text, Whole
 from ..loaders.quantized.formats import read_format
 from ..torch import latent
 from ..torch.latent import LATENTS
-from ..torch.rope_config import LAYER_TYPES, ROPE, gemma_ropes, read_rope, rope_fields, turned_dims
-from . import falcon_h1, hybrids, layouts, masked, zamba2
+from ..torch.rope_config import FIELDS as ROPES
+from ..torch.rope_config import LAYER_TYPES, gemma_ropes, read_rope, rope_fields, turned_dims
+from . import falcon_h1, hybrids, layouts, masked, switched, zamba2
 from .arranged import ARRANGED
 from .hybrids import HYBRIDS, hybrid
 from .layouts import LAYOUTS, restated
 from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, as_qwen_moe, is_moe
+from .switched import SWITCHED
 
-SEEING = ("llava", "llava_next")
-"""Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings."""
+_SMALL = {
+    **{"head_dim": 128, "hidden_size": 5120, "intermediate_size": 32_768, "num_hidden_layers": 40},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e9},
+    **{"max_position_embeddings": 131_072, "sliding_window": None, "vocab_size": 131_072},
+}
+SEEING: dict[str, tuple[str, dict[str, Any]]] = {
+    **dict.fromkeys(("llava", "llava_next"), ("llama", {})),
+    "mistral3": ("mistral", _SMALL),
+}
+"""Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings.
+
+With the family that they have where they name none, and what it is then.
+"""
 _MIXTURES = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
 """Families that are like another one but for their MLPs, of which each layer has many."""
 FAMILIES = (
@@ -46,7 +58,7 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "gemma3_text",
-    *dict.fromkeys((*ARRANGED, *LAYOUTS, *HYBRIDS, *LATENTS)),
+    *dict.fromkeys((*ARRANGED, *LAYOUTS, *SWITCHED, *HYBRIDS, *LATENTS)),
     *_MIXTURES,
     *LIKE,
 )
@@ -83,7 +95,6 @@ _CONFIG: dict[str, Kind] = {
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS,
     "head_dim": HEAD_DIM,
-    "max_position_embeddings": POSITIONS,
     "rms_norm_eps": EPS,
     "query_pre_attn_scalar": SCALE,
     "tie_word_embeddings": Flag(),
@@ -96,11 +107,7 @@ _CONFIG: dict[str, Kind] = {
     **dict.fromkeys(("sliding_window_pattern", "_sliding_window_pattern"), LAYERS),
     "max_window_layers": Whole(0, 2**31 - 1),
     "layer_types": Listed(Text(64), MOST_LAYERS),
-    "rope_theta": THETA,
-    "rope_local_base_freq": THETA,
-    "partial_rotary_factor": Number(0.0, 1.0),
-    "rope_scaling": Record(ROPE),
-    "rope_parameters": Record(ROPE | dict.fromkeys(LAYER_TYPES, Record(ROPE))),
+    **ROPES,
     "bos_token_id": TOKEN_IDS,
     "eos_token_id": TOKEN_IDS,
     "quantization_config": Anything(),
@@ -116,6 +123,7 @@ _CONFIG: dict[str, Kind] = {
 _MASKED: dict[str, Kind] = {"mask_token_id": TOKEN_ID, "block_size": BLOCK}
 _RESTATED: dict[str, Iterable[str]] = {
     **dict.fromkeys(LAYOUTS, (*_CONFIG, *layouts.SWITCHES)),
+    **{name: (*_CONFIG, *own.fields) for name, own in SWITCHED.items()},
     **dict.fromkeys(LATENTS, (*_CONFIG, *latent.FIELDS)),
     **dict.fromkeys(LIKE, (*_CONFIG, *_MASKED)),
     "llada": (*masked.SAME, *masked.WANTED, *masked.SIZES, *masked.UNREAD),
@@ -147,8 +155,13 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
     if named in SEEING:
         inner = Fields(raw, origin, {"text_config": Record({})}).need("text_config")
-        named = Fields(inner, f"{origin}: text_config", {"model_type": Text(64)}).get("model_type", "llama")
-        raw = inner | {"model_type": named}
+        family, given = SEEING[named]
+        tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", True)} if named == "mistral3" else {}
+        if (named := Fields(inner, f"{origin}: text_config", {"model_type": Text(64)}).get("model_type")) is None:
+            named = family
+            inner = given | inner
+        # Whether there is one table for both is said beside the parts.
+        raw = inner | {"model_type": named} | tied
     if named not in FAMILIES:
         raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join((*FAMILIES, *SEEING))}")
     refuse_unknown_fields(raw, origin)
@@ -161,9 +174,10 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     if named in LATENTS:
         raw, own = latent.restated(raw, origin)
         family = "llama"
-    if named in LAYOUTS or named in HYBRIDS:
-        raw, own = (restated if named in LAYOUTS else hybrid)(raw, named, origin)
-        family = "llama"
+    for families, restate in ((LAYOUTS, restated), (HYBRIDS, hybrid), (SWITCHED, switched.restated)):
+        if named in families:
+            raw, own = restate(raw, named, origin)
+            family = "llama"
     fields = Fields(raw, origin, _CONFIG | (_MASKED if diffuses else {}))
     experts, inner = _experts(fields, named)
     for name in _UNSUPPORTED:

@@ -9,6 +9,8 @@ from .arranged import FUSED
 from .hybrids import HYBRIDS, hybrid_name
 from .layouts import LAYOUTS, layout_name
 from .masked import llada_name
+from .mixed import stacked_name
+from .switched import SWITCHED, switched_name
 
 _HEAD = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 _LAYER = {
@@ -42,7 +44,8 @@ def tensor_name(part: str, config: ModelConfig) -> str:
     path, kind = part.rsplit(".", 1)
     if path.startswith(("shared.", "uses.")):
         return zamba2.shared_name(path, kind, config)
-    for families, named in ((LAYOUTS, layout_name), (HYBRIDS, hybrid_name), (LATENTS, latent_name)):
+    others = (LAYOUTS, layout_name), (HYBRIDS, hybrid_name), (LATENTS, latent_name), (SWITCHED, switched_name)
+    for families, named in others:
         if config.family not in families:
             continue
         place = path.split(".", 2)
@@ -52,12 +55,14 @@ def tensor_name(part: str, config: ModelConfig) -> str:
     if path in _HEAD:
         return f"{_HEAD[path]}.{kind}"
     _, layer, name = path.split(".", 2)
+    if config.family == "gpt_oss" and name.startswith("experts."):
+        return f"model.layers.{layer}.{stacked_name(f'{name}.{kind}')}"
     if config.experts and name.startswith(("router", "experts.")):
         return f"model.layers.{layer}.{_expert_name(name, config.family)}.{kind}"
-    others = FUSED.get(config.family, {})
+    fused = FUSED.get(config.family, {})
     if config.sandwich_norms:
-        others = others | (_SANDWICH_GLM if config.family == "glm4" else _SANDWICH)
-    inner = others.get(name) or _LAYER[name]
+        fused = fused | (_SANDWICH_GLM if config.family == "glm4" else _SANDWICH)
+    inner = fused.get(name) or _LAYER[name]
     return f"model.layers.{layer}.{inner}.{kind}"
 
 
@@ -74,7 +79,7 @@ def _expert_name(name: str, family: str) -> str:
 
 def stores_norms_less_one(config: ModelConfig) -> bool:
     """Whether the checkpoint's norm weights are w - 1, as Gemma's are."""
-    return config.family == "gemma3_text"
+    return config.family in ("gemma", "gemma2", "gemma3_text")
 
 
 def is_mtp(name: str, layers: int) -> bool:

@@ -17,10 +17,16 @@ def check_config(config: ModelConfig, origin: str) -> None:
         config.sliding_window is None and any(config.sliding_layers)
     ):
         raise CorruptFile(f"{origin}: the sliding layers do not fit {config.num_layers} layers")
+    if config.local_rope_layers and (len(config.local_rope_layers) != config.num_layers or config.local_rope is None):
+        raise CorruptFile(f"{origin}: the layers with a rotation of their own do not fit {config.num_layers} layers")
     if list(config.exits) != sorted({each for each in config.exits if 0 < each <= config.num_layers}):
         raise CorruptFile(f"{origin}: exits should ascend from 1 to {config.num_layers}, not {list(config.exits)}")
     if not 0 <= config.experts_per_token <= config.experts or (config.experts and not config.experts_per_token):
         raise CorruptFile(f"{origin}: {config.experts_per_token} of {config.experts} experts cannot be taken")
+    if groups := config.expert_groups:
+        fits = config.experts % groups == 0 and config.experts // groups > 1 and 0 < config.taken_groups <= groups
+        if not fits or config.experts_per_token > config.experts // groups * config.taken_groups:
+            raise CorruptFile(f"{origin}: {config.taken_groups} of {groups} groups of experts cannot be taken")
     if config.experts_floor and (len(config.experts_floor) != config.num_layers or not config.experts):
         raise CorruptFile(f"{origin}: floors of experts do not fit {config.num_layers} layers")
     if config.dense_layers > config.num_layers or (config.dense_layers and not config.dense_inner):
@@ -42,6 +48,8 @@ def check_config(config: ModelConfig, origin: str) -> None:
         mamba.heads % mamba.groups or mamba.inner % mamba.groups or len(config.mamba_layers) != config.num_layers
     ):
         raise CorruptFile(f"{origin}: {mamba.groups} groups do not fit {mamba.heads} states, or the layers do not")
+    if bool(config.gated_conv) != bool(config.conv_layers) or len(config.conv_layers) not in (0, config.num_layers):
+        raise CorruptFile(f"{origin}: the layers that convolve do not fit {config.num_layers} layers")
     if config.attending_layers and (
         len(config.attending_layers) != len(config.mamba_layers)
         or any(
@@ -60,5 +68,5 @@ def check_config(config: ModelConfig, origin: str) -> None:
             raise UnsupportedModel(f"{origin}: {rope.rotated} dimensions of a head are turned, which are not pairs")
         if rope is not None and rope.kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
             raise CorruptFile(f"{origin}: low_freq_factor should be below high_freq_factor")
-        if rope is not None and rope.kind == "factors" and len(rope.factors) != config.head_dim // 2:
+        if rope is not None and rope.kind == "factors" and len(rope.factors) != (rope.rotated or config.head_dim) // 2:
             raise CorruptFile(f"{origin}: {len(rope.factors)} frequencies do not fit heads of {config.head_dim}")

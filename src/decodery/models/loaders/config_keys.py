@@ -68,11 +68,183 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "hidden_size": 3072,
         "intermediate_size": 8192,
         "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "sliding_window": None,
         "vocab_size": 32_064,
     },
+    "gemma": {
+        "hidden_size": 3072,
+        "intermediate_size": 24_576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "vocab_size": 256_000,
+        "tie_word_embeddings": True,
+    },
+    "gemma2": {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "vocab_size": 256_000,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
+    "olmo3": _LLAMA | {"rms_norm_eps": 1e-5, "sliding_window": 4096, "vocab_size": 50_304},
+    "smollm3": _LLAMA
+    | {
+        "hidden_size": 2048,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32_768,
+        "vocab_size": 128_256,
+        "tie_word_embeddings": True,
+    },
+    "ernie4_5": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 103_424,
+        "tie_word_embeddings": True,
+    },
+    "exaone4": _LLAMA
+    | {
+        "intermediate_size": 16_384,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 4096,
+        "vocab_size": 102_400,
+    },
+    "deepseek_v3": _LLAMA
+    | {
+        "hidden_size": 7168,
+        "intermediate_size": 18_432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "max_position_embeddings": 4096,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "vocab_size": 129_280,
+    },
+    "hunyuan_v1_dense": _LLAMA | {"rms_norm_eps": 1e-5, "vocab_size": 290_943},
+    "granite": _LLAMA,
+    "starcoder2": {
+        "hidden_size": 3072,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "norm_epsilon": 1e-5,
+        "vocab_size": 49_152,
+        "tie_word_embeddings": True,
+    },
+    "phi": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5,
+        "vocab_size": 51_200,
+    },
+    "qwen2_moe": _LLAMA
+    | {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "intermediate_size": 5632,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "sliding_window": 4096,
+        "max_position_embeddings": 32_768,
+        "vocab_size": 151_936,
+    },
+    "glm4_moe": {
+        "hidden_size": 4096,
+        "intermediate_size": 10_944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 8,
+        "vocab_size": 151_552,
+    },
+    "gpt_oss": {
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "attention_bias": True,
+        "vocab_size": 201_088,
+    },
+    "lfm2": {
+        "hidden_size": 2560,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 128_000,
+        "norm_eps": 1e-5,
+        "vocab_size": 65_536,
+        "tie_word_embeddings": True,
+    },
+    "seed_oss": {
+        "hidden_size": 4096,
+        "intermediate_size": 27_648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 80,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 524_288,
+        "attention_bias": True,
+        "vocab_size": 155_136,
+    },
     "glm4": _LLAMA
+    | {
+        "intermediate_size": 13_696,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 0.00000015625,
+        "attention_bias": True,
+        "vocab_size": 151_552,
+    },
+    "glm": _LLAMA
     | {
         "intermediate_size": 13_696,
         "num_hidden_layers": 40,
@@ -165,6 +337,11 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "gated_linear_unit": (True,),
     "position_embedding_type": ("rope", "rotary", "absolute"),
     "reorder_and_upcast_attn": (True, False),
+    "use_qk_norm": (True,),
+    "use_rotary_pos_emb": (True,),
+    "norm_type": ("rms", "hf_rms", "layer_norm"),
+    "mlp_type": ("default",),
+    "compression_ratio": (1.0,),
 }
 """What published files say of a forward pass and is known at these values alone."""
 _GROUPS = {
@@ -178,6 +355,7 @@ _GROUPS = {
         "min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p "
         "typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
         "num_return_sequences remove_invalid_values exponential_decay_length_penalty task_specific_params "
+        "eod_token_id pad_id text_start_id text_end_id im_start_id im_end_id im_newline_id mask_init_id "
         "model_max_length tokenizer_model_max_length max_sequence_length seq_length n_ctx"
     ),
     "next-token layers, which the drafter mtp reads": ("num_nextn_predict_layers mtp_num_hidden_layers num_mtp_layers"),
@@ -202,8 +380,11 @@ _GROUPS = {
         "chunk_size mamba_chunk_size use_mamba_kernels use_mem_eff_path"
     ),
     "what follows from other fields, or is there for other kinds of rotation": (
-        "original_max_position_embeddings head_dim qk_head_dim mamba_headdim mamba_d_head attention_hidden_size "
-        "attention_head_dim kv_channels num_query_groups ffn_hidden_size n_group topk_group"
+        "head_dim qk_head_dim mamba_headdim mamba_d_head attention_hidden_size "
+        "attention_head_dim kv_channels num_query_groups ffn_hidden_size n_group topk_group sliding_window_size "
+        "cla_share_factor dense_list org_vocab_size initial_context_length experts_per_token block_dim block_norm_eps "
+        "block_mlp_init_scale block_out_init_scale block_use_swiglu block_use_xavier_init conv_dim conv_dim_out "
+        "conv_use_xavier_init"
     ),
 }
 _UNREAD = frozenset(name for names in _GROUPS.values() for name in names.split())

@@ -14,10 +14,13 @@ from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form
 
 from ..config import ModelConfig
+from ..families import switched
 from ..families.arranged import rows
 from ..families.config_json import TOKEN_IDS, read_config, token_ids
 from ..families.falcon_h1 import factors
 from ..families.layouts import SIGHT, other_names
+from ..families.mixed import of_stack
+from ..families.switched import SWITCHED
 from ..families.tensor_names import is_mtp, stores_norms_less_one, tensor_name
 from ..families.zamba2 import is_copy
 from ..tokenizers.tokenizer import TextFacts, Tokenizer, add_beginning
@@ -76,6 +79,8 @@ class FolderCheckpoint:
     @cached_property
     def _factors(self) -> dict[str, float | torch.Tensor]:
         """What weights are multiplied by as they are read, once their shapes are known to be the configuration's."""
+        if self.config.family in SWITCHED:
+            return {**switched.factors(self._described, self.config)}
         return factors(self._described, self.config, str(self.folder)) if self.config.family == "falcon_h1" else {}
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -126,6 +131,8 @@ class FolderCheckpoint:
 
     def _tensor(self, part: str) -> torch.Tensor:
         """A part as [out, in], or [size]."""
+        if self.config.family == "gpt_oss" and ".experts." in part:
+            return of_stack(part, self._shards.tensor(self._name(part)))
         tensor = self._shards.tensor(self._name(part))
         if part.endswith(".conv.weight") and tensor.ndim == 3:
             return tensor[:, 0]
@@ -170,6 +177,13 @@ class FolderCheckpoint:
     def close(self) -> None:
         self._shards.close()
 
+    def _further(self, name: str) -> bool:
+        """Whether a tensor is of layers that predict further tokens, which follow the others in a file."""
+        names = name.split(".")
+        said = any(self._described.get(each) for each in ("num_nextn_predict_layers", "num_mtp_layers"))
+        later = names[:2] == ["model", "layers"] and names[2].isdigit() and int(names[2]) >= self.config.num_layers
+        return said and later and self.config.family in ("glm4_moe", "deepseek_v3")
+
     def _refuse_unread(self) -> None:
         """A tensor of the model that would not be used means a part that would not be run."""
         parts = [part for slot in slots(self.config) for part in slot.parts]
@@ -179,7 +193,8 @@ class FolderCheckpoint:
         for part in parts:
             used |= self._quantized.tensors(self._names(part))
         for name in self._shards.names:
-            if name.startswith(SIGHT) or is_copy(name, self.config) or is_mtp(name, self.config.num_layers):
+            further = is_mtp(name, self.config.num_layers) or self._further(name)
+            if name.startswith(SIGHT) or is_copy(name, self.config) or further:
                 continue
             if name not in used and not name.endswith(COMPUTED) and not self._quantized.is_beside(name):
                 # Those who quantize write biases of zeros for layers that have none.

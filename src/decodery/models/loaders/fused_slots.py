@@ -65,9 +65,15 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             shape = (config.num_heads * (latent.plain + latent.value), latent.rank)
             yield Slot(f"{prefix}heads_up.weight", shape, (f"{prefix}heads_up.weight",))
             yield from linear("output", (hidden, config.num_heads * latent.value), ("output",), False)
+        elif config.convolves(index):
+            yield from linear("qkv", (3 * hidden, hidden), ("qkv",), False)
+            yield from linear("output", (hidden, hidden), ("output",), False)
+            yield Slot(f"{prefix}conv.weight", (hidden, config.gated_conv), (f"{prefix}conv.weight",))
         elif config.beside(index) or not config.recurrent(index):
             yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
             yield from linear("output", (hidden, attention), ("output",), config.output_bias)
+            if config.sinks:
+                yield Slot(f"{prefix}sinks.weight", (config.num_heads,), (f"{prefix}sinks.weight",))
         if (short := config.short_conv) is not None:
             sizes = {
                 "short_in": (3 * short.rank, hidden),
@@ -79,7 +85,7 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
         if config.operators:
             square = (config.num_heads, dim, dim)
             yield Slot(f"{prefix}operator.weight", square, (f"{prefix}operator.weight",))
-        if config.qk_norm:
+        if config.qk_norm and not config.convolves(index):
             yield norm("q_norm", attention if config.wide_qk_norm else dim)
             yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
         if inner:
@@ -88,8 +94,14 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             each = [f"experts.{number}." for number in range(config.experts)]
             both = tuple(part + half for part in each for half in ("gate", "up"))
             yield Slot(f"{prefix}router.weight", (config.experts, hidden), (f"{prefix}router.weight",))
-            yield from linear("gate_up", (config.experts * 2 * inner, hidden), both, False)
-            yield from linear("down", (config.experts * hidden, inner), tuple(part + "down" for part in each), False)
+            for name, there in (("router_bias", config.router_bias), ("choice_bias", config.choice_bias)):
+                if there:
+                    yield Slot(f"{prefix}{name}.weight", (config.experts,), (f"{prefix}{name}.weight",))
+            bias, downs = config.expert_bias, tuple(part + "down" for part in each)
+            yield from linear("gate_up", (config.experts * 2 * inner, hidden), both, bias)
+            yield from linear("down", (config.experts * hidden, inner), downs, bias)
+            if config.shared_gate:
+                yield Slot(f"{prefix}shared_router.weight", (1, hidden), (f"{prefix}shared_router.weight",))
             if shared := config.shared_inner:
                 yield from linear("shared_gate_up", (2 * shared, hidden), ("shared_gate", "shared_up"), False)
                 yield from linear("shared_down", (hidden, shared), ("shared_down",), False)
@@ -108,6 +120,8 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
     yield Slot("norm.weight", (whole_norm,), ("norm.weight", "norm.bias")[: 1 + config.centred_norms])
     source = "embedding.weight" if config.tie_embeddings else "head.weight"
     yield Slot("head.weight", (tokens, hidden), (source,), linear=True)
+    if config.head_bias:
+        yield Slot("head.bias", (tokens,), ("head.bias",))
 
 
 def _mixer(config: ModelConfig, prefix: str, names: tuple[str, str]) -> Iterator[Slot]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from decodery.core.errors import CorruptFile, UnsupportedModel
 
 from ..config import (
     EPS,
-    FACTOR,
     HEAD_DIM,
     HEADS,
     LAYERS,
     POSITIONS,
     SCALE,
-    THETA,
     TOKEN_ID,
     TOKENS,
     WIDTH,
@@ -24,11 +24,13 @@ from ..config import (
 from ..families.masked import LIKE
 from .config_check import check_config
 from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
+from .gguf_architectures import ARCHITECTURES, architecture_config, architecture_of
+from .gguf_architectures import KINDS as OTHERS
 from .gguf_file import GGUFFile
+from .gguf_rope import KINDS as ROPES
+from .gguf_rope import read_rope
 from .gguf_states import KINDS, STATES, states_config
 
-FREQUENCIES = "rope_freqs.weight"
-"""The tensor that divides the frequencies of rotation, as in Llama 3's files."""
 _FAMILIES = {
     **{"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"},
     **{"llada": "llada", "dream": "Dream"},
@@ -42,8 +44,8 @@ _UNSUPPORTED = (
     "logit_scale",
     "residual_scale",
     "embedding_scale",
-    "rope.scaling.yarn_log_multiplier",
 )
+_NEVER = ("rope.scaling.yarn_log_multiplier", "attention.temperature_scale", "attention.temperature_length")
 _GENERAL: dict[str, Kind] = {
     "general.architecture": Text(64),
     "diffusion.shift_logits": Flag(),
@@ -62,19 +64,15 @@ _CONFIG: dict[str, Kind] = {
     "attention.layer_norm_rms_epsilon": EPS,
     "attention.sliding_window": Whole(0, POSITIONS.most),
     "attention.sliding_window_pattern": Either(Whole(0, LAYERS.most), Array(LAYERS.most)),
-    "context_length": POSITIONS,
-    "rope.dimension_count": HEAD_DIM,
-    "rope.freq_base": THETA,
-    "rope.freq_base_swa": THETA,
-    "rope.scaling.type": Text(64),
-    "rope.scaling.factor": FACTOR,
-    "rope.scaling.attn_factor": SCALE,
-    "rope.scaling.original_context_length": POSITIONS,
-    "rope.scaling.yarn_beta_fast": SCALE,
-    "rope.scaling.yarn_beta_slow": SCALE,
-    **dict.fromkeys(_UNSUPPORTED, Number(-1e9, 1e9)),
+    **ROPES,
+    **dict.fromkeys((*_UNSUPPORTED, *_NEVER), Number(-1e9, 1e9)),
     **KINDS,
 }
+_UNREAD = (
+    *("vocab_size", "rope.scaling.finetuned", "pooling_type", "tensor_data_layout", "expert_used_count"),
+    *("attention.layer_norm_epsilon", "decoder_start_token_id", "use_parallel_residual"),
+)
+"""Keys that say nothing of the forward pass of any architecture that is read here."""
 
 
 def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
@@ -84,9 +82,10 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
     """
     general = Fields(file.metadata, origin, _GENERAL)
     architecture = general.get("general.architecture")
-    if architecture not in _FAMILIES:
+    known = (*_FAMILIES, *ARCHITECTURES)
+    if architecture not in known:
         raise UnsupportedModel(
-            f"{origin}: the architecture {architecture!r} is not one of {', '.join(_FAMILIES)}: give the "
+            f"{origin}: the architecture {architecture!r} is not one of {', '.join(known)}: give the "
             "safetensors folder or the Hub id that the file was made from, which may run through transformers"
         )
     prefix = f"{architecture}."
@@ -94,14 +93,23 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
     if architecture == "mamba2":
         # There are no heads and no MLPs, which files say by zeros.
         named = {key: value for key, value in named.items() if value != 0}
-    fields = Fields(named, origin, _CONFIG)
-    for key in _UNSUPPORTED:
+    other = architecture_of(file)
+    fields = Fields(named, origin, _CONFIG if other is None else _CONFIG | OTHERS)
+    for key in (*_UNSUPPORTED, *_NEVER) if other is None else _NEVER:
         if fields.get(key):
             raise fields.unsupported(key)
+    for key in sorted(named.keys() - fields.kinds.keys() - {*_UNREAD}):
+        if not isinstance(named[key], np.ndarray) and not named[key]:
+            continue
+        raise UnsupportedModel(
+            f"{origin}: the key {prefix}{key} is not known here, so the model might not run as it was trained"
+        )
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CorruptFile(f"{origin} has no token embedding: the file is incomplete")
     TOKENS.check(embedding.shape[0], f"{origin}: the number of tokens")
+    if other is not None:
+        return _with_rope(architecture_config(other, file, fields, embedding.shape[0]), file, fields, other.theta)
     family = _FAMILIES[architecture]
     if architecture in STATES:
         tied, normed = "output.weight" not in file.tensors, "blk.0.ssm_norm.weight" in file.tensors
@@ -129,7 +137,7 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
         max_positions=fields.need("context_length"),
         family=family,
         norm_eps=fields.need("attention.layer_norm_rms_epsilon"),
-        rope=_rope(file, fields, 1_000_000.0 if gemma else 10_000.0, head_dim),
+        rope=read_rope(file, fields, 1_000_000.0 if gemma else 10_000.0, head_dim),
         local_rope=Rope(theta=fields.get("rope.freq_base_swa", 10_000.0)) if gemma else None,
         sliding_window=window,
         sliding_layers=sliding,
@@ -151,39 +159,29 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
     return config
 
 
+def _with_rope(config: ModelConfig, file: GGUFFile, fields: Fields, theta: float) -> ModelConfig:
+    """A configuration with the rotation of its file."""
+    if fields.get("attention.value_length", config.head_dim) != config.head_dim:
+        raise fields.unsupported("attention.value_length")
+    rope = read_rope(file, fields, theta, config.head_dim)
+    if config.family == "gpt_oss":
+        # Files do not say that its band is not rounded to whole pairs, as its config.json does.
+        found = replace(config, rope=replace(rope, truncate=False))
+    elif config.family == "olmo3":
+        # Sliding layers are turned as if nothing were stretched.
+        found = replace(config, rope=rope, local_rope=Rope(theta=rope.theta))
+    elif config.rope.kind == "none":
+        found = replace(config, local_rope=rope)
+    else:
+        found = replace(config, rope=rope)
+    check_config(found, fields.origin)
+    return found
+
+
 def _turned(file: GGUFFile, fields: Fields, config: ModelConfig) -> ModelConfig:
     """A configuration of layers that keep a state, with the rotation of those that attend as well."""
     _same_width(fields, config.head_dim)
-    return replace(config, rope=_rope(file, fields, 10_000.0, config.head_dim))
-
-
-def _rope(file: GGUFFile, fields: Fields, theta: float, head_dim: int) -> Rope:
-    theta = fields.get("rope.freq_base", theta)
-    if FREQUENCIES in file.tensors:
-        if file.tensors[FREQUENCIES].shape != (head_dim // 2,):
-            raise CorruptFile(f"{fields.origin}: {FREQUENCIES} should hold {head_dim // 2} numbers")
-        factors = file.rows(FREQUENCIES).tolist()
-        for number, factor in enumerate(factors):
-            FACTOR.check(factor, f"{fields.origin}: {FREQUENCIES}[{number}]")
-        return Rope(theta=theta, kind="factors", factors=tuple(factors))
-    kind = fields.get("rope.scaling.type", "none")
-    if kind == "none":
-        return Rope(theta=theta)
-    factor = fields.need("rope.scaling.factor")
-    if kind == "linear":
-        return Rope(theta=theta, kind="linear", factor=factor)
-    if kind != "yarn":
-        raise fields.unsupported("rope.scaling.type")
-    if fields.get("rope.scaling.attn_factor", 1.0) != 1.0:
-        raise fields.unsupported("rope.scaling.attn_factor")
-    return Rope(
-        theta=theta,
-        kind="yarn",
-        factor=factor,
-        original_max_positions=fields.need("rope.scaling.original_context_length"),
-        beta_fast=fields.get("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=fields.get("rope.scaling.yarn_beta_slow", 1.0),
-    )
+    return replace(config, rope=read_rope(file, fields, 10_000.0, config.head_dim))
 
 
 def _same_width(fields: Fields, head_dim: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import re
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ _MOST_HEADER = 1 << 26
 _CHUNK = 1 << 20
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+EXPERTS = "_exps.weight"
+"""How the names of tensors end that hold a matrix of each expert."""
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
@@ -45,6 +48,11 @@ class TensorInfo:
     kind: int
     offset: int
     data: mmap.mmap
+
+    @property
+    def flat(self) -> TensorInfo:
+        """The same as one matrix of all rows."""
+        return replace(self, shape=(math.prod(self.shape[:-1]), self.shape[-1]))
 
 
 class GGUFFile:
@@ -113,7 +121,7 @@ class GGUFFile:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        info = self.info(name)
+        info = self._matrix(name)
         kind = GGMLQuantizationType(info.kind)
         raw = self._raw(info, begin, end)
         result = np.empty((len(raw), info.shape[-1]), dtype=np.float32)
@@ -133,7 +141,7 @@ class GGUFFile:
 
     def blocks(self, name: str, begin: int, end: int) -> Blocks:
         """Rows of a matrix whose type is one of `gguf_blocks.READ`, its numbers as they are."""
-        info, read = self.info(name), READ[self.kind_name(name)].read
+        info, read = self._matrix(name), READ[self.kind_name(name)].read
         raw = self._raw(info, begin, end)
         found: dict[int, Blocks] = {}
 
@@ -152,6 +160,11 @@ class GGUFFile:
         if info is None:
             raise CorruptFile(f"{self.path} has no tensor {name}: the file is incomplete")
         return info
+
+    def _matrix(self, name: str) -> TensorInfo:
+        """Where a tensor lies, those of all experts as one matrix."""
+        info = self.info(name)
+        return info.flat if name.endswith(EXPERTS) else info
 
     def _raw(self, info: TensorInfo, begin: int, end: int | None) -> np.ndarray:
         """[rows, bytes of a row]; all of a tensor that has one dimension."""

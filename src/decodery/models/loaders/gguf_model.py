@@ -5,20 +5,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from decodery.core.errors import UnsupportedModel
+from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form
 
+from ..families import switched
+from ..families.switched import SWITCHED
 from ..native.super_blocks import BlockKind, block_layer
 from ..tokenizers.tokenizer import TextFacts
+from ..torch.rope import head_order
 from .fused_slots import slots
+from .gguf_architectures import Architecture, architecture_of
 from .gguf_blocks import FOUR_BITS, READ
-from .gguf_config import FREQUENCIES, read_gguf_config
-from .gguf_file import GGUFFile
+from .gguf_config import read_gguf_config
+from .gguf_file import EXPERTS, GGUFFile
+from .gguf_rope import FACTORS
 from .gguf_states import flat_part, state_name, vector
 from .gguf_tokenizer import read_texts
 from .in_place import Piece
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
 
 _PAIRED = ("llama", "llada")
 """Families whose files have the two numbers that are turned together side by side."""
+_QKV, _HALVES = ("q", "k", "v"), ("gate", "up")
+"""Parts that some files have in one tensor."""
 _HEAD = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}
 _LAYER = {
     "attention_norm": "attn_norm",
@@ -43,6 +52,10 @@ _LAYER = {
     "up": "ffn_up",
     "down": "ffn_down",
     "post_mlp_norm": "post_ffw_norm",
+    "sinks": "attn_sinks",
+    "router": "ffn_gate_inp",
+    "shared_router": "ffn_gate_inp_shexp",
+    **{f"shared_{half}": f"ffn_{half}_shexp" for half in ("gate", "up", "down")},
 }
 
 
@@ -58,8 +71,17 @@ class GGUFCheckpoint:
         self.file = GGUFFile.whole(path)
         self.origin = str(path)
         self.config = read_gguf_config(self.file, self.origin)
+        self._architecture = architecture_of(self.file) or Architecture("")
         self.precision = self._read_precision()
         self._refuse_unread()
+
+    @cached_property
+    def _factors(self) -> dict[str, float]:
+        """What parts are multiplied by as they are read."""
+        if self.config.family not in SWITCHED:
+            return {}
+        prefix = self.file.metadata["general.architecture"]
+        return switched.factors({"logits_scaling": self.file.metadata.get(f"{prefix}.logit_scale")}, self.config)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the part `name`.
@@ -67,13 +89,22 @@ class GGUFCheckpoint:
         Raises:
             CorruptFile: If the file has none.
         """
-        shape = self.file.info(self._name(name)).shape
-        return (math.prod(shape),) if flat_part(name) else shape
+        tensor, _, rows = self._span(name)
+        shape = self.file.info(tensor).shape
+        if flat_part(name):
+            return (math.prod(shape),)
+        return (rows, shape[-1]) if len(shape) > 1 and name.endswith(".weight") else (rows,)
 
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows of the part `name` (see `fused_slots`) in float32."""
         if flat_part(name):
             return vector(name, torch.from_numpy(self.file.rows(self._name(name))))[begin:end]
+        if ".experts." in name and name.endswith(".bias"):
+            tensor, first, count = self._span(name)
+            return torch.from_numpy(self.file.rows(tensor, first // count, first // count + 1))[0, begin:end]
+        factor = self._factors.get(name.split(".")[-2], 1.0)
+        if factor != 1.0:
+            return torch.from_numpy(self.file.rows(self._name(name), begin, end)) * factor
         return self._rows(name, begin, end, lambda *span: (torch.from_numpy(self.file.rows(*span)),))[0]
 
     def forms(self, name: str) -> tuple[Form, ...]:
@@ -94,38 +125,92 @@ class GGUFCheckpoint:
 
     def piece(self, name: str) -> Piece | None:
         """Where a part lies, if it consists of blocks that can be read in place."""
-        tensor = self._name(name)
+        tensor, first, rows = self._span(name)
         info, kind = self.file.info(tensor), self.file.kind_name(tensor)
-        if kind not in READ or len(info.shape) != 2:
+        if kind not in READ or (len(info.shape) != 2 and not tensor.endswith(EXPERTS)):
             return None
-        rows, dim = info.shape[0], self.config.head_dim
-        turned = dim if self._pairs(name) and rows % dim == 0 else 0
-        return Piece(kind, info.offset, rows, info.shape[1], turned)
+        dim = self.config.head_dim
+        own = Piece(kind, info.offset, rows, info.shape[-1])
+        own = replace(own, begin=info.offset + first * own.row_bytes)
+        if not self._reordered(name) or rows % dim:
+            return own
+        return replace(own, turned=dim, rotated=self.config.rope.rotated, paired=self._paired)
 
-    def _pairs(self, name: str) -> bool:
-        """Whether rotated pairs of a part lie side by side."""
-        return self.config.family in _PAIRED and name.startswith("layers.") and name.split(".")[2] in ("q", "k")
+    @property
+    def _paired(self) -> bool:
+        """Whether rotated pairs lie side by side."""
+        return self.config.family in _PAIRED or self._architecture.paired
+
+    def _reordered(self, name: str) -> bool:
+        """Whether the rows of a part stand in another order here."""
+        turned = self._paired or self.config.rope.rotated not in (0, self.config.head_dim)
+        return turned and name.startswith("layers.") and name.split(".")[2] in ("q", "k", "q_norm", "k_norm")
 
     def _rows(
         self, name: str, begin: int, end: int | None, read: Callable[[str, int, int], Iterable[torch.Tensor]]
     ) -> list[torch.Tensor]:
         """What `read` gives of rows of a part, in our order."""
-        tensor, rows, dim = self._name(name), self.shape(name)[0], self.config.head_dim
-        end = rows if end is None else end
-        if not self._pairs(name) or rows % dim:
-            return list(read(tensor, begin, end))
+        (tensor, start, rows), dim = self._span(name), self.config.head_dim
+        end = rows if end is None else min(end, rows)
+        if not self._reordered(name) or rows % dim:
+            return list(read(tensor, start + begin, start + end))
         # Rows move within their heads: whole heads are read.
         first = begin // dim * dim
-        found = read(tensor, first, -(-end // dim) * dim)
-        return [_pairs_to_halves(each, dim)[begin - first : end - first] for each in found]
+        found = read(tensor, start + first, start + -(-end // dim) * dim)
+        order = head_order(dim, self.config.rope.rotated or dim, paired=self._paired)
+        return [each.unflatten(0, (-1, dim))[:, order].flatten(0, 1)[begin - first : end - first] for each in found]
+
+    def _span(self, part: str) -> tuple[str, int, int]:
+        """The tensor that holds a part, which of its rows is the first one, and how many there are."""
+        name = self._name(part)
+        path, kind = part.rsplit(".", 1)
+        inner = path.split(".")[2] if path.startswith("layers.") else path
+        if inner == "experts":
+            number, shape = int(path.split(".")[3]), self.file.info(name).shape
+            if number >= shape[0] or len(shape) != (3 if kind == "weight" else 2):
+                raise CorruptFile(f"{self.origin}: {name} has the shape {list(shape)}, and should have more experts")
+            return name, number * shape[1], shape[1]
+        whole = self.file.info(name).shape[0]
+        if self._fused(part) is not None:
+            sizes = [self.config.intermediate_size] * 2 if inner in _HALVES else self._heads()
+            place = (_HALVES if inner in _HALVES else _QKV).index(inner)
+            if whole != sum(sizes):
+                raise CorruptFile(f"{self.origin}: {name} has {whole} rows, and should have {sum(sizes)}")
+            return name, sum(sizes[:place]), sizes[place]
+        return name, 0, whole
+
+    def _heads(self) -> list[int]:
+        """Rows of queries, keys and values."""
+        keys = self.config.num_kv_heads * self.config.head_dim
+        return [self.config.num_heads * self.config.head_dim, keys, keys]
 
     def _name(self, part: str) -> str:
-        """What the file calls `part`."""
+        """What the file calls the tensor that holds `part`."""
+        return self._fused(part) or self._plain_name(part)
+
+    def _fused(self, part: str) -> str | None:
+        """The tensor that holds `part` together with others, None where it has one of its own."""
+        inner = part.split(".")[2] if part.startswith("layers.") else ""
+        if inner not in (*_QKV, *_HALVES) or (inner in _HALVES and not self.config.gated):
+            return None
+        own = self._plain_name(part)
+        lead = own.replace(f"ffn_{inner}", "ffn_gate") if inner in _HALVES else own
+        other = own.replace(f"ffn_{inner}", "ffn_up") if inner in _HALVES else own.replace(f"attn_{inner}", "attn_qkv")
+        return other if lead not in self.file.tensors and other in self.file.tensors else None
+
+    def _plain_name(self, part: str) -> str:
+        """What a file calls `part` where it has a tensor of its own."""
         if self.config.mamba is not None and part.startswith("layers."):
             _, layer, name = part.split(".", 2)
             if (own := state_name(name, self.config.family)) is not None:
                 return f"blk.{layer}.{own}"
-        return _tensor_name(part)
+        read = self._architecture
+        if part.startswith("layers."):
+            _, layer, inner = part.split(".", 2)
+            name, _, kind = inner.rpartition(".")
+            if name in read.convolving and self.config.convolves(int(layer)):
+                return f"blk.{layer}.{read.convolving[name]}.{kind}"
+        return f"{read.norm}.weight" if part == "norm.weight" else _tensor_name(part, read)
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
         """The tokenizer and what goes with it."""
@@ -138,30 +223,36 @@ class GGUFCheckpoint:
         sizes: Counter[str] = Counter()
         for name, info in self.file.tensors.items():
             # Small models are mostly vocabulary, which says nothing of the rest.
-            if len(info.shape) == 2 and name.startswith("blk."):
-                sizes[self.file.kind_name(name)] += info.shape[0] * info.shape[1]
+            if len(info.shape) > 1 and name.startswith("blk."):
+                sizes[self.file.kind_name(name)] += math.prod(info.shape)
         if 2 * sum(sizes[kind] for kind in FOUR_BITS) > sizes.total():
             return "int4"
         kind = sizes.most_common(1)[0][0] if sizes else "F32"
         return {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(kind, "quantized")
 
+    def _further(self, layer: int) -> bool:
+        """Whether a layer is one of those that predict further tokens, which follow the others."""
+        prefix = self.file.metadata["general.architecture"]
+        return layer >= self.config.num_layers and bool(self.file.metadata.get(f"{prefix}.nextn_predict_layers"))
+
     def _refuse_unread(self) -> None:
         """A tensor that would not be used means a part of the model that would not be run."""
         used = {self._name(part) for slot in slots(self.config) for part in slot.parts}
         for name in self.file.tensors:
-            if name not in used and name != FREQUENCIES and not name.endswith("attn_rot_embd"):
+            if name.startswith("blk.") and name.split(".")[1].isdigit() and self._further(int(name.split(".")[1])):
+                continue
+            if name not in used and name not in FACTORS and not name.endswith("attn_rot_embd"):
                 raise UnsupportedModel(f"{self.origin}: the tensor {name} belongs to a part that is not supported")
 
 
-def _tensor_name(part: str) -> str:
+def _tensor_name(part: str, architecture: Architecture) -> str:
     """What a GGUF file calls `part`, such as "layers.3.q.weight" -> "blk.3.attn_q.weight"."""
     path, kind = part.rsplit(".", 1)
     if path in _HEAD:
         return f"{_HEAD[path]}.{kind}"
-    _, layer, name = path.split(".")
-    return f"blk.{layer}.{_LAYER[name]}.{kind}"
-
-
-def _pairs_to_halves(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows of each head from rotation pairs side by side, as Llama's GGUF files have them, to halves."""
-    return tensor.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    _, layer, name = path.split(".", 2)
+    if name in architecture.exact:
+        return f"blk.{layer}.{architecture.exact[name]}"
+    if name.startswith("experts."):
+        return f"blk.{layer}.ffn_{name.split('.')[2]}_exps.{kind}"
+    return f"blk.{layer}.{architecture.parts.get(name) or _LAYER[name]}.{kind}"

@@ -25,6 +25,7 @@ from ..native.block_linear import BlockLinear
 from ..native.int4 import Int4Linear
 from ..native.packed import SUPER_BYTES, panel_bytes
 from ..native.super_blocks import BlockKind, SuperBlockLinear, block_layer
+from ..torch.rope import head_order
 from ..torch.weights import Weights
 from .gguf_blocks import NUMBERS, READ, SIZES
 
@@ -42,7 +43,9 @@ class Piece:
     Attributes:
         kind: Name of its GGML type.
         begin: Of its first byte.
-        turned: 0, or how many rows a head has whose rotated pairs lie side by side there and are to be put in halves.
+        turned: 0, or how many rows a head has whose rotated pairs are to be put in halves.
+        rotated: How many of these rows are rotated, 0 for all of them.
+        paired: Whether rotated pairs lie side by side there, or in halves of those that are rotated.
     """
 
     kind: str
@@ -50,6 +53,13 @@ class Piece:
     rows: int
     inputs: int
     turned: int = 0
+    rotated: int = 0
+    paired: bool = True
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All that is counted."""
+        return self.begin, self.rows, self.inputs, self.turned, self.rotated
 
     @property
     def row_bytes(self) -> int:
@@ -66,9 +76,8 @@ class Piece:
         """[rows] where each row begins, in our order."""
         rows = np.arange(self.rows)
         if self.turned:
-            half = self.turned // 2
-            inside = rows % self.turned
-            rows = rows - inside + inside % half * 2 + inside // half
+            order = head_order(self.turned, self.rotated or self.turned, paired=self.paired).numpy()
+            rows = (rows.reshape(-1, self.turned)[:, :1] + order).ravel()
         return self.begin + rows * self.row_bytes
 
 
@@ -102,13 +111,15 @@ class Plan:
     def _check(self) -> None:
         for pieces in self.slots.values():
             kinds = {(piece.kind, piece.inputs) for piece in pieces}
-            whole = all(type(n) is int for each in pieces for n in (each.begin, each.rows, each.inputs, each.turned))
+            whole = all(type(n) is int for each in pieces for n in each.numbers)
             if type(self.size) is not int or not whole or len(kinds) != 1:
                 raise ValueError("pieces of one slot differ")
             for piece in pieces:
                 fits = piece.kind in READ and piece.begin >= 0 and piece.rows > 0 and piece.inputs > 0
                 if not fits or piece.inputs % SIZES[piece.kind][0] or piece.end > self.size or piece.turned % 2:
                     raise ValueError("a piece lies outside of the file")
+                if not 0 <= piece.rotated <= piece.turned or piece.rotated % 2 or type(piece.paired) is not bool:
+                    raise ValueError("more of a head is rotated than there is")
                 if piece.turned and (piece.turned < 0 or piece.rows % piece.turned):
                     raise ValueError("heads do not divide the rows")
 
@@ -153,6 +164,13 @@ class Rows:
     def shape(self) -> tuple[int, int]:
         """(rows, inputs)"""
         return sum(piece.rows for piece in self._pieces), self.inputs
+
+    def some(self, first: int, count: int) -> Rows:
+        """The rows [first, first + count), which are whole pieces."""
+        begins = np.cumsum([0, *(piece.rows for piece in self._pieces)])
+        begin, end = np.searchsorted(begins, (first, first + count))
+        assert (begins[begin], begins[end]) == (first, first + count), "an expert is cut"
+        return Rows(self._file, self._pieces[begin:end])
 
     def pack(self, order: np.ndarray, packed: int) -> None:
         """Lay rows out in panels at an address, and give the file's pages back.

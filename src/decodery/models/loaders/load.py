@@ -36,8 +36,8 @@ from .description import Description
 from .dtype import choose_device, choose_own
 from .fields import read_json
 from .named import Precision
-from .quantized.dequantize import dequantize, quantized_for
 from .origins import loaded_from
+from .quantized.dequantize import dequantize, quantized_for
 from .source import Source, find
 from .store import (
     converted,

@@ -42,6 +42,10 @@ _SKIP_ATTENTION, _SKIP_MLP, _AT_SELECT, _AT_HEADS, _AT_ATTENTION, _AT_MLP, _AT_R
 _STOPS = ~(_SKIP_ATTENTION | _SKIP_MLP)
 _MOST_PLANS = 256
 _LINE = 64
+_HEAD_NORMS = {"q_norm": "q_norm", "k_norm": "k_norm"}
+_BEFORE = {name: name for name in ("attention_norm", "mlp_norm", "post_attention_norm", "post_mlp_norm")} | _HEAD_NORMS
+_AFTER = {"post_attention_norm": "attention_norm", "post_mlp_norm": "mlp_norm"} | _HEAD_NORMS
+"""By norm of `Layer` in csrc/abi.h, that of `weights.Layer`."""
 
 
 class NativeStack:
@@ -52,13 +56,13 @@ class NativeStack:
     2] float32.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, angles: Angles) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, angles: Angles, *, mlps: bool = True) -> None:
         self.config = config
         self._angles = angles
         self._alive: list[object] = []
         self._files = mapped_files()
         self._plans: dict[tuple[LayerStep, ...], tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]] = {}
-        names = ("qkv", "output", "gate_up", "down")
+        names = ("qkv", "output", "gate_up", "down")[: 4 if mlps else 2]
         total = packed_size(weights.head)  # type: ignore[arg-type]
         for layer in weights.layers:
             total += sum(packed_size(getattr(layer, name), gated=name == "gate_up") for name in names)
@@ -70,16 +74,21 @@ class NativeStack:
             for name in names:
                 packed = self._pack(getattr(layer, name), arena, gated=name == "gate_up")
                 setattr(layers[index], name, packed.struct)
-            for norm in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "post_attention_norm", "post_mlp_norm"):
-                width = config.head_dim if norm in ("q_norm", "k_norm") else config.hidden_size
-                setattr(layers[index], norm, self._pointer(getattr(layer, norm), width))
+            # Where norms are those of what sublayers found, these read the stream as it is.
+            norms = _AFTER if config.norms_after else _BEFORE
+            for norm, part in norms.items():
+                wide = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}.get(norm)
+                width = config.hidden_size if wide is None else config.head_dim * (wide if config.wide_qk_norm else 1)
+                setattr(layers[index], norm, self._pointer(getattr(layer, part), width))
             layers[index].window = config.window(index) or 0
-            layers[index].rope = int(bool(config.local_rope and config.sliding_layers[index]))
+            layers[index].rope = int(config.turns_locally(index))
         self._alive.append(layers)
         self._model = ModelStruct(
             layers, self._pointer(weights.norm, config.hidden_size), self.project.struct, config.hidden_size,
             config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
             int(config.activation != "silu"), config.norm_eps, config.attention_scale,
+            0.0 if config.residual_scale == 1.0 else config.residual_scale,
+            int(config.wide_qk_norm), int(config.norms_after_rope),
         )  # fmt: skip
 
     def _pack(self, linear: Any, arena: Arena, *, gated: bool = False) -> Packed:

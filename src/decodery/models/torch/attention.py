@@ -65,7 +65,13 @@ def visible(segment: Segment, layer: int, window: int | None) -> np.ndarray:
 
 
 def attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """queries [n, heads, head_dim], keys and values [kv_heads, L, head_dim] -> [n, heads * head_dim].
 
@@ -73,6 +79,8 @@ def attend(
 
     Args:
         mask: [n, L] or [kv_heads, n, L].
+        cap: Of scores, see `ModelConfig.attention_cap`.
+        sinks: [heads] scores that have no value.
     """
     n, heads, dim = queries.shape
     kv_heads = keys.shape[0]
@@ -80,12 +88,39 @@ def attend(
     rows = queries.view(n, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, group * n, dim)
     if mask is not None:
         mask = mask.repeat(group, 1) if mask.ndim == 2 else mask.repeat(1, group, 1)[None]
+    if cap or sinks is not None:
+        scores = capped(rows @ keys[None].transpose(-1, -2) * scale, cap)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        result = shares(scores, sinks) @ values[None]
+        return result.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)
     result = scaled_dot_product_attention(rows, keys[None], values[None], attn_mask=mask, scale=scale)
     return result.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)
 
 
+def capped(scores: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(x / cap), or x where the cap is 0."""
+    return scores if cap == 0.0 else torch.tanh(scores / cap) * cap
+
+
+def shares(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax of scores [..., kv_heads, group * n, L] beside sinks [heads], whose own part is left out."""
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    heads, rows = scores.shape[-3:-1]
+    own = sinks.view(heads, -1).repeat_interleave(heads * rows // len(sinks), dim=1).to(scores.dtype)
+    both = torch.cat((scores, own.expand(scores.shape[:-1])[..., None]), dim=-1)
+    return both.softmax(dim=-1)[..., :-1]
+
+
 def attend_by_policy(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segment: Segment, layer: int, window: int | None
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    segment: Segment,
+    layer: int,
+    window: int | None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """`attend` of what the policy of a segment's cache selects, where there is one.
 
@@ -96,7 +131,7 @@ def attend_by_policy(
     attention = Attention(layer, segment, queries, keys, values, visible(segment, layer, window), segment.bias(layer))
     read = torch.from_numpy(reads(policy, attention, kv_heads)).to(queries.device)
     grouped = queries.view(n, kv_heads, heads // kv_heads, dim)
-    scores = torch.einsum("nkgd,ksd->kgns", grouped, keys).masked_fill(~read[:, None], -torch.inf)
+    scores = capped(torch.einsum("nkgd,ksd->kgns", grouped, keys), cap).masked_fill(~read[:, None], -torch.inf)
     attention.mass = scores.logsumexp(dim=-1).permute(2, 0, 1).reshape(n, heads)
     weights = scores.softmax(dim=-1)
     attention.weights = weights.flatten(0, 1)

@@ -21,7 +21,7 @@ from ..loaders.fields import Fields, Flag, Kind, Text, Whole
 from .attention import rotate
 from .weights import Layer
 
-LATENTS = ("deepseek_v2",)
+LATENTS = ("deepseek_v2", "deepseek_v3")
 
 _EPS = 1e-6
 """Of the norms of latents and of what queries are made from, whatever that of the others is."""
@@ -37,7 +37,9 @@ FIELDS: dict[str, Kind] = {
     "routed_scaling_factor": SCALE,
     "topk_method": Text(64),
     "scoring_func": Text(64),
-    "norm_topk_prob": Flag(),
+    **dict.fromkeys(("n_group", "topk_group"), EXPERTS),
+    **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), Whole(0, LAYERS.most)),
+    **dict.fromkeys(("norm_topk_prob", "rope_interleave"), Flag()),
     "mlp_bias": Flag(),
     "attention_bias": Flag(),
 }
@@ -46,10 +48,13 @@ FIELDS: dict[str, Kind] = {
 def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A configuration in Llama's names, and further fields of `ModelConfig`."""
     fields = Fields(raw, origin, FIELDS)
+    third = raw.get("model_type") == "deepseek_v3"
+    routing = _routing(fields) if third else {"normed_experts": False}
     for name, wanted in (
-        ("topk_method", "greedy"),
-        ("scoring_func", "softmax"),
-        ("norm_topk_prob", False),
+        ("topk_method", "noaux_tc" if third else "greedy"),
+        ("scoring_func", "sigmoid" if third else "softmax"),
+        ("rope_interleave", True),
+        *(() if third else (("norm_topk_prob", False),)),
         ("moe_layer_freq", 1),
         ("mlp_bias", False),
         ("attention_bias", False),
@@ -71,15 +76,22 @@ def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str
         "latent": latent,
         "experts": fields.need("n_routed_experts"),
         "experts_per_token": fields.need("num_experts_per_tok"),
-        "normed_experts": False,
-        "experts_scale": fields.get("routed_scaling_factor", 1.0),
-        "shared_inner": inner * fields.get("n_shared_experts", 0),
-        "dense_layers": min(fields.get("first_k_dense_replace", 0), layers),
+        **routing,
+        "experts_scale": float(fields.get("routed_scaling_factor", 2.5 if third else 1.0)),
+        "shared_inner": inner * fields.get("n_shared_experts", 1 if third else 0),
+        "dense_layers": min(fields.get("first_k_dense_replace", 3 if third else 0), layers),
         "dense_inner": fields.need("intermediate_size"),
     }
     left = {name: value for name, value in raw.items() if name not in ("num_experts", "num_experts_per_tok")}
     one = {"num_key_value_heads": 1, "head_dim": latent.rank + turned, "intermediate_size": inner}
     return left | one | {"rms_norm_eps": raw.get("rms_norm_eps", 1e-6)}, own
+
+
+def _routing(fields: Fields) -> dict[str, Any]:
+    """How DeepSeek-V3's router chooses, as fields of `ModelConfig`."""
+    groups, taken = fields.get("n_group", 8), fields.get("topk_group", 4)
+    own = {"sigmoid_router": True, "choice_bias": True, "normed_experts": fields.get("norm_topk_prob", True)}
+    return own | ({"expert_groups": groups, "taken_groups": taken} if taken < groups else {})
 
 
 def scale(latent: Latent, rope: Rope) -> float:
@@ -108,6 +120,8 @@ def latent_name(name: str, layer: str | None, kind: str, config: ModelConfig) ->
 
     None: what Llama's call it.
     """
+    if layer is not None and name == "choice_bias":
+        return f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
     return None if layer is None or name not in _PARTS else f"model.layers.{layer}.{_PARTS[name]}.{kind}"
 
 

@@ -15,9 +15,10 @@ from ..config import ModelConfig, Rope
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
 from .attention import Rows, rotate
+from .gated_conv import GatedConvolution
 from .latent import queries_and_latents, values_of
-from .mixture import Mixture
-from .one_pass import Pass, to_device
+from .mixture import CLAMPED, Mixture
+from .one_pass import Mixer, Pass, to_device
 from .recurrence import Recurrence
 from .rope import rope_angles, rope_table
 from .shared_blocks import with_use
@@ -35,10 +36,12 @@ class TorchLayers:
         self.device = weights.norm.device
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         self._mixtures: dict[int, Mixture] = {}
-        self._mixers = {
-            index: Recurrence(layer, index, config)
+        kinds = ((Recurrence, config.recurrent), (GatedConvolution, config.convolves))
+        self._mixers: dict[int, Mixer] = {
+            index: kind(layer, index, config)
+            for kind, has in kinds
             for index, layer in enumerate(weights.layers)
-            if config.recurrent(index)
+            if has(index)
         }
         self._convolutions = {
             index: ShortConvolution(layer, index, config)
@@ -95,7 +98,11 @@ class TorchLayers:
 
     def _activation(self, gate: torch.Tensor) -> torch.Tensor:
         kind = self.config.activation
-        return silu(gate) if kind == "silu" else gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
+        return (
+            silu(gate)
+            if kind in ("silu", CLAMPED)
+            else gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
+        )
 
     def _reads(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         """What a sublayer reads of the stream."""
@@ -106,6 +113,8 @@ class TorchLayers:
         """What a sublayer adds to the stream."""
         if self.config.norms_after:
             return self._norm(branch, norm)
+        if self.config.residual_scale != 1.0:
+            branch = branch * self.config.residual_scale
         return branch if post_norm is None else self._norm(branch, post_norm)
 
     def _joined(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
@@ -165,6 +174,8 @@ class TorchLayers:
         if mix is not None:
             projected = mix(projected)
         turning, values = projected.view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
+        if config.norms_after_rope:
+            turning = rotate(turning, cos, sin)
         if config.wide_qk_norm or config.qk_norm:
             queries, keys = turning.split((heads, kv_heads), dim=1)
             if config.wide_qk_norm:
@@ -174,7 +185,8 @@ class TorchLayers:
                 queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
             turning = torch.cat((queries, keys), dim=1)
         # Short operations cost the same for a few heads more.
-        queries, keys = rotate(turning, cos, sin).split((heads, kv_heads), dim=1)
+        turned = turning if config.norms_after_rope else rotate(turning, cos, sin)
+        queries, keys = turned.split((heads, kv_heads), dim=1)
         if layer.operator is not None:
             queries = torch.einsum("nhd,hde->nhe", queries, layer.operator)
         return queries, keys, values

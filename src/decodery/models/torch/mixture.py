@@ -1,4 +1,4 @@
-"""MLPs that are many: a router chooses a few experts for every row (Mixtral, Qwen3-MoE, DeepSeek-V2)."""
+"""MLPs that are many: a router chooses a few experts for every row (Mixtral, Qwen, DeepSeek, GLM, gpt-oss)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ..config import ModelConfig
+from ..loaders.in_place import InPlace, in_place
 from ..native.block_linear import BlockLinear
 from ..native.floats import Float4Linear, Float8Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.super_blocks import SuperBlockLinear
 from .weights import Dense, Layer, Linear
+
+CLAMPED = "clamped"
+"""The activation of gpt-oss: a gate that is clamped, and one more than the clamped value it opens."""
+_ALPHA, _LIMIT = 1.702, 7.0
+_NOTHING = 1e-20
+"""Added to the sum of weights, which may all be 0 where each expert is judged by itself."""
 
 
 class Sharing(Protocol):
@@ -53,6 +60,7 @@ class Mixture:
     ) -> None:
         assert layer.router is not None
         self._floor = floor
+        self._made: dict[int, tuple[Linear, Linear]] = {}
         self._config, self._router, self._activation, self._layer = config, layer.router, activation, layer
 
     def __call__(self, rows: torch.Tensor, shared: Shared | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,9 +70,17 @@ class Mixture:
         """
         config = self._config
         # In float64, so that no row's choice hangs on the rows beside it.
-        said = (rows.double() @ self._router.double().T).softmax(dim=-1)
-        free = said if shared is None else self._within(said, shared)
-        weights, chosen = free.topk(config.experts_per_token, dim=-1)
+        logits = rows.double() @ self._router.double().T
+        if self._layer.router_bias is not None:
+            logits = logits + self._layer.router_bias.double()
+        said = logits.sigmoid() if config.sigmoid_router else logits.softmax(dim=-1)
+        free = said if self._layer.choice_bias is None else said + self._layer.choice_bias.double()
+        if config.expert_groups:
+            free = self._grouped(free)
+        if shared is not None:
+            free = self._within(free, shared)
+        best, chosen = free.topk(config.experts_per_token, dim=-1)
+        weights = best if free is said else said.gather(1, chosen)
         if self._floor:
             # What a row does without counts as its first expert once more, of weight 0.
             left_out = weights < self._floor * weights[:, :1]
@@ -73,14 +89,14 @@ class Mixture:
         if config.summed_experts:
             chosen, weights = chosen.sort(dim=-1).values, torch.ones_like(weights)
         elif config.normed_experts:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + _NOTHING)
         weights = (weights * config.experts_scale).to(rows.dtype)
         found = torch.zeros(*chosen.shape, rows.shape[1], dtype=rows.dtype, device=rows.device)
         for number in chosen.unique().tolist():
             row, place = torch.where((chosen == number) & (weights != 0) if self._floor else chosen == number)
             gate_up, down = self._expert(number)
             gate, up = gate_up(rows[row]).chunk(2, dim=-1)
-            found[row, place] = down(self._activation(gate) * up) * weights[row, place, None]
+            found[row, place] = down(self._gated(gate, up)) * weights[row, place, None]
         # One after the other, the most likely first, or in their own order where they are summed: a row's sum is the
         # same whatever else is in the pass.
         total = found[:, 0]
@@ -88,39 +104,68 @@ class Mixture:
             total = total + found[:, each]
         if self._layer.shared_gate_up is not None and self._layer.shared_down is not None:
             gate, up = self._layer.shared_gate_up(rows).chunk(2, dim=-1)
-            total = total + self._layer.shared_down(self._activation(gate) * up)
+            more = self._layer.shared_down(self._activation(gate) * up)
+            if self._layer.shared_router is not None:
+                # In float64, as the router.
+                share = (rows.double() @ self._layer.shared_router.double().T).sigmoid()
+                more = more * share.to(more.dtype)
+            total = total + more
         return total, chosen
 
+    def _gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """What an expert's second matrix reads."""
+        if self._config.activation != CLAMPED:
+            return self._activation(gate) * up
+        gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT)
+        return (up + 1.0) * (self._activation(gate * _ALPHA) / _ALPHA)
+
+    def _grouped(self, free: torch.Tensor) -> torch.Tensor:
+        """Scores [n, experts] of the best groups, -inf of the others: a group is as good as its best two."""
+        groups = free.unflatten(1, (self._config.expert_groups, -1))
+        best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(self._config.taken_groups, dim=-1).indices
+        left_out = torch.ones(groups.shape[:2], dtype=torch.bool, device=free.device).scatter_(1, best, False)
+        return groups.masked_fill(left_out[..., None], -torch.inf).flatten(1)
+
     def _within(self, said: torch.Tensor, shared: Shared) -> torch.Tensor:
-        """What the router says of the experts that each segment shares, and 0 of the others."""
-        free = torch.zeros_like(said)
+        """What the router says of the experts that each segment shares, and -inf of the others."""
+        free = torch.full_like(said, -torch.inf)
         for first, end in zip(shared.offsets, shared.offsets[1:], strict=False):
             core = shared.way.core(said[first:end], self._config.experts_per_token)
             free[first:end, core] = said[first:end, core]
         return free
 
     def _expert(self, number: int) -> tuple[Linear, Linear]:
-        # Cut when it is used: a view from before training began would not be part of what is learned.
+        if number in self._made:
+            return self._made[number]
         inner, hidden = 2 * self._config.intermediate_size, self._config.hidden_size
-        return _rows(self._layer.gate_up, number * inner, inner), _rows(self._layer.down, number * hidden, hidden)
+        made = _rows(self._layer.gate_up, number * inner, inner), _rows(self._layer.down, number * hidden, hidden)
+        if not isinstance(made[0], Dense):
+            # The kernels lay an expert out when it is first taken, and once. What can be trained is cut each time: a
+            # view from before training began would not be part of what is learned.
+            self._made[number] = made
+        return made
 
 
 def _rows(stacked: Linear, first: int, count: int) -> Linear:
     """Some outputs of a layer, as a layer that shares its memory."""
     span = slice(first, first + count)
+    whole: torch.Tensor | None = stacked.bias  # type: ignore[attr-defined]
+    bias = None if whole is None else whole[span]
+    if isinstance(stacked, InPlace):
+        return in_place(stacked.rows.some(first, count), bias)
     if isinstance(stacked, Int4Linear):
-        return Int4Linear(stacked.weight[span], stacked.step[span], stacked.least[span])
+        return Int4Linear(stacked.weight[span], stacked.step[span], stacked.least[span], bias)
     if isinstance(stacked, BlockLinear):
-        return BlockLinear(stacked.weight[span], stacked.scales[span])
+        return BlockLinear(stacked.weight[span], stacked.scales[span], bias)
     if isinstance(stacked, SuperBlockLinear):
-        return SuperBlockLinear(stacked.form, stacked.weight[span], stacked.scales[span], stacked.integers[span])
+        return SuperBlockLinear(stacked.form, stacked.weight[span], stacked.scales[span], stacked.integers[span], bias)
     if isinstance(stacked, Float4Linear):
-        return Float4Linear(stacked.weight[span], stacked.half_steps[span], stacked.scale[span])
+        return Float4Linear(stacked.weight[span], stacked.half_steps[span], stacked.scale[span], bias)
     if isinstance(stacked, Float8Linear):
-        return Float8Linear(stacked.weight[span], stacked.group_scales[span])
+        return Float8Linear(stacked.weight[span], stacked.group_scales[span], bias)
     if isinstance(stacked, NF4Linear):
-        return NF4Linear(stacked.weight[span], stacked.code_scales[span])
+        return NF4Linear(stacked.weight[span], stacked.code_scales[span], bias)
     if isinstance(stacked, Int8Linear):
-        return Int8Linear(stacked.weight[span], stacked.scale[span])
+        return Int8Linear(stacked.weight[span], stacked.scale[span], bias)
     assert isinstance(stacked, Dense)
-    return Dense(stacked.weight[span])
+    return Dense(stacked.weight[span], bias)

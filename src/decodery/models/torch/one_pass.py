@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+
+from decodery.core.errors import UnsupportedModel
 
 from ..batch import Batch, Segment
 from ..cache.kept_rows import parents
 from ..config import ModelConfig, Rope
 from .attention import attend, attend_by_policy, visibility
-from .recurrence import Recurrence
 from .short_conv import ShortConvolution
 
 if TYPE_CHECKING:
     from .layers import TorchLayers
+
+
+class Mixer(Protocol):
+    """What a layer has in place of attention, between its two projections."""
+
+    def __call__(self, projected: torch.Tensor, segment: Segment, line: torch.Tensor | None) -> torch.Tensor:
+        """What is found for the rows of a segment, see `Pass.line` for the order they follow each other in."""
+        ...
 
 
 class Pass:
@@ -57,13 +66,18 @@ class Pass:
             own, config = queries[first:last], self.model.config
             if segment.cache is not None and (segment.cache.policy is not None or segment.steered):
                 own = own * config.attention_scale
-                part = attend_by_policy(own, seen_keys, seen_values, segment, layer, config.window(layer))
+                if config.sinks:
+                    raise UnsupportedModel("rows of a model whose heads have sinks cannot be steered: leave that out")
+                window, cap = config.window(layer), config.attention_cap
+                part = attend_by_policy(own, seen_keys, seen_values, segment, layer, window, cap)
             else:
-                part = attend(own, seen_keys, seen_values, self.mask(number, layer), config.attention_scale)
+                mask, scale = self.mask(number, layer), config.attention_scale
+                sinks = self.model.weights.layers[layer].sinks
+                part = attend(own, seen_keys, seen_values, mask, scale, config.attention_cap, sinks)
             parts.append(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def mix(self, mixer: Recurrence, projected: torch.Tensor) -> torch.Tensor:
+    def mix(self, mixer: Mixer, projected: torch.Tensor) -> torch.Tensor:
         """What a recurrent layer finds, row by row of every segment."""
         parts = [
             mixer(projected[first:last], segment, self.line(number))

@@ -19,7 +19,7 @@ from ..config import ModelConfig, Rope
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
 from .attention import visible
-from .mixture import Mixture
+from .mixture import CLAMPED, Mixture
 from .weights import Layer, Weights
 
 LANES = 16
@@ -37,41 +37,47 @@ class PortableStack:
         self.config = config
         self.weights = weights
         self._angles = angles
-        self._activation = {"silu": silu, "gelu": exact_gelu}.get(config.activation, gelu)
-        self._mixtures = [
-            Mixture(layer, config, self._activation, config.floor(index))
-            for index, layer in enumerate(weights.layers)
-            if config.experts
-        ]
+        self._activation = {"silu": silu, CLAMPED: silu, "gelu": exact_gelu}.get(config.activation, gelu)
+        mixed = range(config.dense_layers, config.num_layers) if config.experts else range(0)
+        self._mixtures = {
+            index: Mixture(weights.layers[index], config, self._activation, config.floor(index)) for index in mixed
+        }
 
     def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], hooks: Hooks) -> torch.Tensor:
         """See `native.NativeStack.layers`."""
-        config = self.config
         hidden = hidden.float()
-        tables = {rope: self._angles(rope, batch.positions) for rope in {config.rope, config.local_rope} if rope}
         for index, attention, mlp in run:
-            layer = self.weights.layers[index]
             entered = hidden
             if attention:
-                rope = config.local_rope if config.local_rope and config.sliding_layers[index] else config.rope
-                context = self._attention(layer, index, hidden, batch, *tables[rope])
-                context = hooks.visit(HookPoint("head_out", index), context)
-                branch = self._branch(layer.output(context), layer.attention_norm, layer.post_attention_norm)
-                hidden = hidden + hooks.visit(HookPoint("attn_out", index), branch)
+                hidden = self.attended(index, hidden, batch, hooks)
             if mlp:
-                normed = self._reads(entered if config.parallel else hidden, layer.mlp_norm)
-                if self._mixtures:
-                    found, chosen = self._mixtures[index](normed, hooks.shared)
-                    hooks.chosen.append(chosen)
-                elif config.gated:
-                    gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-                    found = layer.down(self._activation(gate) * up)
-                else:
-                    found = layer.down(self._activation(layer.gate_up(normed)))
-                branch = self._branch(found, layer.mlp_norm, layer.post_mlp_norm)
-                hidden = hidden + hooks.visit(HookPoint("mlp_out", index), branch)
+                hidden = self._fed(index, hidden, entered, hooks)
             hidden = hooks.visit(HookPoint("residual", index + 1), hidden)
         return hidden
+
+    def attended(self, index: int, hidden: torch.Tensor, batch: Batch, hooks: Hooks) -> torch.Tensor:
+        """The stream after a layer's attention."""
+        layer = self.weights.layers[index]
+        rope = self.config.layer_rope(index)
+        context = self._attention(layer, index, hidden, batch, *self._angles(rope, batch.positions))
+        context = hooks.visit(HookPoint("head_out", index), context)
+        branch = self._branch(layer.output(context), layer.attention_norm, layer.post_attention_norm)
+        return hidden + hooks.visit(HookPoint("attn_out", index), branch)
+
+    def _fed(self, index: int, hidden: torch.Tensor, entered: torch.Tensor, hooks: Hooks) -> torch.Tensor:
+        """The stream after a layer's MLP. entered: what the layer read."""
+        config, layer = self.config, self.weights.layers[index]
+        normed = self._reads(entered if config.parallel else hidden, layer.mlp_norm)
+        if index in self._mixtures:
+            found, chosen = self._mixtures[index](normed, hooks.shared)
+            hooks.chosen.append(chosen)
+        elif config.gated:
+            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+            found = layer.down(self._activation(gate) * up)
+        else:
+            found = layer.down(self._activation(layer.gate_up(normed)))
+        branch = self._branch(found, layer.mlp_norm, layer.post_mlp_norm)
+        return hidden + hooks.visit(HookPoint("mlp_out", index), branch)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `native.NativeStack.head`."""
@@ -96,6 +102,8 @@ class PortableStack:
     def _branch(self, rows: torch.Tensor, norm: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
         if self.config.norms_after:
             return self._norm(rows, norm)
+        if self.config.residual_scale != 1.0:
+            rows = rows * self.config.residual_scale
         return rows if post_norm is None else self._norm(rows, post_norm)
 
     def _attention(
@@ -105,14 +113,18 @@ class PortableStack:
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = layer.qkv(self._reads(hidden, layer.attention_norm)).view(-1, heads + 2 * kv_heads, dim)
         queries, keys, values = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        cos, sin = cos[:, None], sin[:, None]
+        if config.norms_after_rope:
+            queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
         if layer.q_norm is not None and layer.k_norm is not None:
             wide = config.wide_qk_norm
             queries, keys = (
                 self._norm(each.flatten(1) if wide else each, norm).view_as(each)
                 for each, norm in ((queries, layer.q_norm), (keys, layer.k_norm))
             )
-        queries = rotate(queries, cos[:, None], sin[:, None]) * config.attention_scale
-        keys = rotate(keys, cos[:, None], sin[:, None])
+        if not config.norms_after_rope:
+            queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
+        queries = queries * config.attention_scale
         parts = []
         for segment, first in zip(batch.segments, batch.offsets, strict=False):
             rows = slice(first, first + len(segment))

@@ -16,7 +16,7 @@ def stretched(config: ModelConfig) -> str | None:
     Else None. Scaling by yarn and llama3 notes that length in the model's files; linear scaling and factors do not.
     """
     rope = config.rope
-    if rope.kind in ("linear", "factors"):
+    if rope.kind in ("linear", "factors") and not rope.original_max_positions:
         known = "a length that its files do not name" if max(rope.factor, *rope.factors, 1.0) > 1 else ""
     else:
         original = rope.original_max_positions
@@ -39,15 +39,34 @@ def rope_angles(rope: Rope, head_dim: int, positions: torch.Tensor) -> tuple[tor
 
     They are computed in the precision of the positions.
     """
-    attention_factor = rope_frequencies(rope, rope.rotated or head_dim)[1]
+    factor = rope_frequencies(rope, rope.rotated or head_dim)[1]
     angles = positions[:, None] * turns(rope, head_dim)[None, :].to(positions.dtype)
-    return (angles.cos() * attention_factor).float(), (angles.sin() * attention_factor).float()
+    cos, sin = angles.cos(), angles.sin()
+    if factor != 1.0:
+        # What is not turned is not made larger either.
+        pairs = (rope.rotated or head_dim) // 2
+        cos[:, :pairs] *= factor
+        sin[:, :pairs] *= factor
+    return cos.float(), sin.float()
 
 
 def turns(rope: Rope, head_dim: int) -> torch.Tensor:
     """Angular frequency of every pair [head_dim / 2] in radians per position, 0 if not rotated."""
     inverse = rope_frequencies(rope, rope.rotated or head_dim)[0]
     return pad(inverse, (0, head_dim // 2 - len(inverse)))
+
+
+def head_order(dim: int, turned: int, *, paired: bool) -> torch.Tensor:
+    """[dim] the dimension of a head elsewhere that stands at each place here.
+
+    Args:
+        turned: How many of the first dimensions are turned.
+        paired: Neighbours are turned together, not the halves of these.
+    """
+    pairs = torch.arange(turned, device="cpu").view((-1, 2) if paired else (2, -1))
+    both = pairs if paired else pairs.T
+    still = torch.arange(turned, dim, device="cpu").view(2, -1)
+    return torch.cat((both[:, 0], still[0], both[:, 1], still[1]))
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
@@ -65,7 +84,8 @@ def rope_frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
     if rope.kind == "linear":
         return inverse / rope.factor, 1.0
     if rope.kind == "factors":
-        return inverse / torch.tensor(rope.factors, dtype=torch.float32, device="cpu"), 1.0
+        factors = torch.tensor(rope.factors, dtype=torch.float32, device="cpu")
+        return inverse / factors, 1.0 if rope.attention_factor is None else rope.attention_factor
     if rope.kind == "llama3":
         return _llama3(rope, inverse), 1.0
     if rope.kind == "yarn":

@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from decodery.core.errors import UnsupportedModel
+
+from ..config import Rope
 from ..hooks import Hooks
 from ..layer_plan import WHOLE, layer_steps
 
@@ -24,16 +27,29 @@ class SideBySide:
 
     def __init__(self, model: Transformer, count: int, length: int, seen: torch.Tensor | None = None) -> None:
         self._shape, self._config, self._seen = (count, length), model.config, seen
-        cos, sin = model.angles(model.config.rope, np.tile(np.arange(length), count))
-        self._angles = cos[:, None].to(model.dtype), sin[:, None].to(model.dtype)
+        if model.config.unusual_softmax:
+            raise UnsupportedModel(
+                f"{model.config.family} caps scores of attention or has sinks beside them, which is not trained here: "
+                "take a model of another family"
+            )
+        self._angles: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
+        positions = np.tile(np.arange(length), count)
+        for rope in {model.config.layer_rope(layer) for layer in range(model.config.num_layers)}:
+            cos, sin = model.angles(rope, positions)
+            self._angles[rope] = cos[:, None].to(model.dtype), sin[:, None].to(model.dtype)
 
     def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._angles
+        return self._angles[self._config.layer_rope(layer)]
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         q, k, v = (each.unflatten(0, self._shape).transpose(1, 2) for each in (queries, keys, values))
+        mask, window = self._seen, self._config.window(layer)
+        if window is not None and window < self._shape[1]:
+            before = torch.ones(self._shape[1], self._shape[1], dtype=torch.bool, device=q.device).tril()
+            near = before.triu(1 - window)
+            mask = near if mask is None else mask & near
         seen = scaled_dot_product_attention(
-            q, k, v, self._seen, is_causal=self._seen is None, scale=self._config.attention_scale, enable_gqa=True
+            q, k, v, mask, is_causal=mask is None, scale=self._config.attention_scale, enable_gqa=True
         )
         return seen.transpose(1, 2).flatten(0, 1).flatten(1)
 

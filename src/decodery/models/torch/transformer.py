@@ -26,7 +26,9 @@ from ..native.stack import NativeStack
 from ..protocol import Capabilities
 from ..tokenizers.vocabularies import Padding
 from ..trained.artifact import digest, sampled
+from .attention import capped
 from .layers import TorchLayers
+from .mixed_stack import MixedStack
 from .mixture import Mixture
 from .one_pass import Pass, open_caches, to_device
 from .portable import PortableStack
@@ -47,7 +49,10 @@ class Transformer(TorchLayers):
         super().__init__(config, weights)
         self._stack: NativeStack | PortableStack | None = None
         if self.device.type == "cpu" and not config.shortcuts:
-            if runs_natively(config) and (isinstance(weights.head, QUANTIZED) or self.dtype.itemsize == 2):
+            native, whole = runs_natively(config), isinstance(weights.head, QUANTIZED)
+            if native and config.experts and whole:
+                self._stack = MixedStack(config, weights, self.angles)
+            elif native and not config.experts and (whole or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
             elif isinstance(weights.head, QUANTIZED) and config.portable:
@@ -75,7 +80,8 @@ class Transformer(TorchLayers):
             states=True,
             layer_plans=not self.config.shortcuts and not self.config.keeps_order,
             sites=SITES,
-            policies=not self.config.keeps_order,
+            # Some turn the keys that they keep, which norms after the rotation do not allow.
+            policies=not (self.config.keeps_order or self.config.unusual_softmax or self.config.norms_after_rope),
             parts=True,
             gradients=not exact,
         )
@@ -227,7 +233,7 @@ class Transformer(TorchLayers):
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """`head`, of the tokens alone that have an output."""
         if self._stack is not None:
-            return self._stack.head(hidden)
+            return capped(self._stack.head(hidden), self.config.logit_cap)
         return self._outputs(self.final_norm(hidden))
 
     def project(self, normed: torch.Tensor) -> torch.Tensor:
@@ -251,7 +257,8 @@ class Transformer(TorchLayers):
 
     def _outputs(self, normed: torch.Tensor) -> torch.Tensor:
         logits = self.weights.head(normed) if self._stack is None else self._stack.project(normed)
-        return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        return capped(logits, self.config.logit_cap)
 
     def _spread(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits of all tokens, from those of the tokens that have an output."""
@@ -264,4 +271,5 @@ class Transformer(TorchLayers):
 
 def runs_natively(config: ModelConfig) -> bool:
     """Whether the native CPU kernels run a model of this configuration in a supported precision."""
-    return library() is not None and not config.shortcuts and not config.experts and config.usual
+    mixed = config.summed_experts or any(config.experts_floor)
+    return library() is not None and not config.shortcuts and not mixed and config.native

@@ -119,6 +119,9 @@ class Layer:
         short_static: [kernel, qkv's outputs].
         operator: [heads, head_dim, head_dim] where `config.operators`, what each head's rotated queries are multiplied
             by. Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden.
+        router_bias, choice_bias: [experts], see `ModelConfig`.
+        shared_router: [1, hidden], how much of the MLP that all rows take a row adds.
+        sinks: [heads] where `config.sinks`.
         shared_gate_up, shared_down: Of an MLP that all rows take beside their experts.
     """
 
@@ -151,6 +154,10 @@ class Layer:
     operator: torch.Tensor | None = None
     shared_gate_up: Linear | None = None
     shared_down: Linear | None = None
+    sinks: torch.Tensor | None = None
+    router_bias: torch.Tensor | None = None
+    choice_bias: torch.Tensor | None = None
+    shared_router: torch.Tensor | None = None
 
 
 @dataclass

@@ -84,4 +84,5 @@ class Span:
         back = torch.from_numpy(self.positions[:, None] - np.arange(end)[None, :]).to(queries.device)
         window = config.window(layer)
         mask = (back >= 0) if window is None else (back >= 0) & (back < window)
-        return attend(queries, seen_keys, seen_values, mask, config.attention_scale)
+        sinks = self.model.weights.layers[layer].sinks
+        return attend(queries, seen_keys, seen_values, mask, config.attention_scale, config.attention_cap, sinks)

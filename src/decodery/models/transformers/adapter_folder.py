@@ -17,8 +17,8 @@ from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
 from ..loaders.dtype import choose_dtype
 from ..loaders.fields import read_json
 from ..loaders.folder import read_facts, read_texts
-from ..loaders.shards import COMPUTED
 from ..loaders.load import LoadedModel
+from ..loaders.shards import COMPUTED
 from ..tokenizers.chat import ChatTemplate
 from ..tokenizers.tokenizer import TextFacts, Tokenizer
 from .adapter import TransformersModel

@@ -44,8 +44,8 @@ struct Linear {
 
 struct Layer {
     Linear qkv, output, gate_up, down;
-    const float *attention_norm, *mlp_norm;
-    const float *q_norm, *k_norm;                       // [head_dim] or null
+    const float *attention_norm, *mlp_norm;             // [hidden], or null: rows are read as they are
+    const float *q_norm, *k_norm;                       // [head_dim], or of all heads where `wide_norms`, or null
     const float *post_attention_norm, *post_mlp_norm;   // [hidden] or null
     int32_t window;                                     // 0: sees all positions
     int32_t rope;                                       // 0: global, 1: local angles
@@ -58,6 +58,9 @@ struct Model {
     int32_t hidden, intermediate, heads, kv_heads, head_dim;
     int32_t gelu;                                       // 0: silu, 1: gelu by tanh
     float eps, attention_scale;
+    float residual_scale;                               // of what is added to the stream; 0: 1
+    int32_t wide_norms;                                 // queries and keys are normed over all heads at once
+    int32_t late_norms;                                 // and behind their rotation
 };
 
 // What a cache's rows of head_dim numbers are made of: floats, or bytes with a scale of the row, see pages.h.

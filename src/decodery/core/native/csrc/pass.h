@@ -1,15 +1,23 @@
 // A pass over some layers: every thread runs the same stages and meets the others at the barrier between them.
 // Included once per instruction set.
 
-// y = x / rms(x) * weight over n floats.
-static void normalize(const float* x, const float* weight, int32_t n, float eps, float* y) {
+// 1 / rms(x) over n floats.
+static float inverse_rms(const float* x, int32_t n, float eps) {
     f16 squares = splat(0.0f);
     for (int32_t i = 0; i < n; i += 16) {
         const f16 v = load(x + i, n - i);
         squares = squares + v * v;
     }
-    const float r = 1.0f / __builtin_sqrtf(total(squares) * (1.0f / float(n)) + eps);
+    return 1.0f / __builtin_sqrtf(total(squares) * (1.0f / float(n)) + eps);
+}
+// y = x * r * weight over n floats.
+static void scale_by(const float* x, float r, const float* weight, int32_t n, float* y) {
     for (int32_t i = 0; i < n; i += 16) store(y + i, load(x + i, n - i) * r * load(weight + i, n - i), n - i);
+}
+
+// y = x / rms(x) * weight over n floats.
+static void normalize(const float* x, const float* weight, int32_t n, float eps, float* y) {
+    scale_by(x, inverse_rms(x, n, eps), weight, n, y);
 }
 
 // Turns the pair (i, i + dim / 2) by the row's angle, times scale.
@@ -49,13 +57,15 @@ struct Runner {
     Range my_rows() const { return share(pass.rows, thread, team.threads); }
     float* scratch() const { return state.scratch + thread * state.scratch_stride; }
 
-    // What goes into `linear`, normed.
+    // What goes into `linear`, normed where there is a weight.
     void norm_quantize(const float* weight, const Linear& linear) {
         const Range mine = my_rows();
         const bool whole = !is_floating(linear.form);
         for (int32_t row = mine.begin; row < mine.end; ++row) {
             float* normed = whole ? scratch() : state.narrow.floats + int64_t(row) * model.hidden;
-            normalize(pass.hidden + int64_t(row) * model.hidden, weight, model.hidden, model.eps, normed);
+            const float* x = pass.hidden + int64_t(row) * model.hidden;
+            if (weight != nullptr) normalize(x, weight, model.hidden, model.eps, normed);
+            else __builtin_memcpy(normed, x, size_t(model.hidden) * sizeof(float));
             if (whole) quantize(normed, model.hidden, row, state.narrow, linear.form);
         }
         meet(stage_norm);
@@ -94,25 +104,29 @@ struct Runner {
             project_branch(linear, a, post_norm);
             return add_branch();
         }
+        const float scale = residual_scale();
         multiply(linear, a, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
             const int32_t first = panel * panel_width, left = model.hidden - first;
             float* to = pass.hidden + int64_t(row) * model.hidden + first;
-            store(to, load(to, left) + y0, left);
-            if (left > 16) store(to + 16, load(to + 16, left - 16) + y1, left - 16);
+            store(to, load(to, left) + y0 * scale, left);
+            if (left > 16) store(to + 16, load(to + 16, left - 16) + y1 * scale, left - 16);
         });
         meet(stage_matmul);
     }
     // The same in two halves, between which the result lies in state.branch.
     void project_branch(const Linear& linear, const Quantized& a, const float* post_norm) {
         project(linear, a, state.branch);
-        if (post_norm == nullptr) return;
+        if (post_norm == nullptr && model.residual_scale == 0.0f) return;
         const Range mine = my_rows();
         for (int32_t row = mine.begin; row < mine.end; ++row) {
             float* branch = state.branch + int64_t(row) * model.hidden;
-            normalize(branch, post_norm, model.hidden, model.eps, branch);
+            if (model.residual_scale != 0.0f)
+                for (int32_t i = 0; i < model.hidden; ++i) branch[i] = branch[i] * model.residual_scale;
+            if (post_norm != nullptr) normalize(branch, post_norm, model.hidden, model.eps, branch);
         }
         lap(stage_norm);
     }
+    float residual_scale() const { return model.residual_scale == 0.0f ? 1.0f : model.residual_scale; }
     void add_branch() {
         const Range mine = my_rows();
         for (int32_t row = mine.begin; row < mine.end; ++row)
@@ -137,17 +151,25 @@ struct Runner {
             const float* cos = pass.cos[layer.rope] + int64_t(row) * (dim / 2);
             const float* sin = pass.sin[layer.rope] + int64_t(row) * (dim / 2);
             const bool is_query = head < model.heads, is_value = head >= model.heads + model.kv_heads;
-            if (!is_value && layer.q_norm != nullptr) {
-                normalize(x, is_query ? layer.q_norm : layer.k_norm, dim, model.eps, turned);
+            const bool normed = !is_value && layer.q_norm != nullptr;
+            if (normed && model.late_norms == 0) {
+                norm_head(layer, x, is_query ? head : head - model.heads, is_query, turned);
+                x = turned;
+            }
+            if (!is_value && model.late_norms != 0) {
+                rotate(x, cos, sin, dim, 1.0f, turned + wide);
+                norm_head(layer, turned + wide, 0, is_query, turned);
                 x = turned;
             }
             if (is_query) {
                 float* q = state.queries + (int64_t(row) * model.heads + head) * wide;
-                rotate(x, cos, sin, dim, model.attention_scale, q);
+                if (model.late_norms == 0) rotate(x, cos, sin, dim, model.attention_scale, q);
+                else
+                    for (int32_t i = 0; i < dim; ++i) q[i] = x[i] * model.attention_scale;
                 for (int32_t i = dim; i < wide; ++i) q[i] = 0.0f;
                 continue;
             }
-            if (!is_value) {
+            if (!is_value && model.late_norms == 0) {
                 rotate(x, cos, sin, dim, 1.0f, turned + wide);
                 x = turned + wide;
             }
@@ -160,6 +182,16 @@ struct Runner {
         }
         look_around(layer, index);
         meet(stage_rope);
+    }
+
+    // A head of queries or keys normed, `head` of its kind.
+    void norm_head(const Layer& layer, const float* x, int32_t head, bool is_query, float* y) const {
+        const float* weight = is_query ? layer.q_norm : layer.k_norm;
+        const int32_t dim = model.head_dim;
+        if (model.wide_norms == 0) return normalize(x, weight, dim, model.eps, y);
+        // All heads of a row lie side by side: each is divided by what they have in common.
+        const float r = inverse_rms(x - int64_t(head) * dim, (is_query ? model.heads : model.kv_heads) * dim, model.eps);
+        scale_by(x, r, weight + head * dim, dim, y);
     }
 
     // What every row sees in this layer.

@@ -1,0 +1,140 @@
+"""Mixtures of experts whose blocks are otherwise Llama's, as a table: Qwen2-MoE, GLM-4.5 and gpt-oss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from decodery.core.errors import CorruptFile
+
+from ..config import EXPERTS, LAYERS, MOST_LAYERS, SCALE, WIDTH
+from ..loaders.fields import Fields, Flag, Kind, Listed, Number, Whole
+from ..torch.mixture import CLAMPED
+from .family import Family, Raw, windows
+
+_SHARED = ("gate", "up", "down")
+
+
+def _every_layer(fields: Fields) -> None:
+    for name, plain in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
+        if fields.get(name, plain) != plain:
+            raise fields.unsupported(name)
+
+
+def stacked_name(part: str) -> str:
+    """What gpt-oss calls the tensor of all experts that holds a part such as "experts.3.gate.weight"."""
+    _, _, half, kind = part.split(".")
+    return f"mlp.experts.{'down' if half == 'down' else 'gate_up'}_proj{'_bias' if kind == 'bias' else ''}"
+
+
+def of_stack(part: str, stacked: torch.Tensor) -> torch.Tensor:
+    """Such a part of its tensor, in which gates and what they open take turns and matrices are [in, out].
+
+    Args:
+        part: Its whole name, such as "layers.0.experts.3.gate.weight".
+    """
+    _, _, _, number, half, _ = part.split(".")
+    if int(number) >= len(stacked):
+        raise CorruptFile(f"there are {len(stacked)} experts in a file where there should be more: get it again")
+    own = stacked[int(number)].T
+    return own if half == "down" else own[("gate", "up").index(half) :: 2]
+
+
+def _qwen2(fields: Fields, raw: Raw) -> Raw:
+    _every_layer(fields)
+    raw["intermediate_size"] = fields.need("moe_intermediate_size")
+    return {
+        "experts": fields.need("num_experts"),
+        "experts_per_token": fields.need("num_experts_per_tok"),
+        "normed_experts": fields.get("norm_topk_prob", False),
+        "shared_inner": fields.need("shared_expert_intermediate_size"),
+        "qkv_bias": fields.get("qkv_bias", True),
+        **(windows(fields, 2) if fields.get("use_sliding_window", False) else {}),
+    }
+
+
+def _glm4(fields: Fields, raw: Raw) -> Raw:
+    inner, layers = fields.need("moe_intermediate_size"), fields.need("num_hidden_layers")
+    dense = {"dense_layers": min(fields.get("first_k_dense_replace", 1), layers)}
+    dense |= {"dense_inner": fields.need("intermediate_size")}
+    raw["intermediate_size"] = inner
+    groups, taken = fields.get("n_group", 1), fields.get("topk_group", 1)
+    return {
+        "experts": fields.need("n_routed_experts"),
+        "experts_per_token": fields.need("num_experts_per_tok"),
+        "normed_experts": fields.get("norm_topk_prob", True),
+        "experts_scale": float(fields.get("routed_scaling_factor", 1.0)),
+        "shared_inner": inner * fields.get("n_shared_experts", 1),
+        "qk_norm": fields.get("use_qk_norm", False),
+        "output_bias": False,
+        **({"expert_groups": groups, "taken_groups": taken} if taken < groups else {}),
+        **(dense if dense["dense_layers"] else {}),
+    }
+
+
+def _gpt_oss(fields: Fields, raw: Raw) -> Raw:
+    for name, known in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
+        if fields.get(name, known) != known:
+            raise fields.unsupported(name)
+    if not raw.get("rope_parameters") and not raw.get("rope_scaling"):
+        raw["rope_parameters"] = {
+            **{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+            **{"original_max_position_embeddings": 4096, "rope_theta": raw["rope_theta"]},
+        }
+    bias = raw.get("attention_bias", True)
+    return {
+        "experts": fields.get("num_local_experts", fields.get("num_experts", 0)),
+        "experts_per_token": fields.need("num_experts_per_tok"),
+        "activation": CLAMPED,
+        "qkv_bias": bias,
+        "output_bias": bias,
+        **windows(fields, 2),
+    }
+
+
+_COUNTS: dict[str, Kind] = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), EXPERTS)
+_QWEN: dict[str, Any] = {
+    **_COUNTS,
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), WIDTH),
+    **dict.fromkeys(("norm_topk_prob", "use_sliding_window", "qkv_bias"), Flag()),
+    "decoder_sparse_step": LAYERS,
+    "mlp_only_layers": Listed(Whole(0, MOST_LAYERS), MOST_LAYERS),
+}
+_GLM: dict[str, Kind] = {
+    **_COUNTS,
+    **dict.fromkeys(("n_routed_experts", "n_shared_experts", "n_group", "topk_group"), EXPERTS),
+    **dict.fromkeys(("moe_intermediate_size", "intermediate_size"), WIDTH),
+    **dict.fromkeys(("norm_topk_prob", "use_qk_norm"), Flag()),
+    "first_k_dense_replace": Whole(0, LAYERS.most),
+    "routed_scaling_factor": SCALE,
+    # Layers that predict further tokens follow the others in a file; they draft, and are left out.
+    **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), Whole(0, LAYERS.most)),
+}
+_GPT_OSS: dict[str, Kind] = {**_COUNTS, **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), Number(0.0, 1e6))}
+MIXED: dict[str, Family] = {
+    "qwen2_moe": Family(
+        fields=_QWEN,
+        switches={"shared_gate": True},
+        derived=_qwen2,
+        parts={
+            "shared_router": "mlp.shared_expert_gate",
+            **{f"shared_{half}": f"mlp.shared_expert.{half}_proj" for half in _SHARED},
+        },
+    ),
+    "glm4_moe": Family(
+        fields=_GLM,
+        switches={"sigmoid_router": True, "choice_bias": True},
+        derived=_glm4,
+        parts={f"shared_{half}": f"mlp.shared_experts.{half}_proj" for half in _SHARED},
+        exact={"choice_bias": "mlp.gate.e_score_correction_bias"},
+    ),
+    "gpt_oss": Family(
+        theta=150_000.0,
+        fields=_GPT_OSS,
+        switches={"sinks": True, "router_bias": True, "expert_bias": True},
+        derived=_gpt_oss,
+        parts={"router": "mlp.router"},
+        exact={"router_bias": "mlp.router.bias", "sinks": "self_attn.sinks"},
+    ),
+}

@@ -1,0 +1,305 @@
+"""GGUF files of the families that `families.dense` and others restate, as llama.cpp's converter writes them.
+
+What a file says is put into the names of a config.json and read as one, so that a family is described once. Norms are
+ready to multiply in these files; rows of queries and keys are in the order that the architecture's rotation has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from decodery.core.errors import CorruptFile
+
+from ..config import EXPERTS, HEADS, KERNEL, LAYERS, SCALE, TOKENS, WIDTH, ModelConfig
+from ..families.config_json import read_config
+from .fields import Array, Either, Fields, Flag, Kind, Number, Whole
+from .gguf_file import GGUFFile
+
+Raw = dict[str, Any]
+KINDS: dict[str, Kind] = {
+    "attention.layer_norm_epsilon": Number(1e-20, 1.0),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), Number(0.0, 1e6)),
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), SCALE),
+    **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count"), EXPERTS),
+    **dict.fromkeys(("expert_feed_forward_length", "expert_shared_feed_forward_length"), WIDTH),
+    "leading_dense_block_count": Whole(0, LAYERS.most),
+    "expert_weights_norm": Flag(),
+    "expert_gating_func": Whole(0, 16),
+    "nextn_predict_layers": Whole(0, LAYERS.most),
+    "rope.scaling.finetuned": Flag(),
+    "vocab_size": TOKENS,
+    "attention.head_count_kv": Either(HEADS, Array(LAYERS.most)),
+    "shortconv.l_cache": KERNEL,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How files of one architecture of llama.cpp are read.
+
+    Attributes:
+        family: Of the family that runs them, its name in a config.json.
+        paired: Rotated neighbours stand side by side.
+        more: From the metadata and the file, what its config.json says beside sizes.
+        parts: What a file calls the parts of a layer, where Llama's differ, but for their endings.
+        exact: The same with their endings.
+        convolving: Of a layer with a convolution in place of attention.
+        norm: What it calls the last norm.
+        theta: Base of the rotation of a file that has none.
+    """
+
+    family: str
+    paired: bool = False
+    more: Callable[[Fields, GGUFFile, Raw], Raw] | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
+    exact: Mapping[str, str] = field(default_factory=dict)
+    convolving: Mapping[str, str] = field(default_factory=dict)
+    norm: str = "output_norm"
+    theta: float = 10_000.0
+
+
+def _types(fields: Fields, layers: int, period: int, window: int | None = None) -> Raw:
+    """The window, and which layers have it: as the file says, else all but every `period`-th one."""
+    window = fields.get("attention.sliding_window", window)
+    if not window:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
+    pattern = fields.get("attention.sliding_window_pattern", period)
+    if isinstance(pattern, int):
+        sliding = [pattern > 0 and (layer + 1) % pattern != 0 for layer in range(layers)]
+    elif len(pattern) != layers:
+        raise CorruptFile(f"{fields.origin}: attention.sliding_window_pattern should have {layers} values")
+    else:
+        sliding = [bool(value) for value in pattern]
+    kinds = ["sliding_attention" if slides else "full_attention" for slides in sliding]
+    return {"sliding_window": window if any(sliding) else None, "layer_types": kinds}
+
+
+def _turned(fields: Fields, raw: Raw) -> Raw:
+    return {"partial_rotary_factor": fields.get("rope.dimension_count", raw["head_dim"]) / raw["head_dim"]}
+
+
+def _biased(file: GGUFFile, part: str = "attn_q") -> bool:
+    return f"blk.0.{part}.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
+
+
+def _gemma2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    layers = raw["num_hidden_layers"]
+    # The largest one alone scales by the width of its heads in the residual stream.
+    scalar = raw["hidden_size"] // raw["num_attention_heads"] if layers == 46 else raw["head_dim"]
+    return {
+        "query_pre_attn_scalar": scalar,
+        "attn_logit_softcapping": fields.get("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": fields.get("final_logit_softcapping", 30.0),
+        **_types(fields, layers, 2, 4096),
+    }
+
+
+def _phi3(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {"sliding_window": fields.get("attention.sliding_window") or None, **_turned(fields, raw)}
+
+
+def _olmo2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    window = fields.get("attention.sliding_window")
+    return {"model_type": "olmo3", **_types(fields, raw["num_hidden_layers"], 4)} if window else {}
+
+
+def _smollm3(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {"no_rope_layer_interval": 4, "attention_bias": _biased(file), "mlp_bias": _biased(file, "ffn_down")}
+
+
+def _granite(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    if not fields.get("rope.scaling.finetuned", True):
+        raise fields.unsupported("rope.scaling.finetuned")
+    scale = fields.get("attention.scale", raw["head_dim"] ** -0.5)
+    return {
+        "attention_multiplier": scale,
+        "embedding_multiplier": fields.get("embedding_scale", 1.0),
+        "residual_multiplier": fields.get("residual_scale", 1.0),
+        "logits_scaling": fields.get("logit_scale", 1.0),
+        "attention_bias": _biased(file),
+        "mlp_bias": _biased(file, "ffn_down"),
+    }
+
+
+def _exaone4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    layers = raw["num_hidden_layers"]
+    return _types(fields, layers, 4, 4096 if layers == 64 else None)
+
+
+def _glm4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {"attention_bias": _biased(file), **_turned(fields, raw)}
+
+
+def _starcoder2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    eps, window = fields.need("attention.layer_norm_epsilon"), fields.get("attention.sliding_window") or None
+    return {"norm_epsilon": eps, "use_bias": _biased(file), "sliding_window": window}
+
+
+def _phi2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {"layer_norm_eps": fields.need("attention.layer_norm_epsilon"), **_turned(fields, raw)}
+
+
+def _seed(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {
+        "attention_bias": _biased(file),
+        "attention_out_bias": _biased(file, "attn_output"),
+        "mlp_bias": _biased(file, "ffn_down"),
+    }
+
+
+def _experts(fields: Fields) -> Raw:
+    return {"num_experts": fields.need("expert_count"), "num_experts_per_tok": fields.need("expert_used_count")}
+
+
+def _qwen2moe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    shared = file.info("blk.0.ffn_gate_shexp.weight").shape[0]
+    return {
+        **_experts(fields),
+        "moe_intermediate_size": _inner(fields, file),
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": fields.get("expert_weights_norm", False),
+        "qkv_bias": _biased(file),
+    }
+
+
+def _qwen3moe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    inner = _inner(fields, file)
+    return {**_experts(fields), "moe_intermediate_size": inner, "norm_topk_prob": True, "attention_bias": _biased(file)}
+
+
+def _inner(fields: Fields, file: GGUFFile) -> int:
+    """Inner units of an expert."""
+    layer = fields.get("leading_dense_block_count", 0)
+    return fields.get("expert_feed_forward_length", file.info(f"blk.{layer}.ffn_gate_exps.weight").shape[1])
+
+
+def _glm4moe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    if fields.get("expert_gating_func", 2) != 2:
+        raise fields.unsupported("expert_gating_func")
+    counts = _experts(fields)
+    # Layers that predict further tokens are counted among the others.
+    layers = raw["num_hidden_layers"] - fields.get("nextn_predict_layers", 0)
+    return {
+        "num_hidden_layers": layers,
+        "n_routed_experts": counts["num_experts"],
+        "num_experts_per_tok": counts["num_experts_per_tok"],
+        "n_shared_experts": fields.get("expert_shared_count", 1),
+        "moe_intermediate_size": _inner(fields, file),
+        "first_k_dense_replace": fields.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": fields.get("expert_weights_scale", 1.0),
+        "norm_topk_prob": fields.get("expert_weights_norm", True),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "attention_bias": _biased(file),
+        **_turned(fields, raw),
+    }
+
+
+def _gpt_oss(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    counts = _experts(fields)
+    return {
+        "num_local_experts": counts["num_experts"],
+        "num_experts_per_tok": counts["num_experts_per_tok"],
+        "intermediate_size": _inner(fields, file),
+        "attention_bias": _biased(file),
+        # Said by the file's own keys.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 150_000.0},
+        **_types(fields, raw["num_hidden_layers"], 2),
+    }
+
+
+def _lfm2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    # There are no key-value heads where a layer convolves.
+    kinds = [f"blk.{layer}.shortconv.conv.weight" in file.tensors for layer in range(raw["num_hidden_layers"])]
+    return {
+        "layer_types": ["conv" if convolves else "full_attention" for convolves in kinds],
+        "conv_L_cache": fields.need("shortconv.l_cache"),
+        "norm_eps": fields.need("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _mixtral(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    counts = _experts(fields)
+    return {"num_local_experts": counts["num_experts"], "num_experts_per_tok": counts["num_experts_per_tok"]}
+
+
+_AFTER = {"attention_norm": "post_attention_norm", "mlp_norm": "post_ffw_norm"}
+ARCHITECTURES: dict[str, Architecture] = {
+    "gemma": Architecture("gemma"),
+    "gemma2": Architecture("gemma2", more=_gemma2),
+    "phi3": Architecture("phi3", more=_phi3),
+    "phi2": Architecture("phi", more=_phi2, parts={"mlp_norm": "attn_norm"}),
+    "olmo2": Architecture("olmo2", more=_olmo2, parts=_AFTER),
+    "smollm3": Architecture("smollm3", paired=True, more=_smollm3),
+    "granite": Architecture("granite", paired=True, more=_granite),
+    "exaone4": Architecture("exaone4", more=_exaone4, parts=_AFTER),
+    "ernie4_5": Architecture("ernie4_5", paired=True, more=lambda fields, file, raw: {"use_bias": _biased(file)}),
+    "glm4": Architecture("glm4", paired=True, more=_glm4),
+    "starcoder2": Architecture("starcoder2", more=_starcoder2),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", more=lambda fields, file, raw: {"attention_bias": _biased(file)}),
+    "mistral3": Architecture("mistral", paired=True, more=lambda fields, file, raw: {"sliding_window": None}),
+    "qwen2moe": Architecture("qwen2_moe", more=_qwen2moe),
+    "qwen3moe": Architecture("qwen3_moe", more=_qwen3moe),
+    "glm4moe": Architecture(
+        "glm4_moe", more=_glm4moe, parts={"mlp_norm": "post_attention_norm"}, exact={"choice_bias": "exp_probs_b.bias"}
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss", more=_gpt_oss, parts={"mlp_norm": "post_attention_norm"}, exact={"router_bias": "ffn_gate_inp.bias"}
+    ),
+    "lfm2": Architecture(
+        "lfm2",
+        more=_lfm2,
+        convolving={"qkv": "shortconv.in_proj", "output": "shortconv.out_proj", "conv": "shortconv.conv"},
+        norm="token_embd_norm",
+        theta=1_000_000.0,
+    ),
+    "seed_oss": Architecture("seed_oss", more=_seed, parts={"mlp_norm": "post_attention_norm"}),
+}
+"""By what files call them."""
+MIXTRAL = Architecture("mixtral", paired=True, more=_mixtral)
+"""As files of Llama's architecture are read that have experts."""
+
+
+def architecture_of(file: GGUFFile) -> Architecture | None:
+    """How a file is read, None where it is not by this table."""
+    named = file.metadata.get("general.architecture")
+    if named == "llama" and file.metadata.get("llama.expert_count"):
+        return MIXTRAL
+    return ARCHITECTURES.get(named) if isinstance(named, str) else None
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    """Key-value heads of the layers that have some."""
+    found = fields.get("attention.head_count_kv", heads)
+    if isinstance(found, int):
+        return found
+    some = {int(each) for each in found if each}
+    if len(some) != 1:
+        raise fields.unsupported("attention.head_count_kv")
+    return some.pop()
+
+
+def architecture_config(own: Architecture, file: GGUFFile, fields: Fields, vocab_size: int) -> ModelConfig:
+    """The configuration of such a file but for its rotation.
+
+    Args:
+        fields: Its metadata, whose names are those after the architecture's.
+    """
+    hidden, heads = fields.need("embedding_length"), fields.need("attention.head_count")
+    raw: Raw = {
+        "model_type": own.family,
+        "vocab_size": vocab_size,
+        "hidden_size": hidden,
+        "num_hidden_layers": fields.need("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _kv_heads(fields, heads),
+        "head_dim": fields.get("attention.key_length", max(hidden // heads, 1)),
+        "intermediate_size": fields.get("feed_forward_length", fields.get("expert_feed_forward_length")),
+        "max_position_embeddings": fields.need("context_length"),
+        "rms_norm_eps": fields.get("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+    }
+    more = {} if own.more is None else own.more(fields, file, raw)
+    return read_config(raw | more, fields.origin)

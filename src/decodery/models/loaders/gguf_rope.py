@@ -1,0 +1,80 @@
+"""The rotation of a GGUF file: its metadata, and the tensors that divide frequencies."""
+
+from __future__ import annotations
+
+from decodery.core.errors import CorruptFile
+
+from ..config import FACTOR, HEAD_DIM, POSITIONS, SCALE, THETA, Rope
+from .fields import Fields, Kind, Number, Text
+from .gguf_file import GGUFFile
+
+_FREQUENCIES = "rope_freqs.weight"
+"""The tensor that divides the frequencies of rotation, as in Llama 3's files."""
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+"""The same of LongRoPE, for texts beyond the context that a model was trained on first, and for others."""
+FACTORS = (_FREQUENCIES, _LONG, _SHORT)
+KINDS: dict[str, Kind] = {
+    "context_length": POSITIONS,
+    "rope.dimension_count": HEAD_DIM,
+    "rope.freq_base": THETA,
+    "rope.freq_base_swa": THETA,
+    "rope.scaling.type": Text(64),
+    "rope.scaling.factor": FACTOR,
+    "rope.scaling.attn_factor": SCALE,
+    "rope.scaling.original_context_length": POSITIONS,
+    "rope.scaling.yarn_ext_factor": Number(-1.0, 1e6),
+    **{f"rope.scaling.yarn_{name}": SCALE for name in ("attn_factor", "beta_fast", "beta_slow")},
+}
+
+
+def read_rope(file: GGUFFile, fields: Fields, theta: float, head_dim: int) -> Rope:
+    """The rotation of the layers that have no other one.
+
+    Args:
+        fields: Metadata, whose names are those after the architecture's.
+        theta: The base where the file has none.
+    """
+    theta, turned = fields.get("rope.freq_base", theta), fields.get("rope.dimension_count", head_dim)
+    rotated = 0 if turned == head_dim else turned
+    original = fields.get("rope.scaling.original_context_length", 0)
+    if _LONG in file.tensors or _SHORT in file.tensors:
+        # Which set it is follows from the context alone, as in a config.json.
+        name = _LONG if fields.need("context_length") > original else _SHORT
+        factor = fields.get("rope.scaling.attn_factor", 1.0)
+        factors = _factors(file, name, turned, fields.origin)
+        return Rope(
+            theta, "factors", factors=factors, attention_factor=factor, original_max_positions=original, rotated=rotated
+        )
+    if _FREQUENCIES in file.tensors:
+        return Rope(theta, "factors", factors=_factors(file, _FREQUENCIES, turned, fields.origin), rotated=rotated)
+    kind = fields.get("rope.scaling.type", "none")
+    if kind == "none":
+        return Rope(theta, rotated=rotated)
+    factor = fields.need("rope.scaling.factor")
+    if kind == "linear":
+        return Rope(theta, "linear", factor=factor, rotated=rotated)
+    if kind != "yarn":
+        raise fields.unsupported("rope.scaling.type")
+    for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_ext_factor"):
+        if fields.get(name, 1.0) != 1.0:
+            raise fields.unsupported(name)
+    return Rope(
+        theta,
+        "yarn",
+        factor=factor,
+        original_max_positions=fields.need("rope.scaling.original_context_length"),
+        beta_fast=fields.get("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=fields.get("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=fields.get("rope.scaling.yarn_attn_factor"),
+        rotated=rotated,
+    )
+
+
+def _factors(file: GGUFFile, name: str, turned: int, origin: str) -> tuple[float, ...]:
+    """What frequencies are divided by, one for each pair that is turned."""
+    if file.info(name).shape != (turned // 2,):
+        raise CorruptFile(f"{origin}: {name} should hold {turned // 2} numbers")
+    factors: list[float] = file.rows(name).tolist()
+    for number, factor in enumerate(factors):
+        FACTOR.check(factor, f"{origin}: {name}[{number}]")
+    return tuple(factors)

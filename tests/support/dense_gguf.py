@@ -1,0 +1,213 @@
+"""GGUF files of tiny models in the layout of llama.cpp's converter, whose names of tensors the `gguf` package knows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+
+from decodery.models.config import Rope
+from decodery.models.torch.rope import rope_frequencies
+from tiny_gguf import _add_tokenizer
+
+ARCHITECTURES = {
+    "gemma": "gemma", "gemma2": "gemma2", "phi3": "phi3", "phi": "phi2", "olmo2": "olmo2", "olmo3": "olmo2",
+    "smollm3": "smollm3", "granite": "granite", "exaone4": "exaone4", "ernie4_5": "ernie4_5", "glm4": "glm4",
+    "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "mixtral": "llama",
+    "lfm2": "lfm2", "mistral": "mistral3", "starcoder2": "starcoder2", "hunyuan_v1_dense": "hunyuan-dense",
+    "seed_oss": "seed_oss",
+}  # fmt: skip
+_MIXED = ("qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "mixtral")
+PERMUTED = ("smollm3", "granite", "mixtral", "mistral")
+"""Whose rows of queries and keys the converter puts into pairs, as Llama's."""
+
+
+def write_dense(
+    path: Path,
+    model: transformers.PreTrainedModel,
+    kind: Kind = Kind.F32,
+    *,
+    experts: Kind | None = None,
+    **metadata: Any,
+) -> None:
+    """Write `model` with its matrices quantized to `kind`, and give it the weights that this leaves.
+
+    experts: what those of experts are quantized to, if it is another kind.
+    metadata: keys after the architecture's name that are written beside, by what follows the last dot but for "__".
+    """
+    config, family = model.config, model.config.model_type
+    named = ARCHITECTURES[family]
+    arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == named)
+    writer = gguf.GGUFWriter(path, named)
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    inner = model.model.layers[0].feed_forward.w1.out_features if family == "lfm2" else config.intermediate_size
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(config.num_attention_heads)
+    if family == "lfm2":
+        writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+    if dim * config.num_attention_heads != config.hidden_size:
+        writer.add_key_length(dim)
+        writer.add_value_length(dim)
+    eps = getattr(config, "layer_norm_eps", getattr(config, "norm_epsilon", None))
+    if eps is None:
+        writer.add_layer_norm_rms_eps(config.norm_eps if family == "lfm2" else config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(eps)
+    _add_rope(writer, config, family, dim)
+    _add_windows(writer, config, family)
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if family in _MIXED:
+        _add_experts(writer, config)
+    if family == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    for key, value in metadata.items():
+        writer.add_key_value(f"{named}.{key.replace('__', '.')}", value, gguf.GGUFValueType.get_type(value))
+    _add_tokenizer(writer, {})
+    _add_tensors(writer, model, gguf.get_tensor_name_map(arch, config.num_hidden_layers), kind, dim, experts)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_tensors(
+    writer: Any, model: transformers.PreTrainedModel, names: Any, kind: Kind, dim: int, experts: Kind | None
+) -> None:
+    family, left = model.config.model_type, {}
+    for name, weight in _together(model).items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        stored, permuted = weight.float().numpy(), family in PERMUTED and (".q_proj." in name or ".k_proj." in name)
+        if family in ("gemma", "gemma2") and name.endswith("norm.weight"):
+            stored = stored + 1.0
+        if permuted:
+            heads = stored.reshape(len(stored) // dim, 2, dim // 2, *stored.shape[1:])
+            stored = heads.swapaxes(1, 2).reshape(stored.shape)
+        new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new is not None, name
+        # Routers stay as they are.
+        if stored.ndim < 2 or "ffn_gate_inp" in new or stored.shape[1:2] == (1,):
+            stored = stored[:, 0] if stored.ndim == 3 else stored
+            writer.add_tensor(new, np.ascontiguousarray(stored, dtype=np.float32))
+            continue
+        own = experts if experts is not None and "_exps." in new and "weight" in new else kind
+        packed = quantize(np.ascontiguousarray(stored), own)
+        writer.add_tensor(new, packed, raw_dtype=own)
+        exact = dequantize(packed, own)
+        if permuted:
+            exact = exact.reshape(len(exact) // dim, dim // 2, 2, -1).swapaxes(1, 2).reshape(exact.shape)
+        left[name] = torch.from_numpy(np.ascontiguousarray(exact))
+    for name in [each for each in left if each.endswith("mlp.experts.gate_proj.weight")]:
+        stem = name.removesuffix(".gate_proj.weight")
+        gate, up, down = (left.pop(f"{stem}.{part}_proj.weight") for part in ("gate", "up", "down"))
+        if family == "gpt_oss":
+            both = torch.stack((gate, up), dim=2).flatten(1, 2)
+            left |= {f"{stem}.gate_up_proj": both.transpose(1, 2), f"{stem}.down_proj": down.transpose(1, 2)}
+        else:
+            left |= {f"{stem}.gate_up_proj": torch.cat((gate, up), dim=1), f"{stem}.down_proj": down}
+    model.load_state_dict(left, strict=False)
+    model.tie_weights()
+
+
+def _together(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The model's tensors, those of experts by what the converter makes of them: gates, values and outputs apart."""
+    found: dict[str, torch.Tensor] = {}
+    for name, weight in model.state_dict().items():
+        stem, _, last = name.rpartition(".")
+        if not stem.endswith("experts"):
+            # As the converter renames them.
+            name = f"{name}.weight" if name.endswith("sinks") else name.replace("_correction_bias", "_correction.bias")
+            found[name] = weight
+            continue
+        turn = model.config.model_type == "gpt_oss"
+        kind = "bias" if last.endswith("bias") else "weight"
+        part = last.removesuffix("_bias")
+        weight = weight.transpose(1, 2) if turn and kind == "weight" else weight
+        if part == "down_proj":
+            found[f"{stem}.down_proj.{kind}"] = weight
+            continue
+        halves = (weight[:, ::2], weight[:, 1::2]) if turn else weight.chunk(2, dim=1)
+        for half, each in zip(("gate", "up"), halves, strict=True):
+            found[f"{stem}.{half}_proj.{kind}"] = each
+    return found
+
+
+def _add_experts(writer: Any, config: Any) -> None:
+    writer.add_expert_count(config.num_local_experts if hasattr(config, "num_local_experts") else config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "gpt_oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    elif config.model_type != "mixtral":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type == "glm4_moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+
+
+def _add_rope(writer: Any, config: Any, family: str, dim: int) -> None:
+    parameters = dict(config.rope_parameters)
+    parameters = parameters.get("full_attention", parameters)
+    theta, kind = parameters["rope_theta"], parameters["rope_type"]
+    turned = int(dim * (parameters.get("partial_rotary_factor") or 1.0))
+    if family in ("phi3", "phi", "glm4", "glm4_moe", *PERMUTED):
+        writer.add_rope_dimension_count(turned)
+    if kind == "dynamic":
+        theta *= parameters["alpha"] ** (dim / (dim - 2))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1)
+    writer.add_rope_freq_base(theta)
+    if kind == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(parameters["original_max_position_embeddings"])
+        if (factor := parameters.get("attention_factor")) is not None:
+            writer.add_rope_scaling_yarn_attn_factor(factor)
+    if kind == "llama3":
+        low, high, original = (
+            parameters[name] for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        )
+        rope = Rope(theta, "llama3", parameters["factor"], original, low, high)
+        plain = rope_frequencies(Rope(theta), dim)[0]
+        writer.add_tensor("rope_freqs.weight", (plain / rope_frequencies(rope, dim)[0]).numpy())
+    if family == "phi3":
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+    if kind == "longrope":
+        original = config.original_max_position_embeddings
+        scale = config.max_position_embeddings / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0)
+        for which in ("long", "short"):
+            factors = np.array(parameters[f"{which}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{which}.weight", factors)
+
+
+def _add_windows(writer: Any, config: Any, family: str) -> None:
+    window = getattr(config, "sliding_window", None)
+    if family == "phi3":
+        writer.add_sliding_window(window or 0)
+    elif window and family in ("gemma2", "olmo3", "exaone4", "starcoder2", "gpt_oss"):
+        writer.add_sliding_window(window)
+        if family in ("olmo3", "exaone4"):
+            writer.add_sliding_window_pattern([each == "sliding_attention" for each in config.layer_types])

@@ -1,0 +1,115 @@
+"""GGUF files of other families than Llama's, Qwen's and Gemma 3: the logits of `transformers`, also of blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.in_place import InPlace
+from decodery.models.loaders.load import load
+from decodery.models.torch.transformer import Transformer, runs_natively
+from dense_gguf import write_dense
+from tiny_models import CASES, assert_same_logits, make_model, random_ids, reference
+
+WRITTEN = {
+    **{
+        case: {} for case in CASES if CASES[case][0] in ("gemma", "phi3", "phi", "olmo2", "olmo3", "granite", "exaone4")
+    },
+    **{case: {} for case in ("ernie4_5", "glm4", "glm4, all turned", "hunyuan_v1_dense", "seed_oss")},
+    **{case: {} for case in ("starcoder2", "starcoder2, no biases")},
+    **{
+        case: {}
+        for case in (
+            "lfm2",
+            "lfm2, wide rows",
+            "mistral, no window",
+            "qwen2_moe",
+            "qwen3_moe, normed",
+            "glm4_moe",
+            "gpt_oss",
+            "mixtral",
+        )
+    },
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "smollm3": {"no_rope_layer_interval": 4, "num_hidden_layers": 4},
+}
+"""By case, what a file cannot say."""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_files_give_the_logits_of_transformers(case: str, tmp_path: Path) -> None:
+    theirs = make_model(case, **WRITTEN[case])
+    write_dense(tmp_path / "model.gguf", theirs)
+    ours = load(tmp_path / "model.gguf", dtype="float32", device="cpu").model
+    assert isinstance(ours, Transformer)
+    assert_same_logits(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        ("phi3, half turned, slides", Kind.Q8_0),
+        ("glm4", Kind.Q4_0),
+        ("smollm3", Kind.Q4_1),
+        ("gemma", Kind.Q5_0),
+        ("exaone4", Kind.Q8_0),
+        ("granite", Kind.Q4_0),
+        ("hunyuan_v1_dense", Kind.Q8_0),
+        ("qwen3_moe, normed", Kind.Q8_0),
+        ("qwen2_moe", Kind.Q4_0),
+        ("glm4_moe", Kind.Q5_0),
+    ],
+)
+def test_blocks_are_read_in_place_in_the_order_of_the_rotation(case: str, kind: Kind, tmp_path: Path) -> None:
+    theirs = make_model(case, **WRITTEN.get(case, {}))
+    write_dense(tmp_path / "model.gguf", theirs, kind)
+    exact = load(tmp_path / "model.gguf", dtype="float32", device="cpu").model
+    assert_same_logits(exact, theirs)
+    ours = load(tmp_path / "model.gguf", device="cpu").model
+    assert isinstance(ours, Transformer) and runs_natively(ours.config)
+    assert all(isinstance(layer.qkv, InPlace) and isinstance(layer.gate_up, InPlace) for layer in ours.weights.layers)
+    ids = random_ids(16)
+    together = ours.forward(Batch([Segment(np.arange(16), ids)])).logits
+    near = torch.nn.functional.cosine_similarity(together, reference(theirs, ids))
+    # Rounded rows may take another expert.
+    assert (near.median() if ours.config.experts else near.min()) > 0.99
+
+
+def test_experts_of_gpt_oss_may_have_four_bits(tmp_path: Path) -> None:
+    theirs = make_model("gpt_oss")
+    write_dense(tmp_path / "model.gguf", theirs, experts=Kind.MXFP4)
+    ours = load(tmp_path / "model.gguf", dtype="float32", device="cpu").model
+    assert_same_logits(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("case", "metadata", "named"),
+    [
+        ("granite", {"rope__scaling__finetuned": False}, "rope.scaling.finetuned"),
+        ("granite", {"deepstack_scale": 2}, "deepstack_scale"),
+        ("olmo2", {"attention__temperature_scale": 0.1}, "temperature_scale"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(case: str, metadata: dict, named: str, tmp_path: Path) -> None:
+    write_dense(tmp_path / "model.gguf", make_model(case), **metadata)
+    with pytest.raises(UnsupportedModel, match=named):
+        load(tmp_path / "model.gguf", device="cpu")
+
+
+def test_parts_in_one_tensor_must_fill_it(tmp_path: Path) -> None:
+    theirs = make_model("phi3")
+    theirs.config.intermediate_size = 90
+    write_dense(tmp_path / "model.gguf", theirs)
+    with pytest.raises(CorruptFile, match="has 192 rows, and should have 180"):
+        load(tmp_path / "model.gguf", device="cpu")
