@@ -47,7 +47,13 @@ class ArrayText:
         self.windowed = seq.cache.window is not None
 
     def spend(self, rows: int, seconds: float, passes: int) -> None:
-        """Enter the rows of a pass in the ledger. passes: of the model before it."""
+        """Enter a pass in the ledger.
+
+        Args:
+            rows: Of this text.
+            seconds: Of these rows.
+            passes: Of the model before it.
+        """
         ledger, run = self.ledger, self.run
         if OWN in ledger.passes:
             ledger.passes[OWN] += 1
