@@ -19,8 +19,7 @@ from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.sequence import Sequence
 
-from .accounting import OWN
-from .commit import end_of
+from .array_text import ArrayText
 from .draft_budgets import DraftBudgets
 from .drafting_together import prepare, settle
 from .schedule import Schedule
@@ -33,81 +32,6 @@ if TYPE_CHECKING:
 _RULE = Coupled()
 _AHEAD = 64
 """Rows that texts have room for when the batch begins, so that it lasts for many steps."""
-
-
-class ArrayText:
-    """A text of the batch: what a step needs of it at hand.
-
-    Args:
-        run: The scheduler's entry.
-        processors: What the kernels apply to its logits.
-    """
-
-    __slots__ = (
-        "cache", "eos", "ledger", "length", "most", "processors", "request", "room", "rows", "run", "sampler", "seq",
-        "stateful", "steps", "stream", "tokens", "windowed",
-    )  # fmt: skip
-
-    def __init__(self, run: SchedulerEntry, processors: NativeProcessors) -> None:
-        assert isinstance(run.task, Sequence)
-        seq = self.seq = run.task
-        self.run, self.processors = run, processors
-        self.request = request = seq.request
-        self.sampler, self.stateful = request.sampler, request.sampler.stateful
-        self.eos, self.ledger = request.eos_ids, seq.trace.ledger
-        # One more row in each step, and those that are drafted.
-        self.room = 1 if request.drafter is None else 1 + request.max_draft_tokens
-        self.most = request.prompt_length + request.max_new_tokens
-        self.follow()
-
-    def follow(self) -> None:
-        """Go on with the cache that the text has now."""
-        seq = self.seq
-        self.cache: KVCache = seq.cache
-        self.rows = OpenRows(seq.cache)
-        self.tokens, self.steps, self.stream = seq.tokens, seq.trace.steps, seq.text
-        self.length = len(seq.tokens)
-        self.windowed = seq.cache.window is not None
-
-    def spend(self, rows: int, seconds: float, passes: int) -> None:
-        """Enter the rows of a pass in the ledger. passes: of the model before it."""
-        ledger, run = self.ledger, self.run
-        if OWN in ledger.passes:
-            ledger.passes[OWN] += 1
-            ledger.rows[OWN] += rows
-            ledger.seconds[OWN] += seconds
-        else:
-            ledger.spend(OWN, rows, seconds, first=True)
-        run.served = passes + 1
-        run.depth += 1
-        if run.depth > ledger.depth:
-            ledger.depth = run.depth
-
-    def emit(self, tokens: list[int]) -> list[int]:
-        """Append accepted tokens up to the first that ends the text; returns those."""
-        seq, emitted = self.seq, list[int]()
-        for token in tokens:
-            self.tokens.append(token)
-            emitted.append(token)
-            end_of(seq, token)
-            if seq.finish_reason is not None:
-                break
-        self.length += len(emitted)
-        self.ledger.tokens += len(emitted)
-        return emitted
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether nobody else has touched the text since the last step."""
-        seq = self.seq
-        return (
-            seq.cache is self.cache
-            and seq.tokens is self.tokens
-            and seq.request is self.request
-            and len(self.tokens) == self.length
-            and seq.text is self.stream
-            and seq.trace.steps is self.steps
-        )
 
 
 class ArrayBatch:
@@ -294,15 +218,12 @@ class ArrayBatch:
             text.length += 1
             text.ledger.tokens += 1
             text.spend(1, share, passes)
-            if token in text.eos or text.length >= text.most:
-                end_of(text.seq, token)
-                ended = True
-            elif text.stream is not None:
-                if text.stream.lazy:
-                    text.stream.waiting.append(token)
-                else:
-                    end_of(text.seq, token)
-                    ended = ended or text.seq.finish_reason is not None
+            stream = text.stream
+            if stream is not None and stream.lazy and token not in text.eos and text.length < text.most:
+                stream.waiting.append(token)
+            elif stream is not None or token in text.eos or text.length >= text.most:
+                text.end(token)
+                ended = ended or text.seq.finish_reason is not None
             if text.windowed:
                 text.cache.release_passed()
         times = (proposed - begin, scored - proposed, 0.0, perf_counter() - scored, n)
@@ -317,7 +238,7 @@ class ArrayBatch:
         assert steps is not None
         nodes = max(self._schedule.limits.rows // len(texts) - 1, 0)
         every = [text.seq for text in texts]
-        bounds = [self._budgets.of(text.seq, nodes, every) if text.request.drafter else None for text in texts]
+        bounds = [self._bound(text, nodes, every) for text in texts]
         self._together = prepare([(text.run, budget) for text, budget in zip(texts, bounds, strict=True)])
         trees: list[DraftTree | None] = [DraftTree.root(text.tokens[-1]) for text in texts]
         groups: dict[Drafter, tuple[list[int], list[Budget]]] = {}
@@ -326,7 +247,12 @@ class ArrayBatch:
                 drafter, budget = text.request.drafter, bounds[place]
                 if drafter is None or budget is None:
                     continue
-                if drafter.skips_step(text.seq, budget):
+                try:
+                    skips = drafter.skips_step(text.seq, budget)
+                except Exception as error:
+                    self._failed[id(text.seq)] = error
+                    continue
+                if skips:
                     trees[place] = None
                 elif text.seq.remaining > 1:
                     places, budgets = groups.setdefault(drafter, ([], []))
@@ -340,14 +266,24 @@ class ArrayBatch:
         sizes = [1 if tree is None else len(tree) for tree in trees]
         steps.trees(sizes)
         first = 0
-        for tree, size in zip(trees, sizes, strict=True):
-            if tree is not None and size > 1:
-                steps.tokens[first : first + size] = tree.tokens
-                steps.parents[first : first + size] = tree.parents
+        for nodes_of, size in zip(trees, sizes, strict=True):
+            if nodes_of is not None and size > 1:
+                steps.tokens[first : first + size] = nodes_of.tokens
+                steps.parents[first : first + size] = nodes_of.parents
             else:
                 steps.parents[first] = -1
             first += size
         return trees
+
+    def _bound(self, text: ArrayText, nodes: int, every: list[Sequence]) -> Budget | None:
+        """What a text may draft; None where it has no drafter, or where the text ends with an error after this step."""
+        if text.request.drafter is None:
+            return None
+        try:
+            return self._budgets.of(text.seq, nodes, every)
+        except Exception as error:
+            self._failed[id(text.seq)] = error
+            return None
 
     def _checked(self, seq: Sequence, tree: DraftTree | Exception, budget: Budget) -> DraftTree:
         """A draft as it may be scored; where there is none the text ends with the error after this step."""
@@ -371,10 +307,6 @@ class ArrayBatch:
         recorded: list[tuple[ArrayText, Step]] = []
         for place, (text, given) in enumerate(zip(texts, trees, strict=True)):
             seq, tree = text.seq, given or DraftTree.root(text.tokens[-1])
-            if (error := self._failed.pop(id(seq), None)) is not None:
-                seq.fail(error)
-                ended = True
-                continue
             if steps.accepted[place] < 0 and not self._look(place, text, tree):
                 ended = True
                 continue
@@ -382,9 +314,14 @@ class ArrayBatch:
             path = steps.paths[first : first + count].tolist()
             text.cache.next_position += count + 1
             run = [*(tree.tokens[path].tolist() if path else ()), int(steps.chosen[place])]
-            emitted = text.emit(run)
+            error = self._failed.pop(id(seq), None)
+            emitted = [] if error is not None else text.emit(run)
             if len(emitted) < len(run):
                 text.rows.cut(len(run) - len(emitted))
+            if error is not None:
+                seq.fail(error)
+                ended = True
+                continue
             if text.stateful:
                 for token in emitted:
                     seq.processor_states = self._after(text, token)

@@ -299,7 +299,10 @@ def _segment(tree: DraftTree, seq: Sequence, layer_plan: LayerPlan) -> Segment:
 
 
 def check_draft(tree: DraftTree, seq: Sequence, budget: Budget) -> None:
-    """A draft with another root would change the text; one beyond its budget, read positions that do not exist."""
+    """Raise ValueError for a draft that is no tree, has another root or exceeds its budget.
+
+    Another root would change the text, and a node beyond the budget would read positions that do not exist.
+    """
     if len(tree) == 1 and tree.is_chain and tree.tokens[0] == seq.last_token:
         return
     name = type(seq.request.drafter).__name__
@@ -320,7 +323,7 @@ def check_draft(tree: DraftTree, seq: Sequence, budget: Budget) -> None:
 
 
 def choices_of(tree: DraftTree, path: list[int]) -> list[tuple[int, int]]:
-    """Of every visited node that has children: the rank of the accepted one, -1 for none, and their number."""
+    """By visited node that has children: the rank of the accepted one, -1 for none, and their number."""
     found = []
     for node, child in zip([0, *path], [*path, -1], strict=True):
         if len(children := tree.children(node)):

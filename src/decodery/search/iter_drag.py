@@ -138,5 +138,5 @@ def _read(text: Sequence, allowed: tuple[str, ...]) -> tuple[str, str]:
         # Whoever was to say what an intermediate answer is has said it in other words.
         return (INTERMEDIATE if allowed == (INTERMEDIATE,) else FINAL), " ".join(spoken(text).split())
     if found[0] != FOLLOW_UP:
-        text.text.text = found[1]
+        text.text.replace(found[1])
     return found

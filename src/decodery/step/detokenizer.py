@@ -58,6 +58,11 @@ class TextStream:
         self._decode()
         return self._text
 
+    def replace(self, text: str) -> None:
+        """Show another text in the place of the one so far."""
+        self._decode()
+        self._text = text
+
     def push(self, token: int) -> str | None:
         """Add one token; returns the stop string that its text completed, if any, and cuts the text before it."""
         if self.lazy:

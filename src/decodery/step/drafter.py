@@ -77,11 +77,11 @@ class Drafter(Contract):
 
     One that needs passes of a model is a generator that asks for them, see `decodery.step.forward_request`.
 
-    Attributes:
-        keeps_logits: Whether it may look at what it has observed after `observe` has returned.
-
     Subclasses declare what they need and give, as in `requirements = Requirements(prompt=True)`. One that needs
     `states` gets mask nodes as well.
+
+    Attributes:
+        keeps_logits: Whether it may look at what it has observed after `observe` has returned.
     """
 
     keeps_logits: ClassVar[bool] = True
@@ -152,7 +152,9 @@ class Drafter(Contract):
         """
 
     def asks(self, seq: Sequence) -> bool:
-        """Whether its drafts for a text need more than `propose` as a plain function: passes, states or work ahead.
+        """Whether its drafts for a text need more than `propose` as a plain function.
+
+        That is passes, hidden states or work ahead.
 
         Args:
             seq: The sequence, with its memory.

@@ -251,9 +251,9 @@ class KVCache:
             self.written[these] = np.minimum(self.written[these], retained)
 
     def make_room(self, rows: int) -> None:
-        """Make room, owned by this cache alone, for `rows` rows after the content, and for all that is expected.
+        """Make room, owned by this cache alone, for `rows` rows after the content.
 
-        Nothing is tentative then: a kernel appends rows by itself, see `OpenRows`.
+        Also for all that is expected. Nothing is tentative then: a kernel appends rows by itself, see `OpenRows`.
         """
         room = max(rows, max(self._expected, self._first) - self.length)
         self.pages.own(self.lengths, self.lengths + room)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _NUMBERS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """What embeddings are made of, by the number of `Numbers` in csrc/abi.h."""
 _ROWS_OF_BLOCKS = 4
-_OF_TEXTS = {
+_OF_TEXTS: dict[str, type[np.generic]] = {
     "last": np.int64, "next": np.int64, "seeds": np.uint64, "drawn": np.int64, "processors": np.uint64,
     "processor_counts": np.int32, "greedy": np.uint8, "accepted": np.int32, "chosen": np.int64,
 }  # fmt: skip
-_OF_ROWS = {
+_OF_ROWS: dict[str, type[np.generic]] = {
     "tokens": np.int64, "parents": np.int32, "positions": np.int64, "depths": np.int32, "paths": np.int32,
 }  # fmt: skip
 
