@@ -288,7 +288,8 @@ class StaticStep:
         grouped = queries.view(places, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
         result = scaled_dot_product_attention(
             grouped.reshape(places, kv_heads, -1, dim),
-            *cached,
+            cached[0],
+            cached[1],
             attn_mask=self._biases[self._arena.kinds[layer]],
             scale=self._arena.config.attention_scale,
         )
