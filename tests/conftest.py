@@ -86,6 +86,17 @@ def own_methods(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(module, None)
 
 
+@pytest.fixture
+def pools_of_pytorch(monkeypatch):
+    """Texts on the CPU keep their pages as on other devices."""
+    from weakref import WeakValueDictionary
+
+    from decodery.models.cache import page_pool
+
+    monkeypatch.setattr(page_pool, "library", lambda: None)
+    monkeypatch.setattr(page_pool, "_pools", WeakValueDictionary())
+
+
 @pytest.fixture(scope="session")
 def smollm2():
     """The embedded model in float32, in which greedy texts are compared token by token."""

@@ -11,7 +11,7 @@ from math import inf
 from typing import TypeVar
 
 from decodery.core.errors import OutOfMemory, SettingsError
-from decodery.models.cache.cache import KVCache
+from decodery.models.cache.cache import KVCache, beside
 from decodery.models.cache.pages import PageTable, resident
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
@@ -295,7 +295,8 @@ class Schedule:
         kept: list[PageTable] = [] if self.prefixes is None else self.prefixes.tables
         missing = sum(_missing(run.task) for run in self.runs if isinstance(run.task, Sequence))
         owed = sum(run.owed for run in self.runs if isinstance(run.task, CoroutineTask))
-        return resident((*(cache.pages for run in self.runs for cache in caches(run)), *kept)) + missing + owed
+        read = [cache for run in self.runs for cache in caches(run)]
+        return resident((*(cache.pages for cache in read), *kept)) + beside(read) + missing + owed
 
 
 def _guarded(run: SchedulerEntry, do: Callable[[], T]) -> T | bool:

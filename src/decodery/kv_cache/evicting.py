@@ -115,6 +115,12 @@ class Evicting(State):
         """Attention's weights are wanted of prompts; those of later rows are computed before they are read."""
         return not self.settled
 
+    @property
+    def bytes(self) -> int:
+        """Of scores, and of what tentative rows would leave."""
+        held = [*self._held.values(), *(each for _, states in self._behind.values() for each in states)]
+        return sum(each.scores.nbytes for each in held) + sum(each.nbytes for each in self._read.values())
+
     def observe(self, attention: Attention) -> None:
         layer, weights = attention.layer, attention.weights
         assert weights is not None

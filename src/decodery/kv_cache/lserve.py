@@ -32,9 +32,8 @@ from .selecting import Asked
 class LServe(CachePolicy):
     """Some heads keep only first tokens and a window; the others read whole pages of all tokens.
 
-    A group of query heads is chosen for together, where the published code chooses for every head. Classes A and C. A
-    slot of memory is free when all heads of its layer have lost it: what streaming heads save beside others is read,
-    and not held.
+    A group of query heads is chosen for together, where the published code chooses for every head. Classes A and C.
+    Streaming heads hold what they read and no more.
 
     Attributes:
         budget: That of the other heads, in pages of `page` tokens, of which at least `least` are read. A page counts as

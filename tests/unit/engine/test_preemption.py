@@ -205,7 +205,7 @@ def test_what_branches_have_in_common_is_read_once_and_within_the_rows_of_a_pass
 
 
 def test_a_search_waits_for_memory_and_gives_it_back() -> None:
-    one = MODEL.new_cache().slot_bytes * 256
+    one = MODEL.new_cache().slot_bytes * 64
     prompts = [[1 + number, 2, 3, 5] for number in range(4)]
     engine = Engine(MODEL, limits=Limits(cache_bytes=4 * one))
     texts = [engine.submit(Request(prompt, max_new_tokens=24)) for prompt in (prompts[0], prompts[3])]

@@ -9,7 +9,6 @@ import threading
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ import torch
 
 from covering import in_turn
 from decodery.models.batch import Batch, Scores, Segment
-from decodery.models.cache import page_pool
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig, Rope
 from decodery.models.cuda.graphs import MOST_ROWS, StaticPasses
@@ -43,11 +41,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def pools_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts on the CPU keep their pages as other devices do."""
-    monkeypatch.setattr(page_pool, "library", lambda: None)
-    monkeypatch.setattr(page_pool, "_pools", WeakValueDictionary())
+pytestmark = pytest.mark.usefixtures("pools_of_pytorch")
 
 
 def needs_cuda(test: Any) -> Any:

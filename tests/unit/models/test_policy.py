@@ -310,6 +310,7 @@ def test_the_law_of_caches_catches_a_policy_that_counts_what_was_not_kept() -> N
         check_cache(with_policy(make("float64"), Counting()), programs=2)
 
 
+@pytest.mark.usefixtures("pools_of_pytorch")
 def test_backends_that_cannot_ask_say_so() -> None:
     theirs = TransformersModel(make_model("llama"))
     cache = theirs.new_cache()

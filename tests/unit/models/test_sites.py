@@ -192,6 +192,7 @@ def test_models_of_transformers_have_the_stream_and_the_logits(name: str) -> Non
         theirs.forward(plain, taps=("head_out.1",))
 
 
+@pytest.mark.usefixtures("pools_of_pytorch")
 def test_passes_of_a_fixed_shape_leave_sites_to_the_others() -> None:
     model = make("float64")
     model.static = StaticPasses(1 << 24)

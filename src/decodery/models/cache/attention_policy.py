@@ -74,6 +74,11 @@ class AttentionPolicy(Contract):
     untouched: int = 0
     anew: bool = False
 
+    @property
+    def bytes(self) -> int:
+        """Of what it holds beside the cache."""
+        return 0
+
     def acts(self, layer: int) -> bool:
         """Whether it decides and observes anything in a layer.
 

@@ -540,11 +540,18 @@ class KVCache:
 
 
 def resident(caches: Iterable[KVCache]) -> int:
-    """Bytes that these caches keep in memory together.
+    """Bytes that these caches keep in memory together, with what their policies hold beside them.
 
-    Keys, values and sources that they share count once.
+    Pages, policies and sources that they share count once.
     """
     every = list(caches)
     sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
     states = sum(cache.states.bytes for cache in every)
-    return blocks.resident(cache.pages for cache in every) + sum(sources.values()) + states
+    pages = blocks.resident(cache.pages for cache in every)
+    return pages + sum(sources.values()) + states + beside(every)
+
+
+def beside(caches: Iterable[KVCache]) -> int:
+    """Bytes that the policies of these caches hold beside them."""
+    policies = {id(cache.policy): cache.policy.bytes for cache in caches if cache.policy is not None}
+    return sum(policies.values())

@@ -146,8 +146,9 @@ class MappedPool(PagePool):
 
     def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
         super().__init__(row, dtype, device, size)
-        self._memory = _reserved(self.most * self.page_bytes + SLAB)
-        self.most = min(self.most, (len(self._memory) - SLAB) // self.page_bytes)
+        # Whole slabs, and one more to begin where a slab does: what is given back must be this pool's alone.
+        self._memory = _reserved((-(-self.most * self.page_bytes // SLAB) + 1) * SLAB)
+        self.most = min(self.most, (len(self._memory) // SLAB - 1) * SLAB // self.page_bytes)
         self.holders = self.holders[: self.most]
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.base = -(-begin // SLAB) * SLAB

@@ -1,0 +1,92 @@
+"""Pages: none is lost, none is held twice, and what a head loses goes back."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.core.errors import OutOfMemory
+from decodery.models.cache.cache import KVCache, resident
+from decodery.models.cache.page_pool import SLOTS, MappedPool, PagePool, TensorPool, page_bytes
+from decodery.models.cache.pages import PageTable
+
+ROW = 8
+
+
+def pool(kind: type[PagePool], pages: int) -> PagePool:
+    return kind(ROW, torch.float32, torch.device("cpu"), pages * page_bytes(ROW, torch.float32))
+
+
+@pytest.mark.parametrize("kind", [MappedPool, TensorPool])
+def test_random_traffic_never_holds_more_than_there_is(kind: type[PagePool]) -> None:
+    chance, limit, refused = random.Random(1), 40, 0
+    one = pool(kind, limit)
+    texts: list[np.ndarray] = []
+    for _ in range(400):
+        match chance.randrange(3):
+            case 0:
+                count = chance.randrange(1, 12)
+                held = np.unique(np.concatenate([np.zeros(0, dtype=np.int32), *texts]))
+                try:
+                    texts.append(one.take(count))
+                except OutOfMemory:
+                    refused += 1
+                    assert len(held) + count > limit
+                else:
+                    assert not set(texts[-1].tolist()) & set(held.tolist())
+            case 1 if texts:
+                one.share(shared := chance.choice(texts))
+                texts.append(shared)
+            case 2 if texts:
+                one.drop(texts.pop(chance.randrange(len(texts))))
+        held = np.concatenate([np.zeros(0, dtype=np.int32), *texts])
+        assert one.used == len(np.unique(held)) <= limit
+        assert (np.bincount(held, minlength=limit) == one.holders).all()
+    assert refused
+    for each in texts:
+        one.drop(each)
+    assert one.used == 0 and len(one.take(limit)) == limit
+
+
+@pytest.mark.parametrize("kind", [MappedPool, TensorPool])
+def test_rows_are_read_where_they_were_written(kind: type[PagePool]) -> None:
+    table = PageTable((2, 3, ROW), torch.float32, "cpu")
+    table.pool = pool(kind, 64)
+    table.own(np.array([0, 0]), np.array([50, 20]))
+    rows = torch.randn(2, 2, 3, 50, ROW, generator=torch.Generator().manual_seed(0))
+    table.put(0, rows)
+    assert table.read(0, 50)[0].equal(rows[0]) and table.read(0, 32)[1].equal(rows[1, :, :, :32])
+    assert not table.read(32, 50)[1].any(), "there is no page"
+    some = np.array([3, 17, 49])
+    assert table.take(some, [0]).equal(rows[:1, :, :, some])
+    assert table.take(some, [0], 2).equal(rows[:1, :, 2:, some])
+
+
+def test_a_head_that_loses_slots_gives_its_pages_back() -> None:
+    cache = KVCache(2, 2, ROW)
+    rows = torch.randn(2, 2, 80, 2, ROW, generator=torch.Generator().manual_seed(0))
+    cache.reserve(np.arange(80))
+    for layer in range(2):
+        cache.write(layer, *rows[layer])
+    cache.keep(range(80))
+    clone, whole = cache.fork(), cache.bytes
+    cache.evict(1, range(4, 60), [0])
+    one = cache.pages.pool.page_bytes
+    assert cache.bytes == whole - 3 * one and cache.head_lengths.tolist() == [[80, 80], [24, 80]]
+    # The fork has what it had, and the pages that were written over are its own.
+    assert clone.view(1)[0].equal(rows[1, 0].transpose(0, 1)) and resident([cache, clone]) == whole + 2 * one
+    keys, left = cache.view(1)[0], [*range(4), *range(60, 80)]
+    assert keys[0, left].equal(rows[1, 0, left, 0]) and keys[1].equal(rows[1, 0, :, 1])
+    # Rows after it are told from those that are lost, and so are those that are kept out of order.
+    more = torch.randn(3, 2, ROW, generator=torch.Generator().manual_seed(1))
+    cache.reserve(np.array([80, 81, 81]))
+    for layer in range(2):
+        cache.write(layer, more, more)
+    cache.keep([0, 2])
+    assert cache.view(1)[1][:, 80:].equal(more[[0, 2]].transpose(0, 1))
+    cache.truncate(70)
+    assert cache.head_lengths.tolist() == [[70, 70], [14, 70]] and SLOTS == 16
+    assert cache.view(1)[0][0, 60:70].equal(rows[1, 0, 60:70, 0])
