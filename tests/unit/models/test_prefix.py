@@ -101,7 +101,7 @@ def test_it_stays_whatever_becomes_of_the_text() -> None:
     exact = prefixed.new_cache()
     exact.provide(11)
     logits(prefixed, [11], exact)
-    assert exact.capacity == 14
+    assert exact.capacity == 16
     with pytest.raises(ValueError, match="holds nothing"):
         cache.prepend(prefixed.prefix.data)
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from ..mapped_memory import discards
-from . import coded
 from . import pages as blocks
 from .attention_policy import AttentionPolicy
 from .cross_memory import CrossMemory
@@ -20,9 +19,8 @@ from .evicted_slots import Losses
 from .known_states import States
 from .page_pool import SLOTS
 from .pages import PageTable
+from .row_store import RowStore
 from .slot_positions import SlotPositions
-
-_MOST = torch.finfo(torch.float16).max
 
 _BEHIND = 256
 """Positions after all windows that stay, and at least so many more go at a time."""
@@ -79,8 +77,7 @@ class KVCache:
         windowed: Sequence[int] = (),
     ) -> None:
         self.window = window if discards() and torch.device(device).type == "cpu" else None
-        width = coded.row_bytes(head_dim, dtype) // dtype.itemsize
-        self.pages = PageTable((layers, kv_heads, width), dtype, device, () if self.window is None else windowed)
+        self.store = RowStore((layers, kv_heads, head_dim), dtype, device, () if self.window is None else windowed)
         self.lengths = np.zeros(layers, dtype=np.int64)
         self.slot_positions = SlotPositions(layers)
         self.next_position = 0
@@ -89,7 +86,6 @@ class KVCache:
         self.retained = 0
         self.written = np.zeros(layers, dtype=np.int64)
         self.policy: AttentionPolicy | None = None
-        self.losses = Losses(layers, kv_heads)
         self.memory: CrossMemory | None = None
         self.states = States()
         self._snapshots: WeakSet[Snapshot] = WeakSet()
@@ -99,12 +95,22 @@ class KVCache:
     @property
     def data(self) -> torch.Tensor:
         """A copy of all slots: [layers, 2 (keys, values), kv_heads, capacity, head_dim]."""
-        return self._numbers(self.pages.read(0, self.capacity))
+        return self.store.numbers(self.pages.read(0, self.capacity))
+
+    @property
+    def pages(self) -> PageTable:
+        """The pages that it holds."""
+        return self.store.pages
+
+    @property
+    def losses(self) -> Losses:
+        """Content that only some heads still hold."""
+        return self.store.losses
 
     @property
     def coded(self) -> bool:
         """Whether it holds bytes, a row's scale after its numbers."""
-        return self.pages.nothing.dtype == coded.DTYPE
+        return self.store.coded
 
     @property
     def positions(self) -> np.ndarray:
@@ -168,11 +174,7 @@ class KVCache:
     @property
     def head_lengths(self) -> np.ndarray:
         """[layers, kv_heads] slots that each head still holds."""
-        found = np.repeat(self.lengths[:, None], self.pages.nothing.shape[2], axis=1)
-        for layer in range(len(found)):
-            if (lost := self.losses.of(layer, int(self.lengths[layer]))) is not None:
-                found[layer] -= lost.sum(axis=1)
-        return found
+        return self.store.head_lengths(self.lengths)
 
     @property
     def slot_bytes(self) -> int:
@@ -200,10 +202,10 @@ class KVCache:
         """Have pages for `slots` tokens and for no more, or for the content if that is more."""
         first = slots + self.prefix
         if self.capacity:
-            lengths = self.lengths + self.tentative
-            spare = max(first - int(lengths.max()), 0)
-            self.pages.own(lengths, lengths + spare)
-            self.pages.trim(lengths + spare)
+            ends = self.store.ends(self.lengths) + self.tentative
+            spare = max(first - self.length - self.tentative, 0)
+            self.pages.own(ends, ends + spare)
+            self.pages.trim(ends + spare)
         self._first = first
 
     def prepend(self, data: torch.Tensor) -> None:
@@ -216,7 +218,7 @@ class KVCache:
             raise ValueError("only a cache that holds nothing can be given a prefix")
         n = data.shape[3]
         self.pages.own(self.lengths, self.lengths + n)
-        self.pages.put(0, self._elements(data).to(self.pages.nothing.dtype))
+        self.pages.put(0, self.store.elements(data).to(self.pages.nothing.dtype))
         self.slot_positions.begin(np.arange(-n, 0, dtype=np.int32))
         self.lengths += n
         self.prefix = n
@@ -238,7 +240,8 @@ class KVCache:
         n = retained + len(positions)
         # The first rows come with all that is expected; of shorter layers as much less.
         room = max(n, max(self._expected, self._first) - self.length)
-        self.pages.own(self.lengths + retained, self.lengths + room)
+        ends = self.store.ends(self.lengths)
+        self.pages.own(ends + retained, ends + room)
         same = retained if layers is None else self._same(positions, retained)
         self.slot_positions.put(self.lengths, retained, positions, self.capacity)
         self.tentative, self.retained = n, retained
@@ -254,7 +257,8 @@ class KVCache:
             layer: The layer's number.
             keys, values: [n, kv_heads, head_dim].
         """
-        self._put(layer, int(self.lengths[layer]) + self.retained, keys.transpose(0, 1), values.transpose(0, 1))
+        own = keys.transpose(0, 1), values.transpose(0, 1)
+        self.store.put(layer, int(self.lengths[layer]), self.retained, *own)
         self.written[layer] = self.tentative
 
     def wrote(self, layers: Sequence[int]) -> None:
@@ -263,12 +267,12 @@ class KVCache:
 
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A copy of keys and values of content and tentative rows, [kv_heads, length + tentative, head_dim] each."""
-        both = self._numbers(self.stored(layer))
+        both = self.store.numbers(self.stored(layer))
         return both[0], both[1]
 
     def stored(self, layer: int) -> torch.Tensor:
         """The same as it is stored, both in one [2, kv_heads, length + tentative, elements of a row]."""
-        return self.pages.read(0, int(self.lengths[layer]) + self.tentative, layer)
+        return self.store.read(layer, int(self.lengths[layer]), self.tentative)
 
     def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         """Turn these tentative rows into content, in this order, and forget the others.
@@ -372,7 +376,7 @@ class KVCache:
         """A cache with the same content; the two share pages, and each copies those it comes to write to."""
         clone = object.__new__(type(self))
         clone.window = self.window
-        clone.pages = self.pages.fork(self.lengths)
+        clone.store = self.store.fork(self.lengths)
         clone.lengths = self.lengths.copy()
         clone.slot_positions = self.slot_positions.fork(self.length)
         clone.next_position = self.next_position
@@ -380,7 +384,6 @@ class KVCache:
         clone.tentative = clone.retained = 0
         clone.written = np.zeros_like(self.written)
         clone.policy = None if self.policy is None else self.policy.fork()
-        clone.losses = self.losses.fork()
         clone.memory = self.memory
         clone.states = self.states.fork()
         clone._snapshots = WeakSet(self._snapshots)
@@ -395,32 +398,21 @@ class KVCache:
     def evict(self, layer: int, slots: Sequence[int], heads: Sequence[int] | None = None) -> None:
         """Drop these slots of one layer; the others keep their order and their positions.
 
-        A slot takes memory until all heads have lost it.
-
         Args:
             layer: The layer's number.
             slots: Numbers of slots.
             heads: key-value heads that lose them, None for all.
         """
-        length, dropped = int(self.lengths[layer]), np.asarray(slots, dtype=np.int64)
-        if heads is not None:
-            self._doubt(layer, int(dropped.min(initial=length)))
-            dropped = self.losses.lose(layer, length, dropped, heads)
-        remaining = np.setdiff1d(np.arange(length), dropped)
-        if len(remaining) < length:
+        dropped = np.asarray(slots, dtype=np.int64)
+        if len(dropped):
             self.pages.begin_anew()
-            first = int((remaining == np.arange(len(remaining))).sum())
-            moved = self.pages.take(remaining[first:], [layer])
-            starts, stops = self.lengths.copy(), self.lengths.copy()
-            starts[layer], stops[layer] = first, len(remaining)
-            self.pages.own(starts, stops)
-            self.pages.put(first, moved, [layer])
+            remaining = self.store.drop(layer, self.lengths, dropped, heads)
             self.slot_positions.part()
             self.slot_positions.gather([layer], 0, remaining)
             self.losses.gather(layer, remaining)
-            self._doubt(layer, first)
+            self._doubt(layer, int(dropped.min()))
             self.lengths[layer] = len(remaining)
-            self.pages.trim(self.lengths)
+            self.pages.trim(self.store.ends(self.lengths))
         self._forget()
 
     def refill(self, layer: int, keys: torch.Tensor, values: torch.Tensor, positions: np.ndarray) -> None:
@@ -438,42 +430,24 @@ class KVCache:
         if m > int(self.lengths[layer]):
             raise ValueError(f"a layer that holds {self.lengths[layer]} slots cannot be refilled with {m}")
         self.pages.begin_anew()
-        starts, stops = self.lengths.copy(), self.lengths.copy()
-        starts[layer], stops[layer] = 0, m
-        self.pages.own(starts, stops)
-        self._put(layer, 0, keys, values)
-        self.slot_positions.set(layer, positions)
+        self.store.own(layer, self.lengths, 0, m)
         self.losses.cut(layer, 0)
+        self.store.put(layer, 0, 0, keys, values)
+        self.slot_positions.set(layer, positions)
         self._doubt(layer, 0)
         self.lengths[layer] = m
-        self.pages.trim(self.lengths)
+        self.pages.trim(self.store.ends(self.lengths))
         self._forget()
 
     def shrink(self, spare: int) -> None:
         """Give back the memory after the content but that of `spare` slots."""
         self._forget()
         self._first = min(self._first, self.length + spare)
-        self.pages.trim(self.lengths + spare)
+        self.pages.trim(self.store.ends(self.lengths) + spare)
 
     def rounded(self, numbers: torch.Tensor) -> torch.Tensor:
         """What is read of these [..., head_dim] once the cache holds them, in their own precision."""
-        return self._numbers(self._elements(numbers).to(self.pages.nothing.dtype)).to(numbers.dtype)
-
-    def _elements(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Keys or values [..., head_dim] as they are to be stored."""
-        if self.coded:
-            return coded.encode(numbers)
-        # What float16 has no number for becomes the largest that it has.
-        return numbers.clamp(-_MOST, _MOST) if self.pages.nothing.dtype == torch.float16 else numbers
-
-    def _put(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys and values [kv_heads, n, head_dim] in slots of one layer from `start` on."""
-        elements = self._elements(torch.stack((keys, values))).to(self.pages.nothing.dtype)
-        self.pages.put(start, elements[None], [layer])
-
-    def _numbers(self, elements: torch.Tensor) -> torch.Tensor:
-        """What is stored as keys or values [..., head_dim]."""
-        return coded.decode(elements) if self.coded else elements
+        return self.store.numbers(self.store.elements(numbers).to(self.pages.nothing.dtype)).to(numbers.dtype)
 
     @property
     def _reach(self) -> int:
@@ -520,8 +494,7 @@ class KVCache:
         m = len(rows)
         moved = np.flatnonzero(rows != np.arange(m))
         if len(moved):
-            first = int(moved[0])
-            self.pages.put(start + first, self.pages.take(start + rows[first:], layers), layers)
+            self.store.gather(layers, start, rows, int(moved[0]))
             self.slot_positions.gather(layers, start, rows)
         self.lengths[layers] += m
 

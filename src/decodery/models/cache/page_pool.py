@@ -29,7 +29,8 @@ SLAB = 2 << 20
 """Bytes that go back to the system together, once all pages in them are free."""
 SHORTER = "use a shorter prompt or fewer sequences at once"
 _NO_RESERVE = 0x4000
-"""Linux's MAP_NORESERVE, which Python has no name for: addresses alone must not count as memory, or no process forks."""
+"""Linux's MAP_NORESERVE, which Python does not name: if addresses counted as memory, the process could not fork."""
+_FIRST = 16 << 20
 _MOST_PAGES = 2**31 - 1
 _WITHOUT_LIMIT = 64 << 30
 
@@ -247,7 +248,7 @@ class TensorPool(PagePool):
         held = self.data.shape[1]
         if pages <= held:
             return
-        room = min(max(pages, held + held // 4), self.most)
+        room = min(max(pages, held + held // 4, _FIRST // self.page_bytes), self.most)
         try:
             wider = self.data.new_zeros(2, room, SLOTS, self.row)
         except (RuntimeError, MemoryError) as error:

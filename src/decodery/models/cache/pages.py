@@ -81,13 +81,13 @@ class PageTable:
         found = self.pool.read(tables, range(start, max(start, min(stop, self.capacity))))
         return found[0] if one else found
 
-    def take(self, slots: np.ndarray, layers: Sequence[int] | None = None) -> torch.Tensor:
-        """Copies of these slots: [layers, 2, kv_heads, m, row]."""
-        return self.pool.read(self._tables(layers), slots)
+    def take(self, slots: np.ndarray, layers: Sequence[int] | None = None, head: int | None = None) -> torch.Tensor:
+        """Copies of these slots of some layers, and of all heads or one: [layers, 2, kv_heads, m, row]."""
+        return self.pool.read(self._tables(layers, head), slots)
 
-    def put(self, start: int, data: torch.Tensor, layers: Sequence[int] | None = None) -> None:
-        """Write `data` [layers, 2, kv_heads, m, row] to the slots of these layers from `start` on."""
-        self.pool.write(self._tables(layers), range(start, start + data.shape[3]), data)
+    def put(self, start: int, data: torch.Tensor, layers: Sequence[int] | None = None, head: int | None = None) -> None:
+        """Write `data` [layers, 2, kv_heads, m, row] to the slots from `start` on of these layers and heads."""
+        self.pool.write(self._tables(layers, head), range(start, start + data.shape[3]), data)
 
     def own(self, starts: np.ndarray, stops: np.ndarray) -> None:
         """Let slots [start, stop) of every layer be there, and this text's alone to write.
@@ -184,8 +184,9 @@ class PageTable:
             self._mine = 0, 0
             self.pool.drop(pages)
 
-    def _tables(self, layers: Sequence[int] | None) -> np.ndarray:
-        return self._room if layers is None else self._room[list(layers)]
+    def _tables(self, layers: Sequence[int] | None, head: int | None) -> np.ndarray:
+        tables = self._room if layers is None else self._room[list(layers)]
+        return tables if head is None else tables[:, head : head + 1]
 
     def _widen(self, columns: int) -> None:
         """Have room in the table for so many pages."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -54,6 +56,20 @@ class SparseIndices:
         wanted |= cache.policy is not None and (cache.policy.observes or cache.policy.merges)
         weights = torch.empty(heads // len(keys), len(slots), dtype=torch.float32, device="cpu") if wanted else None
         return cls(attention, read, slots, starts, weights, torch.empty(n, heads, dtype=torch.float32, device="cpu"))
+
+    @cached_property
+    def rows_read(self) -> np.ndarray:
+        """Where each head holds its `slots`."""
+        cache, layer = self.attention.segment.cache, self.attention.layer
+        assert cache is not None
+        if not cache.losses:
+            return self.slots
+        length, bounds = int(cache.lengths[layer]), self.starts[:: self.rows]
+        heads = (
+            cache.store.rows_of(layer, length, head, self.slots[begin:end])
+            for head, (begin, end) in enumerate(pairwise(bounds.tolist()))
+        )
+        return np.concatenate([np.zeros(0, dtype=np.int32), *heads])
 
     @property
     def rows(self) -> int:

@@ -241,7 +241,7 @@ class _Walk:
         )
         struct = self._segments[number]
         struct.starts = address(indices.starts, np.int32, self.config.num_kv_heads * indices.rows + 1)
-        struct.picked = address(indices.slots, np.int32, None)
+        struct.picked = address(indices.rows_read, np.int32, len(indices.slots))
         # Not every layer's weights are wanted: those of an earlier one may be gone.
         struct.weights = struct.mass = None
         if indices.weights is not None:
@@ -263,7 +263,7 @@ class _Walk:
         positions = np.ascontiguousarray(segment.positions, dtype=np.int64)
         causal = segment.mask is None and not segment.retained
         mask = None if causal else np.ascontiguousarray(segment.seen())
-        cache = segment.cache
+        cache, lengths_head = segment.cache, 0
         if cache is None:
             # Rows that see each other only: room for one layer's keys and values, used by every layer in turn.
             dtype, size, pages = torch.float32, page_bytes(self.config.head_dim, torch.float32), -(-n // SLOTS)
@@ -278,14 +278,16 @@ class _Walk:
             assert isinstance(pool, MappedPool)
             dtype, size, base, table = pool.dtype, pool.page_bytes, pool.base, cache.pages.whole_table
             lengths, pages, lengths_layer = cache.lengths, table.shape[2], 1
+            if cache.losses:
+                lengths, lengths_layer, lengths_head = cache.head_lengths, kv_heads, 1
             slots, slots_layer = cache.slot_positions.table
             table_layer = kv_heads * pages
         self._alive += [positions, mask, table, lengths, slots]
         return SegmentStruct(
-            base, address(table, np.int32, None, kv_heads, pages), address(lengths, np.int64, None),
+            base, address(table, np.int32, None, kv_heads, pages), address(lengths, np.int64, *lengths.shape),
             address(slots, np.int32, *slots.shape, apart=True), address(positions, np.int64, n),
             None if mask is None else address(mask, np.bool_, n, segment.retained + n), size, table_layer, pages,
-            lengths_layer, 0, slots_layer, 0, n, segment.retained, _ELEMENTS[dtype], pages,
+            lengths_layer, lengths_head, slots_layer, 0, n, segment.retained, _ELEMENTS[dtype], pages,
         )  # fmt: skip
 
 

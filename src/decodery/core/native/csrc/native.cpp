@@ -125,13 +125,12 @@ struct Sizes {
     int64_t longest = 0, listed = 0, marked = 0, lone = 0;
 };
 
-int64_t longest(const Pass& pass, const Segment& segment) {
+int64_t longest(const Model& model, const Pass& pass, const Segment& segment) {
+    const int32_t heads = segment.lengths_head == 0 ? 1 : model.kv_heads;
     int64_t most = 0;
-    for (int32_t i = 0; i < pass.run_count; ++i) {
-        const int64_t seen = segment.length(pass.run[i], 0) + segment.stays + segment.rows;
-        if (seen > most) most = seen;
-    }
-    return most;
+    for (int32_t i = 0; i < pass.run_count; ++i)
+        for (int32_t head = 0; head < heads; ++head) most = std::max(most, segment.length(pass.run[i], head));
+    return most + segment.stays + segment.rows;
 }
 
 bool windows(const Model& model, const Pass& pass) {
@@ -150,7 +149,7 @@ Sizes measure(const Model& model, const Pass& pass) {
     const bool windowed = windows(model, pass);
     for (int32_t s = 0; s < pass.segment_count; ++s) {
         const Segment& segment = pass.segments[s];
-        const int64_t seen = longest(pass, segment);
+        const int64_t seen = longest(model, pass, segment);
         if (seen > sizes.longest) sizes.longest = seen;
         sizes.lone += int64_t(segment.rows) * lone(segment, windowed);
         if (segment.mask == nullptr) continue;
@@ -209,7 +208,7 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
 // How many of the first slots of two segments are the same memory in all layers and heads of a pass.
 int32_t in_common(const Model& model, const Pass& pass, const Segment& a, const Segment& b) {
     if (a.base != b.base || a.page_bytes != b.page_bytes) return 0;
-    const int64_t seen = std::min(longest(pass, a), longest(pass, b));
+    const int64_t seen = std::min(longest(model, pass, a), longest(model, pass, b));
     int32_t common = int32_t(std::min<int64_t>((seen + page_slots - 1) / page_slots, std::min(a.table_pages, b.table_pages)));
     for (int32_t i = 0; i < pass.run_count && common > 0; ++i)
         for (int32_t head = 0; head < model.kv_heads; ++head) {
@@ -240,7 +239,7 @@ int32_t group_segments(const Model& model, const Pass& pass, const Notes& notes)
         const int32_t common = first == nullptr || first->starts != nullptr ? 0 : in_common(model, pass, *first, segment);
         if (common == 0) *++last = {i, i, INT32_MAX, 0, 0, false}, ++groups;
         else if (common < last->common) last->common = common;
-        const int64_t seen = longest(pass, segment);
+        const int64_t seen = longest(model, pass, segment);
         last->last = i + 1;
         last->rows += segment.rows;
         last->longest = seen > last->longest ? seen : last->longest;
