@@ -98,16 +98,24 @@ static Linear ternary(int32_t in, int32_t out) {
 static void pass_of(const char* set, const char* name, const Model& model, Element element) {
     constexpr int32_t slots = 32, rows = 10, more = 3;
     const int32_t dim = model.head_dim, bytes = element == float32_elements ? 4 : element == float16_elements ? 2 : 1;
-    const int32_t size = element == coded_elements ? dim + 2 : dim, width = model.kv_heads * size;
-    std::vector<uint8_t> cache(size_t(2) * 2 * width * slots * bytes);
+    constexpr int32_t layers = 2, pages = slots / page_slots;
+    const int64_t page = 2 * page_slots * (round_up(dim, 16) * bytes + (element == coded_elements ? scale_bytes : 0));
+    const int32_t count = layers * model.kv_heads * pages;
+    char* cache = aligned<char>(size_t(count * page));
+    memset(cache, 0, size_t(count * page));
+    std::vector<int32_t> table(count);
+    for (int32_t i = 0; i < count; ++i) table[i] = i;
     std::vector<float> hidden = floats_of(size_t(rows) * model.hidden), next = floats_of(size_t(more) * model.hidden);
     int64_t lengths[2] = {0, 0}, positions[slots];
     int32_t places[2 * slots], order[2] = {0, 1}, marks[2] = {0, 0};
     for (int32_t i = 0; i < slots; ++i) positions[i] = i, places[i] = places[slots + i] = i;
     float* taps[2] = {nullptr, nullptr};
     std::vector<float> cos = floats_of(rows * dim / 2), sin = floats_of(rows * dim / 2);
-    const Run run = {cache.data(), 2 * width * slots, width * slots, size * slots, 0, slots};
-    Segment segment = {&run, lengths, places, positions, nullptr, slots, 1, rows, 0, element, nullptr, nullptr, nullptr, nullptr};
+    Segment segment = {};
+    segment.base = cache, segment.pages = table.data(), segment.page_bytes = page;
+    segment.table_layer = model.kv_heads * pages, segment.table_head = segment.table_pages = pages;
+    segment.lengths = lengths, segment.lengths_layer = 1, segment.slots = places, segment.slots_layer = slots;
+    segment.positions = positions, segment.rows = rows, segment.element = element;
     Pass pass = {};
     pass.hidden = hidden.data();
     pass.segments = &segment;
@@ -123,7 +131,8 @@ static void pass_of(const char* set, const char* name, const Model& model, Eleme
     places[rows + 2] = places[slots + rows + 2] = rows + 1;
     pass.hidden = next.data(), pass.rows = more, pass.next = 0;
     decodery_layers(&model, &pass, nullptr);
-    h = hash(next.data(), next.size(), hash(cache.data(), cache.size(), h));
+    h = hash(next.data(), next.size(), hash(cache, size_t(count * page), h));
+    free(cache);
     printf("%s\t%s\t%016llx\n", set, name, static_cast<unsigned long long>(h));
 }
 

@@ -16,6 +16,7 @@ from decodery.compression import Int8
 from decodery.compression.base import transformed
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
+from decodery.models.cache.page_pool import SLOTS, page_bytes
 from decodery.models.families.config_json import read_config
 from decodery.models.loaders.config_check import check_config
 from decodery.models.loaders.description import Description
@@ -48,7 +49,7 @@ def test_it_keeps_latents_forks_and_counts_the_experts_it_reads(
     cache = model.new_cache()
     scores = model.forward(Batch([Segment.chunk(ids, cache)]))
     # One head of latents a layer, whatever the number of heads, and the rows that many heads share.
-    assert cache.pages.slot_bytes == 2 * layers * (latent.rank + latent.turned) * 4
+    assert cache.pages.slot_bytes * SLOTS == layers * page_bytes(latent.rank + latent.turned, torch.float32)
     mixed, each = layers - model.config.dense_layers, model.config.experts_per_token
     assert mixed * each < scores.costs[0].experts <= mixed * model.config.experts
     cache.keep(range(12))
