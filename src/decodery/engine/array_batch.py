@@ -173,7 +173,7 @@ class ArrayBatch:
                 self._changes = -1
                 return None
         trees = self._proposed() if self._drafting else None
-        if any(text.seq.finish_reason is not None for text in texts):
+        if trees is not None and any(text.seq.finish_reason is not None for text in texts):
             # A drafter has failed.
             self._changes = -1
             return None
@@ -185,7 +185,8 @@ class ArrayBatch:
             self._changes = -1
             return None
         self._times = begin, proposed, perf_counter()
-        mean = sum(text.length for text in texts) / len(texts)
+        # Lists: a generator is a call per text.
+        mean = sum([text.length for text in texts]) / len(texts)
         self._budgets.learn(steps.rows, len(texts), mean, self._times[2] - begin)
         if trees is None:
             ended = self._commit(passes)

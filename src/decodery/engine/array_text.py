@@ -5,11 +5,20 @@ from __future__ import annotations
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.open_rows import OpenRows
 from decodery.sampling.native_processors import NativeProcessors
+from decodery.step.bound_request import BoundRequest
 from decodery.step.sequence import Sequence
 
 from .accounting import OWN
 from .commit import end_of
 from .task import SchedulerEntry
+
+
+def _most_drafted(request: BoundRequest) -> int:
+    """Rows that a draft of a text takes at most."""
+    if request.drafter is None:
+        return 0
+    own = request.drafter.largest()
+    return request.max_draft_tokens if own is None else min(own, request.max_draft_tokens)
 
 
 class ArrayText:
@@ -33,7 +42,7 @@ class ArrayText:
         self.sampler, self.stateful = request.sampler, request.sampler.stateful
         self.eos, self.ledger = request.eos_ids, seq.trace.ledger
         # One more row in each step, and those that are drafted.
-        self.room = 1 if request.drafter is None else 1 + request.max_draft_tokens
+        self.room = 1 + _most_drafted(request)
         self.most = request.prompt_length + request.max_new_tokens
         self.follow()
 

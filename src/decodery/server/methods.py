@@ -46,7 +46,6 @@ def settings_of(body: Shared, vocab_size: int, guards: Sequence[Monitor] = ()) -
         guards: Monitors of the server, which watch every text.
     """
     own = body.decodery or Methods()
-    watching = [own.monitor] if isinstance(own.monitor, str) else own.monitor or []
     settings: dict[str, Any] = {
         **body.settings(),
         "logit_bias": _bias(body.logit_bias, vocab_size),
@@ -57,10 +56,15 @@ def settings_of(body: Shared, vocab_size: int, guards: Sequence[Monitor] = ()) -
         "max_draft_tokens": own.max_draft_tokens,
         "logits_source": own.logits_source,
         "cache_policy": own.cache_policy,
-        "monitor": [*guards, *watching] or None,
+        "monitor": _watching(guards, own.monitor),
         "fresh_memory": own.fresh_memory or None,
     }
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def _watching(guards: Sequence[Monitor], asked: str | list[str] | None) -> Any:
+    """The monitors of a text: those of the server, and those that the request names."""
+    return [*guards, *([asked] if isinstance(asked, str) else asked or ())] if guards else asked
 
 
 def search_of(body: Shared, lm: LLM) -> Search | None:

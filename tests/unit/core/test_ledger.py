@@ -16,7 +16,9 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.sampling import Sampler
 from decodery.search.base import Branches, Search, choose
 from decodery.search.beam import Beam
+from decodery.speculative.drafters.dflash import DFlash
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.dspark import DSpark
 from decodery.speculative.drafters.kangaroo import Kangaroo
 from decodery.speculative.drafters.own_layers import OwnLayers
 from decodery.step.forward_request import ForwardCoroutine, score
@@ -27,6 +29,7 @@ from methods import DRAFTERS, DRAWING, KINDS, SEARCHES, TWO_MODELS
 
 MODEL, SMALL = tiny_transformer(0), tiny_transformer(0, num_layers=1)
 OWN_LAYERS = (OwnLayers, Kangaroo)
+BLOCKS = (DFlash, DSpark)
 PROMPTS = [[1 + number, 2, 3, 5 + number % 7] for number in range(16)]
 
 
@@ -47,11 +50,16 @@ def test_a_text_spent_what_was_run(name: str) -> None:
         # Some of the target's layers draft, and count as what they do.
         assert sum(ledger.passes.values()) == len(target.rows) and not draft.rows
         assert sum(ledger.rows.values()) == sum(target.rows) and 0 < ledger.rows["draft"] < sum(target.rows)
+    elif isinstance(seq.request.drafter, BLOCKS):
+        # Their heads are no models, and their passes are entered as what they do.
+        assert ledger.passes["model"] == len(target.rows) and ledger.rows["model"] == sum(target.rows)
+        assert ledger.passes["draft"] > 0 and not draft.rows
     else:
         assert_spent(ledger, model=target, draft=draft)
     assert ledger.tokens == len(seq.generated) == 24 and ledger.scorer_calls == 0
     # What drafts waits for the target and the target for what drafts; only what is asked together is no deeper.
-    assert len(target.rows) <= ledger.depth <= len(target.rows) + len(draft.rows)
+    drafted = ledger.passes.get("draft", 0)
+    assert len(target.rows) <= ledger.depth <= len(target.rows) + drafted
 
 
 def test_depth_is_how_many_passes_followed_each_other() -> None:

@@ -384,7 +384,7 @@ class Careless(KVCache):
 
     def fork(self) -> Self:
         clone = super().fork()
-        clone.pages = self.pages
+        clone.store = self.store
         return clone
 
 

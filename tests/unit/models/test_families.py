@@ -148,7 +148,7 @@ def test_gemma_ropes_in_the_old_form() -> None:
         ({"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [1]}, "mlp_only_layers"),
         ({"model_type": "helium"}, "helium"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "vptq"}}, "vptq"),
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

@@ -275,7 +275,7 @@ class KVCache:
         self.written[np.asarray(layers, dtype=np.int64)] = self.tentative
 
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A copy of keys and values of content and tentative rows, [kv_heads, length + tentative, head_dim] each."""
+        """A copy of keys and values with tentative rows, [kv_heads, length + tentative, head_dim] each."""
         both = self.store.numbers(self.stored(layer))
         return both[0], both[1]
 

@@ -30,7 +30,7 @@ class OpenRows:
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
-        self._pages = cache.pages
+        self._store, self._pages = cache.store, cache.pages
         self._lengths = cache.lengths
         self._mine = (0, 0)
         self._positions = np.empty((0, 0), dtype=np.int32)
@@ -52,14 +52,15 @@ class OpenRows:
         """Whether the kernel may append so many rows, with what `describe` has written still right."""
         cache = self.cache
         return (
-            cache.pages is self._pages
+            cache.store is self._store
+            and self._store.pages is self._pages
             and cache.lengths is self._lengths
             and self._pages.written_from is self._mine
             and cache.slot_positions.held is self._positions
             and cache.prefix + cache.next_position + rows <= self._slots
             and not cache.tentative
             and cache.policy is None
-            and cache.losses.lost is None
+            and self._store.losses.lost is None
         )
 
     def open(self, rows: int) -> None:
@@ -67,7 +68,7 @@ class OpenRows:
         cache = self.cache
         start = int(cache.lengths[0])
         cache.make_room(rows)
-        self._pages, self._lengths = cache.pages, cache.lengths
+        self._store, self._pages, self._lengths = cache.store, cache.pages, cache.lengths
         self._mine, self._positions = cache.pages.written_from, cache.slot_positions.held
         self._slots = min(self._mine[1], self._positions.shape[1]) if start >= self._mine[0] else 0
 

@@ -142,7 +142,7 @@ class PagePool(Contract):
 
 
 class MappedPool(PagePool):
-    """A range of addresses of this process, whose memory comes when it is written to; kernels read and write it."""
+    """A range of addresses whose memory comes when it is written to; kernels read and write it."""
 
     def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
         super().__init__(row, dtype, device, size)
@@ -203,7 +203,7 @@ class MappedPool(PagePool):
 
 
 class TensorPool(PagePool):
-    """One tensor [2 (keys, values), pages, SLOTS, row] on any device, which grows by a quarter and then moves."""
+    """One tensor [2 (keys, values), pages, SLOTS, row] on any device, which moves when it grows."""
 
     def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
         super().__init__(row, dtype, device, size)
@@ -275,7 +275,7 @@ def pool_of(row: int, dtype: torch.dtype, device: torch.device | str) -> PagePoo
 
 
 def page_bytes(row: int, dtype: torch.dtype) -> int:
-    """Bytes of a page with rows of so many elements, as csrc/pages.h lays it out: numbers in multiples of 16."""
+    """Bytes of a page with rows of so many elements, in multiples of 16, as csrc/pages.h lays it out."""
     beside = coded.SCALE if dtype == coded.DTYPE else 0
     numbers = -(-(row - beside) // SLOTS) * SLOTS
     return 2 * SLOTS * (numbers + beside) * dtype.itemsize

@@ -26,6 +26,8 @@ class PageTable:
         version: Grows whenever the address of the table changes.
         windowed: Layers whose rows stop seeing old slots.
         passed: How many of the first pages they no longer hold.
+        written_from: Slots that are known to be this text's to write, in all layers: another tuple once that may have
+            changed.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class PageTable:
         self.windowed, self.passed, self.version = tuple(windowed), 0, 0
         self._room = np.full((layers, kv_heads, 4), NO_PAGE, dtype=np.int32)
         self._columns = 0
-        self._mine = 0, 0  # slots known to be this text's to write, in all layers
+        self.written_from = 0, 0
 
     @property
     def table(self) -> np.ndarray:
@@ -55,11 +57,6 @@ class PageTable:
     def whole_table(self) -> np.ndarray:
         """The same with room for more pages, one after another in memory."""
         return self._room
-
-    @property
-    def written_from(self) -> tuple[int, int]:
-        """Slots that are known to be this text's to write: another tuple once that may have changed."""
-        return self._mine
 
     @property
     def capacity(self) -> int:
@@ -103,7 +100,7 @@ class PageTable:
             starts, stops: [layers] or [layers, kv_heads].
         """
         first, last = int(starts.min()), int(stops.max())
-        if self._mine[0] <= first and last <= self._mine[1]:
+        if self.written_from[0] <= first and last <= self.written_from[1]:
             return
         begin, end = first // SLOTS, -(-last // SLOTS)
         if end <= begin:
@@ -133,7 +130,7 @@ class PageTable:
             span[needed] = pages
         self._columns = max(self._columns, end)
         # Pages are owned as a whole.
-        self._mine = int(starts.max()) // SLOTS * SLOTS, -(-int(stops.min()) // SLOTS) * SLOTS
+        self.written_from = int(starts.max()) // SLOTS * SLOTS, -(-int(stops.min()) // SLOTS) * SLOTS
 
     def trim(self, stops: np.ndarray) -> None:
         """Give back the pages that begin at slot `stop` of each layer or later.
@@ -159,7 +156,7 @@ class PageTable:
         clone._room = self._room[:, :, : max(clone._columns, 1)].copy()
         clone._room[np.arange(clone._room.shape[2]) >= _by_head(-(-lengths // SLOTS), clone._room)] = NO_PAGE
         clone.passed = min(self.passed, clone._columns)
-        clone._mine = self._mine = 0, 0
+        clone.written_from = self.written_from = 0, 0
         self.pool.share(clone.held)
         return clone
 
@@ -167,7 +164,7 @@ class PageTable:
         """Hold nothing any more."""
         self.pool.drop(self.held)
         self._room.fill(NO_PAGE)
-        self._columns, self._mine = 0, (0, 0)
+        self._columns, self.written_from = 0, (0, 0)
 
     def release_passed(self, slot: int) -> None:
         """Give back the pages of windowed layers that end before `slot`."""
@@ -181,13 +178,13 @@ class PageTable:
 
     def begin_anew(self) -> None:
         """All slots will be written again, so that windowed layers need all of them."""
-        self.passed, self._mine = 0, (0, 0)
+        self.passed, self.written_from = 0, (0, 0)
 
     def _give_back(self, table: np.ndarray, gone: np.ndarray) -> None:
         if gone.any():
             pages = table[gone]
             table[gone] = NO_PAGE
-            self._mine = 0, 0
+            self.written_from = 0, 0
             self.pool.drop(pages)
 
     def _tables(self, layers: Sequence[int] | None, head: int | None) -> np.ndarray:
@@ -204,7 +201,7 @@ class PageTable:
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the end of the process all memory goes, and what dropping pages needs may be gone.
-        if hasattr(self, "_mine") and not ending():
+        if hasattr(self, "written_from") and not ending():
             self.pool.drop(self.held)
 
 

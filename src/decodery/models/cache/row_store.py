@@ -62,7 +62,7 @@ class RowStore:
             self.pages.put(start + offset, rows[:, :, head : head + 1], [layer], head)
 
     def read(self, layer: int, length: int, more: int) -> torch.Tensor:
-        """Rows [2, kv_heads, length + more, row] of content and of those after it; zeros where a head lost its own."""
+        """Rows [2, kv_heads, length + more, row] of content and after it; zeros where a head lost its own."""
         if (lost := self._lost(layer, length)) is None:
             return self.pages.read(0, length + more, layer)
         nothing = self.pages.nothing
@@ -92,7 +92,7 @@ class RowStore:
                 self.pages.put(start + first, moved, [layer], head)
 
     def drop(self, layer: int, lengths: np.ndarray, slots: np.ndarray, heads: Sequence[int] | None) -> np.ndarray:
-        """Let these heads, or all, lose these slots; returns the slots of the layer that some head still holds.
+        """Let these heads, or all, lose these slots; returns the slots that some head still holds.
 
         `losses` still counts all of them.
         """

@@ -261,9 +261,15 @@ class StaticStep:
         pages: torch.Tensor,
         masks: torch.Tensor,
     ) -> None:
-        """Take positions [places * rows], lengths [places], page tables and masks [kinds, places, rows, capacity].
+        """Take what a pass begins with, see `_StaticPass`.
 
-        See `_StaticPass`.
+        Args:
+            arena: The caches.
+            model: The model.
+            positions: [places * rows].
+            lengths: [places].
+            pages: Page tables.
+            masks: [kinds, places, rows, capacity].
         """
         self._arena, self._model = arena, model
         rows = masks.shape[2]
