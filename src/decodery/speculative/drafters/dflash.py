@@ -188,7 +188,8 @@ class DFlashHead(DraftHead):
                     near, own = self._near(layer.shape.sliding, torch.from_numpy(memory.positions), start)
                     seen = torch.cat((near, own), dim=1)
                 scale = layer.shape.head_dim**-0.5
-                found.append(attend(queries, *held.read(0, end), seen, scale))
+                keys, values = held.read(0, end)
+                found.append(attend(queries, keys, values, seen, scale))
                 # The text is all that stays.
                 held.rows = 0
             stream = layer.left(stream + self.parts.linear(f"{layer.prefix}output")(torch.cat(found)))
