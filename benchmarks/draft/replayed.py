@@ -117,11 +117,11 @@ def replay(texts: list[Text], vocab: int, warm: WarmContexts, costs: np.ndarray,
     for whole in texts:
         memory = Expectations(Occurrences(ORDERS), contexts, rates, past, trusted)
         text: Any = replace(whole, tokens=whole.tokens[: whole.prompt_length + 1])
-        native, start = native_tree.NativeTree(text, memory, MOST), whole.prompt_length
+        native, start = native_tree.NativeText(text, memory, MOST), whole.prompt_length
         while len(text.tokens) < len(whole.tokens):
             at, left = len(text.tokens), len(whole.tokens) - len(text.tokens)
-            memory.find(text.tokens, MOST)
-            tree = native.grown(text, costs, 1, left - 1)
+            found = native_tree.propose_together([native], [text], costs, 1.0, [MOST], [left - 1])
+            tree = DraftTree.root(text.tokens[-1]) if found is None else found[0][0]
             path: list[int] = []
             while len(path) < left - 1:
                 child = tree.child(path[-1] if path else 0, whole.tokens[at + len(path)])
@@ -134,7 +134,8 @@ def replay(texts: list[Text], vocab: int, warm: WarmContexts, costs: np.ndarray,
                 logits[row, torch.from_numpy(said)] = torch.arange(KEPT, 0, -1.0)
             text.tokens += emitted
             kept = DraftTree.chain(int(tree.tokens[0]), tree.tokens[path])
-            native.learn(text, VerificationFeedback(kept, logits, {}, list(range(1, len(kept))), emitted, at - 1), True)
+            seen = VerificationFeedback(kept, logits, {}, list(range(1, len(kept))), emitted, at - 1)
+            native_tree.learn_together([native], [text], [seen])
             passes, tokens, rows = passes + 1, tokens + len(emitted), rows + len(tree)
             spent += float(costs[len(tree) - 1] / costs[0])
         past.add(whole.tokens[start:])

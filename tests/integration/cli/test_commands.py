@@ -67,7 +67,7 @@ def test_version() -> None:
 def test_generate_json_is_one_object_that_python_gives_too_and_a_warm_start_imports_no_transformers(
     model: Path, smollm2_int8: LLM
 ) -> None:
-    settings = ("--max-new-tokens", "24", "--temperature", "0.8", "--seed", "5")
+    settings = ("--dtype", "int8", "--max-new-tokens", "24", "--temperature", "0.8", "--seed", "5")
     command = [sys.executable, "-X", "importtime", *COMMAND[1:], "generate", PROMPT, *settings, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
