@@ -118,7 +118,7 @@ class PublishedReward(Scorer):
             return min(values)
         if self.steps == "mean":
             return sum(values) / len(values)
-        return float(torch.tensor(values, dtype=torch.float64).prod())
+        return float(torch.tensor(values, dtype=torch.float64, device="cpu").prod())
 
     @property
     def _signs(self) -> tuple[int, int]:

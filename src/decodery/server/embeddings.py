@@ -65,7 +65,8 @@ class Reading:
     def read(self) -> ForwardCoroutine[list[float]]:
         """The vector [hidden] of length 1, from the states after the final norm."""
         model = self.model
-        cache, total = model.new_cache(), torch.zeros(model.config.hidden_size, dtype=torch.float64)
+        cache = model.new_cache()
+        total = torch.zeros(model.config.hidden_size, dtype=torch.float64, device="cpu")
         for first in range(0, len(self.prompt), _ROWS):
             rows = self.prompt[first : first + _ROWS]
             found = yield from score(model, Segment.chunk(rows, cache, []), taps=[-1])
@@ -102,7 +103,7 @@ def readings(preprocessor: RequestPreprocessor, body: EmbeddingsRequest) -> list
 
 def vector_of(body: EmbeddingsRequest, vector: Sequence[float]) -> list[float] | str:
     """A vector as the request wants it."""
-    found = torch.tensor(vector, dtype=torch.float64)
+    found = torch.tensor(vector, dtype=torch.float64, device="cpu")
     if body.dimensions is not None:
         found = torch.nn.functional.normalize(found[: body.dimensions], dim=0)
     if body.encoding_format == "float":

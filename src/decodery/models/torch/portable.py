@@ -210,8 +210,11 @@ def _attend_together(
     n, heads, dim = queries.shape
     kv_heads, seen = keys.shape[:2]
     scores = _scores(queries.view(n, kv_heads, heads // kv_heads, 1, dim), keys[None, :, None])
-    largest = torch.full(scores.shape[:3], _LEAST, device=keys.device)
-    total, context = torch.zeros_like(largest), torch.zeros(*scores.shape[:3], dim, device=keys.device)
+    largest = torch.full(scores.shape[:3], _LEAST, dtype=torch.float32, device=keys.device)
+    total, context = (
+        torch.zeros_like(largest),
+        torch.zeros(*scores.shape[:3], dim, dtype=torch.float32, device=keys.device),
+    )
     weights = torch.zeros_like(scores)
     for begin in range(0, seen, CHUNK):
         # Rows of which each sees as much as the one before it, so that those with slots here are the last ones.
@@ -240,7 +243,7 @@ def _scores(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         return coded.products(queries, keys)
     if keys.dtype == torch.float16:
         queries, keys = _shortened(queries), keys.float()
-    found = torch.zeros(*queries.shape[:3], keys.shape[-2], device=keys.device)
+    found = torch.zeros(*queries.shape[:3], keys.shape[-2], dtype=torch.float32, device=keys.device)
     for i in range(queries.shape[-1]):
         found += queries[..., i] * keys[..., i]
     return found
@@ -252,7 +255,7 @@ def _weighted_sums(shares: torch.Tensor, values: torch.Tensor, hidden: torch.Ten
         return coded.weighted_sums(shares, values[None, :, None], hidden)
     if values.dtype == torch.float16:
         shares, values = _shortened(shares), values.float()
-    found = torch.zeros(*shares.shape[:3], values.shape[-1], device=values.device)
+    found = torch.zeros(*shares.shape[:3], values.shape[-1], dtype=torch.float32, device=values.device)
     for i in range(shares.shape[-1]):
         found += shares[..., i, None] * values[None, :, None, i]
     return found

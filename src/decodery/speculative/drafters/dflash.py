@@ -139,7 +139,7 @@ class DFlashHead(DraftHead):
             _, keys, values = layer.heads(context, places)
             for memory, own, seen in zip(memories, keys.split(lengths), values.split(lengths), strict=True):
                 memory.held[number].write(own, seen, text=True)
-        anchors = torch.tensor([int(tokens[-1]) for _, _, tokens, _ in texts], device=context.device)
+        anchors = torch.tensor([int(tokens[-1]) for _, _, tokens, _ in texts], dtype=torch.int64, device=context.device)
         for memory, _, _, positions in texts:
             memory.positions = np.concatenate((memory.positions, positions))
         for memory, rows in zip(memories, self._predicted(memories, anchors), strict=True):

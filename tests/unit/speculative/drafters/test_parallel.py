@@ -74,7 +74,7 @@ def after(model, tokens: list[int]) -> torch.Tensor:
 @cache
 def plain(lm: LLM, sampler: Sampler | None, number: int) -> list[Sequence]:
     """What plain decoding makes of a prompt; the same for every drafter that is compared with it."""
-    return decode(lm.model, [prompts(lm)[number]], sampler=sampler, seeds=(1,), max_new_tokens=12)
+    return decode(lm.model, [prompts(lm)[number]], sampler=sampler, seeds=(1,), max_new_tokens=24)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def plain(lm: LLM, sampler: Sampler | None, number: int) -> list[Sequence]:
     ids=lambda each: "" if each is None or each is SAMPLED else type(each).__name__,
 )
 def test_int8_texts_are_those_of_plain_decoding(smollm2_int8: LLM, drafter: Drafter, sampler: Sampler | None) -> None:
-    lm, settings = smollm2_int8, {"sampler": sampler, "seeds": (1,), "max_new_tokens": 12}
+    lm, settings = smollm2_int8, {"sampler": sampler, "seeds": (1,), "max_new_tokens": 24}
     # What is shortened has to be long.
     number = 6 if isinstance(drafter, Rapid) else 2
     known = plain(lm, sampler, number)

@@ -103,7 +103,9 @@ class _Codes(Weight):
         self.shape = (shape[0], shape[1])
         count = shape[0] * shape[1]
         self._blocks = -(-count // self._block)
-        stored = tensors("weight") if tensors.kind("weight") in _WORDS else torch.empty(0)
+        stored = (
+            tensors("weight") if tensors.kind("weight") in _WORDS else torch.empty(0, dtype=torch.float32, device="cpu")
+        )
         if stored.nbytes != -(-count // 2):
             raise CorruptFile(
                 f"{tensors.stem}weight has not the {count} codes of a matrix {shape}: the file is damaged"
