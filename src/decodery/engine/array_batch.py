@@ -185,9 +185,10 @@ class ArrayBatch:
             self._changes = -1
             return None
         self._times = begin, proposed, perf_counter()
-        # Lists: a generator is a call per text.
-        mean = sum([text.length for text in texts]) / len(texts)
-        self._budgets.learn(steps.rows, len(texts), mean, self._times[2] - begin)
+        if self._drafting:
+            # A list: a generator is a call per text.
+            mean = sum([text.length for text in texts]) / len(texts)
+            self._budgets.learn(steps.rows, len(texts), mean, self._times[2] - begin)
         if trees is None:
             ended = self._commit(passes)
         else:
