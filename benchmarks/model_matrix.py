@@ -112,7 +112,7 @@ def _difference(model: LanguageModel, theirs: Any) -> float:
 
 
 def _greedy(model: LanguageModel, theirs: Any, known: int) -> bool:
-    """Whether the greedy text is that of plain calls, whoever drafts and however the prompt is cut.
+    """Whether the greedy text is that of plain calls, with every drafter and every cut of the prompt.
 
     known: tokens of the tokenizer; no others are written.
     """

@@ -12,7 +12,7 @@ from decodery.core.errors import SettingsError
 from .command import command, option
 
 _CAN = ("exact_rows", "states", "interventions", "layer_plans", "policies", "gradients")
-"""Capabilities that are told by their names."""
+"""Capabilities, by the names that are shown."""
 
 
 @command(example="info --json")

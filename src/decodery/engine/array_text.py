@@ -97,7 +97,7 @@ class ArrayText:
 
     @property
     def unchanged(self) -> bool:
-        """Whether nobody else has touched the text since the last step."""
+        """Whether nothing else has changed the text since the last step."""
         seq = self.seq
         return (
             seq.cache is self.cache

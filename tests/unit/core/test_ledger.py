@@ -155,7 +155,8 @@ def test_bytes_are_the_most_that_was_held() -> None:
     assert job.result is not None
     ledger, one = job.result[0].trace.ledger, job.result[0].cache
     # Branches share their prompt: eight of them hold less than three texts would.
-    assert one.slot_bytes * len(PROMPTS[0] * 60) <= most <= ledger.bytes < 3 * one.slot_bytes * 256
+    assert most <= ledger.bytes < 3 * one.slot_bytes * 256
+    assert one.slot_bytes * len(job.result[0].tokens) < ledger.bytes
 
 
 def test_a_fork_goes_on_with_an_account_of_its_own() -> None:

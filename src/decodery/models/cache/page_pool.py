@@ -57,7 +57,7 @@ class PagePool(Contract):
         self._lock = threading.Lock()
 
     def take(self, count: int) -> np.ndarray:
-        """[count] int32, pages that nobody held, one after another as far as possible.
+        """[count] int32, free pages, one after another as far as possible.
 
         Raises:
             OutOfMemory: If there are not so many; then none are taken.
@@ -92,12 +92,12 @@ class PagePool(Contract):
             self.holders[pages] += 1
 
     def drop(self, pages: np.ndarray) -> None:
-        """One text less holds these pages, each of them once; those that nobody holds are free."""
+        """One text less holds these pages, each of them once; pages without a holder are free."""
         self._dropped.append(pages)
         self._settle_if_free()
 
     def _settle_if_free(self) -> None:
-        # Garbage collection may come by while this thread holds the lock: whoever holds it settles later.
+        # Garbage collection may come by while this thread holds the lock: they are settled later.
         if self._lock.acquire(blocking=False):
             try:
                 self._settle()

@@ -40,7 +40,7 @@ class Snapshot:
 
     Attributes:
         tokens: [n] ids.
-        state: The model's own cache, which nobody changes.
+        state: The model's own cache, which stays unchanged.
         nbytes: Of its tensors.
     """
 
