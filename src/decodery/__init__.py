@@ -66,6 +66,7 @@ class LoadOptions(TypedDict, total=False):
     kv_dtype: str
     device: str
     revision: str | None
+    masking: str | None
 
 
 def load(model: str = "smollm2", **options: Unpack[LoadOptions]) -> LLM:
@@ -75,7 +76,8 @@ def load(model: str = "smollm2", **options: Unpack[LoadOptions]) -> LLM:
         model: An embedded name, a folder, a `.gguf` file, a Hub id, or the URL of a server (see `remote`).
         **options: `dtype`: "auto" (the checkpoint's own precision), "float32", "bfloat16", "float16", "int8" or "int4".
             `kv_dtype`: precision of the KV cache, "auto", "float16" or "int8". `device`: "auto", "cpu" or "cuda".
-            `revision`: of a Hub id.
+            `revision`: of a Hub id. `masking`: how an adapted diffusion model whose files do not say so fills masks,
+            such as "mask=<|mask|>,shifted=true,block=32".
 
     Raises:
         ModelNotFound: There is no such model.
@@ -86,7 +88,7 @@ def load(model: str = "smollm2", **options: Unpack[LoadOptions]) -> LLM:
         from .llm.remote import remote
 
         # A server has chosen all of these itself.
-        own = {("dtype", "auto"), ("kv_dtype", "auto")}
+        own = {("dtype", "auto"), ("kv_dtype", "auto"), ("masking", None)}
         given: dict[str, Any] = {key: value for key, value in options.items() if (key, value) not in own}
         return remote(model, **given)
     from .llm.llm import LLM

@@ -15,7 +15,7 @@ from decodery.core.errors import DecoderyError, SettingsError
 from .command import command
 from .conversation import Conversation
 from .given import given
-from .options import kv_dtype_option, model_options
+from .options import loading_options, model_options
 from .text_options import check_diffuse, constraint_options, decoding_options, diffuse_option
 
 _COMMAND = re.compile(r"/[a-zA-Z]+(\s|$)")
@@ -29,11 +29,11 @@ Alt-Enter, or a backslash at the end of a line, begins another line of the turn.
 
 @command(example="chat -m smollm2 --temperature 0.7")
 @model_options
-@kv_dtype_option
+@loading_options
 @decoding_options
 @constraint_options
 @diffuse_option
-def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings: Any) -> None:
+def chat(model: str, dtype: str, kv_dtype: str, masking: str | None, diffuse: str | None, **settings: Any) -> None:
     """Talk with a model, turn by turn.
 
     Alt-Enter, or a backslash at the end of a line, starts a new line of a turn. A pasted text is part of one turn.
@@ -52,7 +52,7 @@ def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings:
     if diffuse is not None:
         check_diffuse(settings)
         settings["diffuse"] = resolve("diffusion", diffuse)
-    lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
+    lm = load(model, dtype=dtype, kv_dtype=kv_dtype, masking=masking)
     conversation = Conversation(lm, settings)
     read = reader()
     if sys.stdin.isatty():

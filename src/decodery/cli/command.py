@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 _HEADINGS = {
-    **dict.fromkeys(("model", "dtype", "kv_dtype", "draft", "second", "teacher"), "Model"),
+    **dict.fromkeys(("model", "dtype", "kv_dtype", "masking", "draft", "second", "teacher"), "Model"),
     **dict.fromkeys(
         ("texts", "prompts", "max_new_tokens", "length", "count", "apply_chat_template", "chat", "pretrain"), "Data"
     ),

@@ -11,7 +11,7 @@ import click
 
 from .command import command
 from .given import given, read_prompt
-from .options import chat_template_option, kv_dtype_option, model_options, output_option
+from .options import chat_template_option, loading_options, model_options, output_option
 from .text_options import check_diffuse, constraint_options, decoding_options, diffuse_option, search_option
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @command(example='generate "Explain tides in one sentence." --temperature 0.7 --seed 7')
 @click.argument("prompt", required=False)
 @model_options
-@kv_dtype_option
+@loading_options
 @decoding_options
 @constraint_options
 @search_option
@@ -53,6 +53,7 @@ def generate(
     model: str,
     dtype: str,
     kv_dtype: str,
+    masking: str | None,
     n: int,
     apply_chat_template: bool,
     allow_special: bool,
@@ -81,12 +82,12 @@ def generate(
     if diffuse is not None:
         check_diffuse({"search": search, "logprobs": logprobs, **settings})
         filling = resolve("diffusion", diffuse)
-        lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
+        lm = load(model, dtype=dtype, kv_dtype=kv_dtype, masking=masking)
         tokens = lm.encode(text, apply_chat_template=apply_chat_template, allow_special=allow_special)
         _print_canvases(lm, filling, tokens, n, as_json, settings)
         leave_if_terminated()
         return
-    lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
+    lm = load(model, dtype=dtype, kv_dtype=kv_dtype, masking=masking)
     if method is not None:
         read: dict[str, Any] = {"apply_chat_template": apply_chat_template, "allow_special": allow_special}
         found = _search(lm, method, text, logprobs=logprobs, **read, **settings)[:n]

@@ -102,7 +102,7 @@ model_options = together(
     ),
 )
 
-kv_dtype_option = option_under(
+_kv_dtype = option_under(
     "Model",
     "--kv-dtype",
     type=click.Choice(["auto", "float16", "int8"]),
@@ -110,3 +110,11 @@ kv_dtype_option = option_under(
     show_default=True,
     help="Precision of the KV cache. float16 takes half the memory of float32, int8 a quarter.",
 )
+_masking = option_under(
+    "Model",
+    "--masking",
+    metavar="mask=TOKEN[,shifted=true][,block=N]",
+    help="Run an adapted diffusion model whose files do not name its mask token, for --diffuse.",
+)
+loading_options = together(_kv_dtype, _masking)
+"""How a model is loaded, beside its precision."""

@@ -12,7 +12,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
 
 from .command import command
-from .options import import_option, kv_dtype_option, model_options, server_option
+from .options import import_option, loading_options, model_options, server_option
 
 if TYPE_CHECKING:
     from decodery.server.settings import ServerSettings
@@ -22,7 +22,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @command(example="serve -m model.gguf --port 8000")
 @model_options
-@kv_dtype_option
+@loading_options
 @import_option
 @server_option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @server_option(
@@ -106,6 +106,7 @@ def serve(
     model: str,
     dtype: str,
     kv_dtype: str,
+    masking: str | None,
     host: str,
     port: int,
     api_key_file: Path | None,
@@ -153,6 +154,8 @@ def serve(
     if ray:
         if kv_dtype != "auto":
             raise click.UsageError("--kv-dtype and --ray exclude each other")
+        if masking is not None:
+            raise click.UsageError("--masking and --ray exclude each other")
         if tls_cert is not None or guard:
             raise click.UsageError("--tls-cert, --guard and --ray exclude each other")
         _fleet(settings, model, dtype, host, port, replicas or "1-4", shared=kv_gib is None)
@@ -163,7 +166,7 @@ def serve(
 
     from .decode import note
 
-    loaded = load(model, dtype=dtype, kv_dtype=kv_dtype)
+    loaded = load(model, dtype=dtype, kv_dtype=kv_dtype, masking=masking)
     tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
     server = Server(loaded, settings, host=host, port=port, tls=tls, on_ready=lambda url: _tell(url, settings, note))
     run(server)

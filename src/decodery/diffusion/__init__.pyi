@@ -9,6 +9,8 @@ from .canvas import Checks as Checks
 from .view import Commit as Commit
 from .base import DiffusionDecoder as DiffusionDecoder
 from .dystruct import Dystruct as Dystruct
+from .edit import Edit as Edit
+from .entropy_bounded import EntropyBounded as EntropyBounded
 from .explore_exploit import ExploreExploit as ExploreExploit
 from .factor import Factor as Factor
 from .freedave import FreeDave as FreeDave
@@ -17,6 +19,7 @@ from .lave import LAVE as LAVE
 from .learn2pd import Learn2PD as Learn2PD
 from .local_leap import LocalLeap as LocalLeap
 from .view import Measure as Measure
+from .origin import Origin as Origin
 from .phase_handoff import PhaseHandoff as PhaseHandoff
 from .r2 import R2 as R2
 from .random import Random as Random
@@ -24,8 +27,10 @@ from .base import Region as Region
 from .canvas import Round as Round
 from .run import Run as Run
 from .scheduled import Scheduled as Scheduled
+from .sequential import Sequential as Sequential
 from .static import Static as Static
 from .threshold import Threshold as Threshold
+from .view import Truncation as Truncation
 from .base import UnmaskingPolicy as UnmaskingPolicy
 from .view import View as View
 from .scheduled import quotas as quotas

@@ -44,6 +44,10 @@ class DiffusionDecoder(Contract):
             choice.
         noise: At a temperature above 0, whether proposals are drawn anew in every "pass", as published samplers do it,
             or with noise that stays the same at each "position".
+        top_k, top_p: Proposals come from the top_k most likely tokens (0: all), of them from the most likely ones
+            that have top_p of the probability.
+        tempered: Confidence and entropy are those of the distribution that proposals are drawn from, as in Dream's
+            and SDAR's released samplers, not of the model's own at temperature 1, as in LLaDA's.
     """
 
     block: int | None = field(default=None, kw_only=True)
@@ -53,6 +57,9 @@ class DiffusionDecoder(Contract):
     guidance: float = field(default=0.0, kw_only=True)
     experts: ExpertSharing | str | None = field(default=None, kw_only=True)
     noise: Literal["pass", "position"] = field(default="pass", kw_only=True)
+    top_k: int = field(default=0, kw_only=True)
+    top_p: float = field(default=1.0, kw_only=True)
+    tempered: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.experts is not None:
@@ -64,8 +71,8 @@ class DiffusionDecoder(Contract):
             raise SettingsError(f"a block has at least one place, not {self.block}")
         if not 0 <= self.guidance < float("inf"):
             raise SettingsError(f"guidance must be 0 or more, not {self.guidance}")
-        if self.guidance and self.cache is not None:
-            raise SettingsError("guidance reads every canvas twice, which no cache here keeps apart: leave one out")
+        if self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise SettingsError(f"top_k is 0 or more and top_p above 0 and up to 1, not {self.top_k} and {self.top_p}")
 
     @property
     def revises(self) -> bool:

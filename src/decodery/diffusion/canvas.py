@@ -115,9 +115,12 @@ class Canvas:
         """
         config = model.config
         if config.causal:
-            raise SettingsError("this model writes from left to right: leave out diffuse, or load a diffusion model")
+            raise SettingsError(
+                "this model writes from left to right: leave out diffuse, load a diffusion model, or if it was adapted "
+                'to fill masks, load it with masking="mask=TOKEN"'
+            )
         if config.mask_id is None:
-            raise SettingsError("this model's files name no mask token, so nothing can be left open: name one there")
+            raise SettingsError('this model\'s files name no mask token: load it with masking="mask=TOKEN"')
         ids = np.asarray(prompt, dtype=np.int64)
         if length < 1:
             raise SettingsError(f"a canvas needs room for at least one token, not {length}")

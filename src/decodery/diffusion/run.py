@@ -25,7 +25,7 @@ from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from .cache.base import NOTHING, DiffusionCache, Kept, Plan
 from .canvas import Canvas
 from .experts.base import ExpertSharing
-from .view import Commit, View
+from .view import Commit, Truncation, View
 
 if TYPE_CHECKING:
     from .base import DiffusionDecoder
@@ -80,7 +80,7 @@ class Run:
         sharing = method.experts if isinstance(method.experts, ExpertSharing) else None
         self.layer_plan = WHOLE if sharing is None else LayerPlan(experts=sharing)
         self.kept = Kept(final=None if model.config.block_length is None else 0)
-        self._kv: KVCache | None = None if self.cache is None else model.new_cache()
+        self._kv = self._new_caches()
         self._own = model.config.block_length
         self._passes: list[_Passed] = []
         self._pending: _Passed | None = None
@@ -107,6 +107,12 @@ class Run:
                 f"blocks of {block} do not divide a canvas of {length} tokens: give a block, or a length, that does"
             )
 
+    def _new_caches(self) -> list[KVCache]:
+        """What is kept of earlier passes: one cache, with guidance a second one of the rows without the prompt."""
+        if self.cache is None:
+            return []
+        return [self.model.new_cache() for _ in range(2 if self.method.guidance else 1)]
+
     def regions(self) -> Iterator[tuple[int, int]]:
         """The blocks in order, first position and last, until what is returned cannot change any more."""
         start = self.canvas.prompt_length
@@ -117,23 +123,36 @@ class Run:
             yield start, end
             start = end
 
-    def look(self, region: tuple[int, int]) -> ForwardCoroutine[View]:
-        """One pass, and what it says of the open places of a region."""
-        (view,) = yield from self.look_at([self.canvas.tokens], region)
+    def look(self, region: tuple[int, int], *, written: bool = False) -> ForwardCoroutine[View]:
+        """One pass, and what it says of the open places of a region.
+
+        Args:
+            region: First and last position (exclusive).
+            written: See `look_at`.
+        """
+        (view,) = yield from self.look_at([self.canvas.tokens], region, written=written)
         return view
 
-    def look_at(self, variants: Sequence[np.ndarray], region: tuple[int, int]) -> ForwardCoroutine[list[View]]:
+    def look_at(
+        self, variants: Sequence[np.ndarray], region: tuple[int, int], *, written: bool = False
+    ) -> ForwardCoroutine[list[View]]:
         """One pass over several states [L] of the canvas that differ within a region.
 
         The first may be its own. Only a cache whose keys and values stay the same within the region allows more than
         one.
+
+        Args:
+            variants: The states.
+            region: First and last position (exclusive).
+            written: Look at all places of the region after the prompt, those that are written too.
         """
         plan = self._plan(region)
-        opens = [self._open(tokens, region, plan) for tokens in variants]
-        caches = self._ready(plan, len(variants), tokens=variants[0])
+        every = np.arange(max(region[0], self.canvas.prompt_length), region[1])
+        opens = [every if written else self._open(tokens, region, plan) for tokens in variants]
+        ready = self._ready(plan, len(variants), tokens=variants[0])
         requests, counts = [], []
-        for tokens, places, cache in zip(variants, opens, caches, strict=True):
-            segments = self._segments(tokens, places, plan, cache)
+        for tokens, places, caches in zip(variants, opens, ready, strict=True):
+            segments = self._segments(tokens, places, plan, caches)
             requests += [
                 ForwardRequest(self.model, segment, role=self.role, layer_plan=self.layer_plan) for segment in segments
             ]
@@ -155,6 +174,8 @@ class Run:
                 region,
                 measure=self.method.measure,
                 temperature=self.temperature,
+                law=Truncation(self.method.top_k, self.method.top_p),
+                tempered=self.method.tempered,
                 seed=seed,
                 first=first,
                 late=tuple(self.canvas.eos_ids) if self.method.eos == "last" else (),
@@ -191,7 +212,7 @@ class Run:
             return
         self.model, self.role = model, role
         self.kept = Kept(final=None if self._own is None else 0)
-        self._kv, self._passes = None if self.cache is None else model.new_cache(), []
+        self._kv, self._passes = self._new_caches(), []
 
     def close(self, place: int, end: int) -> None:
         """Fill what is open from a place on with an end token, after which nothing counts."""
@@ -214,22 +235,22 @@ class Run:
         places = region[0] + np.flatnonzero(tokens[region[0] : region[1]] == self.canvas.mask_id)
         return places if plan.active is None else places[np.isin(places, plan.active)]
 
-    def _ready(self, plan: Plan, count: int, tokens: np.ndarray) -> list[KVCache | None]:
-        """A cache for every state, which holds what the pass reads and none of what it computes."""
-        if self._kv is None:
-            return [None] * count
+    def _ready(self, plan: Plan, count: int, tokens: np.ndarray) -> list[list[KVCache]]:
+        """Caches of every state, which hold what the pass reads and none of what it computes; [] where none is kept."""
+        if not self._kv:
+            return [[] for _ in range(count)]
         rows = self._computed(plan)
         self._pending = _Passed(plan.keys, rows, tokens[rows], plan.fresh, count == 1)
         self._select(self._pending)
         if count == 1:
             return [self._kv]
         assert self.cache is not None and self.cache.steady, "what is kept would differ between the states"
-        return [self._kv.fork() for _ in range(count)]
+        return [[each.fork() for each in self._kv] for _ in range(count)]
 
     def _select(self, passed: _Passed) -> None:
-        assert self._kv is not None
-        there = self._kv.positions[0, : self._kv.length + self._kv.tentative]
-        self._kv.select(np.flatnonzero(np.isin(there, passed.keys) & ~np.isin(there, passed.rows)))
+        for kept in self._kv:
+            there = kept.positions[0, : kept.length + kept.tentative]
+            kept.select(np.flatnonzero(np.isin(there, passed.keys) & ~np.isin(there, passed.rows)))
 
     def _note(self, plan: Plan) -> None:
         """Remember a pass that left keys and values, and forget those of which nothing is left."""
@@ -243,24 +264,22 @@ class Run:
 
     def give_back(self) -> int | None:
         """See `Recoverable`: drop all keys and values; not while several states that share them are looked at."""
-        if self._kv is None or (self._pending is not None and not self._pending.alone):
+        if not self._kv or (self._pending is not None and not self._pending.alone):
             return None
-        freed = self._kv.bytes
-        self._kv.become(self.model.new_cache())
+        freed = sum(each.bytes for each in self._kv)
+        for each in self._kv:
+            each.become(self.model.new_cache())
         return freed
 
     def recover(self) -> ForwardCoroutine[None]:
         """See `Recoverable`: the passes that left what there was once more, of the tokens that they saw."""
-        assert self._kv is not None
+        assert self._kv
         for passed in self._passes:
             self._select(passed)
+            halves = zip(self._kv, (passed.tokens, self._without_prompt(passed.rows, passed.tokens)), strict=False)
+            segments = [Segment(passed.rows, tokens, cache=cache, logit_rows=[]) for cache, tokens in halves]
             yield [
-                ForwardRequest(
-                    self.model,
-                    Segment(passed.rows, passed.tokens, cache=self._kv, logit_rows=[]),
-                    role=self.role,
-                    layer_plan=self.layer_plan,
-                )
+                ForwardRequest(self.model, segment, role=self.role, layer_plan=self.layer_plan) for segment in segments
             ]
         if self._pending is not None:
             self._select(self._pending)
@@ -274,17 +293,21 @@ class Run:
         # The one before the region always: which rows are computed must not hang on what is written in it.
         return np.union1d(plan.queries, np.maximum(np.append(active, self.kept.region[0]) - 1, 0))
 
-    def _segments(self, tokens: np.ndarray, places: np.ndarray, plan: Plan, cache: KVCache | None) -> list[Segment]:
+    def _without_prompt(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """[q] tokens of rows with masks in place of the prompt."""
+        return np.where(rows < self.canvas.prompt_length, self.canvas.mask_id, tokens)
+
+    def _segments(self, tokens: np.ndarray, places: np.ndarray, plan: Plan, caches: Sequence[KVCache]) -> list[Segment]:
         """The rows of one state of the canvas; with guidance the same once more, without the prompt."""
         rows = self._computed(plan)
         # Row 0 stands for itself where rows predict the next token: nothing else says anything of the first one.
         wanted = np.maximum(places - 1, 0) if self.model.config.shifted else places
         logit_rows = np.searchsorted(rows, wanted).tolist()
-        segments = [Segment(rows, tokens[rows], cache=cache, logit_rows=logit_rows)]
+        own, other = caches or (None,), caches[1] if len(caches) > 1 else None
+        segments = [Segment(rows, tokens[rows], cache=own[0], logit_rows=logit_rows)]
         if self.method.guidance:
-            without = tokens.copy()
-            without[: self.canvas.prompt_length] = self.canvas.mask_id
-            segments.append(Segment(rows, without[rows], logit_rows=logit_rows))
+            without = self._without_prompt(rows, tokens[rows])
+            segments.append(Segment(rows, without, cache=other, logit_rows=logit_rows))
         return segments
 
     def _guided(self, logits: list[torch.Tensor]) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from decodery.core.noise import gumbel_argmax
 
-__all__ = ["Commit", "Measure", "View"]
+__all__ = ["Commit", "Measure", "Truncation", "View"]
 
 Measure = Literal["probability", "margin", "entropy"]
 
@@ -29,6 +29,34 @@ class Commit(NamedTuple):
     tokens: np.ndarray
 
 
+class Truncation(NamedTuple):
+    """Which tokens proposals are drawn from.
+
+    Attributes:
+        top_k: So many of the most likely ones, 0 for all.
+        top_p: Of these, the most likely ones that have this probability together.
+    """
+
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def applied(self, logits: torch.Tensor) -> torch.Tensor:
+        """[m, vocab] logits, -inf for what is left out."""
+        if 0 < self.top_k < logits.shape[1]:
+            least = logits.topk(self.top_k, dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        if self.top_p < 1:
+            values, order = logits.sort(dim=-1, descending=True)
+            shares = values.softmax(dim=-1)
+            # A token stays where those before it have not reached the share.
+            out = torch.zeros_like(logits, dtype=torch.bool).scatter(1, order, shares.cumsum(-1) - shares > self.top_p)
+            logits = logits.masked_fill(out, -torch.inf)
+        return logits
+
+
+WHOLE_LAW = Truncation()
+
+
 @dataclass(eq=False)
 class View:
     """The open places of a region after one pass.
@@ -36,11 +64,12 @@ class View:
     Attributes:
         positions: [m], ascending.
         tokens: [m], what would be written there.
-        confidence: [m] float64, how sure the model is of that, at temperature 1: the token's own probability, by how
-            much the most likely token leads the next, or minus the entropy in nats; -inf for what is to come last.
-        logprobs: [m, vocab].
+        confidence: [m] float64, how sure the model is of that: the token's own probability, by how much the most
+            likely token leads the next, or minus the entropy in nats; -inf for what is to come last.
+        logprobs: [m, vocab] at temperature 1.
         region: First and last position of the places that count, those that are filled included.
         passed: How many passes this region has had before.
+        shown: [m, vocab] log-probabilities that confidence and entropy are of, None for `logprobs`.
     """
 
     positions: np.ndarray
@@ -49,6 +78,7 @@ class View:
     logprobs: torch.Tensor
     region: tuple[int, int]
     passed: int = 0
+    shown: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -63,6 +93,8 @@ class View:
         first: int = 0,
         late: Sequence[int] = (),
         passed: int = 0,
+        law: Truncation = WHOLE_LAW,
+        tempered: bool = False,
     ) -> View:
         """What logits [m, vocab] say, -inf for what cannot be written.
 
@@ -76,17 +108,21 @@ class View:
             temperature, seed: Of the draws; temperature 0 takes the most likely tokens.
             first: Where the output begins.
             late: Tokens whose proposals rank after all others.
+            law: Which tokens are proposed.
+            tempered: Whether confidence is that of the distribution that proposals are drawn from.
         """
         logprobs = logits.log_softmax(dim=-1)
+        drawn = law.applied(logprobs / temperature if temperature > 0 else logprobs)
         if temperature > 0:
-            tokens = gumbel_argmax(logprobs / temperature, seed, [int(place) - first for place in positions])
+            tokens = gumbel_argmax(drawn, seed, [int(place) - first for place in positions])
         else:
             tokens = logprobs.argmax(dim=-1)
-        confidence = _confidence(logprobs, tokens, measure).double().cpu().numpy()
+        shown = drawn.log_softmax(dim=-1) if tempered else logprobs
+        confidence = _confidence(shown, tokens, measure).double().cpu().numpy()
         ids = tokens.cpu().numpy()
         if late:
             confidence = np.where(np.isin(ids, list(late)), -np.inf, confidence)
-        return cls(positions, ids, confidence, logprobs, region, passed)
+        return cls(positions, ids, confidence, logprobs, region, passed, shown)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -99,7 +135,7 @@ class View:
     @cached_property
     def entropy(self) -> np.ndarray:
         """[m] in nats."""
-        return _entropy(self.logprobs).double().cpu().numpy()
+        return _entropy(self.logprobs if self.shown is None else self.shown).double().cpu().numpy()
 
     def at(self, indices: np.ndarray) -> Commit:
         """The proposals of these places, given as indices or as a mask [m]."""

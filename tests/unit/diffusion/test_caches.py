@@ -34,7 +34,7 @@ GREEDY = "dkv-greedy(refresh=3,window=2)"
 def test_a_cache_that_is_always_fresh_changes_nothing(kind: str) -> None:
     """Nor does the prefix cache of a model whose rows see nothing of later blocks, fresh or not."""
     model, block = denoiser(**KINDS[kind]), "" if kind == "blocks" else ",block=8"
-    for method in ("static", "threshold:tau=0.3") if kind == "full" else ("static",):
+    for method in ("static", "static:guidance=1.5", *(("threshold:tau=0.3",) if kind == "full" else ())):
         spec = f"{method}{',' if ':' in method else ':'}cache="
         bare = fill(model, f"{spec}none{block}", temperature=0.7)
         for cache in ("prefix", "prefix(refresh=2)") if kind == "blocks" else FRESH:
@@ -258,7 +258,11 @@ def test_canvases_and_texts_share_an_engine_and_are_what_they_are_alone() -> Non
     ("random:cache=dkv-greedy(window=-1)", 16, "window counts open places"),
     ("ccd-agreement:places=0", 16, "at least one place"),
     ("explore-exploit:branches=2,cache=dkv", 16, "several states"),
-    ("static:guidance=1,cache=dual", 16, "leave one out"),
+    ("static:top_p=0", 16, "top_p above 0"),
+    ("static:alg_temp=-1", 16, "alg_temp must be 0 or more"),
+    ("entropy-bounded:gamma=-1", 16, "gamma must be 0 or more"),
+    ("edit:least=0", 16, "at least 1 token"),
+    ("edit:cache=dual", 16, "leave cache out"),
     ("static:block=0", 16, "at least one place"),
     ("static", 600, "beyond the model's context"),
     ("static", 0, "at least one token"),
@@ -321,7 +325,7 @@ def test_a_wrong_recovery_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
             self._select(passed)
             yield [
                 ForwardRequest(
-                    self.model, Segment(passed.rows, self.canvas.tokens[passed.rows], cache=self._kv, logit_rows=[])
+                    self.model, Segment(passed.rows, self.canvas.tokens[passed.rows], cache=self._kv[0], logit_rows=[])
                 )
             ]
         if self._pending is not None:

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 import tiny_gguf
-from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
 from decodery.models.families.config_json import read_config
 from decodery.models.families.tensor_names import tensor_name
@@ -36,7 +36,24 @@ LLADA = {
     "n_heads": 4, "n_kv_heads": 2, "n_layers": 3, "rms_norm_eps": 1e-6, "rope": True, "rope_theta": 10000.0,
     "scale_logits": False, "vocab_size": 288, "weight_tying": False,
 }  # fmt: skip
-LIKE = {"llada": "llama", "Dream": "qwen2", "sdar": "qwen3, tied"}
+LIKE = {
+    "llada": "llama", "Dream": "qwen2", "sdar": "qwen3, tied", "sdar_moe": "qwen3_moe", "rnd1": "qwen3_moe",
+    "llada2_moe": "glm4_moe, in groups", "Fast_dLLM_Qwen": "qwen2", "a2d-qwen3": "qwen3, tied", "a2d-llama": "llama",
+}  # fmt: skip
+BLOCKS = {"sdar": "block_size", "sdar_moe": "block_size", "llada2_moe": "block_length", "Fast_dLLM_Qwen": "bd_size"}
+"""The fields that say how long blocks are."""
+SHIFTED = ("Dream", "rnd1", "Fast_dLLM_Qwen")
+NAMED = {
+    "Dream": "DreamModel", "sdar": "SDARForCausalLM", "sdar_moe": "SDARMoeForCausalLM", "rnd1": "RND1LM",
+    "llada2_moe": "LLaDA2MoeModelLM", "Fast_dLLM_Qwen": "Fast_dLLM_QwenForCausalLM",
+    "a2d-qwen3": "A2DQwen3LMHeadModel", "a2d-llama": "A2DLlamaLMHeadModel",
+}  # fmt: skip
+GLM = {"norm_topk_prob": True, "use_qk_norm": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1}
+_LLADA2 = (
+    ("model.embed_tokens", "model.word_embeddings"), ("self_attn.o_proj", "attention.dense"),
+    ("self_attn.q_norm", "attention.query_layernorm"), ("self_attn.k_norm", "attention.key_layernorm"),
+    ("mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias"),
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -46,20 +63,56 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_masked(kind: str, folder: Path) -> transformers.PreTrainedModel:
     """A tiny checkpoint as its authors publish it; returns the causal model with the same weights."""
-    model = make_model(LIKE[kind])
+    model = make_model(LIKE[kind], **(GLM if kind == "llada2_moe" else {}))
+    if kind == "llada2_moe":
+        for layer in model.model.layers:
+            # Which GLM's lacks.
+            layer.self_attn.o_proj.bias = torch.nn.Parameter(torch.randn(64, dtype=torch.float32, device="cpu"))
     save(model, folder)
-    config = json.loads((folder / "config.json").read_text())
+    config, path = json.loads((folder / "config.json").read_text()), folder / "model.safetensors"
     if kind == "llada":
-        tensors = load_file(folder / "model.safetensors")
-        save_file({_llada(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+        save_file({_llada(name): tensor for name, tensor in load_file(path).items()}, path)
         config = dict(LLADA)
     else:
-        config |= {"model_type": kind, "mask_token_id": MASK}
-        config |= {"architectures": ["DreamModel"]} if kind == "Dream" else {"block_size": 4}
-        if kind == "sdar":
-            config["architectures"] = ["SDARForCausalLM"]
+        config |= {"model_type": kind, "mask_token_id": MASK, "architectures": [NAMED[kind]]}
+        config |= {BLOCKS[kind]: 4} if kind in BLOCKS else {}
+    if kind == "llada2_moe":
+        save_file(_llada2(load_file(path)), path)
+        config = _llada2_config(config)
+    if kind == "rnd1":
+        config |= {"rope_scaling": False, "sliding_window": False, "moe_backend": "hf", "num_diffusion_steps": 256}
     (folder / "config.json").write_text(json.dumps(config))
     return model
+
+
+def _llada2(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found = dict[str, torch.Tensor]()
+    for name, tensor in tensors.items():
+        if name.endswith("q_proj.weight"):
+            parts = [tensors[name.replace("q_proj", f"{each}_proj")] for each in "qkv"]
+            found[name.replace("self_attn.q_proj", "attention.query_key_value")] = torch.cat(parts)
+        elif not name.endswith(("k_proj.weight", "v_proj.weight")):
+            for theirs, ours in _LLADA2:
+                name = name.replace(theirs, ours)
+            found[name] = tensor
+    return found
+
+
+def _llada2_config(config: dict[str, Any]) -> dict[str, Any]:
+    """In the fields of LLaDA 2, whose released code reads no others."""
+    kept = (
+        *("model_type", "mask_token_id", "architectures", "block_length", "vocab_size", "hidden_size"),
+        *("intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "n_group"),
+        *("topk_group", "moe_intermediate_size", "first_k_dense_replace", "routed_scaling_factor", "rms_norm_eps"),
+        *("num_experts_per_tok", "max_position_embeddings", "eos_token_id", "bos_token_id"),
+    )
+    found = {name: config[name] for name in kept}
+    return found | {
+        "head_dim": 16, "num_experts": config["n_routed_experts"], "num_shared_experts": config["n_shared_experts"],
+        "use_qk_norm": config["use_qk_norm"], "use_qkv_bias": False, "norm_head": False, "score_function": "sigmoid",
+        "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "norm_topk_prob": True, "router_dtype": "fp32",
+        "moe_router_enable_expert_bias": True, "rotary_dim": 8,
+    }  # fmt: skip
 
 
 def _llada(name: str) -> str:
@@ -78,7 +131,7 @@ def plain(model: transformers.PreTrainedModel, ids: np.ndarray, seen: np.ndarray
 
 def sight(kind: str, n: int) -> np.ndarray:
     places = np.arange(n) // 4
-    return places[None] <= places[:, None] if kind == "sdar" else np.ones((n, n), dtype=bool)
+    return places[None] <= places[:, None] if kind in BLOCKS else np.ones((n, n), dtype=bool)
 
 
 @pytest.mark.parametrize("kind", LIKE)
@@ -86,8 +139,8 @@ def test_a_folder_as_published_gives_the_logits_of_its_rows_that_see_each_other(
     theirs = write_masked(kind, tmp_path / kind)
     loaded = load(tmp_path / kind, dtype="float32", device="cpu")
     config, ids = loaded.model.config, random_ids(10)
-    assert (config.causal, config.mask_id, config.shifted) == (False, MASK, kind == "Dream")
-    assert config.block_length == (4 if kind == "sdar" else None)
+    assert (config.causal, config.mask_id, config.shifted) == (False, MASK, kind in SHIFTED)
+    assert config.block_length == (4 if kind in BLOCKS else None)
     ours = loaded.model.forward(Batch([Segment(np.arange(10), ids)])).logits
     assert (ours - plain(theirs, ids, sight(kind, 10))).abs().max() < 1e-4
     # The mask has to be told apart from the causal one, or nothing is tested here.
@@ -150,6 +203,57 @@ def test_llada_moe_is_told_by_its_experts_and_read_as_qwen_3_moe() -> None:
     ):
         with pytest.raises(UnsupportedModel, match=next(iter(change))):
             read_config(released | change)
+
+
+def test_an_adapted_model_names_its_mask_with_its_tokenizer_or_by_an_option(tmp_path: Path) -> None:
+    theirs = write_masked("a2d-llama", tmp_path / "own")
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    del config["mask_token_id"]
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own" / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<|im_end|>"}))
+    found = load(tmp_path / "own", dtype="float32", device="cpu").model.config
+    assert found.eos_ids == (257, 259), "an answer ends where its turn does"
+    assert (found.causal, found.mask_id, found.shifted) == (False, 259, False)
+    save(theirs, tmp_path / "plain")
+    ids = random_ids(10)
+    options: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
+    assert load(tmp_path / "plain", **options).model.config.causal
+    open_ = load(tmp_path / "plain", masking="mask=<|im_start|>,shifted=true", **options).model
+    assert (open_.config.mask_id, open_.config.shifted, open_.config.block_length) == (258, True, None)
+    assert (
+        open_.forward(Batch([Segment(np.arange(10), ids)])).logits - plain(theirs, ids, sight("a2d-llama", 10))
+    ).abs().max() < 1e-4
+    blocks = load(tmp_path / "plain", masking="mask=258,block=4", **options).model
+    assert (
+        blocks.forward(Batch([Segment(np.arange(10), ids)])).logits - plain(theirs, ids, sight("sdar", 10))
+    ).abs().max() < 1e-4
+    for wrong in ("<mask>", "mask=", "mask=5,block=0", "mask=5,shift=true", "mask=5,shifted=yes"):
+        with pytest.raises(SettingsError, match="mask=TOKEN"):
+            load(tmp_path / "plain", masking=wrong, **options)
+    for wrong in ("mask=<mask>", "mask=288"):
+        with pytest.raises(SettingsError, match="vocabulary of 288 tokens"):
+            load(tmp_path / "plain", masking=wrong, **options)
+
+
+def test_masks_of_released_models_are_known_where_their_configurations_name_none() -> None:
+    moe = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "hidden_size": 64,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+    moe |= {"num_attention_heads": 4, "num_hidden_layers": 2}
+    for kind, vocabulary, mask in (
+        ("llada2_moe", 157_184, 156_895), ("llada_moe", 157_184, 156_895), ("rnd1", 151_936, 151_669),
+        ("Fast_dLLM_Qwen", 151_936, 151_665), ("rnd1", 1000, None),
+    ):  # fmt: skip
+        own = {} if kind == "Fast_dLLM_Qwen" else moe
+        assert read_config({"model_type": kind, "vocab_size": vocabulary, **own}).mask_id == mask
+    for change in ({"norm_head": True}, {"score_function": "softmax"}, {"norm_topk_prob": False}):
+        with pytest.raises(UnsupportedModel, match=next(iter(change))):
+            read_config({"model_type": "llada2_moe", **moe, **change})
 
 
 def test_slots_of_a_cache_can_be_selected_in_any_order_and_stand_for_what_they_hold() -> None:

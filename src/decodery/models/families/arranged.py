@@ -21,6 +21,7 @@ FUSED: dict[str, dict[str, str]] = {
     **dict.fromkeys(("glm", "glm4"), _GATE_UP),
     "ernie4_5": {},
     "glm4_moe": {},
+    "llada2_moe": dict.fromkeys(("q", "k", "v"), "attention.query_key_value"),
     "phi": {},
     "stablelm": {},
     "gpt_neox": {name: LAYERS_OF["gpt_neox"][name] for name in "qkv"},

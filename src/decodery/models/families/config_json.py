@@ -34,7 +34,7 @@ from . import falcon_h1, hybrids, layouts, masked, switched, zamba2
 from .arranged import ARRANGED
 from .hybrids import HYBRIDS, hybrid
 from .layouts import LAYOUTS, restated
-from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, as_qwen_moe, is_moe
+from .masked import ARCHITECTURES, MASKED, as_llama, as_qwen_moe, is_moe
 from .switched import SWITCHED
 
 _SMALL = {
@@ -52,17 +52,11 @@ With the family that they have where they name none, and what it is then.
 """
 _MIXTURES = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
 """Families that are like another one but for their MLPs, of which each layer has many."""
-FAMILIES = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma3_text",
-    *dict.fromkeys((*ARRANGED, *LAYOUTS, *SWITCHED, *HYBRIDS, *LATENTS)),
-    *_MIXTURES,
-    *LIKE,
+_PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+FAMILIES = tuple(
+    dict.fromkeys((*_PLAIN, *ARRANGED, *LAYOUTS, *SWITCHED, *HYBRIDS, *LATENTS, *_MIXTURES, *MASKED)),
 )
-_NARROW = ("qwen3_moe", "llada_moe")
+_NARROW = ("qwen3_moe", "llada_moe", "sdar_moe", "rnd1")
 """Mixtures that say of each of their MLPs how wide it is, and whether the weights of those taken sum to 1."""
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -120,14 +114,14 @@ _CONFIG: dict[str, Kind] = {
 }
 
 
-_MASKED: dict[str, Kind] = {"mask_token_id": TOKEN_ID, "block_size": BLOCK}
 _RESTATED: dict[str, Iterable[str]] = {
     **dict.fromkeys(LAYOUTS, (*_CONFIG, *layouts.SWITCHES)),
     **{name: (*_CONFIG, *own.fields) for name, own in SWITCHED.items()},
     **dict.fromkeys(LATENTS, (*_CONFIG, *latent.FIELDS)),
-    **dict.fromkeys(LIKE, (*_CONFIG, *_MASKED)),
+    **dict.fromkeys(MASKED, (*_CONFIG, *masked.FIELDS)),
+    "llada2_moe": (*_CONFIG, *masked.FIELDS, *SWITCHED["llada2_moe"].fields),
     "llada": (*masked.SAME, *masked.WANTED, *masked.SIZES, *masked.UNREAD),
-    "llada_moe": (*_CONFIG, *_MASKED, *masked.MOE, *masked.MOE_SIZES),
+    "llada_moe": (*_CONFIG, *masked.FIELDS, *masked.MOE, *masked.MOE_SIZES),
     # There are no heads, MLPs or positions to be described.
     "mamba2": (
         *(*hybrids.SAME, *hybrids.FIELDS, "intermediate_size", "max_position_embeddings"),
@@ -170,7 +164,10 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         named, raw = "llada_moe", as_qwen_moe(raw, origin)
     elif named == "llada":
         raw = as_llama(raw, origin)
-    diffuses, family = named in LIKE, (LIKE | _MIXTURES).get(named, named)
+    elif named == "rnd1":
+        raw = masked.without_false(raw)
+    diffuses = named in MASKED
+    family = MASKED[named].like if diffuses else _MIXTURES.get(named, named)
     if named in LATENTS:
         raw, own = latent.restated(raw, origin)
         family = "llama"
@@ -178,7 +175,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         if named in families:
             raw, own = restate(raw, named, origin)
             family = "llama"
-    fields = Fields(raw, origin, _CONFIG | (_MASKED if diffuses else {}))
+    fields = Fields(raw, origin, _CONFIG | (masked.FIELDS if diffuses else {}))
     experts, inner = _experts(fields, named)
     for name in _UNSUPPORTED:
         if fields.get(name):
@@ -220,10 +217,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         attention_scale=(fields.get("query_pre_attn_scalar", 256) if gemma else head_dim) ** -0.5,
         bos_id=begins[0] if begins else None,
         eos_ids=token_ids(fields.get("eos_token_id")),
-        causal=not diffuses,
-        block_length=fields.get("block_size", 4) if named == "sdar" else None,
-        mask_id=fields.get("mask_token_id") if diffuses else None,
-        shifted=named == "Dream",
+        **(masked.of_config(fields, named, fields.need("vocab_size")) if diffuses else {}),
         experts=experts,
         experts_per_token=fields.need("num_experts_per_tok") if experts else 0,
         normed_experts=named not in _NARROW or fields.get("norm_topk_prob", False),
@@ -259,7 +253,7 @@ def _experts(fields: Fields, named: str) -> tuple[int, int]:
     """How many experts a layer has, 0 for an MLP that all rows take, and how wide each is."""
     names = ("num_experts", "num_local_experts")
     count = next((found for name in names if (found := fields.get(name))), 0)
-    if count and named not in (*_MIXTURES, "llada_moe"):
+    if count and named not in ("mixtral", *_NARROW):
         raise fields.unsupported(next(name for name in names if fields.get(name)))
     for name, plain in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
         if count and fields.get(name, plain) != plain:

@@ -1,25 +1,91 @@
-"""Checkpoints of masked diffusion models: LLaDA's, Dream's and SDAR's configurations, and LLaDA's tensor names.
+"""Checkpoints of masked diffusion models: a table of what they add to a known family, and LLaDA's own names.
 
-Their blocks are those of families that are known: LLaDA's are Llama's under names of its own, LLaDA-MoE's are Qwen
-3-MoE's, Dream's are Qwen 2's and SDAR's are Qwen 3's. What differs is which rows see each other, which token stands for
-what is not written yet, and, in Dream, that the row of a token predicts the next one, as in the autoregressive model it
-was made from.
+Their blocks are those of families that are known. What differs is which rows see each other, which token stands for
+what is not written yet, and, in models that were made from autoregressive ones, that the row of a token may predict the
+next one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from ..config import HEADS, WIDTH
+from ..config import HEADS, TOKEN_ID, WIDTH
 from ..loaders.fields import Fields, Flag, Kind, Text, Whole
 
-LIKE = {"llada": "llama", "llada_moe": "qwen3", "Dream": "qwen2", "sdar": "qwen3"}
-"""The family that a masked diffusion model's blocks are built as, by its model_type."""
 
-ARCHITECTURES = ("LLaDAModelLM", "LLaDAMoEModelLM", "LLaDAMoEModel", "DreamModel")
+@dataclass(frozen=True)
+class Masked:
+    """What a family of masked diffusion models adds to the family that its blocks are.
+
+    Attributes:
+        like: That family.
+        mask: Id of the mask token in the released models, for configurations that name none.
+        shifted: The row of a token predicts the token after it.
+        block_field: The field that names the block length, "" where all rows see each other.
+        block: The block length where that field is missing.
+    """
+
+    like: str
+    mask: int | None = None
+    shifted: bool = False
+    block_field: str = ""
+    block: int | None = None
+
+
+MASKED: dict[str, Masked] = {
+    "llada": Masked("llama"),
+    "llada_moe": Masked("qwen3", mask=156_895),
+    "llada2_moe": Masked("llama", mask=156_895, block_field="block_length", block=32),
+    "Dream": Masked("qwen2", shifted=True),
+    "sdar": Masked("qwen3", block_field="block_size", block=4),
+    "sdar_moe": Masked("qwen3", block_field="block_size", block=4),
+    "Fast_dLLM_Qwen": Masked("qwen2", mask=151_665, shifted=True, block_field="bd_size", block=32),
+    "rnd1": Masked("qwen3", mask=151_669, shifted=True),
+    "a2d-llama": Masked("llama"),
+    "a2d-qwen2": Masked("qwen2"),
+    "a2d-qwen3": Masked("qwen3"),
+}
+"""By model_type."""
+
+ARCHITECTURES = (
+    *("LLaDAModelLM", "LLaDAMoEModelLM", "LLaDAMoEModel", "LLaDA2MoeModelLM", "DreamModel", "SDARMoeModelLM"),
+    *("RND1LM", "Fast_dLLM_QwenForCausalLM"),
+)
 """What some of them call a model with a head."""
 
+TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")
+"""Special tokens that end an answer, of which configurations name the end of texts alone."""
+
 BLOCK = Whole(1, 1 << 16)
+FIELDS: dict[str, Kind] = {
+    "mask_token_id": TOKEN_ID,
+    **dict.fromkeys(("block_size", "bd_size", "block_length"), BLOCK),
+    # The released code sees in both directions whatever it says, and counts passes by its caller's setting.
+    **dict.fromkeys(("is_causal",), Flag()),
+    "num_diffusion_steps": Whole(1, 1 << 20),
+    "moe_backend": Text(64),
+}
+
+
+def of_config(fields: Fields, family: str, vocabulary: int) -> dict[str, Any]:
+    """What a family's table and a configuration say of masks, shifts and blocks, as fields of `ModelConfig`."""
+    own = MASKED[family]
+    known = own.mask if own.mask is not None and own.mask < vocabulary else None
+    return {
+        "causal": False,
+        "mask_id": fields.get("mask_token_id", known),
+        "shifted": own.shifted,
+        "block_length": fields.get(own.block_field, own.block) if own.block_field else None,
+    }
+
+
+def without_false(raw: dict[str, Any]) -> dict[str, Any]:
+    """A configuration less the sizes that are written as false where there are none, as RND1's are."""
+    return {name: value for name, value in raw.items() if value is not False or name not in _FALSE}
+
+
+_FALSE = ("rope_scaling", "sliding_window")
 
 SAME = {
     "d_model": "hidden_size",

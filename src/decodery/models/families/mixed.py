@@ -1,4 +1,4 @@
-"""Mixtures of experts whose blocks are otherwise Llama's, as a table: Qwen2-MoE, GLM-4.5 and gpt-oss."""
+"""Mixtures of experts whose blocks are otherwise Llama's, as a table: Qwen2-MoE, GLM-4.5, LLaDA 2 and gpt-oss."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 from decodery.core.errors import CorruptFile
 
-from ..config import EXPERTS, LAYERS, MOST_LAYERS, SCALE, WIDTH
-from ..loaders.fields import Fields, Flag, Kind, Listed, Number, Whole
+from ..config import EXPERTS, HEAD_DIM, LAYERS, MOST_LAYERS, SCALE, WIDTH
+from ..loaders.fields import Fields, Flag, Kind, Listed, Number, Text, Whole
 from ..torch.mixture import CLAMPED
 from .family import Family, Raw, windows
 
@@ -73,6 +73,24 @@ def _glm4(fields: Fields, raw: Raw) -> Raw:
     }
 
 
+def _llada2(fields: Fields, raw: Raw) -> Raw:
+    """LLaDA 2: its released code norms the weights of the chosen experts and adds their bias whatever is said of it."""
+    for name, wanted in (("norm_topk_prob", True), ("score_function", "sigmoid"), ("norm_head", False)):
+        if fields.get(name, wanted) != wanted:
+            raise fields.unsupported(name)
+    found = _glm4(
+        Fields(fields.raw | {"n_routed_experts": fields.need("num_experts")}, fields.origin, fields.kinds), raw
+    )
+    return found | {
+        "normed_experts": found["experts_per_token"] > 1,
+        "experts_scale": float(fields.get("routed_scaling_factor", 2.5)),
+        "shared_inner": fields.need("moe_intermediate_size") * (fields.get("num_shared_experts", 0) or 0),
+        "qk_norm": fields.get("use_qk_norm", True),
+        "qkv_bias": fields.get("use_qkv_bias", False),
+        "output_bias": fields.get("use_bias", True),
+    }
+
+
 def _gpt_oss(fields: Fields, raw: Raw) -> Raw:
     for name, known in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
         if fields.get(name, known) != known:
@@ -111,6 +129,16 @@ _GLM: dict[str, Kind] = {
     # Layers that predict further tokens follow the others in a file; they draft, and are left out.
     **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), Whole(0, LAYERS.most)),
 }
+_LLADA2: dict[str, Kind] = {
+    **_GLM,
+    "num_shared_experts": Whole(0, EXPERTS.most),
+    **dict.fromkeys(("use_qkv_bias", "use_bias", "norm_head"), Flag()),
+    # What the released code leaves unread.
+    **dict.fromkeys(("moe_router_enable_expert_bias", "use_rmsnorm"), Flag()),
+    **dict.fromkeys(("score_function", "router_dtype"), Text(64)),
+    **dict.fromkeys(("output_dropout", "mtp_loss_scaling_factor", "router_aux_loss_coef"), Number(0.0, 1e6)),
+    "rotary_dim": HEAD_DIM,
+}
 _GPT_OSS: dict[str, Kind] = {**_COUNTS, **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), Number(0.0, 1e6))}
 MIXED: dict[str, Family] = {
     "qwen2_moe": Family(
@@ -128,6 +156,19 @@ MIXED: dict[str, Family] = {
         derived=_glm4,
         parts={f"shared_{half}": f"mlp.shared_experts.{half}_proj" for half in _SHARED},
         exact={"choice_bias": "mlp.gate.e_score_correction_bias"},
+    ),
+    "llada2_moe": Family(
+        fields=_LLADA2,
+        switches={"sigmoid_router": True, "choice_bias": True},
+        derived=_llada2,
+        parts={
+            "output": "attention.dense",
+            "q_norm": "attention.query_layernorm",
+            "k_norm": "attention.key_layernorm",
+            **{f"shared_{half}": f"mlp.shared_experts.{half}_proj" for half in _SHARED},
+        },
+        exact={"choice_bias": "mlp.gate.expert_bias"},
+        whole={"embedding": "model.word_embeddings"},
     ),
     "gpt_oss": Family(
         theta=150_000.0,

@@ -41,7 +41,26 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": _QWEN,
     "Dream": _QWEN,
     "qwen3": _QWEN | {"head_dim": 128},
+    "Fast_dLLM_Qwen": _QWEN,
+    "a2d-llama": _LLAMA,
+    "a2d-qwen2": _QWEN,
+    "a2d-qwen3": _QWEN | {"head_dim": 128},
     "sdar": _QWEN | {"head_dim": 128},
+    "llada2_moe": _LLAMA
+    | {
+        "vocab_size": 30_592,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 16_384,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "n_group": 8,
+        "topk_group": 4,
+        "first_k_dense_replace": 0,
+    },
     "qwen3_moe": _QWEN
     | {
         "hidden_size": 2048,
@@ -324,6 +343,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """Only what is not the same for all families; a null in a file is not a missing field."""
+
+DEFAULTS["sdar_moe"] = DEFAULTS["qwen3_moe"]
+DEFAULTS["rnd1"] = DEFAULTS["qwen3_moe"] | {
+    "num_hidden_layers": 48,
+    "max_position_embeddings": 40_960,
+    "head_dim": 128,
+    "norm_topk_prob": True,
+    "rope_theta": 1e6,
+}
 
 _FIXED: dict[str, tuple[Any, ...]] = {
     "rope_interleaved": (False,),

@@ -21,7 +21,7 @@ from ..config import (
     ModelConfig,
     Rope,
 )
-from ..families.masked import LIKE
+from ..families.masked import MASKED
 from .config_check import check_config
 from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
 from .gguf_architectures import ARCHITECTURES, architecture_config, architecture_of
@@ -115,7 +115,7 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
         tied, normed = "output.weight" not in file.tensors, "blk.0.ssm_norm.weight" in file.tensors
         config = states_config(fields, family, embedding.shape[0], tied, normed)
         return _turned(file, fields, config) if any(config.attending_layers) else config
-    masked = family in LIKE
+    masked = family in MASKED
     if fields.get("attention.causal", not masked) == masked:
         raise fields.unsupported("attention.causal")
     gemma = family == "gemma3_text"

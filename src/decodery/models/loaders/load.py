@@ -18,6 +18,7 @@ from decodery.core.settings import checked
 
 from ..config import ModelConfig
 from ..families.config_json import read_config, refuse_other_heads, refuse_unknown_fields
+from ..families.masked import TURN_ENDS
 from ..families.unixcoder import is_unixcoder, load_unixcoder
 from ..mapped_memory import trim
 from ..protocol import LanguageModel
@@ -35,6 +36,7 @@ from .config_check import check_config
 from .description import Description
 from .dtype import choose_device, choose_own
 from .fields import read_json
+from .masking import Masking
 from .named import Precision
 from .origins import loaded_from
 from .quantized.dequantize import dequantize, quantized_for
@@ -105,6 +107,7 @@ def load(
     kv_dtype: str = "auto",
     device: str = "auto",
     revision: str | None = None,
+    masking: str | None = None,
 ) -> LoadedModel:
     """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id, also owner/name:QUANT.
 
@@ -122,6 +125,7 @@ def load(
             long texts are read faster; "auto" keeps them as they were computed.
         device: "auto" is a GPU where PyTorch has one, else the CPU.
         revision: Of a Hub id.
+        masking: Of an adapted diffusion model whose files do not say so: "mask=<|mask|>,shifted=true,block=32".
     """
     if not isinstance(name, str | Path):
         instead = (
@@ -136,7 +140,9 @@ def load(
         raise SettingsError(f"unknown dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
     if kv_dtype not in KV_DTYPES:
         raise SettingsError(f"unknown kv_dtype {kv_dtype!r}: choose {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
-    loaded = dataclasses.replace(_load(find(str(name), revision), dtype, choose_device(device)), origin=str(name))
+    filling = None if masking is None else Masking.parse(masking)
+    found = _load(find(str(name), revision), dtype, choose_device(device), filling)
+    loaded = dataclasses.replace(found, origin=str(name))
     if sys.stderr.isatty() and (said := stretched(loaded.model.config)) is not None:
         print(f"decodery: {loaded.name}: {said}", file=sys.stderr)
     if kv_dtype != "auto":
@@ -148,7 +154,7 @@ def load(
 
 
 @in_plain_state
-def _load(source: Source, dtype: str, target: torch.device) -> LoadedModel:
+def _load(source: Source, dtype: str, target: torch.device, masking: Masking | None) -> LoadedModel:
     if source.folder is not None:
         described = read_json(source.folder / "config.json")
         if isinstance(described, dict) and described.get("model_type") == "t5":
@@ -166,8 +172,10 @@ def _load(source: Source, dtype: str, target: torch.device) -> LoadedModel:
         try:
             read_config(described)
         except UnsupportedModel as error:
+            if masking is not None:
+                raise
             return _through_transformers(source, source.folder, dtype, target, error)
-    return _open(source, dtype, target)
+    return _open(source, dtype, target, masking)
 
 
 def _through_transformers(
@@ -198,7 +206,7 @@ def _dequantized(source: Source, folder: Path, dtype: str) -> Path:
     return target
 
 
-def _open(source: Source, dtype: str, device: torch.device) -> LoadedModel:
+def _open(source: Source, dtype: str, device: torch.device, masking: Masking | None) -> LoadedModel:
     """Open the converted form of `source`, making first what of it is missing."""
     entry = source.entry
     description = _description(source)
@@ -214,6 +222,7 @@ def _open(source: Source, dtype: str, device: torch.device) -> LoadedModel:
         tokenizer, bos_id=config.bos_id, eos_ids=config.eos_ids, tried=tokenizer.is_relative_to(converted())
     )
     trim()
+    config = config if masking is None else masking.applied(config, texts)
     return LoadedModel(
         model=_model(source, config, chosen, device),
         tokenizer=texts,
@@ -288,10 +297,17 @@ def _describe(source: Source) -> None:
     """Write what there is to know of a model but its weights."""
     checkpoint, entry = source.checkpoint, source.entry
     tokenizer, facts = checkpoint.texts()
+    config, ends = checkpoint.config, facts.eos_ids
+    if not config.causal:
+        known = map(tokenizer.token_to_id, TURN_ENDS)
+        ends = tuple(dict.fromkeys((*ends, *(each for each in known if each is not None))))
+    if not config.causal and config.mask_id is None:
+        # Adapted models name their mask with the tokenizer alone.
+        config = dataclasses.replace(config, mask_id=tokenizer.token_to_id(facts.special.get("mask_token", "")))
     config = dataclasses.replace(
-        checkpoint.config,
+        config,
         bos_id=facts.bos_id,
-        eos_ids=facts.eos_ids,
+        eos_ids=ends,
         vocabulary=Tokenizer(tokenizer).fingerprint(),
     )
     with replacing(entry / _TOKENIZER) as temporary:
