@@ -108,6 +108,7 @@ from decodery.scorers.log_probability import LogProbability
 from decodery.scorers.process_reward import ProcessHead, ProcessReward
 from decodery.scorers.product import Product
 from decodery.scorers.program_tests import ProgramTests
+from decodery.scorers.question_likelihood import QuestionLikelihood
 from decodery.scorers.rating import Rating
 from decodery.scorers.reward_model import RewardModel
 from decodery.scorers.self_evaluation import SelfEvaluation
@@ -638,7 +639,11 @@ PIPELINES: dict[str, Search] = {
 }
 """Searches by prompts of their own, which are searched for through an `LLM`; cheatsheet, with a file, is not here."""
 
-ASKING = {"infalign": InfAlign(LLMJudge(), samples=2), "llm-judge": LLMJudge()}
+ASKING = {
+    "infalign": InfAlign(LLMJudge(), samples=2),
+    "llm-judge": LLMJudge(),
+    "question-likelihood": QuestionLikelihood(),
+}
 """Scorers by prompts of their own."""
 
 SAMPLED = {"adaptive-sampling", "best-of-n", "feature-vote", "first-finish", "self-consistency", "weighted-vote"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.chat import ChatTemplate
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.server.run import Server
+from decodery.server.served import ModelSource
 from decodery.server.settings import ServerSettings
 from decodery.testing import tiny_transformer
 from tiny_models import make_tokenizer
@@ -46,21 +47,20 @@ VOCAB = 260
 SECONDS = 60.0
 
 
-def tiny_lm(template: str | None = TEMPLATE, **model: Any) -> LLM:
+def tiny_lm(template: str | None = TEMPLATE, seed: int = 1, **model: Any) -> LLM:
     """A tiny model in float64 whose tokens are bytes; what it writes is noise."""
     tokenizer = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))
     chat = None if template is None else ChatTemplate(template)
-    made = tiny_transformer(1, vocab_size=VOCAB, **{"max_positions": 2048} | model)
+    made = tiny_transformer(seed, vocab_size=VOCAB, **{"max_positions": 2048} | model)
     return LLM(LoadedModel(made, tokenizer, chat, "tiny", "float64"))
 
 
 @contextmanager
-def serving(lm: LLM, **settings: Any) -> Iterator[tuple[Server, str]]:
-    """A server of this model and its address."""
+def serving(lm: LLM, more: Sequence[ModelSource] = (), size: int = 0, **settings: Any) -> Iterator[tuple[Server, str]]:
+    """A server of this model, and of `more`, and its address."""
     urls: list[str] = []
-    server = Server(
-        lm, ServerSettings(**{"name": lm.name, "drain_seconds": 0.0} | settings), port=0, on_ready=urls.append
-    )
+    limits = ServerSettings(**{"name": lm.name, "drain_seconds": 0.0} | settings)
+    server = Server(lm, limits, more, size, port=0, on_ready=urls.append)
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: bool(urls) or not thread.is_alive())

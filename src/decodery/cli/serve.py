@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from .command import command
 from .options import import_option, loading_options, model_options, server_option
 
 if TYPE_CHECKING:
+    from decodery.server.served import ModelSource
     from decodery.server.settings import ServerSettings
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -69,6 +71,32 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Name of the model in requests.",
 )
 @server_option(
+    "--extra-model",
+    multiple=True,
+    metavar="NAME=MODEL",
+    help="Further model, loaded when a request names it and unloaded when idle. Repeatable.",
+)
+@server_option(
+    "--memory-gib",
+    type=float,
+    metavar="G",
+    show_default="three quarters of the machine's",
+    help="Memory of all loaded models, weights and KV caches, in GiB. Needs --extra-model.",
+)
+@server_option(
+    "--idle-seconds",
+    type=float,
+    metavar="S",
+    show_default="300",
+    help="Time after which an unused model of --extra-model is unloaded, in seconds.",
+)
+@server_option(
+    "--scorer",
+    metavar="SCORER",
+    show_default="question-likelihood",
+    help="Scorer of /v1/rerank and /score.",
+)
+@server_option(
     "--guard",
     multiple=True,
     metavar="MONITOR",
@@ -114,6 +142,9 @@ def serve(
     ray: bool,
     replicas: str | None,
     served_model_name: str | None,
+    extra_model: tuple[str, ...],
+    memory_gib: float | None,
+    scorer: str | None,
     guard: tuple[str, ...],
     allow_host: tuple[str, ...],
     allow_origin: tuple[str, ...],
@@ -133,9 +164,11 @@ def serve(
         raise SettingsError("serve needs more packages: pip install 'decodery[serve]'") from error
     from decodery.server.address import require_free
     from decodery.server.keys import read_keys
-    from decodery.server.settings import ServerSettings, kv_bytes
+    from decodery.server.settings import ServerSettings, kv_bytes, memory_bytes
 
     given = {name: value for name, value in limits.items() if value is not None}
+    if scorer is not None:
+        given["scorer"] = resolve("scorer", scorer)
     settings = ServerSettings(
         name=served_model_name or Path(model).name or model,
         kv_bytes=kv_bytes(kv_gib),
@@ -143,6 +176,7 @@ def serve(
         hosts=allow_host,
         origins=allow_origin,
         guards=[resolve("monitor", each) for each in guard],
+        memory_bytes=memory_bytes(memory_gib),
         **given,
     )
     if (tls_cert is None) != (tls_key is None):
@@ -156,8 +190,8 @@ def serve(
             raise click.UsageError("--kv-dtype and --ray exclude each other")
         if masking is not None:
             raise click.UsageError("--masking and --ray exclude each other")
-        if tls_cert is not None or guard:
-            raise click.UsageError("--tls-cert, --guard and --ray exclude each other")
+        if tls_cert is not None or guard or extra_model:
+            raise click.UsageError("--tls-cert, --guard, --extra-model and --ray exclude each other")
         _fleet(settings, model, dtype, host, port, replicas or "1-4", shared=kv_gib is None)
         return
     from decodery import load
@@ -166,12 +200,39 @@ def serve(
 
     from .decode import note
 
+    more = _more(extra_model, settings.name, dtype, kv_dtype)
     loaded = load(model, dtype=dtype, kv_dtype=kv_dtype, masking=masking)
     tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
-    server = Server(loaded, settings, host=host, port=port, tls=tls, on_ready=lambda url: _tell(url, settings, note))
+    where: dict[str, Any] = {"host": host, "port": port, "tls": tls}
+    size = _size(model) if more else 0
+    server = Server(loaded, settings, more, size, **where, on_ready=lambda url: _tell(url, settings, note))
     run(server)
     if not server.started:
         raise SettingsError(f"cannot listen at {host}, port {port}: choose another one with --port")
+
+
+def _more(given: tuple[str, ...], first: str, dtype: str, kv_dtype: str) -> list[ModelSource]:
+    """The models of --extra-model. Raises SettingsError for two of one name, and for what is not NAME=MODEL."""
+    from decodery import load
+    from decodery.server.served import ModelSource
+
+    found: dict[str, ModelSource] = {}
+    for each in given:
+        name, _, model = each.partition("=")
+        if not name or not model:
+            raise SettingsError(f"--extra-model is NAME=MODEL, such as coder=coder.gguf, not {each!r}")
+        if name in found or name == first:
+            raise SettingsError(f"two models are served as {name!r}: give each --extra-model a name of its own")
+        loaded = partial(load, model, dtype=dtype, kv_dtype=kv_dtype)
+        found[name] = ModelSource(name, partial(_size, model), loaded)
+    return list(found.values())
+
+
+def _size(model: str) -> int:
+    """Bytes of a model's weights; none for one that another server runs."""
+    from decodery.models.loaders.source import weight_bytes
+
+    return 0 if model.startswith(("http://", "https://")) else weight_bytes(model)
 
 
 def _fleet(

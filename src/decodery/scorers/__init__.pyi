@@ -11,6 +11,7 @@ from .process_reward import ProcessHead as ProcessHead
 from .process_reward import ProcessReward as ProcessReward
 from .product import Product as Product
 from .program_tests import ProgramTests as ProgramTests
+from .question_likelihood import QuestionLikelihood as QuestionLikelihood
 from .rating import Rating as Rating
 from .reward_model import RewardModel as RewardModel
 from .self_evaluation import SelfEvaluation as SelfEvaluation

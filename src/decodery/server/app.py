@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,16 +15,16 @@ from starlette.routing import BaseRoute, Route
 from decodery.core.version import __version__
 from decodery.llm.llm import LLM
 
-from . import chat, completions, messages, openapi, page
+from . import llama_cpp, openapi, page
 from .dialect import Dialect, OpenAI
-from .errors import ApiError, invalid
+from .errors import ApiError
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, Shared, TokenizeRequest
 from .front_door import middleware
 from .keys import Keys
-from .offered import offered
+from .metrics import exposition
 from .plan import Plan
 from .request_handler import RequestHandler
-from .request_preprocessor import RequestPreprocessor
+from .served import ModelPool, ModelSource, ServedModel
 from .service import Service
 from .settings import ServerSettings
 from .translated import Translated, written_error
@@ -39,24 +37,34 @@ _SLOW = 60.0
 
 
 class Front:
-    """What clients meet: a service, the preprocessor of its requests, and the keys to both."""
+    """What clients meet: the models, and the keys to them.
 
-    def __init__(self, lm: LLM, settings: ServerSettings) -> None:
+    Args:
+        lm: The model.
+        settings: Limits, names and keys.
+        more: Further models, which are loaded when a request names them.
+        size: Bytes of the first model's weights, which count where there are further ones.
+    """
+
+    def __init__(self, lm: LLM, settings: ServerSettings, more: Sequence[ModelSource] = (), size: int = 0) -> None:
         self.settings = settings
-        self.service = Service(lm, settings)
-        self.preprocessor = RequestPreprocessor(lm, settings)
+        self.models = ModelPool(lm, settings, more, size)
         self.keys = Keys(settings.keys)
-        self.created = int(time.time())
-        self._offered: list[dict[str, Any]] | None = None
 
-    def app(self, more: Sequence[BaseRoute] = (), host: str = "127.0.0.1") -> Starlette:
+    @property
+    def service(self) -> Service:
+        """The engine's thread of the first model."""
+        return self.models.first.service
+
+    def app(self, routes: Sequence[BaseRoute] = (), host: str = "127.0.0.1") -> Starlette:
         """The application.
 
         Args:
-            more: Further routes.
+            routes: Further routes.
             host: Where it listens.
         """
         routes = [
+            *routes,
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._completions, methods=["POST"]),
             Route("/v1/models", self._models),
@@ -69,11 +77,11 @@ class Front:
             Route("/metrics", self._metrics),
             Route("/version", self._version),
             Route("/decodery/load", self._load),
+            Route("/slots", self._slots),
             Route("/decodery/methods", self._methods),
             Route("/openapi.json", self._openapi),
             *Translated(self).routes(),
             *page.routes(),
-            *more,
         ]
         handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
             ApiError: _refused,
@@ -86,19 +94,13 @@ class Front:
 
     async def answer(self, body: ChatRequest | CompletionRequest, owner: str) -> dict[str, Any]:
         """A request's answer as one object, for those who are in this process. Raises ApiError."""
-        handler = RequestHandler(self.service, await self._plan(body), owner)
-        try:
-            await handler.open()
-            return await handler.whole()
-        finally:
-            handler.close()
-
-    async def _plan(self, body: Shared) -> Plan:
-        self.check_model(body.model)
-        if isinstance(body, ChatRequest):
-            return await chat.plan(self.preprocessor, body)
-        assert isinstance(body, CompletionRequest)
-        return await completions.plan(self.preprocessor, body)
+        async with self.models.use(body.model) as served:
+            handler = RequestHandler(served.service, await served.plan(body), owner)
+            try:
+                await handler.open()
+                return await handler.whole()
+            finally:
+                handler.close()
 
     async def _chat(self, request: Request) -> Response:
         return await self._respond(request, ChatRequest)
@@ -112,11 +114,14 @@ class Front:
 
     async def respond(self, request: Request, owner: str, body: Shared, dialect: Dialect) -> Response:
         """The answer to a request in the form of a dialect. Raises ApiError."""
-        return await self.run(request, owner, await self._plan(body), dialect, body.ignored)
+        async with self.models.use(body.model) as served:
+            return await self.run(request, owner, served, await served.plan(body), dialect, body.ignored)
 
-    async def run(self, request: Request, owner: str, plan: Plan, dialect: Dialect, ignored: Sequence[str]) -> Response:
+    async def run(
+        self, request: Request, owner: str, served: ServedModel, plan: Plan, dialect: Dialect, ignored: Sequence[str]
+    ) -> Response:
         """The answer to a plan. Raises ApiError."""
-        handler = RequestHandler(self.service, plan, owner)
+        handler = RequestHandler(served.service, plan, owner)
         seconds = self.settings.seconds + _SLOW
         return await respond(request, handler, dialect, ignored, stream=plan.stream, seconds=seconds)
 
@@ -128,50 +133,37 @@ class Front:
         """The body of a request. Raises ApiError."""
         return await read(request, kind, self.settings.body_bytes, strict=self.settings.strict)
 
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError for a model that is not served; None is the one that is."""
-        if name is not None and name != self.settings.name:
-            message = f"there is no model {name[:200]!r} here: use {self.settings.name!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
-
     async def _models(self, request: Request) -> Response:
         self.owner(request)
-        return Json({"object": "list", "data": [self._card()]})
+        return Json({"object": "list", "data": [self._card(name) for name in self.models.names]})
 
     async def _model(self, request: Request) -> Response:
         self.owner(request)
-        self.check_model(request.path_params["model"])
-        return Json(self._card())
+        return Json(self._card(self.models.check(request.path_params["model"])))
 
-    def _card(self) -> dict[str, Any]:
-        card = {"id": self.settings.name, "object": "model", "created": self.created, "owned_by": "decodery"}
-        return card | {"max_model_len": self.preprocessor.context}
+    def _card(self, name: str) -> dict[str, Any]:
+        card = {"id": name, "object": "model", "created": self.models.created, "owned_by": "decodery"}
+        return card | {"max_model_len": self.models.context(name), "status": {"value": self.models.states()[name]}}
 
     async def _tokenize(self, request: Request) -> Response:
         self.owner(request)
         body: TokenizeRequest = await self.read(request, TokenizeRequest)
-        if (body.prompt is None) == (body.messages is None):
-            raise invalid("give either a prompt or messages", "prompt")
-        tokenizer = self.preprocessor.lm.tokenizer
-
-        def tokens() -> list[int]:
-            if body.messages is not None:
-                return messages.encoded(self.preprocessor, body.messages)[0]
-            self.preprocessor.check_length(body.prompt or "")
-            return tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
-
-        found = await self.preprocessor.do(tokens)
-        return Json({"tokens": found, "count": len(found), "max_model_len": self.preprocessor.context})
+        async with self.models.use(body.model) as served:
+            return Json(await served.preprocessor.do(partial(llama_cpp.tokenized, served.preprocessor, body)))
 
     async def _detokenize(self, request: Request) -> Response:
         self.owner(request)
         body: DetokenizeRequest = await self.read(request, DetokenizeRequest)
-        tokenizer = self.preprocessor.lm.tokenizer
-        return Json({"prompt": await self.preprocessor.do(partial(tokenizer.decode, body.tokens, special=True))})
+        async with self.models.use(body.model) as served:
+            decode = partial(served.lm.tokenizer.decode, body.tokens, special=True)
+            text = await served.preprocessor.do(decode)
+        # vLLM names it prompt, and llama.cpp content.
+        return Json({"prompt": text, "content": text})
 
     async def _tokenizer_info(self, request: Request) -> Response:
         self.owner(request)
-        lm = self.preprocessor.lm
+        async with self.models.use(request.query_params.get("model")) as served:
+            lm = served.lm
         ids = {"bos_token": lm.tokenizer.bos_id, "eos_token": next(iter(lm.tokenizer.eos_ids), None)}
         found = {
             name: None if id is None else lm.tokenizer.piece(id).decode("utf-8", "replace") for name, id in ids.items()
@@ -182,10 +174,10 @@ class Front:
         if self.service.failure is not None:
             message = f"the engine failed: {type(self.service.failure).__name__}"
             raise ApiError(503, message, kind="server_error", code="engine_failed")
-        return Json({"status": "stopping" if self.service.draining else "ok"})
+        return Json({"status": "stopping" if self.models.draining else "ok"})
 
     async def _ready(self, request: Request) -> Response:
-        if not self.service.alive or self.service.draining or self.service.full:
+        if not self.service.alive or self.models.draining or self.service.full:
             why = "the queue is full" if self.service.alive and self.service.full else "the server is not ready"
             raise ApiError(503, why, kind="server_error", code="not_ready", retry_after=1)
         return Json({"status": "ready"})
@@ -193,22 +185,29 @@ class Front:
     async def _metrics(self, request: Request) -> Response:
         if self.settings.metrics_key:
             self.owner(request)
-        return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        found = exposition(self.models.metrics())
+        return Response(found, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _version(self, request: Request) -> Response:
         return Json({"version": __version__})
 
     async def _load(self, request: Request) -> Response:
         limits = {"max_running": self.settings.max_running, "max_queue": self.settings.max_queue}
-        return Json({**asdict(self.service.load), **limits, "draining": self.service.draining})
+        figures = {**self.models.load_figures(), **limits, "models": self.models.states()}
+        return Json(figures | {"draining": self.models.draining})
+
+    async def _slots(self, request: Request) -> Response:
+        self.owner(request)
+        name = self.models.check(request.query_params.get("model"))
+        found = self.models.slots(name)
+        if request.query_params.get("fail_on_no_slot") and all(each["is_processing"] for each in found):
+            raise ApiError(503, "no slot is free", kind="server_error", code="no_slot", retry_after=1)
+        return Json(found)
 
     async def _methods(self, request: Request) -> Response:
         self.owner(request)
-        if self._offered is None:
-            self._offered = await self.preprocessor.do(
-                partial(offered, self.settings.trust, self.preprocessor.lm.model)
-            )
-        return Json({"object": "list", "data": self._offered})
+        async with self.models.use(request.query_params.get("model")) as served:
+            return Json({"object": "list", "data": await served.offered()})
 
     async def _openapi(self, request: Request) -> Response:
         return Json(openapi.document(keys=bool(self.settings.keys)))

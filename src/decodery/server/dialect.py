@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from decodery.core.abstract import Contract
@@ -40,6 +40,20 @@ class OpenAI(Dialect):
             if "error" in chunk:
                 return
         yield b"data: [DONE]\n\n"
+
+
+class Rewritten(OpenAI):
+    """An answer in a form of its own, which is never a stream.
+
+    Args:
+        whole: Makes it from an answer with `choices` and `usage`.
+    """
+
+    def __init__(self, whole: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._whole = whole
+
+    def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
+        return self._whole(answer)
 
 
 def dumps(content: Any) -> bytes:

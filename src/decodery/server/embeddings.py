@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field, StrictStr
@@ -16,9 +16,14 @@ from decodery.step.forward_request import ForwardCoroutine, score
 
 from .errors import invalid
 from .fields import Body, Tokens
+from .plan import Plan, ReadForm
+from .reading import Reading
 from .sampler_fields import WHOLE
 
 if TYPE_CHECKING:
+    from decodery.engine.engine import Engine
+
+    from .job import FinishedText
     from .request_preprocessor import RequestPreprocessor
 
 _MOST_TEXTS = 2048
@@ -46,23 +51,19 @@ class EmbeddingsRequest(Body):
     pooling: Literal["mean", "last"] = "mean"
 
 
-@dataclass(eq=False)
-class Reading:
+@dataclass(eq=False, kw_only=True)
+class Embedding(Reading):
     """A text of which one vector is wanted.
 
     Attributes:
         model: What reads it.
-        prompt: Its tokens.
         pooling: "mean" or "last".
-        cache_namespace: Whose it is.
     """
 
     model: OpenModel
-    prompt: Sequence[int]
     pooling: str
-    cache_namespace: str = ""
 
-    def read(self) -> ForwardCoroutine[list[float]]:
+    def read(self, engine: Engine) -> ForwardCoroutine[list[float]]:
         """The vector [hidden] of length 1, from the states after the final norm."""
         model = self.model
         cache = model.new_cache()
@@ -77,8 +78,8 @@ class Reading:
         return vector
 
 
-def readings(preprocessor: RequestPreprocessor, body: EmbeddingsRequest) -> list[Reading]:
-    """The texts of a request.
+def plan(preprocessor: RequestPreprocessor, body: EmbeddingsRequest) -> Plan:
+    """The texts of a request, of each of which a vector is wanted.
 
     Raises:
         ApiError: For one that is too long, has tokens the model lacks, or none.
@@ -97,11 +98,22 @@ def readings(preprocessor: RequestPreprocessor, body: EmbeddingsRequest) -> list
         if not tokens or max(tokens) >= lm.model.vocab_size:
             raise invalid(f"a text has no tokens, or tokens beyond the vocabulary of {lm.model.vocab_size}", "input")
         preprocessor.room(len(tokens), None, 1)
-        found.append(Reading(lm.model, tokens, body.pooling))
-    return found
+        found.append(Embedding(tokens, model=lm.model, pooling=body.pooling))
+
+    def item(index: int, text: FinishedText) -> dict[str, Any]:
+        return {"object": "embedding", "index": index, "embedding": _written(body, text.vector)}
+
+    return Plan(found, 1, ReadForm("embd-", item))
 
 
-def vector_of(body: EmbeddingsRequest, vector: Sequence[float]) -> list[float] | str:
+def vectors(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request for vectors."""
+    tokens = answer["usage"]["prompt_tokens"]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": answer["choices"], "model": answer["model"], "usage": usage}
+
+
+def _written(body: EmbeddingsRequest, vector: Sequence[float]) -> list[float] | str:
     """A vector as the request wants it."""
     found = torch.tensor(vector, dtype=torch.float64, device="cpu")
     if body.dimensions is not None:

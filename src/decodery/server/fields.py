@@ -8,7 +8,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from .sampler_fields import WHOLE, MaxTokens, SamplerFields, Token
 
-_SPEC = Annotated[StrictStr, Field(max_length=2000)]
+SPEC = Annotated[StrictStr, Field(max_length=2000)]
 _LONG_SPEC = Annotated[StrictStr, Field(max_length=65536)]
 
 Tokens = Annotated[list[Token], Field(min_length=1)]
@@ -27,17 +27,17 @@ class Methods(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    drafter: _SPEC | None = None
-    acceptance_rule: _SPEC | None = None
-    draft_length: _SPEC | None = None
+    drafter: SPEC | None = None
+    acceptance_rule: SPEC | None = None
+    draft_length: SPEC | None = None
     max_draft_tokens: Annotated[int, Field(strict=True, ge=1, le=1024), WHOLE] | None = None
-    sampler: _SPEC | Annotated[list[_SPEC], Field(max_length=32)] | None = None
-    logits_source: _SPEC | None = None
+    sampler: SPEC | Annotated[list[SPEC], Field(max_length=32)] | None = None
+    logits_source: SPEC | None = None
     constraint: _LONG_SPEC | None = None
-    search: _SPEC | None = None
-    diffuse: _SPEC | None = None
-    cache_policy: _SPEC | None = None
-    monitor: _SPEC | Annotated[list[_SPEC], Field(max_length=8)] | None = None
+    search: SPEC | None = None
+    diffuse: SPEC | None = None
+    cache_policy: SPEC | None = None
+    monitor: SPEC | Annotated[list[SPEC], Field(max_length=8)] | None = None
     allow_special: StrictBool | None = None
     fresh_memory: StrictBool | None = None
     trace: Literal["summary", "steps"] = "summary"
@@ -275,14 +275,32 @@ class CompletionRequest(Shared):
 
 
 class TokenizeRequest(Body):
-    """`POST /tokenize`: the tokens of a text, or of a conversation as the model reads it."""
+    """`POST /tokenize`: the tokens of a text, or of a conversation as the model reads it.
 
+    vLLM's form has `prompt` or `messages`, llama.cpp's `content`.
+
+    Attributes:
+        add_special_tokens, add_special: Add the model's first token to a text; by default to a `prompt` alone.
+        return_token_strs, with_pieces: Return the tokens' texts as well.
+        parse_special: Read special tokens that are spelled in `content` as such.
+    """
+
+    model: StrictStr | None = None
     prompt: StrictStr | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    content: StrictStr | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
+    continue_final_message: StrictBool | None = None
     add_special_tokens: StrictBool = True
+    return_token_strs: StrictBool | None = None
+    add_special: StrictBool = False
+    parse_special: StrictBool = True
+    with_pieces: StrictBool = False
 
 
 class DetokenizeRequest(Body):
     """`POST /detokenize`: the text of some tokens, special ones shown."""
 
+    model: StrictStr | None = None
     tokens: list[Token]

@@ -17,7 +17,7 @@ from decodery.engine.task import CoroutineTask
 from decodery.step.monitor import MonitorReport
 from decodery.step.sequence import Sequence, TokenLogprob
 
-from .embeddings import Reading
+from .reading import Reading
 
 if TYPE_CHECKING:
     from decodery.search.base import Search
@@ -80,7 +80,7 @@ class FinishedText:
         prompt_logprobs: Of the prompt's tokens but the first, where that was asked for.
         context_full: Whether it ended because the model's context was full.
         stopped_by: The stop string or the token that ended it.
-        vector: Of a text that was only read.
+        vector: The numbers of a text that was only read.
     """
 
     text: str

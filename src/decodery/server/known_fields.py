@@ -61,9 +61,14 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 """By name: the values that say nothing, and what to do instead of any other."""
 
 
-def refuse_by_name(found: Mapping[str, Any]) -> None:
-    """Raise ApiError for a field of other servers that is not supported and would change the answer."""
-    for name in found.keys() & _REFUSED.keys():
+def refuse_by_name(found: Mapping[str, Any], kind: type[BaseModel]) -> None:
+    """Raise ApiError for a field of other servers that is not supported and would change the answer.
+
+    Args:
+        found: The request's JSON.
+        kind: The fields that are read.
+    """
+    for name in (found.keys() & _REFUSED.keys()) - _names(kind).keys():
         neutral, advice = _REFUSED[name]
         value = found[name]
         if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
@@ -82,8 +87,7 @@ def unknown_fields(found: Mapping[str, Any], body: BaseModel) -> list[str]:
 
 
 def _unread(found: Mapping[str, Any], body: BaseModel) -> Iterator[str]:
-    fields = type(body).model_fields
-    names = {alias: name for name, field in fields.items() for alias in _aliases(name, field.validation_alias)}
+    names = _names(type(body))
     for key, given in found.items():
         if key not in names:
             yield key
@@ -95,6 +99,12 @@ def _unread(found: Mapping[str, Any], body: BaseModel) -> Iterator[str]:
         for each, made in pairs:
             if isinstance(made, BaseModel) and isinstance(each, Mapping):
                 yield from (f"{key}.{inner}" for inner in _unread(each, made))
+
+
+def _names(kind: type[BaseModel]) -> dict[str, str]:
+    """The fields of a request by what they may be called in JSON."""
+    fields = kind.model_fields.items()
+    return {alias: name for name, field in fields for alias in _aliases(name, field.validation_alias)}
 
 
 def _aliases(name: str, alias: Any) -> list[str]:

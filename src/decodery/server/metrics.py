@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 from decodery.core.trace import Step
 
@@ -31,6 +31,27 @@ _MONITORED = {
     "token_taken_back": "tokens_taken_back",
 }
 """What is counted of monitors, and what that goes by in the ledger."""
+
+
+class _Joined:
+    """The metrics of several models, each under one heading."""
+
+    def __init__(self, several: Sequence[Metrics]) -> None:
+        self._several = several
+
+    def collect(self) -> Iterable[Metric]:
+        found: dict[str, Metric] = {}
+        for each in self._several:
+            for family in each.registry.collect():
+                known = found.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+        return found.values()
+
+
+def exposition(several: Sequence[Metrics]) -> bytes:
+    """The metrics of several models in Prometheus' text format."""
+    return generate_latest(_Joined(several))
 
 
 class Metrics:
@@ -73,9 +94,11 @@ class Metrics:
         self.length = histogram("output_length_tokens", "Tokens of a text", _TOKENS)
         self.nodes = histogram("draft_length_tokens", "Tokens drafted for a pass of a text", _ROWS)
 
-    def text(self) -> bytes:
-        """All of them in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def unloaded(self) -> None:
+        """The model is gone: counters stay, and those of its next load are counted from 0."""
+        self._last = (0, 0, 0, 0)
+        for gauge in (self.running, self.waiting, self.cache, self.prefix_bytes):
+            gauge.set(0)
 
     def begun(self, job: Job) -> None:
         assert job.begun is not None

@@ -11,16 +11,22 @@ from pydantic.json_schema import models_json_schema
 from decodery.core.version import __version__
 
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .llama_cpp import InfillRequest
+from .scoring import RerankRequest, ScoreRequest
 
 _POSTS: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
     "/v1/completions": (CompletionRequest, "Continue texts, or tokens."),
+    "/v1/rerank": (RerankRequest, "Documents by how well they fit a query."),
+    "/score": (ScoreRequest, "How well documents fit a query."),
+    "/infill": (InfillRequest, "What stands between two texts."),
     "/tokenize": (TokenizeRequest, "The tokens of a text or of a conversation."),
     "/detokenize": (DetokenizeRequest, "The text of some tokens."),
 }
 _GETS = {
     "/v1/models": "The models that are served.",
     "/v1/models/{model}": "One of them.",
+    "/slots": "Texts in progress, and free places.",
     "/tokenizer_info": "What begins and ends a text, and the chat template.",
     "/health": "Whether the engine runs.",
     "/ready": "Whether a request would be taken.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,8 +12,8 @@ from decodery.core.noise import nth_seed
 from decodery.diffusion.texts import Fill
 from decodery.engine.request import Request
 
-from .embeddings import Reading
 from .job import FinishedText, Update
+from .reading import Reading
 
 if TYPE_CHECKING:
     from decodery.search.base import Search
@@ -52,6 +52,32 @@ class Form(Contract):
     @abstractmethod
     def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:
         """What a stream says of a text that ends."""
+
+
+@dataclass
+class ReadForm(Form):
+    """The form of what is read and not continued.
+
+    Attributes:
+        item: An element of `choices`, from its number and what was read.
+    """
+
+    prefix: str
+    item: Callable[[int, FinishedText], dict[str, Any]]
+
+    whole, chunk = "list", "list"
+
+    def choice(self, index: int, text: FinishedText) -> dict[str, Any]:
+        return self.item(index, text)
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        return []
+
+    def grown(self, index: int, news: Update) -> list[dict[str, Any]]:
+        return []
+
+    def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:
+        return [self.choice(index, text)]
 
 
 @dataclass(frozen=True)

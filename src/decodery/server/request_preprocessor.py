@@ -41,6 +41,11 @@ class RequestPreprocessor:
         self._reading = ThreadPoolExecutor(2, "prompts")
         self._compiling = ThreadPoolExecutor(1, "constraints")
 
+    def close(self) -> None:
+        """End its threads after what they are doing."""
+        for pool in (self._reading, self._compiling):
+            pool.shutdown(wait=False, cancel_futures=True)
+
     @property
     def context(self) -> int:
         return self.lm.model.config.max_positions

@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 from decodery.core.errors import DecoderyError
 
 from .app import Front
+from .served import ModelSource
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ class Server(uvicorn.Server):
     Args:
         lm: The model.
         settings: Limits, names and keys.
+        more, size: Further models, see `Front`.
         host, port: Where it listens; port 0 takes a free one.
-        more: Further routes.
+        routes: Further routes.
         tls: Files of a certificate and its key.
         on_ready: Called with the address.
     """
@@ -47,16 +49,18 @@ class Server(uvicorn.Server):
         self,
         lm: LLM,
         settings: ServerSettings,
+        more: Sequence[ModelSource] = (),
+        size: int = 0,
         *,
         host: str = "127.0.0.1",
         port: int = 8000,
-        more: Sequence[BaseRoute] = (),
+        routes: Sequence[BaseRoute] = (),
         tls: tuple[Path, Path] | None = None,
         on_ready: Callable[[str], None] = lambda url: None,
     ) -> None:
-        self.front = Front(lm, settings)
+        self.front = Front(lm, settings, more, size)
         config = uvicorn.Config(
-            self.front.app(more, host),
+            self.front.app(routes, host),
             host=host,
             port=port,
             log_level="warning",
@@ -90,7 +94,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
         # Whoever waits still hears that the server stops.
-        await asyncio.get_running_loop().run_in_executor(None, self.front.service.stop)
+        await asyncio.get_running_loop().run_in_executor(None, self.front.models.stop)
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -99,7 +103,7 @@ class Server(uvicorn.Server):
         if self._signals > 1:
             self.should_exit = self.force_exit = True
         elif self._loop is not None:
-            self.front.service.draining = True
+            self.front.models.drain()
             self._loop.call_soon_threadsafe(self._begin_drain)
 
     def stop(self) -> None:
@@ -111,7 +115,7 @@ class Server(uvicorn.Server):
 
     async def _drained(self) -> None:
         until = asyncio.get_running_loop().time() + self.front.settings.drain_seconds
-        while not self.front.service.idle and asyncio.get_running_loop().time() < until:
+        while not self.front.models.idle and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(_LOOKS_EVERY)
         self.should_exit = True
 

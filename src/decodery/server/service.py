@@ -17,12 +17,12 @@ from decodery.engine.schedule import Limits
 from decodery.llm.llm import LLM
 from decodery.step.sequence import Sequence as Text
 
-from .embeddings import Reading
 from .errors import ApiError, invalid, log_failure, overloaded, stopping
 from .fair import FairQueue
 from .job import FinishedText, Job, Update, deliver, written
 from .load import ServerLoad
 from .metrics import Metrics
+from .reading import Reading
 from .settings import ServerSettings
 
 
@@ -42,11 +42,11 @@ class Service:
         load: As it was after the last pass.
     """
 
-    def __init__(self, lm: LLM, settings: ServerSettings) -> None:
+    def __init__(self, lm: LLM, settings: ServerSettings, metrics: Metrics) -> None:
         self.lm = lm
         self.settings = settings
         self.fingerprint = fingerprint(lm)
-        self.metrics = Metrics(settings.name, settings.kv_bytes)
+        self.metrics = metrics
         self.failure: BaseException | None = None
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.draining = False
@@ -100,6 +100,10 @@ class Service:
         """Whether another job would be turned away."""
         with self._lock:
             return self._open.total() >= self.settings.max_running + self.settings.max_queue
+
+    def in_progress(self) -> list[Job]:
+        """The jobs in progress, those begun first first."""
+        return list(self._active)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Let these be decoded.
@@ -200,7 +204,7 @@ class Service:
                     job.filling = self.lm.begin(self._engine, job.request)
                     job.task = job.filling.work
                 elif isinstance(job.request, Reading):
-                    job.task = self._engine.enter(job.request.read(), owner=job.owner)
+                    job.task = self._engine.enter(job.request.read(self._engine), owner=job.owner)
                 elif job.search is not None:
                     job.request.settled = job.settle
                     job.task = self._engine.enter(job.search.find(self._engine, job.request), owner=job.owner)

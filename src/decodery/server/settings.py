@@ -11,6 +11,7 @@ from decodery.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from decodery.step.monitor import Monitor
+    from decodery.step.scorer import Scorer
 
 GIB = 1 << 30
 
@@ -41,6 +42,9 @@ class ServerSettings:
         origins: Pages in browsers that may use it, such as "https://example.org"; none by default but its own.
         metrics_key: Whether /metrics needs a key as well.
         guards: Monitors of every text, which no request can leave out.
+        scorer: What `/v1/rerank` and `/score` rate documents by where a request names no scorer.
+        memory_bytes: Of the weights and KV caches of all loaded models, where several are served.
+        idle_seconds: After which a model that nobody uses is unloaded; the first one stays.
     """
 
     name: str = "model"
@@ -63,10 +67,19 @@ class ServerSettings:
     origins: Sequence[str] = ()
     metrics_key: bool = False
     guards: Sequence[Monitor] = ()
+    scorer: Scorer | str = "question-likelihood"
+    memory_bytes: int = 1 << 62
+    idle_seconds: float = 300.0
 
     def __post_init__(self) -> None:
         least = {"max_running": 1, "rows": 1, "chunk": 1, "kv_bytes": 1, "body_bytes": 1, "max_texts": 1}
-        for name, bound in {**least, "max_texts_per_key": 1, "max_queue": 0, "drain_seconds": 0}.items():
+        for name, bound in {
+            **least,
+            "max_texts_per_key": 1,
+            "max_queue": 0,
+            "drain_seconds": 0,
+            "idle_seconds": 0,
+        }.items():
             if getattr(self, name) < bound:
                 raise SettingsError(f"{name} must be at least {bound}, not {getattr(self, name)}")
         for name in ("seconds", "pass_seconds"):
@@ -87,3 +100,10 @@ def quarter_of_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
     except (ValueError, OSError, AttributeError):
         return 2 * GIB
+
+
+def memory_bytes(gib: float | None) -> int:
+    """Bytes for all loaded models: so many GiB, without a number three quarters of this machine's memory."""
+    if gib is not None and not 0 < gib < float("inf"):
+        raise SettingsError(f"--memory-gib must be above 0, not {gib}")
+    return 3 * quarter_of_memory() if gib is None else int(gib * GIB)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,23 +12,23 @@ from starlette.routing import Route
 
 from decodery.core.version import __version__
 
-from . import anthropic, embeddings, messages, ollama, responses
-from .dialect import OpenAI
+from . import anthropic, embeddings, llama_cpp, messages, ollama, responses, scoring
+from .dialect import Dialect, Rewritten
 from .errors import ApiError
-from .fields import Body, ChatRequest, CompletionRequest, Shared
-from .job import FinishedText, Update
-from .plan import Form, Plan
+from .fields import Body, ChatRequest, CompletionRequest, Shared, StreamOptions
 from .response_items import messages_of
 from .wire import Json, checked
 
 if TYPE_CHECKING:
     from .app import Front
+    from .plan import Plan
+    from .request_preprocessor import RequestPreprocessor
 
 B = TypeVar("B", bound=Body)
 
 
 class Translated:
-    """The routes of Anthropic, Ollama and of OpenAI's responses.
+    """The routes of Anthropic, Ollama and llama.cpp, of OpenAI's responses, and of rerankers.
 
     Args:
         front: Whose requests these become.
@@ -46,6 +45,9 @@ class Translated:
             "/v1/messages/count_tokens": self._count_tokens,
             "/v1/responses": self._respond,
             "/v1/embeddings": self._embeddings,
+            **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking"), self._rerank),
+            **dict.fromkeys(("/score", "/v1/score"), self._score),
+            "/infill": self._infill,
             "/api/chat": self._ollama_chat,
             "/api/generate": self._ollama_generate,
             "/api/show": self._ollama_show,
@@ -67,8 +69,10 @@ class Translated:
     async def _count_tokens(self, request: Request) -> Response:
         _, body = await self._read(request, anthropic.CountRequest)
         chat = self._chat(body, anthropic.as_chat(body))
-        preprocessor, tools = self._front.preprocessor, messages.tools_in_use(chat)
-        tokens, _ = await preprocessor.do(lambda: messages.encoded(preprocessor, chat.messages, tools))
+        tools = messages.tools_in_use(chat)
+        async with self._front.models.use(body.model) as served:
+            preprocessor = served.preprocessor
+            tokens, _ = await preprocessor.do(lambda: messages.encoded(preprocessor, chat.messages, tools))
         return Json({"input_tokens": len(tokens)})
 
     async def _respond(self, request: Request) -> Response:
@@ -95,10 +99,36 @@ class Translated:
 
     async def _embeddings(self, request: Request) -> Response:
         owner, body = await self._read(request, embeddings.EmbeddingsRequest)
-        self._front.check_model(body.model)
-        preprocessor = self._front.preprocessor
-        found = await preprocessor.do(lambda: embeddings.readings(preprocessor, body))
-        return await self._front.run(request, owner, Plan(found, 1, VectorForm(body)), Vectors(), body.ignored)
+        return await self._numbers(request, owner, body, embeddings.plan, Rewritten(embeddings.vectors))
+
+    async def _rerank(self, request: Request) -> Response:
+        owner, body = await self._read(request, scoring.RerankRequest)
+        return await self._numbers(request, owner, body, scoring.plan, scoring.written(body))
+
+    async def _score(self, request: Request) -> Response:
+        owner, body = await self._read(request, scoring.ScoreRequest)
+        return await self._numbers(request, owner, body, scoring.plan, scoring.written(body))
+
+    async def _numbers(
+        self,
+        request: Request,
+        owner: str,
+        body: Any,
+        plan: Callable[[RequestPreprocessor, Any], Plan],
+        dialect: Dialect,
+    ) -> Response:
+        async with self._front.models.use(body.model) as served:
+            found = await served.preprocessor.do(lambda: plan(served.preprocessor, body))
+            return await self._front.run(request, owner, served, found, dialect, body.ignored)
+
+    async def _infill(self, request: Request) -> Response:
+        owner, body = await self._read(request, llama_cpp.InfillRequest)
+        dialect = llama_cpp.LlamaCpp(body.response_fields)
+        async with self._front.models.use(body.model) as served:
+            asked = await served.preprocessor.do(lambda: llama_cpp.completion(served.preprocessor, body))
+            if asked.stream:
+                asked.stream_options = StreamOptions(include_usage=True)
+            return await self._front.run(request, owner, served, await served.plan(asked), dialect, asked.ignored)
 
     async def _ollama_chat(self, request: Request) -> Response:
         owner, body = await self._read(request, ollama.OllamaChatRequest)
@@ -109,26 +139,27 @@ class Translated:
     async def _ollama_generate(self, request: Request) -> Response:
         owner, body = await self._read(request, ollama.OllamaGenerateRequest)
         asked, dialect = ollama.as_chat(body), ollama.Ollama(chat=False)
-        if "messages" not in asked or self._front.preprocessor.lm.chat_template is not None:
+        async with self._front.models.use(asked["model"]) as served:
+            if "messages" in asked and served.lm.chat_template is None:
+                asked["prompt"] = "\n\n".join(message["content"] for message in asked.pop("messages"))
             return await self._front.respond(request, owner, self._chat(body, asked), dialect)
-        prompt = "\n\n".join(message["content"] for message in asked.pop("messages"))
-        return await self._front.respond(request, owner, self._chat(body, asked | {"prompt": prompt}), dialect)
 
     async def _ollama_tags(self, request: Request) -> Response:
         self._front.owner(request)
-        return Json({"models": [self._ollama_card()]})
+        return Json({"models": [self._ollama_card(name) for name in self._front.models.names]})
 
     async def _ollama_show(self, request: Request) -> Response:
         _, body = await self._read(request, ollama.ShowRequest)
-        self._front.check_model((body.model or body.name or "").removesuffix(":latest") or None)
-        chat = self._front.preprocessor.lm.chat_template
-        card = self._ollama_card()
+        name = (body.model or body.name or "").removesuffix(":latest") or None
+        async with self._front.models.use(name) as served:
+            chat, context = served.lm.chat_template, served.preprocessor.context
+        card = self._ollama_card(served.settings.name)
         return Json(
             {
                 "details": card["details"],
                 "modified_at": card["modified_at"],
                 "template": "" if chat is None else chat.source,
-                "model_info": {"general.architecture": "", "context_length": self._front.preprocessor.context},
+                "model_info": {"general.architecture": "", "context_length": context},
                 "capabilities": ["completion", *(["tools"] if chat is not None else [])],
             }
         )
@@ -136,8 +167,8 @@ class Translated:
     async def _ollama_version(self, request: Request) -> Response:
         return Json({"version": __version__})
 
-    def _ollama_card(self) -> dict[str, Any]:
-        name, at = self._front.settings.name, datetime.fromtimestamp(self._front.created, UTC).isoformat()
+    def _ollama_card(self, name: str) -> dict[str, Any]:
+        at = datetime.fromtimestamp(self._front.models.created, UTC).isoformat()
         details = {"format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
         return {"name": name, "model": name, "modified_at": at, "size": 0, "digest": "", "details": details}
 
@@ -152,36 +183,6 @@ class Translated:
         chat = checked(asked, kind, strict=True)
         chat.ignore(body.ignored)
         return chat
-
-
-@dataclass
-class VectorForm(Form):
-    """The vectors of a request."""
-
-    body: embeddings.EmbeddingsRequest
-
-    prefix, whole, chunk = "embd-", "list", "list"
-
-    def choice(self, index: int, text: FinishedText) -> dict[str, Any]:
-        return {"object": "embedding", "index": index, "embedding": embeddings.vector_of(self.body, text.vector)}
-
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        return []
-
-    def grown(self, index: int, news: Update) -> list[dict[str, Any]]:
-        return []
-
-    def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:
-        return [self.choice(index, text)]
-
-
-class Vectors(OpenAI):
-    """The answer to a request for vectors."""
-
-    def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
-        tokens = answer["usage"]["prompt_tokens"]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "data": answer["choices"], "model": answer["model"], "usage": usage}
 
 
 def written_error(path: str, error: ApiError) -> dict[str, Any]:

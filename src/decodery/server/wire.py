@@ -73,7 +73,7 @@ def checked(found: Any, kind: type[B], *, strict: bool) -> B:
     """
     if not isinstance(found, dict):
         raise invalid("the request is not a JSON object")
-    refuse_by_name(found)
+    refuse_by_name(found, kind)
     try:
         body = kind.model_validate(found)
     except RecursionError:

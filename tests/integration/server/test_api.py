@@ -467,7 +467,7 @@ def test_the_rest_of_the_routes(lm: LLM, url: str) -> None:
         assert f"decodery_{name}{{" in text, name
     tokens = httpx.post(f"{url}/tokenize", json={"prompt": "héllo"}).json()
     assert tokens["tokens"] == lm.tokenizer.encode("héllo") and tokens["max_model_len"] == 2048
-    assert httpx.post(f"{url}/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "héllo"}
+    assert httpx.post(f"{url}/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"] == "héllo"
     assert httpx.post(f"{url}/tokenize", json={}).status_code == 400
     info = httpx.get(f"{url}/tokenizer_info").json()
     assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>") and "messages" in info["chat_template"]

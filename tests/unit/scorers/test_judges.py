@@ -12,7 +12,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.engine.calls import Calls
 from decodery.models.batch import Batch, Segment
-from decodery.scorers import InfAlign, LLMJudge, TextScore
+from decodery.scorers import InfAlign, LLMJudge, QuestionLikelihood, TextScore
 from decodery.scorers.infalign import transform, win_rate
 from decodery.search import BestOfN, WeightedVote
 from decodery.step.forward_request import run_sync
@@ -47,6 +47,29 @@ def test_a_label_counts_by_its_probability_whoever_tells_it() -> None:
     (found,) = remote.search("q", BestOfN(LLMJudge(labels=("no", "maybe", "yes")), n=1))
     assert found.score == pytest.approx(0.3 / 0.8) and found.trace.ledger.counts["unheard"] == 1
     assert remote.asked[-1].max_tokens == 1 and remote.asked[-1].temperature == 0
+
+
+def test_a_passage_counts_by_the_question_after_it() -> None:
+    lm = tiny_lm(max_positions=2048)
+    scorer = QuestionLikelihood(shown="About: {passage}").bind(lm.tokenizer)
+    request = lm.request_for("Why so?", drafter=None)
+    calls = Calls(lm.engine(), request, request.conversation)
+    passages = ["It rains.", "A longer passage about the sun."]
+    outputs = [lm.tokenizer.encode(text) for text in passages]
+    candidates = Candidates(request.prompt, outputs, [True, True], texts=passages, model=lm.model, calls=calls)
+    scores = run_sync(judge(scorer, candidates))
+    question = [ord(sign) for sign in "Why so?"]
+    for text, score in zip(passages, scores.tolist(), strict=True):
+        ids = [*lm.encode(f"About: {text}"), *question]
+        rows = list(range(len(ids) - len(question) - 1, len(ids) - 1))
+        logits = lm.model.forward(Batch([Segment.chunk(ids, lm.model.new_cache(), logit_rows=rows)])).logits
+        law = logits.double().log_softmax(-1)
+        assert score == pytest.approx(float(law[range(len(question)), question].mean()), abs=1e-9)
+        # The passage after the question, which a swap of the two would score, has another value.
+        assert abs(score - float(law[range(len(question)), ids[: len(question)]].mean())) > 1e-3
+    assert float(run_sync(judge(scorer, candidates.of([1])))[0]) == pytest.approx(float(scores[1]), abs=1e-12)
+    with pytest.raises(SettingsError, match=r"write \{passage\}"):
+        QuestionLikelihood(shown="x")
 
 
 def test_what_a_server_says_beside_the_labels_is_no_score() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -31,6 +31,7 @@ class Source:
         folder: The Hugging Face folder it comes from, None for a GGUF file.
         origin: What is noted in the entry of where it comes from.
         file: The GGUF file.
+        parts: The GGUF files, where there are several.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class Source:
         folder: Path | None = None,
         origin: str | None = None,
         file: Path | None = None,
+        parts: Sequence[Path] = (),
     ) -> None:
+        self.parts = parts
         self.name, self.entry, self.folder, self.origin, self.file = name, entry, folder, origin, file
         self._opener = opener
 
@@ -128,12 +131,26 @@ def _from_folder(name: str, folder: Path) -> Source:
     return Source(name, entry, lambda: FolderCheckpoint(folder), folder, noted(folder))
 
 
+def weight_bytes(name: str) -> int:
+    """Bytes of a model's files of weights, which are downloaded first where they are on the Hub.
+
+    Args:
+        name: What `find` takes.
+    """
+    if name in embedded.EMBEDDED:
+        return embedded.EMBEDDED[name].size
+    source = find(name, None)
+    folder = [] if source.folder is None else model_files(source.folder)
+    return sum(path.stat().st_size for path in source.parts or folder)
+
+
 def _from_file(path: Path) -> Source:
     """A GGUF file, with its other parts where it is split."""
     parts = parts_of(path)
     entry = converted() / _key(path) / fingerprint(parts)
     # What is read in place lies in one file.
-    return Source(path.stem, entry, lambda: _gguf(path), origin=noted(path), file=path if len(parts) == 1 else None)
+    file = path if len(parts) == 1 else None
+    return Source(path.stem, entry, lambda: _gguf(path), origin=noted(path), file=file, parts=parts)
 
 
 def _key(path: Path) -> str:

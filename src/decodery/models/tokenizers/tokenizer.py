@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     import tokenizers
 
 _GAPS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<repo_name>", "<file_sep>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "", ""),
 )
-"""What stands before a text, between it and the one after a gap, and after both, where the gap is to be filled."""
+"""What stands before a text, between it and the one after a gap, and after both, where the gap is to be filled; what
+stands before a repository's name, and before each file's.
+"""
+_REPOSITORY, _FILE, _SNIPPET = "myproject\n", "filename\n", "\n\n--- snippet ---\n\n"
+"""Names of what has none, and what separates files where a model has no token for that, as llama.cpp writes them."""
 _MARK = "\x02"
 
 
@@ -192,20 +196,30 @@ class Tokenizer:
             for each, n, text in zip(found, ends, texts, strict=True)
         ]
 
-    def infill(self, before: str, behind: str) -> list[int] | None:
+    def infill(self, before: str, behind: str, files: Sequence[tuple[str, str]] = ()) -> list[int] | None:
         """Token ids of a gap between two texts, for a model to fill; None where it has no tokens for that.
 
-        Nothing in the two texts is a special token.
+        Nothing in the texts is a special token.
 
         Args:
             before, behind: The text before and after the gap.
+            files: Name and text of others that the model reads first.
         """
-        for signs in _GAPS:
-            if all(self.token_id(sign) is not None for sign in signs):
-                prefix, suffix, middle = signs
-                text, begin = f"{prefix}{before}{suffix}{behind}{middle}", len(prefix) + len(before)
-                content = [(len(prefix), begin), (begin + len(suffix), len(text) - len(middle))]
-                return self.encode_content(text, content, special=True).ids
+        for prefix, suffix, middle, repository, separator in _GAPS:
+            if any(self.token_id(sign) is None for sign in (prefix, suffix, middle)):
+                continue
+            signs = [(prefix, before), (suffix, behind), (middle, "")]
+            if files and separator and self.token_id(separator) is not None:
+                known = bool(repository) and self.token_id(repository) is not None
+                opened = [(separator, f"{name}\n{text}") for name, text in files]
+                signs = [*[(repository, _REPOSITORY)] * known, *opened, (separator, _FILE), *signs]
+            else:
+                signs = [*((_SNIPPET, text) for _, text in files), *signs]
+            written, content = "", list[Span]()
+            for sign, text in signs:
+                content.append((len(written) + len(sign), len(written) + len(sign) + len(text)))
+                written += sign + text
+            return self.encode_content(written, content, special=True).ids
         return None
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
