@@ -22,7 +22,7 @@ from .view import Commit
 )
 @dataclass(frozen=True)
 class Edit(DiffusionDecoder):
-    """Writes every proposal above tau, or the `least` surest, and replaces written tokens of the block above `replace`.
+    """Writes proposals above tau, and replaces written tokens of the block by proposals above `replace`.
 
     A block is done when nothing is open and a pass changes nothing, or after `more` passes over its written tokens.
     Models must have learned to correct tokens, as LLaDA 2.1 has.

@@ -21,7 +21,7 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class EntropyBounded(UnmaskingPolicy):
-    """Writes the n surest proposals, the largest n whose entropies sum to at most gamma more than the largest of them.
+    """Writes as many of the surest proposals as have entropies that sum to at most gamma beside the largest.
 
     That sum bounds the information that the tokens share, which writing them at once leaves out. SDAR's released
     sampler has a bound of this name on another sum, which is not this one.

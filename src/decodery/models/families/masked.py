@@ -69,7 +69,7 @@ FIELDS: dict[str, Kind] = {
 
 
 def of_config(fields: Fields, family: str, vocabulary: int) -> dict[str, Any]:
-    """What a family's table and a configuration say of masks, shifts and blocks, as fields of `ModelConfig`."""
+    """Masks, shifts and blocks of a family and a configuration, as fields of `ModelConfig`."""
     own = MASKED[family]
     known = own.mask if own.mask is not None and own.mask < vocabulary else None
     return {
