@@ -21,9 +21,9 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class EntropyBounded(UnmaskingPolicy):
-    """Writes as many of the surest proposals as have entropies that sum to at most gamma beside the largest.
+    """Writes as many of the surest proposals as share at most gamma nats.
 
-    That sum bounds the information that the tokens share, which writing them at once leaves out. SDAR's released
+    Beside the largest, their entropies sum to at most gamma. That sum bounds the information that the tokens share, which writing them at once leaves out. SDAR's released
     sampler has a bound of this name on another sum, which is not this one.
 
     Attributes:
