@@ -6,8 +6,8 @@ Each family is built from the smallest configuration that has layers of every ki
 there. Compared with plain calls of `transformers` in float32: a prompt in chunks, single tokens, the nodes of a tree
 where the model takes them, what follows an accepted path, a fork, and a cache that was cut. The greedy text of 12
 tokens must be that of plain calls, without a drafter, with drafts that are chains, and with trees. Models with images
-read texts. Writes benchmarks/results/model_matrix.json. FAMILIES on the command line: these alone, printed and not
-written.
+read texts. Writes benchmarks/results/model_matrix.json. FAMILIES on the command line: these alone, whose rows take the
+place of those that the file has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.models.transformers.adapter import TransformersModel
 from decodery.testing import decode
-from decodery_benchmarks.results import write_result
+from decodery_benchmarks.results import read_result, write_result
 from small_configs import FAMILIES, WITH_IMAGES, build
 from tiny_models import TREE_PARENTS, random_ids, reference, save, tree_mask
 
@@ -141,10 +141,14 @@ def main() -> None:
             os.environ["DECODERY_HOME"] = str(Path(home) / "home")
             rows[family] = outcome(family, Path(home) / "model")
         print(family, rows[family], f"{time.perf_counter() - begin:.1f} s", flush=True)
-    if not named:
-        command = "OMP_NUM_THREADS=1 PYTHONPATH=tests/support python benchmarks/model_matrix.py"
-        path = ROOT / "benchmarks" / "results" / "model_matrix.json"
-        write_result(path, {"command": command, "transformers": transformers.__version__, "rows": rows})
+    path = ROOT / "benchmarks" / "results" / "model_matrix.json"
+    if named:
+        before = read_result(path)
+        if before["transformers"] != transformers.__version__:
+            raise SystemExit(f"{path} is of transformers {before['transformers']}: run all families")
+        rows = before["rows"] | rows
+    command = "OMP_NUM_THREADS=1 PYTHONPATH=tests/support python benchmarks/model_matrix.py"
+    write_result(path, {"command": command, "transformers": transformers.__version__, "rows": rows})
 
 
 if __name__ == "__main__":

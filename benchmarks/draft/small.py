@@ -83,7 +83,7 @@ def random_hybrid(recurrent: tuple[bool, ...], hidden: int, seed: int) -> Transf
     mamba = Mamba(8, hidden // 4, 1, 16, 4)
     config = ModelConfig(
         VOCABULARY, hidden, 2 * hidden, len(recurrent), 4, 4, hidden // 4, 512, family="bamba", tie_embeddings=True,
-        eos_ids=(END_ID,), mamba=mamba, mamba_layers=recurrent,
+        eos_ids=(END_ID,), mamba=mamba, state_layers=recurrent,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
 

@@ -22,9 +22,10 @@ ARCHITECTURES = {
     "smollm3": "smollm3", "granite": "granite", "exaone4": "exaone4", "ernie4_5": "ernie4_5", "glm4": "glm4",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "mixtral": "llama",
     "lfm2": "lfm2", "mistral": "mistral3", "starcoder2": "starcoder2", "hunyuan_v1_dense": "hunyuan-dense",
-    "seed_oss": "seed_oss",
+    "seed_oss": "seed_oss", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
-_MIXED = ("qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "mixtral")
+GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_MIXED = ("qwen3_next", "qwen3_5_moe_text", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "mixtral")
 PERMUTED = ("smollm3", "granite", "mixtral", "mistral")
 """Whose rows of queries and keys the converter puts into pairs, as Llama's."""
 
@@ -50,8 +51,10 @@ def write_dense(
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    inner = model.model.layers[0].feed_forward.w1.out_features if family == "lfm2" else config.intermediate_size
-    writer.add_feed_forward_length(inner)
+    inner = getattr(config, "intermediate_size", None)
+    inner = model.model.layers[0].feed_forward.w1.out_features if family == "lfm2" else inner
+    if inner is not None:
+        writer.add_feed_forward_length(inner)
     writer.add_head_count(config.num_attention_heads)
     if family == "lfm2":
         writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
@@ -68,6 +71,8 @@ def write_dense(
         writer.add_layer_norm_eps(eps)
     _add_rope(writer, config, family, dim)
     _add_windows(writer, config, family)
+    if family in GATED:
+        _add_delta(writer, config)
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -96,15 +101,19 @@ def _add_tensors(
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         stored, permuted = weight.float().numpy(), family in PERMUTED and (".q_proj." in name or ".k_proj." in name)
-        if family in ("gemma", "gemma2") and name.endswith("norm.weight"):
+        gated_norm = family in GATED and not name.endswith("linear_attn.norm.weight")
+        if (family in ("gemma", "gemma2") or gated_norm) and name.endswith("norm.weight"):
             stored = stored + 1.0
+        if ".linear_attn." in name:
+            stored = stored[:, 0] if stored.ndim == 3 else stored
+            name, stored = _delta_part(name, stored, model.config)
         if permuted:
             heads = stored.reshape(len(stored) // dim, 2, dim // 2, *stored.shape[1:])
             stored = heads.swapaxes(1, 2).reshape(stored.shape)
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new is not None, name
         # Routers stay as they are.
-        if stored.ndim < 2 or "ffn_gate_inp" in new or stored.shape[1:2] == (1,):
+        if stored.ndim < 2 or "ffn_gate_inp" in new or "conv1d" in name or stored.shape[1:2] == (1,):
             stored = stored[:, 0] if stored.ndim == 3 else stored
             writer.add_tensor(new, np.ascontiguousarray(stored, dtype=np.float32))
             continue
@@ -112,6 +121,9 @@ def _add_tensors(
         packed = quantize(np.ascontiguousarray(stored), own)
         writer.add_tensor(new, packed, raw_dtype=own)
         exact = dequantize(packed, own)
+        if ".linear_attn." in name:
+            _delta_left(left, name, exact, model.config)
+            continue
         if permuted:
             exact = exact.reshape(len(exact) // dim, dim // 2, 2, -1).swapaxes(1, 2).reshape(exact.shape)
         left[name] = torch.from_numpy(np.ascontiguousarray(exact))
@@ -127,11 +139,75 @@ def _add_tensors(
     model.tie_weights()
 
 
+def _add_delta(writer: Any, config: Any) -> None:
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_full_attention_interval(4)
+    if config.model_type != "qwen3_next":
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+    recurrent = [kind == "linear_attention" for kind in config.layer_types]
+    writer.add_key_value(f"{ARCHITECTURES[config.model_type]}.attention.recurrent_layers", recurrent,
+                         gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.BOOL)  # fmt: skip
+
+
+def _delta_order(name: str, config: Any) -> tuple[int, np.ndarray] | None:
+    """The axis and the order in which the converter writes a tensor of a Gated DeltaNet layer; None for its own."""
+    heads, groups, dim = config.linear_num_value_heads, config.linear_num_key_heads, config.linear_value_head_dim
+    keys = 2 * groups * config.linear_key_head_dim
+    turns = np.arange(heads).reshape(groups, -1).T.ravel()
+    values = (dim * turns[:, None] + np.arange(dim)).ravel()
+    if config.model_type == "qwen3_next":
+        return None
+    if "in_proj_qkv." in name or "conv1d" in name:
+        return 0, np.concatenate([np.arange(keys), keys + values])
+    if "out_proj" in name:
+        return 1, values
+    return None if name.endswith(".norm.weight") else (0, values if "in_proj_z" in name else turns)
+
+
+def _delta_part(name: str, stored: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
+    """What the converter calls a tensor of a Gated DeltaNet layer, and what it makes of it."""
+    if (order := _delta_order(name, config)) is not None:
+        stored = stored.take(order[1], axis=order[0])
+    if name.endswith(".A_log"):
+        return name, -np.exp(stored)
+    return name.replace(".dt_bias", ".dt_proj.bias"), stored
+
+
+def _next_rows(name: str, config: Any) -> np.ndarray:
+    """Which rows of Qwen3-Next's in_proj_qkvz the converter puts into a tensor."""
+    groups, key = config.linear_num_key_heads, config.linear_key_head_dim
+    value = config.linear_num_value_heads // groups * config.linear_value_head_dim
+    whole = np.arange(groups * 2 * (key + value)).reshape(groups, -1)
+    cuts = np.split(whole, np.cumsum([key, key, value]), axis=1)
+    return np.concatenate([each.ravel() for each in (cuts[3:] if "in_proj_z" in name else cuts[:3])])
+
+
+def _delta_left(left: dict[str, torch.Tensor], name: str, exact: np.ndarray, config: Any) -> None:
+    """Keep what quantizing leaves of a matrix of a Gated DeltaNet layer, in the model's own order."""
+    if config.model_type == "qwen3_next" and ("in_proj_qkv." in name or "in_proj_z." in name):
+        rows, whole = _next_rows(name, config), name.replace("in_proj_qkv.", "in_proj_qkvz.")
+        whole = whole.replace("in_proj_z.", "in_proj_qkvz.")
+        count = len(rows) + len(_next_rows("in_proj_qkv" if "in_proj_z" in name else "in_proj_z", config))
+        left.setdefault(whole, torch.zeros(count, exact.shape[1]))[rows] = torch.from_numpy(np.array(exact))
+        return
+    if (order := _delta_order(name, config)) is not None:
+        exact = exact.take(np.argsort(order[1]), axis=order[0])
+    left[name] = torch.from_numpy(np.array(exact))
+
+
 def _together(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
     """The model's tensors, those of experts by what the converter makes of them: gates, values and outputs apart."""
     found: dict[str, torch.Tensor] = {}
     for name, weight in model.state_dict().items():
         stem, _, last = name.rpartition(".")
+        if name.endswith("in_proj_qkvz.weight"):
+            for part in ("in_proj_qkv", "in_proj_z"):
+                found[name.replace("in_proj_qkvz", part)] = weight[_next_rows(f"{part}.", model.config)]
+            continue
         if not stem.endswith("experts"):
             # As the converter renames them.
             name = f"{name}.weight" if name.endswith("sinks") else name.replace("_correction_bias", "_correction.bias")
@@ -172,7 +248,7 @@ def _add_rope(writer: Any, config: Any, family: str, dim: int) -> None:
     parameters = parameters.get("full_attention", parameters)
     theta, kind = parameters["rope_theta"], parameters["rope_type"]
     turned = int(dim * (parameters.get("partial_rotary_factor") or 1.0))
-    if family in ("phi3", "phi", "glm4", "glm4_moe", *PERMUTED):
+    if family in ("phi3", "phi", "glm4", "glm4_moe", *GATED, *PERMUTED):
         writer.add_rope_dimension_count(turned)
     if kind == "dynamic":
         theta *= parameters["alpha"] ** (dim / (dim - 2))

@@ -65,6 +65,11 @@ _ZAMBA2 = {
 _FALCON = {
     "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_state": 8, "mamba_chunk_size": 16, "pad_token_id": 0,
 }  # fmt: skip
+_DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 20,
+    "linear_conv_kernel_dim": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "pad_token_id": 0,
+}  # fmt: skip
 _DEEPSEEK = {
     "kv_lora_rank": 24, "q_lora_rank": None, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20,
     "n_routed_experts": 5, "n_shared_experts": 2, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
@@ -197,6 +202,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
          "shared_expert_intermediate_size": 64},
     ),
+    "qwen3_next": ("qwen3_next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 24}),
+    "qwen3_next, biases, yarn": (
+        "qwen3_next",
+        _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 16, "norm_topk_prob": False, "attention_bias": True,
+                             "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+                             "linear_num_key_heads": 4, "linear_key_head_dim": 17, "linear_value_head_dim": 33,
+                             "rope_parameters": _YARN | {"partial_rotary_factor": 0.5}},
+    ),
+    "qwen3_5": ("qwen3_5_text", _DELTA | {"head_dim": 16}),
+    "qwen3_5, tied": (
+        "qwen3_5_text",
+        _DELTA | {"head_dim": 32, "tie_word_embeddings": True, "linear_value_head_dim": 16, "num_key_value_heads": 1,
+                  "layer_types": ["linear_attention", "full_attention", "full_attention"]},
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe_text", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 24}),
     "glm4_moe": (
         "glm4_moe",
         {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,

@@ -48,15 +48,11 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Mamba:
-    """Mamba-2 layers: `heads` states [head_dim, state], each driven by one of `groups`.
-
-    Source: Transformers are SSMs (2024).
+class States:
+    """Layers of `heads` states of head_dim * state numbers, each driven by one of `groups`.
 
     Attributes:
-        kernel: How many rows the convolution before them reaches over, itself included. Steps lie within least_step and
-            most_step.
-        normed: Whether what a row says is normed after its gate.
+        kernel: How many rows the convolution before them reaches over, itself included.
     """
 
     heads: int
@@ -64,9 +60,6 @@ class Mamba:
     groups: int
     state: int
     kernel: int
-    least_step: float = 0.0
-    most_step: float = 1e30
-    normed: bool = True
 
     @property
     def inner(self) -> int:
@@ -78,13 +71,50 @@ class Mamba:
         return self.inner + 2 * self.groups * self.state
 
     @property
+    def steps(self) -> int:
+        """Numbers that steps are made of."""
+        return self.heads
+
+    @property
     def width(self) -> int:
         """Numbers that are kept of a row."""
-        return self.channels + self.heads
+        return self.channels + self.steps
 
     def spans(self, kv_heads: int, head_dim: int) -> int:
         """How many layers of a cache it takes to keep them."""
         return -(-self.width // (2 * kv_heads * head_dim))
+
+
+@dataclass(frozen=True)
+class Mamba(States):
+    """Mamba-2 layers (Transformers are SSMs, 2024), whose states are [head_dim, state].
+
+    Attributes:
+        least_step, most_step: Bounds of steps.
+        normed: Whether what a row says is normed after its gate.
+    """
+
+    least_step: float = 0.0
+    most_step: float = 1e30
+    normed: bool = True
+
+
+@dataclass(frozen=True)
+class GatedDelta(States):
+    """Gated DeltaNet layers (Gated Delta Networks, 2024): `heads` of values, `groups` of queries and keys.
+
+    States are [state, head_dim], from keys of `state` numbers to values of head_dim.
+
+    Attributes:
+        in_turns: Groups take turns from head to head; else the heads of a group follow each other.
+    """
+
+    in_turns: bool = False
+
+    @property
+    def steps(self) -> int:
+        """How much is written, and steps."""
+        return 2 * self.heads
 
 
 @dataclass(frozen=True)
@@ -173,11 +203,12 @@ class ModelConfig:
         learned_positions: Every position has an embedding that is added to the token's.
         joined_norms: A layer's two norms are those of the stream with what its sublayers found, and the last one is
             that of embeddings.
-        mamba: The layers that are marked in mamba_layers keep states in place of keys and values.
+        mamba, delta: The layers that are marked in state_layers keep states in place of keys and values.
         attending_layers: Which recurrent layers attend as well, () for none: side by side with their state, or where
             there are `shared` blocks, in one of these.
         latent: What attention keeps in place of keys and values, of which there is one head.
         short_conv: Convolutions on queries, keys and values of every layer, None for none.
+        gated_attention: What attention finds is multiplied by the sigmoid of a gate of its own.
         gated_conv: Rows that a convolution between two gates reaches over, the row itself included, which layers that
             are marked in conv_layers have in place of attention; 0: none have.
         operators: Rotated queries are multiplied by a matrix per head before they meet keys (see `power_law`).
@@ -239,7 +270,8 @@ class ModelConfig:
     learned_positions: bool = False
     joined_norms: bool = False
     mamba: Mamba | None = None
-    mamba_layers: tuple[bool, ...] = ()
+    delta: GatedDelta | None = None
+    state_layers: tuple[bool, ...] = ()
     attending_layers: tuple[bool, ...] = ()
     shared: Shared | None = None
     latent: Latent | None = None
@@ -265,6 +297,7 @@ class ModelConfig:
     expert_bias: bool = False
     sinks: bool = False
     head_bias: bool = False
+    gated_attention: bool = False
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
@@ -286,13 +319,14 @@ class ModelConfig:
         """Whether native kernels run its blocks."""
         others = self.centred_norms or self.parallel or self.learned_positions or self.keeps_order or self.operators
         others = others or self.latent is not None or self.joined_norms or self.head_bias
-        others = others or self.unusual_softmax or self.logit_cap != 0.0
+        others = others or self.unusual_softmax or self.logit_cap != 0.0 or self.gated_attention
         return self.gated and not others and self.activation in ("silu", "gelu_tanh")
 
     @property
     def portable(self) -> bool:
         """Whether its passes in int8 and int4 can be run in the kernels' order of sums, exact to the bit."""
-        return not (self.keeps_order or self.latent or self.joined_norms or self.operators or self.unusual_softmax)
+        others = self.keeps_order or self.latent or self.joined_norms or self.operators or self.gated_attention
+        return not (others or self.unusual_softmax)
 
     @property
     def static_shapes(self) -> bool:
@@ -309,15 +343,20 @@ class ModelConfig:
         """How many layers of slots a text takes."""
         if self.short_conv is not None:
             return self.num_layers * (1 + self.short_conv.spans(self.num_heads, self.num_kv_heads))
-        if self.mamba is None:
+        if self.states is None:
             return self.num_layers + sum(self.conv_layers) * (self.conv_spans - 1)
-        more = sum(self.mamba_layers) * (self.mamba.spans(self.num_kv_heads, self.head_dim) - 1)
+        more = sum(self.state_layers) * (self.states.spans(self.num_kv_heads, self.head_dim) - 1)
         return self.num_layers + more + sum(self.attending_layers)
 
     @property
     def keeps_order(self) -> bool:
         """Whether some layer reads its rows one after the other, so that none can see a later one."""
-        return self.mamba is not None or self.short_conv is not None or self.gated_conv > 0
+        return self.states is not None or self.short_conv is not None or self.gated_conv > 0
+
+    @property
+    def states(self) -> Mamba | GatedDelta | None:
+        """What its recurrent layers keep."""
+        return self.mamba or self.delta
 
     def convolves(self, layer: int) -> bool:
         """Whether a layer has a convolution between two gates in place of attention."""
@@ -330,7 +369,11 @@ class ModelConfig:
 
     def recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a state, in place of keys and values unless it attends as well."""
-        return self.mamba is not None and self.mamba_layers[layer]
+        return self.states is not None and self.state_layers[layer]
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer has keys and values."""
+        return self.attends_too(layer) or not (self.recurrent(layer) or self.convolves(layer))
 
     def attends_too(self, layer: int) -> bool:
         """Whether a recurrent layer has keys and values beside its state."""

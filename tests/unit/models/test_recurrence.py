@@ -25,7 +25,7 @@ from decodery.models.loaders import fused
 from decodery.models.loaders.description import Description
 from decodery.models.loaders.load import load
 from decodery.models.native.scan import NativeScan
-from decodery.models.torch.recurrence import advance, tree_scan
+from decodery.models.torch.mamba import advance, tree_scan
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.speculative.drafters.draft_model import DraftModel

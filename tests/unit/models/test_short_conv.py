@@ -160,7 +160,7 @@ def test_it_is_saved_and_read(model: Transformer, tmp_path: Path) -> None:
     with pytest.raises(CorruptFile, match="do not fit"):
         fused.read(tmp_path / "float32.safetensors", smaller, torch.device("cpu"))
     with pytest.raises(CorruptFile, match="do not fit layers"):
-        check_config(replace(config, mamba=Mamba(4, 8, 1, 4, 4), mamba_layers=(True, False)), "config.json")
+        check_config(replace(config, mamba=Mamba(4, 8, 1, 4, 4), state_layers=(True, False)), "config.json")
 
 
 def test_what_needs_rows_by_themselves_is_refused(model: Transformer) -> None:

@@ -26,6 +26,12 @@ class Form(IntEnum):
     FLOAT4, FLOAT8, CODES4 = range(13, 16)
 
 
+class Rule(IntEnum):
+    """How a layer's state goes on from row to row: `Rule` in csrc/abi.h."""
+
+    MAMBA2, GATED_DELTA = range(2)
+
+
 class LinearStruct(ctypes.Structure):
     _fields_ = [
         ("weight", c_void_p), ("scale", c_void_p), ("bias", c_void_p), ("inputs", c_int32), ("outputs", c_int32),
@@ -96,7 +102,8 @@ class MixerStruct(ctypes.Structure):
     _fields_ = [
         ("conv", c_void_p), ("conv_bias", c_void_p), ("step_bias", c_void_p), ("decay", c_void_p), ("skip", c_void_p),
         ("gate_norm", c_void_p), ("heads", c_int32), ("head_dim", c_int32), ("groups", c_int32), ("state", c_int32),
-        ("kernel", c_int32), ("least_step", c_float), ("most_step", c_float), ("eps", c_float),
+        ("kernel", c_int32), ("least_step", c_float), ("most_step", c_float), ("eps", c_float), ("rule", c_int32),
+        ("in_turns", c_int32),
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import torch
 from ..config import ModelConfig
 from ..torch import latent
 from ..torch.rope import head_order
+from .gated_rows import GATED, gated_rows
 from .layouts import LAYERS_OF
 
 _QKV = dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj")
@@ -29,6 +30,7 @@ FUSED: dict[str, dict[str, str]] = {
     "deepseek_v2": {},
     "deepseek_v3": {},
     "gpt2": {name: LAYERS_OF["gpt2"][name] for name in "qkv"},
+    **{family: {} for family in GATED},
 }
 """By family and part of a layer, the tensor that holds it together with others."""
 _PAIRED = ("glm", "glm4", "ernie4_5")
@@ -50,6 +52,8 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
     if names[2] in ("q_norm", "k_norm") and config.rope.kind != "none":
         # Of one head, whose dimensions stand in another order.
         return _order(config)
+    if config.gated_attention and (found := gated_rows(names[2], config, _order(config))) is not None:
+        return found
     name, dim, inner = names[2], config.head_dim, config.intermediate_size
     queries, keys = config.num_heads * dim, config.num_kv_heads * dim
     fused = name in FUSED[config.family]

@@ -45,6 +45,7 @@ _SMALL = {
 SEEING: dict[str, tuple[str, dict[str, Any]]] = {
     **dict.fromkeys(("llava", "llava_next"), ("llama", {})),
     "mistral3": ("mistral", _SMALL),
+    **{name: (f"{name}_text", {}) for name in ("qwen3_5", "qwen3_5_moe")},
 }
 """Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings.
 
@@ -150,7 +151,9 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     if named in SEEING:
         inner = Fields(raw, origin, {"text_config": Record({})}).need("text_config")
         family, given = SEEING[named]
-        tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", True)} if named == "mistral3" else {}
+        tied = {}
+        if named in ("mistral3", "qwen3_5", "qwen3_5_moe"):
+            tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", named == "mistral3")}
         if (named := Fields(inner, f"{origin}: text_config", {"model_type": Text(64)}).get("model_type")) is None:
             named = family
             inner = given | inner

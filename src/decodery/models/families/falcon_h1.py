@@ -55,7 +55,7 @@ def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str
     found = {name: value for name, value in raw.items() if name not in ("layer_types", "layers_block_type")}
     return found | {"rms_norm_eps": raw.get("rms_norm_eps", 1e-5)}, {
         "mamba": mamba,
-        "mamba_layers": (True,) * layers,
+        "state_layers": (True,) * layers,
         "attending_layers": (True,) * layers,
         "embedding_scale": fields.get("embedding_multiplier", 1.0),
     }

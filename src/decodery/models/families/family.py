@@ -38,6 +38,7 @@ class Family:
         parts: What checkpoints call the parts of a layer, where Llama's differ, but for their endings.
         exact: The same with their endings.
         convolving: Of a layer with a convolution in place of attention.
+        recurrent: Of a layer with a state in place of attention, with their endings.
         whole: The same of parts of the whole model.
     """
 
@@ -49,6 +50,7 @@ class Family:
     parts: Mapping[str, str] = field(default_factory=dict)
     exact: Mapping[str, str] = field(default_factory=dict)
     convolving: Mapping[str, str] = field(default_factory=dict)
+    recurrent: Mapping[str, str] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -74,7 +74,7 @@ def hybrid(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, Any
         found = {name: value for name, value in raw.items() if name not in ("layer_types", "layers_block_type")}
         return found | {"rms_norm_eps": raw.get("rms_norm_eps", 1e-5)}, {
             "mamba": mamba,
-            "mamba_layers": _layers(fields, layers),
+            "state_layers": _layers(fields, layers),
         }
     # A cache of this shape has room for what is kept of a row.
     room = -(-mamba.width // 4) * 2
@@ -84,7 +84,7 @@ def hybrid(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, Any
     one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": room}
     sizes = {"intermediate_size": 1, "max_position_embeddings": _ENDLESS}
     eps = {"rms_norm_eps": fields.get("layer_norm_epsilon", 1e-5)}
-    return found | one | sizes | eps, {"mamba": mamba, "mamba_layers": (True,) * layers, "intermediate_size": 0}
+    return found | one | sizes | eps, {"mamba": mamba, "state_layers": (True,) * layers, "intermediate_size": 0}
 
 
 SAME = (

@@ -92,7 +92,13 @@ def restated(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, A
     return found, own | {"learned_positions": True, "rope": Rope(kind="none")}
 
 
-TURNED = {"stablelm": 0.25, "gpt_neox": 0.25, "bamba": 0.5, **dict.fromkeys(("glm", "glm4", "glm4_moe", "phi"), 0.5)}
+TURNED = {
+    "stablelm": 0.25,
+    "gpt_neox": 0.25,
+    "bamba": 0.5,
+    **dict.fromkeys(("glm", "glm4", "glm4_moe", "phi"), 0.5),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), 0.25),
+}
 """Families that turn a part of every head, and how much of it where their configuration does not say."""
 HEADS_OF = {
     "gpt_neox": {"embedding": "embed_in", "norm": "final_layer_norm", "head": "embed_out"},
@@ -120,7 +126,7 @@ LAYERS_OF: dict[str, dict[str, str]] = {
 SIGHT = tuple(
     f"{prefix}{name}"
     for prefix in ("", "model.")
-    for name in ("vision_tower.", "multi_modal_projector.", "image_newline")
+    for name in ("vision_tower.", "multi_modal_projector.", "image_newline", "visual.")
 )
 """What those begin with that make embeddings of images, beside a language model that reads them."""
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from decodery.core.errors import CorruptFile
 
-from ..config import EXPERTS, HEAD_DIM, LAYERS, MOST_LAYERS, SCALE, WIDTH
+from ..config import EXPERTS, HEAD_DIM, LAYERS, MOST_LAYERS, SCALE, WIDTH, ModelConfig
 from ..loaders.fields import Fields, Flag, Kind, Listed, Number, Text, Whole
 from ..torch.mixture import CLAMPED
 from .family import Family, Raw, windows
@@ -16,7 +14,8 @@ from .family import Family, Raw, windows
 _SHARED = ("gate", "up", "down")
 
 
-def _every_layer(fields: Fields) -> None:
+def every_layer(fields: Fields) -> None:
+    """Raise UnsupportedModel where some layers have one MLP in place of experts."""
     for name, plain in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
         if fields.get(name, plain) != plain:
             raise fields.unsupported(name)
@@ -41,8 +40,28 @@ def of_stack(part: str, stacked: torch.Tensor) -> torch.Tensor:
     return own if half == "down" else own[("gate", "up").index(half) :: 2]
 
 
+STACKS = ("experts.gate_up_proj", "experts.down_proj")
+"""How tensors of all experts end, of families that may have them in one: [experts, out, in]."""
+
+
+def stacked_experts(part: str, name: str, config: ModelConfig) -> tuple[str, ...]:
+    """What some checkpoints call the tensor that holds an expert's part `part`, which others call `name`."""
+    if config.family != "qwen3_5_moe_text" or ".experts." not in part:
+        return ()
+    return (f"{name.split('.experts.')[0]}.{STACKS[part.split('.')[4] == 'down']}",)
+
+
+def of_whole_stack(part: str, stacked: torch.Tensor) -> torch.Tensor:
+    """Such a part of its tensor, in which what gates open follows the gates."""
+    _, _, _, number, half, _ = part.split(".")
+    if int(number) >= len(stacked):
+        raise CorruptFile(f"there are {len(stacked)} experts in a file where there should be more: get it again")
+    own = stacked[int(number)]
+    return own if half == "down" else own.chunk(2)[("gate", "up").index(half)]
+
+
 def _qwen2(fields: Fields, raw: Raw) -> Raw:
-    _every_layer(fields)
+    every_layer(fields)
     raw["intermediate_size"] = fields.need("moe_intermediate_size")
     return {
         "experts": fields.need("num_experts"),
@@ -112,7 +131,7 @@ def _gpt_oss(fields: Fields, raw: Raw) -> Raw:
 
 
 _COUNTS: dict[str, Kind] = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), EXPERTS)
-_QWEN: dict[str, Any] = {
+QWEN: dict[str, Kind] = {
     **_COUNTS,
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), WIDTH),
     **dict.fromkeys(("norm_topk_prob", "use_sliding_window", "qkv_bias"), Flag()),
@@ -140,15 +159,16 @@ _LLADA2: dict[str, Kind] = {
     "rotary_dim": HEAD_DIM,
 }
 _GPT_OSS: dict[str, Kind] = {**_COUNTS, **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), Number(0.0, 1e6))}
+QWEN_SHARED = {
+    "shared_router": "mlp.shared_expert_gate",
+    **{f"shared_{half}": f"mlp.shared_expert.{half}_proj" for half in _SHARED},
+}
 MIXED: dict[str, Family] = {
     "qwen2_moe": Family(
-        fields=_QWEN,
+        fields=QWEN,
         switches={"shared_gate": True},
         derived=_qwen2,
-        parts={
-            "shared_router": "mlp.shared_expert_gate",
-            **{f"shared_{half}": f"mlp.shared_expert.{half}_proj" for half in _SHARED},
-        },
+        parts=QWEN_SHARED,
     ),
     "glm4_moe": Family(
         fields=_GLM,

@@ -6,9 +6,10 @@ from ..config import ModelConfig
 from ..loaders.fields import Fields
 from .dense import DENSE
 from .family import KINDS, Family, Raw
+from .gated import GATED_DELTA
 from .mixed import MIXED
 
-SWITCHED: dict[str, Family] = {**DENSE, **MIXED}
+SWITCHED: dict[str, Family] = {**DENSE, **MIXED, **GATED_DELTA}
 _WINDOWS = ("sliding_window", "layer_types", "use_sliding_window")
 
 
@@ -37,6 +38,8 @@ def switched_name(name: str, layer: str | None, kind: str, config: ModelConfig) 
         return f"{own.whole[name]}.{kind}" if name in own.whole else None
     if name in own.convolving and config.convolves(int(layer)):
         return f"model.layers.{layer}.{own.convolving[name]}.{kind}"
+    if name in own.recurrent and config.recurrent(int(layer)):
+        return f"model.layers.{layer}.{own.recurrent[name]}"
     if name in own.exact:
         return f"model.layers.{layer}.{own.exact[name]}"
     return f"model.layers.{layer}.{own.parts[name]}.{kind}" if name in own.parts else None

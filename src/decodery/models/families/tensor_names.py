@@ -6,6 +6,7 @@ from ..config import ModelConfig
 from ..torch.latent import LATENTS, latent_name
 from . import zamba2
 from .arranged import FUSED
+from .gated_rows import GATED
 from .hybrids import HYBRIDS, hybrid_name
 from .layouts import LAYOUTS, layout_name
 from .masked import llada_name
@@ -77,9 +78,9 @@ def _expert_name(name: str, family: str) -> str:
     return f"mlp.experts.{number}.{part}_proj"
 
 
-def stores_norms_less_one(config: ModelConfig) -> bool:
-    """Whether the checkpoint's norm weights are w - 1, as Gemma's are."""
-    return config.family in ("gemma", "gemma2", "gemma3_text")
+def stores_less_one(norm: str, config: ModelConfig) -> bool:
+    """Whether the checkpoint's weights w of a norm are w - 1, as Gemma's are; those of states are not."""
+    return not norm.endswith("gate_norm.weight") and config.family in ("gemma", "gemma2", "gemma3_text", *GATED)
 
 
 def is_mtp(name: str, layers: int) -> bool:

@@ -69,7 +69,7 @@ def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str
     attending = _attending(fields)
     own: dict[str, Any] = {
         "mamba": mamba,
-        "mamba_layers": (True,) * len(attending),
+        "state_layers": (True,) * len(attending),
         "attending_layers": attending,
         "shared": Shared(
             fields.get("num_mem_blocks", 1),

@@ -44,22 +44,22 @@ def check_config(config: ModelConfig, origin: str) -> None:
             )
     if config.mask_id is not None and not 0 <= config.mask_id < config.vocab_size:
         raise CorruptFile(f"{origin}: the mask token is {config.mask_id}, and there are {config.vocab_size} tokens")
-    if (mamba := config.mamba) is not None and (
-        mamba.heads % mamba.groups or mamba.inner % mamba.groups or len(config.mamba_layers) != config.num_layers
+    if (states := config.states) is not None and (
+        states.heads % states.groups or states.inner % states.groups or len(config.state_layers) != config.num_layers
     ):
-        raise CorruptFile(f"{origin}: {mamba.groups} groups do not fit {mamba.heads} states, or the layers do not")
+        raise CorruptFile(f"{origin}: {states.groups} groups do not fit {states.heads} states, or the layers do not")
     if bool(config.gated_conv) != bool(config.conv_layers) or len(config.conv_layers) not in (0, config.num_layers):
         raise CorruptFile(f"{origin}: the layers that convolve do not fit {config.num_layers} layers")
     if config.attending_layers and (
-        len(config.attending_layers) != len(config.mamba_layers)
+        len(config.attending_layers) != len(config.state_layers)
         or any(
-            attends and not state for attends, state in zip(config.attending_layers, config.mamba_layers, strict=True)
+            attends and not state for attends, state in zip(config.attending_layers, config.state_layers, strict=True)
         )
     ):
         raise CorruptFile(f"{origin}: layers that attend beside their state should be among the recurrent ones")
     if config.shared is not None and len(config.sharing) < config.shared.blocks:
         raise CorruptFile(f"{origin}: {config.shared.blocks} blocks are shared by {len(config.sharing)} layers")
-    if config.short_conv is not None and (config.mamba is not None or config.latent is not None):
+    if config.short_conv is not None and (config.states is not None or config.latent is not None):
         raise CorruptFile(f"{origin}: convolutions of queries, keys and values do not fit layers that have none")
     for rope in (config.rope, config.local_rope):
         if rope is not None and rope.rotated > config.head_dim:

@@ -26,6 +26,20 @@ _QWEN = _LLAMA | {
     "vocab_size": 151_936,
 }
 _WIDE = _LLAMA | {"intermediate_size": 14_336, "num_key_value_heads": 8}
+_QWEN_NEXT = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "vocab_size": 151_936,
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "mistral": _WIDE | {"max_position_embeddings": 131_072, "sliding_window": 4096},
@@ -241,6 +255,19 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "vocab_size": 65_536,
         "tie_word_embeddings": True,
     },
+    "qwen3_next": _QWEN_NEXT,
+    "qwen3_5_moe_text": _QWEN_NEXT
+    | {"num_hidden_layers": 40, "num_experts": 256, "num_experts_per_tok": 8, "vocab_size": 248_320},
+    "qwen3_5_text": {
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 32_768,
+        "vocab_size": 248_320,
+    },
     "seed_oss": {
         "hidden_size": 4096,
         "intermediate_size": 27_648,
@@ -370,6 +397,8 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "norm_type": ("rms", "hf_rms", "layer_norm"),
     "mlp_type": ("default",),
     "compression_ratio": (1.0,),
+    "attn_output_gate": (True,),
+    "mamba_ssm_dtype": ("float32",),
 }
 """What published files say of a forward pass and is known at these values alone."""
 _GROUPS = {

@@ -25,6 +25,7 @@ from ..config import (
     TOKEN_ID,
     TOKENS,
     WIDTH,
+    GatedDelta,
     Latent,
     Mamba,
     ModelConfig,
@@ -53,10 +54,14 @@ _ROPE: dict[str, Kind] = {
     "factors": Listed(FACTOR, HEAD_DIM.most),
     "rotated": Whole(0, HEAD_DIM.most),
 }
-_MAMBA: dict[str, Kind] = {
+_STATES: dict[str, Kind] = {
     **dict.fromkeys(("heads", "groups"), HEADS),
     **dict.fromkeys(("head_dim", "state"), HEAD_DIM),
     "kernel": KERNEL,
+}
+_DELTA: dict[str, Kind] = {**_STATES, "in_turns": Flag()}
+_MAMBA: dict[str, Kind] = {
+    **_STATES,
     **dict.fromkeys(("least_step", "most_step"), Number(0.0, 1e30)),
     "normed": Flag(),
 }
@@ -84,7 +89,8 @@ _CONFIG: dict[str, Kind] = {
     **{name: Flag() for name in ("tie_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "causal")},
     **dict.fromkeys(("sandwich_norms", "shifted", "shortcuts"), Flag()),
     "mamba": Record(_MAMBA),
-    **dict.fromkeys(("mamba_layers", "attending_layers"), Listed(Flag(), MOST_LAYERS)),
+    "delta": Record(_DELTA),
+    **dict.fromkeys(("state_layers", "attending_layers"), Listed(Flag(), MOST_LAYERS)),
     "conv_layers": Listed(Flag(), MOST_LAYERS),
     "gated_conv": Whole(0, KERNEL.most),
     "shared": Record(_SHARED),
@@ -109,13 +115,13 @@ _CONFIG: dict[str, Kind] = {
     **dict.fromkeys(("centred_norms", "norms_after", "parallel", "gated", "wide_qk_norm", "learned_positions"), Flag()),
     **dict.fromkeys(("normed_experts", "summed_experts", "joined_norms", "operators"), Flag()),
     **dict.fromkeys(("norms_after_rope", "sinks", "head_bias", "sigmoid_router", "router_bias"), Flag()),
-    **dict.fromkeys(("choice_bias", "shared_gate", "expert_bias"), Flag()),
+    **dict.fromkeys(("choice_bias", "shared_gate", "expert_bias", "gated_attention"), Flag()),
     **dict.fromkeys(("expert_groups", "taken_groups"), EXPERTS),
 }
 _TUPLES = (
     "sliding_layers",
     "local_rope_layers",
-    "mamba_layers",
+    "state_layers",
     "conv_layers",
     "attending_layers",
     "eos_ids",
@@ -124,6 +130,7 @@ _TUPLES = (
 )
 _PARTS: dict[str, tuple[type, dict[str, Kind]]] = {
     "mamba": (Mamba, _MAMBA),
+    "delta": (GatedDelta, _DELTA),
     "shared": (Shared, _SHARED),
     "short_conv": (ShortConv, _SHORT_CONV),
     "latent": (Latent, _LATENT),

@@ -19,9 +19,9 @@ from ..families.arranged import rows
 from ..families.config_json import TOKEN_IDS, read_config, token_ids
 from ..families.falcon_h1 import factors
 from ..families.layouts import SIGHT, other_names
-from ..families.mixed import of_stack
+from ..families.mixed import STACKS, of_stack, of_whole_stack, stacked_experts
 from ..families.switched import SWITCHED
-from ..families.tensor_names import is_mtp, stores_norms_less_one, tensor_name
+from ..families.tensor_names import is_mtp, stores_less_one, tensor_name
 from ..families.zamba2 import is_copy
 from ..tokenizers.tokenizer import TextFacts, Tokenizer, add_beginning
 from .fields import Either, Fields, Flag, Kind, Listed, Record, Text, read_json
@@ -101,7 +101,7 @@ class FolderCheckpoint:
             tensor = self._tensor(name)
             ordered = rows(name, self.config) is not None
             tensor = tensor[self._rows(name, len(tensor))[begin:end]] if ordered else tensor[begin:end]
-        if stores_norms_less_one(self.config) and name.endswith("norm.weight"):
+        if name.endswith("norm.weight") and stores_less_one(name, self.config):
             return tensor.float() + 1.0
         factor = self._factor(name)
         if isinstance(factor, torch.Tensor):
@@ -127,13 +127,17 @@ class FolderCheckpoint:
     def _names(self, part: str) -> list[str]:
         """What checkpoints call a part, the usual name first."""
         name = tensor_name(part, self.config)
-        return [name, *other_names(name)]
+        stacked = stacked_experts(part, name, self.config)
+        return [other for each in (name, *stacked) for other in (each, *other_names(each))]
 
     def _tensor(self, part: str) -> torch.Tensor:
         """A part as [out, in], or [size]."""
         if self.config.family == "gpt_oss" and ".experts." in part:
             return of_stack(part, self._shards.tensor(self._name(part)))
-        tensor = self._shards.tensor(self._name(part))
+        name = self._name(part)
+        if name.endswith(STACKS):
+            return of_whole_stack(part, self._shards.tensor(name))
+        tensor = self._shards.tensor(name)
         if part.endswith(".conv.weight") and tensor.ndim == 3:
             return tensor[:, 0]
         # GPT-2 keeps linear layers as [in, out].

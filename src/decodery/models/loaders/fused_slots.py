@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..config import ModelConfig, Shared
+from ..config import Mamba, ModelConfig, Shared
 
 LINEARS = ("qkv", "output", "gate_up", "down")
-MORE_LINEARS = ("q_up", "shared_gate_up", "shared_down", "mix_in", "mix_out")
+MORE_LINEARS = ("q_up", "shared_gate_up", "shared_down", "mix_in", "mix_out", "steps", "out_gate")
 """The parts of a layer that may be quantized, and those that only some families have."""
 
 
@@ -54,6 +54,9 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
         yield norm("attention_norm", whole_norm)
         if config.recurrent(index):
             yield from _mixer(config, prefix, ("mix_in", "mix_out") if config.beside(index) else ("qkv", "output"))
+            if (delta := config.delta) is not None:
+                yield from linear("qkv", (delta.inner + delta.channels, hidden), ("mix_gate", "mixed"), False)
+                yield from linear("steps", (delta.steps, hidden), ("mix_written", "mix_steps"), False)
         if (latent := config.latent) is not None:
             size, kept = config.num_heads * (latent.plain + latent.turned), latent.rank + latent.turned
             first = "q_down" if latent.queries else "q"
@@ -72,6 +75,8 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
         elif config.beside(index) or not config.recurrent(index):
             yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
             yield from linear("output", (hidden, attention), ("output",), config.output_bias)
+            if config.gated_attention:
+                yield from linear("out_gate", (attention, hidden), ("out_gate",), config.qkv_bias)
             if config.sinks:
                 yield Slot(f"{prefix}sinks.weight", (config.num_heads,), (f"{prefix}sinks.weight",))
         if (short := config.short_conv) is not None:
@@ -85,7 +90,7 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
         if config.operators:
             square = (config.num_heads, dim, dim)
             yield Slot(f"{prefix}operator.weight", square, (f"{prefix}operator.weight",))
-        if config.qk_norm and not config.convolves(index):
+        if config.qk_norm and config.attends(index):
             yield norm("q_norm", attention if config.wide_qk_norm else dim)
             yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
         if inner:
@@ -126,16 +131,18 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
 
 def _mixer(config: ModelConfig, prefix: str, names: tuple[str, str]) -> Iterator[Slot]:
     """The tensors between the norms of a recurrent layer. names: of its two linear layers."""
-    shape = config.mamba
+    shape = config.states
     assert shape is not None
-    sizes = {
-        names[0]: (shape.inner + shape.width, config.hidden_size),
+    sizes: dict[str, tuple[int, ...]] = {
         names[1]: (config.hidden_size, shape.inner),
         "conv": (shape.channels, shape.kernel),
-        "conv_bias": (shape.channels,),
-        **dict.fromkeys(("step_bias", "decay", "skip"), (shape.heads,)),
-        **({"gate_norm": (shape.inner,)} if shape.normed else {}),
+        **dict.fromkeys(("step_bias", "decay"), (shape.heads,)),
     }
+    if isinstance(shape, Mamba):
+        sizes |= {names[0]: (shape.inner + shape.width, config.hidden_size), "skip": (shape.heads,)}
+        sizes |= {"conv_bias": (shape.channels,)} | ({"gate_norm": (shape.inner,)} if shape.normed else {})
+    else:
+        sizes["gate_norm"] = (shape.head_dim,)
     for name, size in sizes.items():
         yield Slot(f"{prefix}{name}.weight", size, (f"{prefix}{name}.weight",), linear=name in names)
 

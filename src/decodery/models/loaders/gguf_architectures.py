@@ -7,7 +7,7 @@ ready to multiply in these files; rows of queries and keys are in the order that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decodery.core.errors import CorruptFile
@@ -32,6 +32,9 @@ KINDS: dict[str, Kind] = {
     "vocab_size": TOKENS,
     "attention.head_count_kv": Either(HEADS, Array(LAYERS.most)),
     "shortconv.l_cache": KERNEL,
+    "full_attention_interval": LAYERS,
+    "attention.recurrent_layers": Array(LAYERS.most),
+    "rope.dimension_sections": Array(4),
 }
 
 
@@ -46,6 +49,8 @@ class Architecture:
         parts: What a file calls the parts of a layer, where Llama's differ, but for their endings.
         exact: The same with their endings.
         convolving: Of a layer with a convolution in place of attention.
+        recurrent: Of a layer with a state in place of attention, with their endings.
+        in_turns: Groups of Gated DeltaNet layers take turns from head to head.
         norm: What it calls the last norm.
         theta: Base of the rotation of a file that has none.
     """
@@ -56,6 +61,8 @@ class Architecture:
     parts: Mapping[str, str] = field(default_factory=dict)
     exact: Mapping[str, str] = field(default_factory=dict)
     convolving: Mapping[str, str] = field(default_factory=dict)
+    recurrent: Mapping[str, str] = field(default_factory=dict)
+    in_turns: bool = False
     norm: str = "output_norm"
     theta: float = 10_000.0
 
@@ -220,11 +227,54 @@ def _lfm2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     }
 
 
+def _gated(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    heads, inner = fields.need("ssm.time_step_rank"), fields.need("ssm.inner_size")
+    if inner % heads:
+        raise CorruptFile(f"{fields.origin}: {heads} states do not fit {inner} inner units")
+    # Layers that predict further tokens are counted among the others.
+    layers = raw["num_hidden_layers"] - fields.get("nextn_predict_layers", 0)
+    interval = fields.get("full_attention_interval", 4)
+    every = [(layer + 1) % interval != 0 for layer in range(max(layers, 0))]
+    recurrent = [bool(each) for each in fields.get("attention.recurrent_layers", every)][:layers]
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": ["linear_attention" if each else "full_attention" for each in recurrent],
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+        "linear_num_key_heads": fields.need("ssm.group_count"),
+        "linear_key_head_dim": fields.need("ssm.state_size"),
+        "linear_conv_kernel_dim": fields.need("ssm.conv_kernel"),
+        "attention_bias": any(f"blk.{layer}.attn_q.bias" in file.tensors for layer in range(max(layers, 0))),
+        **_turned(fields, raw),
+    }
+
+
+def _gated_mixture(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {
+        **_gated(fields, file, raw),
+        **_experts(fields),
+        "moe_intermediate_size": _inner(fields, file),
+        "shared_expert_intermediate_size": file.info("blk.0.ffn_gate_shexp.weight").shape[0],
+        "norm_topk_prob": True,
+    }
+
+
 def _mixtral(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     counts = _experts(fields)
     return {"num_local_experts": counts["num_experts"], "num_experts_per_tok": counts["num_experts_per_tok"]}
 
 
+_DELTA = {
+    "output": "ssm_out.weight",
+    "mixed": "attn_qkv.weight",
+    "mix_gate": "attn_gate.weight",
+    "conv": "ssm_conv1d.weight",
+    "step_bias": "ssm_dt.bias",
+    "decay": "ssm_a",
+    "gate_norm": "ssm_norm.weight",
+}
+_APART = _DELTA | {"mix_written": "ssm_beta.weight", "mix_steps": "ssm_alpha.weight"}
+_GATED = {"mlp_norm": "post_attention_norm", "out_gate": "attn_q"}
 _AFTER = {"attention_norm": "post_attention_norm", "mlp_norm": "post_ffw_norm"}
 ARCHITECTURES: dict[str, Architecture] = {
     "gemma": Architecture("gemma"),
@@ -255,6 +305,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm="token_embd_norm",
         theta=1_000_000.0,
     ),
+    "qwen3next": Architecture(
+        "qwen3_next",
+        more=_gated_mixture,
+        parts=_GATED,
+        recurrent=_DELTA | dict.fromkeys(("mix_written", "mix_steps"), "ssm_ba.weight"),
+    ),
+    "qwen35": Architecture("qwen3_5_text", more=_gated, parts=_GATED, recurrent=_APART, in_turns=True),
+    "qwen35moe": Architecture("qwen3_5_moe_text", more=_gated_mixture, parts=_GATED, recurrent=_APART, in_turns=True),
     "seed_oss": Architecture("seed_oss", more=_seed, parts={"mlp_norm": "post_attention_norm"}),
 }
 """By what files call them."""
@@ -302,4 +360,7 @@ def architecture_config(own: Architecture, file: GGUFFile, fields: Fields, vocab
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
     more = {} if own.more is None else own.more(fields, file, raw)
-    return read_config(raw | more, fields.origin)
+    config = read_config(raw | more, fields.origin)
+    if own.in_turns and config.delta is not None:
+        return replace(config, delta=replace(config.delta, in_turns=True))
+    return config

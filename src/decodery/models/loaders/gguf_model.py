@@ -16,6 +16,7 @@ from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.core.native.kernels import Form
 
 from ..families import switched
+from ..families.gated_rows import Span, gate_span, steps_span
 from ..families.switched import SWITCHED
 from ..native.super_blocks import BlockKind, block_layer
 from ..tokenizers.tokenizer import TextFacts
@@ -132,6 +133,8 @@ class GGUFCheckpoint:
         dim = self.config.head_dim
         own = Piece(kind, info.offset, rows, info.shape[-1])
         own = replace(own, begin=info.offset + first * own.row_bytes)
+        if (apart := self._apart(name)) is not None:
+            own = replace(own, size=apart.size, apart=apart.apart)
         if not self._reordered(name) or rows % dim:
             return own
         return replace(own, turned=dim, rotated=self.config.rope.rotated, paired=self._paired)
@@ -152,6 +155,8 @@ class GGUFCheckpoint:
         """What `read` gives of rows of a part, in our order."""
         (tensor, start, rows), dim = self._span(name), self.config.head_dim
         end = rows if end is None else min(end, rows)
+        if (apart := self._apart(name)) is not None:
+            return self._turns(name, tensor, apart, begin, end, read)
         if not self._reordered(name) or rows % dim:
             return list(read(tensor, start + begin, start + end))
         # Rows move within their heads: whole heads are read.
@@ -159,6 +164,31 @@ class GGUFCheckpoint:
         found = read(tensor, start + first, start + -(-end // dim) * dim)
         order = head_order(dim, self.config.rope.rotated or dim, paired=self._paired)
         return [each.unflatten(0, (-1, dim))[:, order].flatten(0, 1)[begin - first : end - first] for each in found]
+
+    def _turns(
+        self,
+        name: str,
+        tensor: str,
+        apart: Span,
+        begin: int,
+        end: int,
+        read: Callable[[str, int, int], Iterable[torch.Tensor]],
+    ) -> list[torch.Tensor]:
+        """`_rows`, of a tensor in which others lie between."""
+        dim, own = self.config.head_dim, apart.rows()
+        if self._reordered(name):
+            order = head_order(dim, self.config.rope.rotated or dim, paired=self._paired)
+            own = own.unflatten(0, (-1, dim))[:, order].flatten()
+        if begin >= end:
+            return list(read(tensor, 0, 0))
+        own = own[begin:end]
+        first, last = int(own.min()), int(own.max()) + 1
+        return [each[own - first] for each in read(tensor, first, last)]
+
+    def _apart(self, part: str) -> Span | None:
+        """Which rows of its tensor a part is where others lie between; None where it is all or one run of them."""
+        name = part.split(".")[2] if part.startswith("layers.") else ""
+        return gate_span(name, self.config) or steps_span(name, self.config)
 
     def _span(self, part: str) -> tuple[str, int, int]:
         """The tensor that holds a part, which of its rows is the first one, and how many there are."""
@@ -171,6 +201,12 @@ class GGUFCheckpoint:
                 raise CorruptFile(f"{self.origin}: {name} has the shape {list(shape)}, and should have more experts")
             return name, number * shape[1], shape[1]
         whole = self.file.info(name).shape[0]
+        if (apart := self._apart(part)) is not None:
+            if whole != apart.apart * apart.turns:
+                raise CorruptFile(
+                    f"{self.origin}: {name} has {whole} rows, and should have {apart.apart * apart.turns}"
+                )
+            return name, apart.first, apart.size * apart.turns
         if self._fused(part) is not None:
             sizes = [self.config.intermediate_size] * 2 if inner in _HALVES else self._heads()
             place = (_HALVES if inner in _HALVES else _QKV).index(inner)
@@ -210,6 +246,8 @@ class GGUFCheckpoint:
             name, _, kind = inner.rpartition(".")
             if name in read.convolving and self.config.convolves(int(layer)):
                 return f"blk.{layer}.{read.convolving[name]}.{kind}"
+            if name in read.recurrent and self.config.recurrent(int(layer)):
+                return f"blk.{layer}.{read.recurrent[name]}"
         return f"{read.norm}.weight" if part == "norm.weight" else _tensor_name(part, read)
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:

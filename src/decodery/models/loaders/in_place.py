@@ -46,6 +46,7 @@ class Piece:
         turned: 0, or how many rows a head has whose rotated pairs are to be put in halves.
         rotated: How many of these rows are rotated, 0 for all of them.
         paired: Whether rotated pairs lie side by side there, or in halves of those that are rotated.
+        size, apart: Where other parts lie between: `size` of every `apart` rows from the first one on are this one's.
     """
 
     kind: str
@@ -55,11 +56,18 @@ class Piece:
     turned: int = 0
     rotated: int = 0
     paired: bool = True
+    size: int = 0
+    apart: int = 0
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """All that is counted."""
-        return self.begin, self.rows, self.inputs, self.turned, self.rotated
+        return self.begin, self.rows, self.inputs, self.turned, self.rotated, self.size, self.apart
+
+    @property
+    def spanned(self) -> int:
+        """Rows from the first one to the last one, others between them included."""
+        return self.rows + (self.rows // self.size - 1) * (self.apart - self.size) if self.size else self.rows
 
     @property
     def row_bytes(self) -> int:
@@ -70,7 +78,7 @@ class Piece:
     @property
     def end(self) -> int:
         """After its last byte."""
-        return self.begin + self.rows * self.row_bytes
+        return self.begin + self.spanned * self.row_bytes
 
     def places(self) -> np.ndarray:
         """[rows] where each row begins, in our order."""
@@ -78,6 +86,8 @@ class Piece:
         if self.turned:
             order = head_order(self.turned, self.rotated or self.turned, paired=self.paired).numpy()
             rows = (rows.reshape(-1, self.turned)[:, :1] + order).ravel()
+        if self.size:
+            rows = rows // self.size * self.apart + rows % self.size
         return self.begin + rows * self.row_bytes
 
 
@@ -120,6 +130,8 @@ class Plan:
                     raise ValueError("a piece lies outside of the file")
                 if not 0 <= piece.rotated <= piece.turned or piece.rotated % 2 or type(piece.paired) is not bool:
                     raise ValueError("more of a head is rotated than there is")
+                if piece.size and not (0 < piece.size <= piece.apart and piece.rows % piece.size == 0):
+                    raise ValueError("parts do not take turns")
                 if piece.turned and (piece.turned < 0 or piece.rows % piece.turned):
                     raise ValueError("heads do not divide the rows")
 
@@ -143,8 +155,8 @@ class File:
         self.address = self._bytes.ctypes.data
 
     def raw(self, piece: Piece) -> np.ndarray:
-        """[rows, bytes of a row], in the file's order."""
-        return self._bytes[piece.begin : piece.end].reshape(piece.rows, -1)
+        """[spanned, bytes of a row], in the file's order."""
+        return self._bytes[piece.begin : piece.end].reshape(piece.spanned, -1)
 
 
 class Rows:

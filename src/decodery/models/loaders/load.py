@@ -14,6 +14,7 @@ from typing import get_args
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel, VocabularyMismatch
+from decodery.core.native.kernels import library
 from decodery.core.settings import checked
 
 from ..config import ModelConfig
@@ -258,7 +259,8 @@ def _model(source: Source, config: ModelConfig, dtype: str, device: torch.device
 
 def _in_place(config: ModelConfig, dtype: str, device: torch.device) -> bool:
     """Whether the blocks of a GGUF file are read where they lie: native kernels run them."""
-    return dtype in ("int4", "int8") and device.type == "cpu" and runs_natively(config)
+    kernels = runs_natively(config) or (config.keeps_order and library() is not None)
+    return dtype in ("int4", "int8") and device.type == "cpu" and kernels
 
 
 def _read(source: Source, config: ModelConfig, dtype: str, device: torch.device, path: Path) -> Weights:

@@ -1,4 +1,4 @@
-"""Mamba-2's mixer in native calls: rows one after another, each from the state of the one before it, in float32.
+"""Mixers with states in native calls: rows one after another, each from the state of the one before it, in float32.
 
 What a row says is then the same bits however a text was cut into passes and whatever was drafted beside it.
 """
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from decodery.core.native.kernels import MixedStruct, MixerStruct, address, check, library
+from decodery.core.native.kernels import MixedStruct, MixerStruct, Rule, address, check, library
 
-from ..config import Mamba
+from ..config import GatedDelta, Mamba
 
 
 class NativeScan:
@@ -20,22 +20,29 @@ class NativeScan:
 
     Args:
         tensors: Convolution [channels, kernel], its bias or None, the steps' bias, decay < 0 and skip [heads] each, and
-            the gated norm [inner] or None, all float32 on the CPU.
+            the gated norm [inner] or None, all float32 on the CPU. Of Gated DeltaNet there is no skip, and the norm is
+            that of a head.
     """
 
-    def __init__(self, shape: Mamba, tensors: Sequence[torch.Tensor | None], eps: float) -> None:
+    def __init__(self, shape: Mamba | GatedDelta, tensors: Sequence[torch.Tensor | None], eps: float) -> None:
         self._shape = shape
+        delta = isinstance(shape, GatedDelta)
         self._alive = [None if each is None else each.detach().contiguous() for each in tensors]
         channels, heads = (shape.channels,), (shape.heads,)
-        sizes = (*channels, shape.kernel), channels, heads, heads, heads, (shape.inner,)
+        norm = (shape.head_dim if delta else shape.inner,)
+        sizes = (*channels, shape.kernel), channels, heads, heads, heads, norm
         pointers = [
             None if each is None else address(each, torch.float32, *size)
             for each, size in zip(self._alive, sizes, strict=True)
         ]
+        bounds = (0.0, 1e30) if isinstance(shape, GatedDelta) else (shape.least_step, shape.most_step)
+        rule = Rule.GATED_DELTA if delta else Rule.MAMBA2
         self._mixer = MixerStruct(
-            *pointers, shape.heads, shape.head_dim, shape.groups, shape.state, shape.kernel, shape.least_step,
-            shape.most_step, eps,
+            *pointers, shape.heads, shape.head_dim, shape.groups, shape.state, shape.kernel, *bounds, eps, rule,
+            isinstance(shape, GatedDelta) and shape.in_turns,
         )  # fmt: skip
+        sides = (shape.state, shape.head_dim) if delta else (shape.head_dim, shape.state)
+        self._state = shape.heads, *sides
 
     def said(
         self, held: torch.Tensor, reach: int, line: torch.Tensor | None, state: torch.Tensor, gate: torch.Tensor
@@ -43,9 +50,9 @@ class NativeScan:
         """What the last n rows say, gated and normed: [n, inner].
 
         Args:
-            held: [reach + T, channels + heads], rows of content and then all tentative ones.
+            held: [reach + T, channels + steps], rows of content and then all tentative ones.
             line: [T] the tentative row right before each, -1 for none, None where they follow each other.
-            state: [heads, head_dim, state] after the content.
+            state: [heads, head_dim, state] after the content, of Gated DeltaNet [heads, state, head_dim].
             gate: [n, inner] of a tensor whose rows may be further apart.
         """
         out = torch.empty(len(gate), self._shape.inner, dtype=torch.float32, device="cpu")
@@ -69,6 +76,6 @@ class NativeScan:
         assert lib is not None
         shape = self._shape
         mixed.held = address(held, torch.float32, None, shape.width)
-        mixed.state = address(state, torch.float32, shape.heads, shape.head_dim, shape.state)
+        mixed.state = address(state, torch.float32, *self._state)
         mixed.reach, mixed.rows = reach, len(held) - reach
         check(lib.decodery_mix(ctypes.addressof(self._mixer), ctypes.addressof(mixed)))

@@ -131,13 +131,18 @@ class TorchLayers:
     def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
         if index in self._mixers and layer.mix_in is None:
             assert isinstance(step, Pass)
-            return step.mix(self._mixers[index], layer.qkv(normed))
+            projected = layer.qkv(normed)
+            if layer.steps is not None:
+                projected = torch.cat((projected, layer.steps(normed)), dim=1)
+            return step.mix(self._mixers[index], projected)
         mix = None
         if index in self._convolutions:
             assert isinstance(step, Pass)
             mix = partial(step.convolve, self._convolutions[index], normed)
         queries, keys, values = self._heads(layer, normed, *step.angles(index), mix)
         context = step.attend(index, queries, keys, values)
+        if layer.out_gate is not None:
+            context = context * layer.out_gate(normed).sigmoid()
         return context if self.config.latent is None else values_of(layer, self.config, context)
 
     def _beside(self, index: int, normed: torch.Tensor, step: Rows) -> torch.Tensor | None:

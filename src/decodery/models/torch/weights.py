@@ -113,13 +113,15 @@ class Layer:
             it.
         conv: [channels, kernel].
         conv_bias: [channels]; step_bias, decay (the logarithm of -a) and skip: [heads].
-        gate_norm: [inner], None where nothing is normed.
+        gate_norm: [inner], or of Gated DeltaNet [head_dim], None where nothing is normed.
         heads_up: [heads * (plain + value), rank].
         short_out: [rank * kernel, qkv's outputs].
         short_static: [kernel, qkv's outputs].
         operator: [heads, head_dim, head_dim] where `config.operators`, what each head's rotated queries are multiplied
             by. Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden.
         router_bias, choice_bias: [experts], see `ModelConfig`.
+        steps: Of Gated DeltaNet, hidden -> how much is written and steps, 2 heads; qkv is hidden -> inner + channels.
+        out_gate: Hidden -> heads * head_dim, what gates what attention finds, None where nothing does.
         shared_router: [1, hidden], how much of the MLP that all rows take a row adds.
         sinks: [heads] where `config.sinks`.
         shared_gate_up, shared_down: Of an MLP that all rows take beside their experts.
@@ -158,6 +160,8 @@ class Layer:
     router_bias: torch.Tensor | None = None
     choice_bias: torch.Tensor | None = None
     shared_router: torch.Tensor | None = None
+    steps: Linear | None = None
+    out_gate: Linear | None = None
 
 
 @dataclass

@@ -159,19 +159,26 @@ struct Guess {
     int32_t entering, narrow, spoken, k;
 };
 
-// The mixer of a Mamba-2 layer between its projections. conv: [channels][kernel], of heads * head_dim + 2 * groups * state
-// channels; conv_bias: [channels] or null; decay < 0, skip and step_bias: [heads]; gate_norm: [heads * head_dim] or null.
+// The mixer of a layer with a state, between its projections. conv: [channels][kernel], of heads * head_dim + 2 * groups *
+// state channels; conv_bias: [channels] or null; decay < 0 and step_bias: [heads].
+// mamba2: channels are x [heads][head_dim], b and c [groups][state]; skip: [heads]; gate_norm: [heads * head_dim] or null.
+// gated_delta: channels are queries and keys [groups][state] and values [heads][head_dim]; gate_norm: [head_dim]. Where
+// in_turns is set, groups take turns from head to head; else the heads of a group follow each other.
+enum Rule : int32_t { mamba2, gated_delta };
 struct Mixer {
     const float *conv, *conv_bias, *step_bias, *decay, *skip, *gate_norm;
     int32_t heads, head_dim, groups, state, kernel;
     float least_step, most_step, eps;
+    Rule rule;
+    int32_t in_turns;
 };
 
 // Rows that it mixes. held: [reach + rows][channels + heads], `reach` rows of content and then all tentative ones, each
-// with its channels and what its steps are made of. parents: [rows], the tentative row right before each, -1: the last of
-// content; null: each follows the one before. state: [heads][head_dim][state] behind the content. after: where the state
-// behind the last row goes, which may be `state`, where rows follow each other; null: nowhere. The last `said` rows say
-// something: out [said][heads * head_dim], gated by `gate`, [said] rows `gate_stride` apart.
+// with its channels and what its steps are made of; of gated_delta [channels + 2 * heads], how much is written, then steps.
+// parents: [rows], the tentative row right before each, -1: the last of content; null: each follows the one before. state:
+// [heads][head_dim][state] after the content, of gated_delta [heads][state][head_dim]. after: where the state after the last
+// row goes, which may be `state`, where rows follow each other; null: nowhere. The last `said` rows say something: out
+// [said][heads * head_dim], gated by `gate`, [said] rows `gate_stride` apart.
 struct Mixed {
     const float* held;
     const int32_t* parents;

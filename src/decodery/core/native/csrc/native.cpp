@@ -598,13 +598,14 @@ EXPORT int32_t decodery_linear(const Linear* linear, const float* x, int32_t row
     return run_one(chosen->linear, model, x, rows, y);
 }
 
-// Rows through the mixer of a Mamba-2 layer. Returns 0, or 1 when there is no memory.
+// Rows through the mixer of a layer with a state. Returns 0, or 1 when there is no memory.
 EXPORT int32_t decodery_mix(const Mixer* mixer, const Mixed* rows) {
     Mixing mixing = {};
     mixing.mixer = mixer;
     mixing.rows = rows;
     mixing.channels = mixer->heads * mixer->head_dim + 2 * mixer->groups * mixer->state;
-    mixing.room_stride = round_up(4 * mixer->state, 16) * int64_t(rows->parents != nullptr ? rows->rows : 1);
+    const int32_t own = mixer->rule == gated_delta ? 16 * mixer->state : round_up(4 * mixer->state, 16);
+    mixing.room_stride = own * int64_t(rows->parents != nullptr ? rows->rows : 1);
     Layout layout{nullptr};
     for (int32_t attempt = 0; attempt < 2; ++attempt) {
         layout = Layout{arena.memory};

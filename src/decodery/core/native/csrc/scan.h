@@ -1,5 +1,5 @@
-// The mixer of a Mamba-2 layer between its projections: convolution, recurrence along every path of a tree, gated norm.
-// Rows are gone through one after another, each from the state of the one before it, so that what a row says does not
+// The mixer of a layer with a state, between its projections: convolution, recurrence along every path of a tree, gated
+// norm. Rows are gone through one after another, each from the state of the one before it, so that what a row says does not
 // depend on what shares its pass. Included once per instruction set, inside its namespace.
 
 // The row right before tentative row i, as it lies in `held`; -1: none.
@@ -13,7 +13,7 @@ INLINE int32_t before(const Mixed& rows, int32_t place) {
 static void convolve(const Mixing& mixing, int32_t c) {
     const Mixer& mixer = *mixing.mixer;
     const Mixed& rows = *mixing.rows;
-    const int32_t width = mixing.channels + mixer.heads, rest = mixing.channels - c, n = rest < 16 ? rest : 16;
+    const int32_t width = mixed_width(mixer), rest = mixing.channels - c, n = rest < 16 ? rest : 16;
     f16 taps[most_taps];
     for (int32_t k = 0; k < mixer.kernel; ++k) {
         float lanes[16] = {};
@@ -34,12 +34,15 @@ static void convolve(const Mixing& mixing, int32_t c) {
 static void step(const Mixing& mixing, int32_t row) {
     const Mixer& mixer = *mixing.mixer;
     const int32_t heads = mixer.heads;
-    const float* raw = mixing.rows->held + int64_t(mixing.rows->reach + row) * (mixing.channels + heads) + mixing.channels;
+    const float* raw = mixing.rows->held + int64_t(mixing.rows->reach + row) * mixed_width(mixer) + mixing.channels;
+    const bool delta = mixer.rule == gated_delta;
+    const float* written = raw;
+    if (delta) raw += heads;
     for (int32_t head = 0; head < heads; ++head) {
         const float x = raw[head] + mixer.step_bias[head];
         float wide = x > 20.0f ? x : log1pf(expf(x));
         wide = wide < mixer.least_step ? mixer.least_step : wide > mixer.most_step ? mixer.most_step : wide;
-        mixing.steps[int64_t(row) * heads + head] = wide;
+        mixing.steps[int64_t(row) * heads + head] = delta ? 1.0f / (1.0f + expf(-written[head])) : wide;
         mixing.left[int64_t(row) * heads + head] = expf(wide * mixer.decay[head]);
     }
 }
@@ -78,6 +81,87 @@ static void scan(const Mixing& mixing, int32_t head, int32_t p, float* room) {
     }
 }
 
+// Queries and keys of one group at a row, made of length 1, queries over the root of their length. item: row, then queries
+// and keys of each group.
+static void shorten(const Mixing& mixing, int32_t item) {
+    const Mixer& mixer = *mixing.mixer;
+    const int32_t each = 2 * mixer.groups, size = mixer.state, part = item % each;
+    float* x = mixing.mixed + int64_t(item / each) * mixing.channels + part * size;
+    f16 squares = splat(0.0f);
+    for (int32_t i = 0; i < size; i += 16) {
+        const f16 v = load(x + i, size - i);
+        squares = squares + v * v;
+    }
+    float scale = 1.0f / sqrtf(total(squares) + 1e-6f);
+    if (part < mixer.groups) scale = scale / sqrtf(float(size));
+    for (int32_t i = 0; i < size; i += 16) store(x + i, load(x + i, size - i) * scale, size - i);
+}
+
+// 16 values of one head's state from p on, or as many as there are, through all rows: a state forgets, what it has for a
+// row's key is taken towards the row's value, and what it then has for the query is said.
+template <bool whole>
+static void scan_delta(const Mixing& mixing, int32_t head, int32_t p, float* room) {
+    const Mixer& mixer = *mixing.mixer;
+    const Mixed& rows = *mixing.rows;
+    const int32_t size = mixer.state, dim = mixer.head_dim, n = dim - p;
+    const int32_t group = mixer.in_turns != 0 ? head % mixer.groups : head / (mixer.heads / mixer.groups);
+    const int32_t keys = (mixer.groups + group) * size, values = 2 * mixer.groups * size + head * dim + p;
+    const int64_t at = int64_t(head) * size * dim + p;
+    const auto get = [&](const float* x) { return whole ? load(x) : load(x, n); };
+    const auto put = [&](float* x, f16 v) { whole ? store(x, v) : store(x, v, n); };
+    float* after = rows.after == nullptr ? nullptr : rows.after + at;
+    const int32_t to_stride = after != nullptr ? dim : 16;
+    for (int32_t row = 0; row < rows.rows; ++row) {
+        const float* mixed = mixing.mixed + int64_t(row) * mixing.channels;
+        const float *key = mixed + keys, *query = mixed + group * size;
+        const int32_t parent = rows.parents != nullptr ? rows.parents[row] : row - 1;
+        const int64_t place = rows.parents != nullptr ? row : 0, last = rows.parents != nullptr ? parent : 0;
+        float* to = after != nullptr ? after : room + place * 16 * size;
+        const float* from = parent < 0 ? rows.state + at : after != nullptr ? after : room + last * 16 * size;
+        const int32_t stride = parent < 0 ? dim : to_stride;
+        const float left = mixing.left[int64_t(row) * mixer.heads + head];
+        f16 known[4], sums[4];
+        for (int32_t u = 0; u < 4; ++u) known[u] = sums[u] = splat(0.0f);
+        int32_t k = 0;
+        for (; k + 4 <= size; k += 4)
+            for (int32_t u = 0; u < 4; ++u) known[u] = known[u] + get(from + (k + u) * stride) * splat(key[k + u]);
+        for (; k < size; ++k) known[0] = known[0] + get(from + k * stride) * splat(key[k]);
+        const f16 told = ((known[0] + known[1]) + (known[2] + known[3])) * left;
+        const f16 added = (get(mixed + values) - told) * mixing.steps[int64_t(row) * mixer.heads + head];
+        const auto go = [&](int32_t i, f16& sum) {
+            const f16 state = get(from + i * stride) * left + added * splat(key[i]);
+            put(to + i * to_stride, state);
+            sum = sum + state * splat(query[i]);
+        };
+        for (k = 0; k + 4 <= size; k += 4)
+            for (int32_t u = 0; u < 4; ++u) go(k + u, sums[u]);
+        for (; k < size; ++k) go(k, sums[0]);
+        const int32_t said = row - (rows.rows - rows.said);
+        if (said < 0) continue;
+        put(rows.out + int64_t(said) * mixer.heads * dim + head * dim + p, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+    }
+}
+
+// What a row says, normed by head and then gated.
+static void gate_delta(const Mixing& mixing, int32_t said) {
+    const Mixer& mixer = *mixing.mixer;
+    const int32_t dim = mixer.head_dim;
+    for (int32_t head = 0; head < mixer.heads; ++head) {
+        const float* open = mixing.rows->gate + int64_t(said) * mixing.rows->gate_stride + head * dim;
+        float* out = mixing.rows->out + (int64_t(said) * mixer.heads + head) * dim;
+        f16 squares = splat(0.0f);
+        for (int32_t i = 0; i < dim; i += 16) {
+            const f16 x = load(out + i, dim - i);
+            squares = squares + x * x;
+        }
+        const float scale = 1.0f / sqrtf(total(squares) / float(dim) + mixer.eps);
+        for (int32_t i = 0; i < dim; i += 16) {
+            const int32_t n = dim - i;
+            store(out + i, load(out + i, n) * scale * load(mixer.gate_norm + i, n) * silu(load(open + i, n)), n);
+        }
+    }
+}
+
 // What a row says, gated and, where there is a norm, normed by group.
 static void gate(const Mixing& mixing, int32_t said) {
     const Mixer& mixer = *mixing.mixer;
@@ -110,16 +194,24 @@ static void run_mix(void* context, int32_t thread, Team& team) {
     const Range own = share(rows.rows, thread, team.threads);
     for (int32_t row = own.begin; row < own.end; ++row) step(mixing, row);
     team.barrier(thread);
-    const int32_t fours = (mixer.head_dim + 3) / 4;
-    const Range items = share(mixer.heads * fours, thread, team.threads);
+    const bool delta = mixer.rule == gated_delta;
+    if (delta) {
+        const Range heads = share(rows.rows * 2 * mixer.groups, thread, team.threads);
+        for (int32_t item = heads.begin; item < heads.end; ++item) shorten(mixing, item);
+        team.barrier(thread);
+    }
+    const int32_t step_of = delta ? 16 : 4, pieces = (mixer.head_dim + step_of - 1) / step_of;
+    const Range items = share(mixer.heads * pieces, thread, team.threads);
     float* room = mixing.room + thread * mixing.room_stride;
     for (int32_t item = items.begin; item < items.end; ++item) {
-        const int32_t head = item / fours, p = item % fours * 4;
-        if (p + 4 <= mixer.head_dim) scan<4>(mixing, head, p, room);
+        const int32_t head = item / pieces, p = item % pieces * step_of;
+        const bool fits = p + step_of <= mixer.head_dim;
+        if (delta) fits ? scan_delta<true>(mixing, head, p, room) : scan_delta<false>(mixing, head, p, room);
+        else if (fits) scan<4>(mixing, head, p, room);
         else for (int32_t q = p; q < mixer.head_dim; ++q) scan<1>(mixing, head, q, room);
     }
     if (rows.said == 0) return;
     team.barrier(thread);
     const Range said = share(rows.said, thread, team.threads);
-    for (int32_t row = said.begin; row < said.end; ++row) gate(mixing, row);
+    for (int32_t row = said.begin; row < said.end; ++row) delta ? gate_delta(mixing, row) : gate(mixing, row);
 }

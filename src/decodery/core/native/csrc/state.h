@@ -182,8 +182,13 @@ struct State {
 
 constexpr int32_t most_taps = 64;      // of a convolution
 
-// What mixing rows works in. mixed: [rows][channels], behind the convolution; steps, left: [rows][heads], the steps and
-// what they leave of a state; room: per thread, states of four rows of a head, of every row where rows branch.
+inline int32_t mixed_width(const Mixer& mixer) {
+    return mixer.heads * (mixer.head_dim + (mixer.rule == gated_delta ? 2 : 1)) + 2 * mixer.groups * mixer.state;
+}
+
+// What mixing rows works in. mixed: [rows][channels], behind the convolution; steps, left: [rows][heads], the steps (of
+// gated_delta how much is written) and what is left of a state; room: per thread, states of four rows of a head, or of 16
+// values, of every row where rows branch.
 struct Mixing {
     const Mixer* mixer;
     const Mixed* rows;
