@@ -13,7 +13,7 @@ GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 class Span(NamedTuple):
-    """Rows of a tensor in which parts take turns: `size` of every `apart` rows from `first` on, so many `turns`."""
+    """Rows of a tensor in which parts take turns: `size` of every `apart` rows from `first` on."""
 
     first: int
     size: int
@@ -35,7 +35,7 @@ def gate_span(name: str, config: ModelConfig) -> Span | None:
 
 
 def steps_span(name: str, config: ModelConfig) -> Span | None:
-    """Which rows what steps are made of is, where it stands together group by group, as in Qwen3-Next's tensors."""
+    """Which rows steps are made of, where both parts stand together group by group: Qwen3-Next."""
     delta = config.delta
     if config.family != "qwen3_next" or delta is None or name not in ("mix_written", "mix_steps"):
         return None
@@ -44,7 +44,7 @@ def steps_span(name: str, config: ModelConfig) -> Span | None:
 
 
 def gated_rows(name: str, config: ModelConfig, order: torch.Tensor) -> torch.Tensor | None:
-    """[n] int64, which rows of a folder's tensor a part of a layer is, None where the rule of others holds.
+    """[n] int64, which rows of a folder's tensor a part is, None where the rule of others holds.
 
     Args:
         order: [head_dim] of a head's queries.
