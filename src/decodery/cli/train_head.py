@@ -24,6 +24,7 @@ from .train_common import FILE, OwnTexts, command_line, model_option, out_option
 @option("--outputs", default=6144, show_default=True, metavar="N", help="Vocabulary size of the head. 0: all tokens.")
 @option("--epochs", default=3.0, show_default=True, metavar="E", help="Training epochs.")
 @option("--lr", default=4e-4, show_default=True, help="Peak learning rate.")
+@option("--loss", default="kl", show_default=True, metavar="NAME", help="kl or lk_hybrid, which adds the overlap.")
 @seed_option("texts and training")
 def head(
     out: Path,
@@ -34,6 +35,7 @@ def head(
     outputs: int,
     epochs: float,
     lr: float,
+    loss: str,
     seed: int,
 ) -> None:
     """Train a draft head on the hidden states of MODEL, for --drafter KIND:head=DIR.
@@ -46,7 +48,8 @@ def head(
     from decodery.training.embedded import read_prompts, write_shown
     from decodery.training.head import DEPTHS, HeadRecipe, check_folder, train_head
 
-    (made, shape), recipe = head_named(kind), HeadRecipe(outputs=outputs, epochs=epochs, lr=lr, seed=seed)
+    made, shape = head_named(kind)
+    recipe = HeadRecipe(outputs=outputs, epochs=epochs, lr=lr, loss=loss, seed=seed)
     check_folder(out)
     lines, loaded = own.lines(), load(model)
     with resumable(out) as progress:

@@ -90,7 +90,7 @@ def write_texts(
             prompt,
             max_new_tokens=max_new_tokens,
             sampler=samplers[number % len(samplers)],
-            drafter=_Recorder(top),
+            drafter=_Recorder(top) if top else None,
             seed=nth_seed(seed, number),
             eos_ids=target.tokenizer.eos_ids,
             prompt_embeds=embeddings[number] if embeddings else None,

@@ -28,7 +28,7 @@ from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown
 from .features import FeatureRows, FeatureStore
-from .head_batch import DEPTHS, Taught, distance, judged, rank_rates, taught
+from .head_batch import DEPTHS, LOSSES, Taught, distance, judged, rank_rates, taught
 from .loop import History, TrainingPlan, batches, train
 
 TOP = 64
@@ -46,6 +46,7 @@ class HeadRecipe:
         batch: Texts per step.
         length: Tokens of a text that are learned from at a time.
         decay: What a step further ahead weighs against the one before it.
+        loss: "kl" or "lk_hybrid"; see `head_batch.distance`.
     """
 
     outputs: int = 6144
@@ -55,10 +56,13 @@ class HeadRecipe:
     length: int = 224
     decay: float = 0.8
     seed: int = 0
+    loss: str = "kl"
 
     def __post_init__(self) -> None:
         if self.outputs < 0 or not self.epochs > 0 or min(self.batch, self.length) < 1 or not 0 < self.decay <= 1:
             raise SettingsError("a head needs outputs >= 0, epochs > 0, batch and length >= 1 and decay from 0 to 1")
+        if self.loss not in LOSSES:
+            raise SettingsError(f"a head has no loss {self.loss!r}: name one of {', '.join(LOSSES)}")
 
 
 def train_head(
@@ -193,11 +197,13 @@ class _HeadTraining:
                 if drawn[place]:
                     texts[place] = self.shown.features[self.shown.learned[number]]
         training_batch = self._training_batch(texts)
+        if self.head.anchored is not None:
+            random = np.random.default_rng([self.recipe.seed, step, 1])
+            training_batch = training_batch.anchored(self.head.anchored, random)
         guesses = training_batch.unrolled(self.head, self.head.unrolled(step / self.steps))
         known = training_batch.weight[:, : training_batch.places] > 0
-        return distance(self.head, guesses, training_batch, self.recipe.decay) + self.head.regret(
-            guesses, training_batch.states, known
-        )
+        found = distance(self.head, guesses, training_batch, self.recipe.decay, self.recipe.loss)
+        return found + self.head.regret(guesses, training_batch.states, known)
 
     def validate(self) -> dict[str, float]:
         return judged(self.head, self.held, self.recipe.decay)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from .features import FeatureRows
 DEPTHS = 5
 """How many tokens ahead a finished head is judged."""
 _RANKS = 10
+_LK_RATE = 3.0
+LOSSES = ("kl", "lk_hybrid")
+"""What a head can be trained to make small; see `distance`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +33,7 @@ class Taught:
         likely, share: [b, n + steps - 1, k], what the target expects after each of these tokens, as outputs of the
             head, and with which probability; 0 for tokens the head lacks.
         weight: [b, n + steps - 1], 0 where nothing is taught.
+        anchors: [m] the states after which the head guesses, None for all of them.
     """
 
     states: dict[Tap, torch.Tensor]
@@ -37,13 +41,31 @@ class Taught:
     likely: torch.Tensor
     share: torch.Tensor
     weight: torch.Tensor
+    anchors: torch.Tensor | None = None
 
     @property
     def places(self) -> int:
         return next(iter(self.states.values())).shape[1]
 
     def unrolled(self, head: BoundHead, steps: int) -> list[Guess]:
-        return head.unroll(self.states, self.tokens[:, : self.places + steps - 1], steps)
+        tokens = self.tokens[:, : self.places + steps - 1]
+        if self.anchors is None:
+            return head.unroll(self.states, tokens, steps)
+        return head.unroll_at(self.states, tokens, steps, self.anchors)
+
+    def anchored(self, share: float, random: np.random.Generator) -> Taught:
+        """These texts, with guesses after `share` of their states, drawn at random."""
+        count = max(1, round(share * self.places))
+        drawn = np.sort(random.choice(self.places, count, replace=False))
+        return replace(self, anchors=torch.from_numpy(drawn).to(self.weight.device))
+
+    def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What is taught `step` tokens after the first: likely, share [b, m, k] and weight [b, m]."""
+        if self.anchors is None:
+            span: slice | torch.Tensor = slice(step, step + self.places)
+        else:
+            span = self.anchors + step
+        return self.likely[:, span], self.share[:, span], self.weight[:, span]
 
 
 def taught(
@@ -92,13 +114,28 @@ def _end(each: FeatureRows, most: int) -> FeatureRows:
     return FeatureRows(text, states, each.likely[first:], each.logprobs[first:], behind)
 
 
-def distance(head: BoundHead, guesses: list[Guess], training_batch: Taught, decay: float) -> torch.Tensor:
-    """Cross-entropy of guesses against the target, in nats per token, steps weighted by `decay`."""
+def distance(
+    head: BoundHead, guesses: list[Guess], training_batch: Taught, decay: float, loss: str = "kl"
+) -> torch.Tensor:
+    """The mean distance of guesses from the target's distributions, steps weighted by `decay`.
+
+    Args:
+        loss: "kl", cross-entropy in nats; or "lk_hybrid", lambda KL + (1 - lambda) TV with lambda = exp(-3 alpha),
+            where alpha is the overlap of both distributions at a step and TV = 1 - alpha.
+    """
     total, weights = torch.zeros((), dtype=torch.float32, device=training_batch.weight.device), 0.0
     for step, guess in enumerate(guesses):
         rows, likely, share, weight = _step(training_batch, step)
         logits = head.project(guess.spoken[rows], step)
-        each = logits.logsumexp(dim=-1) - (share * logits.gather(1, likely)).sum(dim=-1)
+        logq = logits.gather(1, likely) - logits.logsumexp(dim=-1, keepdim=True)
+        each = -(share * logq).sum(dim=-1)
+        if loss == "lk_hybrid":
+            # Of a padded list of likely tokens only those that have a share count.
+            overlap = torch.minimum(share, logq.exp()).sum(dim=-1)
+            mean = (overlap * weight).sum() / weight.sum().clamp(min=1e-9)
+            mixed = torch.exp(-_LK_RATE * mean.detach())
+            entropy = -(share * share.clamp(min=1e-9).log()).sum(dim=-1)
+            each = mixed * (each - entropy) + (1 - mixed) * (1 - overlap)
         total = total + decay**step * (each * weight).sum() / weight.sum().clamp(min=1e-9)
         weights += decay**step
     return total / weights
@@ -106,14 +143,9 @@ def distance(head: BoundHead, guesses: list[Guess], training_batch: Taught, deca
 
 def _step(training_batch: Taught, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Where a step is taught, [b, n] bool, and what, of these places alone."""
-    span = slice(step, step + training_batch.places)
-    rows = training_batch.weight[:, span] > 0
-    return (
-        rows,
-        training_batch.likely[:, span][rows],
-        training_batch.share[:, span][rows],
-        training_batch.weight[:, span][rows],
-    )
+    likely, share, weight = training_batch.at(step)
+    rows = weight > 0
+    return rows, likely[rows], share[rows], weight[rows]
 
 
 @torch.no_grad()

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from covering import some
+from decodery.core.errors import SettingsError
 from decodery.core.registry import methods, resolve
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import silent
 from decodery.speculative.heads.drafter import TrainedDrafter, head_kind
-from decodery.speculative.heads.head import TrainedHead
+from decodery.speculative.heads.head import Guess, TrainedHead
 from decodery.testing import check_identical
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.features import FeatureStore
 from decodery.training.head import HeadRecipe, _HeadTraining, _StoredTexts, train_head
+from decodery.training.head_batch import Taught, distance
 from tiny_models import tiny_loaded
 
 KINDS = [
@@ -63,6 +68,50 @@ def test_a_head_learns(kind: str, target: LoadedModel, corpus: Corpus, tmp_path:
         training_run.loss(step).backward()
         optimizer.step()
     assert training_run.validate()["cross_entropy"] < before - 0.05
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "eagle-3"])
+def test_guesses_after_some_states_are_those_among_all(kind: str, target: LoadedModel) -> None:
+    tensors, settings = head_kind(kind).untrained(target.model, seed=0)
+    head = head_kind(kind)(TrainedHead(kind, tensors, settings), target.model)
+    random = torch.Generator().manual_seed(0)
+    hidden = target.model.config.hidden_size
+    states = {tap: torch.randn(2, 9, hidden, generator=random, dtype=head.dtype) for tap in head.taps}
+    tokens = torch.randint(0, 200, (2, 11), generator=random)
+    anchors = torch.tensor([1, 4, 8])
+    every, some_of = head.unroll(states, tokens, 3), head.unroll_at(states, tokens, 3, anchors)
+    for one, other in zip(every, some_of, strict=True):
+        assert float((one.spoken[:, anchors] - other.spoken).abs().max()) < 1e-5
+    # What follows an anchor is taught to its guesses.
+    weight = torch.arange(22, dtype=torch.float32).view(2, 11)
+    batch = Taught(states, tokens, tokens[..., None], weight[..., None], weight)
+    assert batch.anchored(0.3, np.random.default_rng(0)).anchors is not None
+    assert torch.equal(replace(batch, anchors=anchors).at(2)[2], weight[:, anchors + 2])
+
+
+def test_the_hybrid_loss_is_divergence_where_far_and_overlap_where_near() -> None:
+    class Echo:
+        def project(self, spoken: torch.Tensor, step: int) -> torch.Tensor:
+            return spoken
+
+    share = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    likely = torch.arange(3).view(1, 1, 3)
+    batch = Taught(
+        {0: torch.zeros(1, 1, 1, dtype=torch.float64)}, likely[..., 0], likely, share.view(1, 1, 3),
+        torch.ones(1, 1, dtype=torch.float64),
+    )  # fmt: skip
+    for other in ([0.6, 0.3, 0.1], [0.01, 0.01, 0.98]):
+        q = torch.tensor(other, dtype=torch.float64)
+        guess = Guess(q.log().view(1, 1, 3), q.log().view(1, 1, 3))
+        alpha = float(torch.minimum(share, q).sum())
+        divergence = float((share * (share / q).log()).sum())
+        mixed = math.exp(-3 * alpha)
+        found = float(distance(Echo(), [guess], batch, 1.0, "lk_hybrid"))  # type: ignore[arg-type]
+        assert abs(found - (mixed * divergence + (1 - mixed) * (1 - alpha))) < 1e-6
+        entropy = -float((share * share.log()).sum())
+        assert abs(float(distance(Echo(), [guess], batch, 1.0)) - divergence - entropy) < 1e-6  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="name one of kl, lk_hybrid"):
+        HeadRecipe(loss="tv")
 
 
 @pytest.mark.parametrize("kind", KINDS)

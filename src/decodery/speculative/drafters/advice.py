@@ -7,7 +7,10 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from time import perf_counter
 
+import numpy as np
+
 from decodery.core.abstract import Contract
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
@@ -25,6 +28,10 @@ _USUAL = 8
 """Tokens that are read for a question at most, for its time to tell of others: a prompt is read once."""
 _PATIENCE = 32
 """Steps without a question after which one is asked whatever it seems worth: texts change. Twice as many each time."""
+_CREDIT, _MOST_CREDIT, _RISK = 12.0, 48.0, 0.004
+"""Passes that questions may take in vain at first and at most, and the part of every further pass that they may."""
+_BELIEVED, _REMEMBER = 4.0, 0.98
+"""Tokens that promises are believed for at first, and what a question counts for after each later one."""
 
 Opinion = tuple[list[list[int]], list[list[float]]]
 """The most likely tokens after each of some nodes, and their probabilities; 0 for a token that is none."""
@@ -41,6 +48,11 @@ class AskCosts:
         asked: How many there were of both.
         idle: Steps since the last one, in any text.
         patience: At most.
+        promised, kept: Tokens that answers were to save, and those that they saved; recent ones count more.
+        taken, brought: Seconds that all questions took, and those that their answers saved.
+        pace: Tokens in the time of a pass, questions and drafted rows included.
+        credit: Seconds that questions may take in vain, None before the first step: what answers saved is added, what
+            questions took is subtracted. It bounds what an adviser costs where it never helps.
     """
 
     share: float
@@ -48,6 +60,30 @@ class AskCosts:
     asked: list[int] = field(default_factory=lambda: [0, 0])
     idle: int = 0
     patience: int = _PATIENCE
+    promised: float = _BELIEVED
+    kept: float = _BELIEVED
+    taken: float = 0.0
+    brought: float = 0.0
+    pace: float = 1.0
+    credit: float | None = None
+
+    def passed(self, seconds: float) -> None:
+        """A step begins, whose pass takes so long without drafts."""
+        self.idle += 1
+        known = _CREDIT * seconds if self.credit is None else self.credit + _RISK * seconds
+        self.credit = min(known, _MOST_CREDIT * seconds)
+
+    def spend(self, seconds: float) -> None:
+        """A question took so long."""
+        self.taken += seconds
+        self.credit = (self.credit or 0.0) - seconds
+
+    def saved(self, seconds: float, promised: float, kept: float) -> None:
+        """Answers of a step promised so many tokens and saved so many, which are worth so many seconds."""
+        self.brought += seconds
+        self.credit = (self.credit or 0.0) + seconds
+        self.promised = _REMEMBER * self.promised + promised
+        self.kept = _REMEMBER * self.kept + kept
 
     def known(self, below: bool) -> float:
         """What is known of such a question's time, 0 before enough were asked."""
@@ -71,6 +107,11 @@ class Advice(Contract):
         passes: Seconds of a pass of this step without drafts.
         timed: Whether times are measured, and not given.
         sharers: How many texts share the passes that questions take.
+        budget: Of this step.
+        chosen: Whether the end of the text is asked about in this step, whatever it seems worth by now.
+        hoped: Tokens that the answers of this step are to save.
+        without: The tree of this step without the adviser, None where none was asked.
+        promised, kept: As in `costs`, of this text.
     """
 
     blending: Blending
@@ -80,6 +121,12 @@ class Advice(Contract):
     passes: float = 0.0
     timed: bool = False
     sharers: int = 1
+    budget: Budget = field(default=Budget(0, 0))
+    chosen: bool = False
+    hoped: float = 0.0
+    without: DraftTree | None = None
+    promised: float = 0.0
+    kept: float = 0.0
 
     @abstractmethod
     def reaches(self, depth: int) -> bool:
@@ -90,8 +137,12 @@ class Advice(Contract):
         """Tokens of the text that are to be read before anything can be said."""
 
     @abstractmethod
-    def reading(self) -> float:
-        """What each of them adds to a question, in seconds, over the questions that have the use of it."""
+    def reading(self, tokens: int) -> float:
+        """What so many of them add to a question, in seconds."""
+
+    def uses(self, seq: Sequence) -> float:
+        """How many questions have the use of what is read for one."""
+        return 1.0
 
     @abstractmethod
     def likeliest(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> Opinion | ForwardCoroutine[Opinion]:
@@ -103,26 +154,54 @@ class Advice(Contract):
     def forget(self) -> None:
         """Give back what can be read again."""
 
-    def begin(self, passes: float, timed: bool, sequences: int) -> None:
-        """A step begins, which so many texts share."""
-        self.passes, self.timed = passes, timed
-        self.told, self.spent = {}, 0.0
-        self.costs.idle += 1
+    def begin(self, budget: Budget) -> None:
+        """A step begins."""
+        self.budget, self.timed = budget, budget.measured
+        self.passes = float(budget.seconds(np.array([budget.sequences]))[0])
+        self.told, self.spent, self.hoped = {}, 0.0, 0.0
+        self.chosen, self.without = False, None
+        self.costs.passed(self.passes)
 
     def takes(self, node: int) -> float:
         """Seconds of a question about a node, and of one about several."""
         known = self.costs.known(node > 0) if self.timed else 0.0
         return (known or self.costs.share * self.passes) / self.sharers
 
-    def pays(self, seq: Sequence, node: int, saved: float) -> bool:
-        """Whether to ask about a node and others, where what it says saves so many seconds on average."""
-        costs = self.costs
-        if saved > self.takes(node) + self.reading() * self.unread(seq):
-            return True
-        if node or costs.idle <= costs.patience:
+    @property
+    def trust(self) -> float:
+        """How much of what answers promise comes true, in texts before and more and more in this one."""
+        usual = self.costs.kept / self.costs.promised
+        return min(max((self.kept + _BELIEVED * usual) / (self.promised + _BELIEVED), 0.0), 1.0)
+
+    @property
+    def token(self) -> float:
+        """Seconds that a further token saves."""
+        return self.passes / self.costs.pace
+
+    def choose(self, seq: Sequence, hoped: float) -> bool:
+        """Whether to ask about the end of the text in this step.
+
+        Args:
+            seq: The text.
+            hoped: Tokens that the answer promises to save.
+        """
+        costs, reading = self.costs, self.reading(self.unread(seq))
+        takes = self.takes(0)
+        if (costs.credit or 0.0) < takes + reading:
             return False
-        costs.patience *= 2
-        return True
+        saved = hoped * self.token
+        if saved * self.trust > takes + reading / self.uses(seq):
+            self.chosen = True
+        elif costs.idle > costs.patience and saved > takes / 2:
+            costs.patience *= 2
+            self.chosen = True
+        return self.chosen
+
+    def pays(self, node: int, hoped: float) -> bool:
+        """Whether to ask about a node and others, where the answer saves so many tokens on average."""
+        if not node:
+            return self.chosen
+        return hoped * self.token * self.trust > self.takes(node) < (self.costs.credit or 0.0)
 
     def ask(
         self,
@@ -132,9 +211,15 @@ class Advice(Contract):
         memory: Expectations,
         followed: Ordered[int],
         counted: Ordered[list],
+        hoped: float,
     ) -> ForwardCoroutine[list[list[Offer]]]:
-        """What may follow each of some nodes, by the adviser and by what was counted, most likely first."""
-        begin, usual = perf_counter(), self.unread(seq) <= _USUAL
+        """What may follow each of some nodes, by the adviser and by what was counted, most likely first.
+
+        Args:
+            hoped: Tokens that the answer saves on average.
+        """
+        begin, unread = perf_counter(), self.unread(seq)
+        price, usual = self.takes(nodes[0]) + self.reading(unread), unread <= _USUAL
         ids, said = yield from as_coroutine(self.likeliest(seq, tree, nodes))
         found = []
         for node, tokens, chances in zip(nodes, ids, said, strict=True):
@@ -146,8 +231,25 @@ class Advice(Contract):
         # What others do meanwhile tells nothing.
         if usual and self.sharers == 1:
             self.costs.learn(nodes[0] > 0, took)
-        self.spent, self.costs.idle = self.spent + took, 0
+        spent = took if self.timed and self.sharers == 1 else price
+        self.spent, self.hoped, self.costs.idle = self.spent + spent, self.hoped + hoped, 0
+        self.costs.spend(spent)
         return found
+
+    def wrote(self, rows: int, tokens: int) -> None:
+        """A step over so many rows gave so many tokens."""
+        step = float(self.budget.seconds(np.array([self.budget.sequences + rows - 1]))[0]) + self.spent
+        self.costs.pace += (1 - _REMEMBER) * (tokens * self.passes / step - self.costs.pace)
+
+    def settle(self, tree: DraftTree, path: Ordered[int], emitted: Ordered[int]) -> None:
+        """Compare what the step's draft brought with what the draft without the adviser would have brought."""
+        if self.without is None or not self.told:
+            return
+        rows = self.budget.sequences + np.array([len(tree) - 1, len(self.without) - 1])
+        more, less = self.budget.seconds(rows).tolist()
+        kept = len(path) - _accepted(self.without, emitted) - (more - less) / self.token
+        self.costs.saved(kept * self.token, self.hoped, kept)
+        self.promised, self.kept = self.promised + self.hoped, self.kept + kept
 
     def learn(self, path: Ordered[int], emitted: Ordered[int]) -> None:
         """What came after the root and the accepted nodes."""
@@ -155,3 +257,17 @@ class Advice(Contract):
             for node, token in zip((0, *path), emitted, strict=False):
                 if (told := self.told.get(node)) is not None:
                     self.blending.learn(told, token)
+
+
+def _accepted(tree: DraftTree, emitted: Ordered[int]) -> int:
+    """How many of the tokens that became text a tree holds, from its root on."""
+    node, depth = 0, 0
+    children = {
+        (int(parent), int(token)): at for at, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
+    }
+    for token in emitted[:-1]:
+        found = children.get((node, token))
+        if found is None:
+            break
+        node, depth = found, depth + 1
+    return depth

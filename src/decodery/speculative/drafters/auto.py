@@ -31,7 +31,7 @@ from ..stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRa
 from ..stores.ngrams import Occurrences
 from ..stores.past import PastTexts
 from ..stores.warm import WarmContexts
-from ..tree_building.likeliest import TOGETHER, ExpectedSpeedup, LikeliestTree
+from ..tree_building.likeliest import TOGETHER, ExpectedSpeedup, LikeliestTree, heeds
 from ..tree_building.native_tree import NativeText, learn_together, propose_together
 from .advice import Advice
 from .model_advice import ModelAdvice
@@ -201,7 +201,7 @@ class Auto(Drafter):
 
     def skips_step(self, seq: Sequence, budget: Budget) -> bool:
         state: _State = seq.states[self]
-        if state.tree is None and state.advice is None:
+        if state.tree is None and not self._consults(seq, state, budget):
             if state.native(seq, self.most) is None:
                 state.rests = state.lets_pass(budget)
             else:
@@ -243,37 +243,67 @@ class Auto(Drafter):
         state: _State = seq.states[self]
         return state.advice is not None
 
+    def _consults(self, seq: Sequence, state: _State, budget: Budget) -> bool:
+        """Whether the adviser is asked in this step; where it is not, the step is as it would be without one."""
+        if state.advice is None or state.consults is not None:
+            return bool(state.consults)
+        state.consults, advice, memory = False, state.advice, state.memory
+        advice.begin(budget)
+        worth = self._worth(budget)
+        # Where many texts share a pass, a row may cost more than the token it is for, however sure that is.
+        if worth.full or worth.bar() >= 1 or not advice.reaches(0) or (budget.measured and not budget.plain_known):
+            return False
+        memory.find(seq.tokens, min(self.most, budget.nodes, budget.depth))
+        drawn = (seq.request.seed, seq.position) if heeds(seq) else None
+        counted = memory.candidates(seq.tokens[-CONTEXTS[0] :], 0, 0.0, drawn)
+        gain = advice.blending.gain(counted[0][0] if counted else 0.0, 1.0, worth.row)
+        state.consults = advice.choose(seq, gain)
+        return state.consults
+
+    def _worth(self, budget: Budget) -> ExpectedSpeedup:
+        """What numbers of nodes are worth in a step."""
+        costs = budget.seconds(budget.sequences + np.arange(min(self.most, budget.nodes) + 1))
+        if budget.measured:
+            costs[1:] *= MARGIN
+        return ExpectedSpeedup(costs, budget.sequences)
+
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         state: _State = seq.states[self]
-        if state.advice is None and state.native(seq, self.most) is not None:
+        consults = self._consults(seq, state, budget)
+        tree = None
+        if state.native(seq, self.most) is not None:
             if state.tree is None:
                 self._draft([(seq, budget)], [state], rests=False)
             tree, state.tree = state.tree, None
             assert tree is not None
-            return tree
-        limit = min(self.most, budget.nodes)
-        costs = budget.seconds(budget.sequences + np.arange(limit + 1))
-        worth = ExpectedSpeedup(costs, budget.sequences)
-        if state.advice is not None:
-            state.advice.begin(float(costs[0]), budget.measured, budget.sequences)
-        # Where many texts share a pass, a row may cost more than the token it is for, however sure that is.
+            if not consults:
+                return tree
+        worth = self._worth(budget)
         if worth.full or worth.bar() >= 1:
             state.note(budget, silent=True, size=1)
             return DraftTree.root(seq.last_token)
-        state.memory.find(seq.tokens, min(limit, budget.depth))
-        tree = yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown()
+        state.memory.find(seq.tokens, min(self.most, budget.nodes, budget.depth))
+        if tree is None or not consults:
+            tree = yield from LikeliestTree(seq, state.memory, worth, budget.depth).grown()
+        if consults and state.advice is not None:
+            state.advice.without, worth = tree, self._worth(budget)
+            tree = yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown()
         state.note(budget, silent=False, size=len(tree))
         return tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         state: _State = seq.states[self]
-        memory, advice = state.memory, state.advice
+        memory, advice, consulted = state.memory, state.advice, bool(state.consults)
+        state.consults = None
         if advice is not None:
             advice.see(seq, seen)
             if seen.start < seq.request.prompt_length:
                 return
-            advice.learn(seen.path, seen.emitted)
-        elif state.native(seq, self.most) is not None:
+            advice.wrote(len(seen.tree), len(seen.emitted))
+            if consulted:
+                advice.settle(seen.tree, seen.path, seen.emitted)
+                advice.learn(seen.path, seen.emitted)
+        if not consulted and state.native(seq, self.most) is not None:
             state.seen = seen
             if not state.together:
                 self._settle([seq], [state])
@@ -339,7 +369,8 @@ class _State:
     silent: In this step no draft could pay, however sure. resting: steps it lets pass without an estimate, as long as
     no fewer texts than `texts` take part. fruitless: steps since its last draft. rests: whether it lets this step pass.
     tree, promised: the draft of this step and its part of the tokens that all drafts promise. together: whether the
-    step is learned with that of others, until which `seen` is what became of it.
+    step is learned with that of others, until which `seen` is what became of it. consults: whether the adviser is asked
+    in this step, None before that is decided.
     """
 
     memory: Expectations
@@ -353,6 +384,7 @@ class _State:
     tree: DraftTree | None = None
     promised: float = 0.0
     together: bool = False
+    consults: bool | None = None
     seen: VerificationFeedback | None = None
 
     def native(self, seq: Sequence, most: int) -> NativeText | None:

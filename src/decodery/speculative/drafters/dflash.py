@@ -69,6 +69,8 @@ class DFlashHead(DraftHead):
 
     kind = "dflash"
     taught = 7
+    # A block costs as much as `block` rows of another head, and its neighbours teach nearly the same.
+    anchored = 0.15
 
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         super().__init__(trained, model)
@@ -158,7 +160,12 @@ class DFlashHead(DraftHead):
         return memory.logits[torch.from_numpy(depths)]
 
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
-        spoken = self.blocks(states, tokens, steps)[:, :, self.first :]
+        return self.unroll_at(states, tokens, steps, torch.arange(tokens.shape[1] - steps + 1, device=tokens.device))
+
+    def unroll_at(
+        self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int, anchors: torch.Tensor
+    ) -> list[Guess]:
+        spoken = self.blocks(states, tokens, anchors)[:, :, self.first :]
         return [Guess(each, each) for each in spoken[:, :, :steps].unbind(dim=2)]
 
     def _context(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
@@ -206,34 +213,41 @@ class DFlashHead(DraftHead):
         own = torch.ones(self.block, self.block, dtype=torch.bool, device="cpu")
         return near, own if settings["bidirectional"] else own.tril()
 
-    def blocks(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> torch.Tensor:
-        """The normed rows [b, n, block, hidden] of the blocks that begin after every state of known texts."""
-        b, n, size = tokens.shape[0], tokens.shape[1] - steps + 1, self.block
+    def blocks(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+        """The normed rows [b, m, block, hidden] of blocks in known texts.
+
+        Args:
+            states: {tap: [b, n, width]} of the target.
+            tokens: [b, n or more], of which token i follows state i.
+            anchors: [m] the states after which blocks begin.
+        """
+        b, m, size = tokens.shape[0], len(anchors), self.block
         context = self._context({tap: rows.flatten(0, 1) for tap, rows in states.items()})
-        stream = self._block_of(tokens[:, :n].flatten())
-        text = torch.arange(n, device="cpu")
-        places = (text[:, None] + 1 + torch.arange(size, device="cpu")).flatten()
+        n = len(context) // b
+        stream = self._block_of(tokens[:, anchors].flatten())
+        text, starts = torch.arange(n, device="cpu"), anchors.cpu()
+        places = (starts[:, None] + 1 + torch.arange(size, device="cpu")).flatten()
         for layer in self.layers:
             shape = layer.shape
             groups = shape.heads // shape.kv_heads
             _, keys, values = (each.view(b, n, *each.shape[1:]) for each in layer.heads(context, text.repeat(b)))
             found = layer.heads(layer.entered(stream), places.repeat(b))
-            queries, own, seen = (each.view(b, n, size, *each.shape[1:]) for each in found)
-            grouped = queries.view(b, n, size, shape.kv_heads, groups, shape.head_dim) * shape.head_dim**-0.5
+            queries, own, seen = (each.view(b, m, size, *each.shape[1:]) for each in found)
+            grouped = queries.view(b, m, size, shape.kv_heads, groups, shape.head_dim) * shape.head_dim**-0.5
             far = torch.einsum("bnskgd,btkd->bnkgst", grouped, keys)
             near = torch.einsum("bnskgd,bntkd->bnkgst", grouped, own)
-            hidden = (text[None, :] > text[:, None])[:, None].expand(-1, size, -1)
+            hidden = (text[None, :] > starts[:, None])[:, None].expand(-1, size, -1)
             if shape.sliding is not None:
-                windows = [self._near(shape.sliding, text, start) for start in range(1, n + 1)]
+                windows = [self._near(shape.sliding, text, start + 1) for start in starts.tolist()]
                 hidden = hidden | ~torch.stack([each for each, _ in windows])
                 near = near.masked_fill(~windows[0][1].to(near.device), -torch.inf)
             far = far.masked_fill(hidden[None, :, None, None].to(far.device), -torch.inf)
             weights = torch.cat((far, near), dim=-1).softmax(dim=-1)
             attended = torch.einsum("bnkgst,btkd->bnskgd", weights[..., :n], values)
             attended = attended + torch.einsum("bnkgst,bntkd->bnskgd", weights[..., n:], seen)
-            output = self.parts.linear(f"{layer.prefix}output")(attended.reshape(b * n * size, -1))
+            output = self.parts.linear(f"{layer.prefix}output")(attended.reshape(b * m * size, -1))
             stream = layer.left(stream + output)
-        return self.parts.norm("norm", stream, self.shape.eps).view(b, n, size, -1)
+        return self.parts.norm("norm", stream, self.shape.eps).view(b, m, size, -1)
 
 
 @register(

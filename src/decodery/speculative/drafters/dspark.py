@@ -112,19 +112,21 @@ class DSparkHead(DFlashHead):
             return super().project(rows, step)
         return super().project(rows, step) + self.parts.linear("markov_out")(spoken[..., self.shape.hidden :])
 
-    def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
-        rows = self.blocks(states, tokens, steps)
-        b, n = rows.shape[:2]
+    def unroll_at(
+        self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int, anchors: torch.Tensor
+    ) -> list[Guess]:
+        rows = self.blocks(states, tokens, anchors)
+        b, m = rows.shape[:2]
         if self.variant is None:
             return [Guess(each, each) for each in rows[:, :, self.first :][:, :, :steps].unbind(dim=2)]
-        state = rows.new_zeros(b * n, self.rank)
+        state = rows.new_zeros(b * m, self.rank)
         if self.primed:
-            state, _ = self._bias(rows[:, :, 0].flatten(0, 1), tokens[:, :n].flatten(), state)
+            state, _ = self._bias(rows[:, :, 0].flatten(0, 1), tokens[:, anchors].flatten(), state)
         guesses = []
         for step in range(min(steps, rows.shape[2] - self.first)):
             own = rows[:, :, self.first + step].flatten(0, 1)
-            state, made = self._bias(own, tokens[:, step : step + n].flatten(), state)
-            spoken = torch.cat((own, made), dim=1).view(b, n, -1)
+            state, made = self._bias(own, tokens[:, anchors + step].flatten(), state)
+            spoken = torch.cat((own, made), dim=1).view(b, m, -1)
             guesses.append(Guess(spoken, spoken))
         return guesses
 

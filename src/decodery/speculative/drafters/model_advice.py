@@ -13,6 +13,7 @@ from decodery.core.threads import one_thread
 from decodery.core.topk import topk
 from decodery.models.footprint import weight_bytes
 from decodery.models.protocol import LanguageModel, Reader
+from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
@@ -24,8 +25,10 @@ from .follower import Follower
 
 _SHARE = 0.1
 """What a question is believed to take where nothing is known of the sizes of the models, in units of a pass."""
-_READ = 0.002
-"""What every token adds that has to be read first, in units of a question, over all that have the use of it."""
+_APART = 8
+"""Tokens of a text between two questions, by which what is read of a prompt is shared among them."""
+_AHEAD = 256
+"""Tokens that a text is expected to go on for at most."""
 _WAITING = 1024
 """Tokens that are read for a question at most: of a longer text the end alone."""
 
@@ -61,10 +64,10 @@ class ModelAdvice(Advice):
         # Half of its context at least is for the text.
         return cls(blending, costs, follower=follower, deepest=min(most, model.config.max_positions // 2))
 
-    def begin(self, passes: float, timed: bool, sequences: int) -> None:
-        Advice.begin(self, passes, timed, sequences)
+    def begin(self, budget: Budget) -> None:
+        Advice.begin(self, budget)
         # Whoever asks in a step asks in the same pass.
-        self.sharers = sequences
+        self.sharers = budget.sequences
 
     def reaches(self, depth: int) -> bool:
         return depth < self.deepest
@@ -72,8 +75,13 @@ class ModelAdvice(Advice):
     def unread(self, seq: Sequence) -> int:
         return min(self.follower.unread(self._text(seq)), _WAITING)
 
-    def reading(self) -> float:
-        return _READ * self.takes(0)
+    def reading(self, tokens: int) -> float:
+        # A pass of the second model over so many rows, by what the target's takes beyond a pass over one.
+        last = float(self.budget.seconds(np.array([self.budget.sequences + tokens - 1]))[0]) if tokens > 1 else 0.0
+        return max(last / self.passes - 1, 0.0) * self.takes(0)
+
+    def uses(self, seq: Sequence) -> float:
+        return max(min(seq.remaining, _AHEAD) / _APART, 1.0)
 
     def forget(self) -> None:
         self.follower.forget()

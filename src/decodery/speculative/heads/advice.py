@@ -58,8 +58,8 @@ class HeadAdvice(Advice):
     def unread(self, seq: Sequence) -> int:
         return self.head.unread
 
-    def reading(self) -> float:
-        return _READ * self.passes
+    def reading(self, tokens: int) -> float:
+        return _READ * self.passes * tokens
 
     def likeliest(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> Opinion:
         self.head.skip(_WAITING)

@@ -145,6 +145,7 @@ class BoundHead(ABC):
         taught: How many steps it is unrolled over in training.
         lead: How many places a token's state stands after the one that is known with it: 0, or 1 where the target is to
             read a token, too, before the head guesses on.
+        anchored: After which share of a text's states it guesses in a step of its training; None: after all of them.
         model: The target.
         parts: The head's own tensors, which work in `dtype`.
     """
@@ -153,6 +154,7 @@ class BoundHead(ABC):
     sees_embeddings: ClassVar[bool] = False
     taught: ClassVar[int] = 4
     lead: ClassVar[int] = 0
+    anchored: ClassVar[float | None] = None
 
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         if not is_open(model):
@@ -247,6 +249,18 @@ class BoundHead(ABC):
         States are {tap: [b, n, width]}, tokens [b, n + steps - 1]. Token [b, i + j] stands j + 1 - lead places after
         state [b, i]. Guess j is about what stands after that token.
         """
+
+    def unroll_at(
+        self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int, anchors: torch.Tensor
+    ) -> list[Guess]:
+        """`unroll` after some states alone.
+
+        Args:
+            anchors: [m] the states, in order.
+        """
+        return [
+            Guess(each.spoken[:, anchors], each.features[:, anchors]) for each in self.unroll(states, tokens, steps)
+        ]
 
     def regret(self, guesses: list[Guess], states: dict[Tap, torch.Tensor], known: torch.Tensor) -> torch.Tensor:
         """What is to be made small beside the distance of the guesses, a scalar.

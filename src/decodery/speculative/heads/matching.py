@@ -23,13 +23,16 @@ def features_of(model: OpenModel, states: dict[Tap, torch.Tensor], dtype: torch.
 def disturbed(features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Features [b, n, hidden] with uniform noise, as a head's own inputs are never exact.
 
+    The published noise falls with the length of a text. It was set for texts of 512 tokens and more: on a short text it
+    would be larger than the features, and a head would learn nothing from them.
+
     Args:
         tokens: Any, of the same texts; what was drawn depends on them alone, so that a training goes on as it would
             have.
     """
     source = torch.Generator().manual_seed(int(tokens.sum()))
     noise = torch.rand(features.shape, generator=source, dtype=features.dtype, device="cpu") - 0.5
-    return features + noise.to(features.device) * (_SPREAD * _LENGTH / features.shape[1])
+    return features + noise.to(features.device) * (_SPREAD * _LENGTH / max(features.shape[1], _LENGTH))
 
 
 def mismatch(guesses: list[Guess], features: torch.Tensor, known: torch.Tensor) -> torch.Tensor:

@@ -169,10 +169,12 @@ class LikeliestTree:
         assert self._advice is not None
         near = [each for each, (other, _) in self._waiting.items() if other >= _NEARLY * promise][:TOGETHER]
         nodes = near if node in near else [node, *near[1:]]
-        saved = sum(self._waiting[each][1] for each in nodes) * self._worth.seconds
-        if self._advice.pays(self._seq, node, saved):
+        hoped = sum(self._waiting[each][1] for each in nodes)
+        if self._advice.pays(node, hoped):
             tree = DraftTree(np.array(self._tokens), np.array(self._parents))
-            found = yield from self._advice.ask(self._seq, tree, nodes, self._memory, self._followed, self._counted)
+            found = yield from self._advice.ask(
+                self._seq, tree, nodes, self._memory, self._followed, self._counted, hoped
+            )
             self._worth.spend(self._advice.takes(node))
             for each, offers in zip(nodes, found, strict=True):
                 self._offers[each] = offers

@@ -265,7 +265,8 @@ def test_a_head_is_asked_where_it_pays() -> None:
             engine.step()
             counts.append(seq.states[seq.request.drafter].advice.costs.idle == 0)
         asked[share] = sum(counts) / len(counts)
-    assert asked[0.0] > 0.8 and asked[1.0] < 0.2
+    # Even a free answer is not worth what there is to read where it has never helped.
+    assert asked[0.0] > 0.5 and asked[1.0] < 0.2
 
 
 def test_nothing_is_looked_for_where_no_row_can_pay(target: LoadedModel) -> None:

@@ -15,6 +15,7 @@ from decodery.sampling import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.model_advice import ModelAdvice
+from decodery.step.draft_length_policy import Budget
 from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 from decodery.step.sequence import Sequence
@@ -70,14 +71,57 @@ def test_a_model_that_knows_nothing_is_not_asked_where_copies_know_all() -> None
 
 
 def test_a_model_is_asked_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that costs nothing in every step, one that costs a pass now and then."""
+    """One that costs nothing in every step, one that costs more than a pass in hardly any."""
     target, other = (TableModel(64, order=3, seed=1, spread=20) for _ in range(2))
     asked = {}
     for share in (0.0, 1.5):
         monkeypatch.setattr(advice_module, "_SHARE", share)
         seq = written(target, Auto(warm=None, model=other), 0)
         asked[share] = seq.trace.ledger.passes.get("draft", 0) / seq.trace.passes
-    assert asked[0.0] > 1 and 0 < asked[1.5] < 0.1
+    assert asked[0.0] > 1 and asked[1.5] < 0.1
+
+
+def test_an_adviser_that_never_helps_costs_no_more_than_its_credit() -> None:
+    """A second model that is sure of wrong tokens, and takes half a pass, is hardly ever tried."""
+    target, other = (TableModel(64, order=3, seed=seed, spread=20) for seed in (1, 2))
+    seconds = {}
+    for name, drafter in (("alone", Auto(warm=None)), ("both", Auto(warm=None, model=other))):
+        loop, spent = engine(target), 0.0
+        for number in range(3):
+            seq = loop.submit(Request([1, 2, 3, number], 60, drafter=drafter))
+            if (advice := seq.states[seq.request.drafter].advice) is not None:
+                advice.costs.share = 0.5
+            loop.run([seq])
+            spent += sum(1 + 0.01 * step.rows for step in seq.trace.decoding)
+        seconds[name] = spent + (0.0 if advice is None else advice.costs.taken)
+    assert advice is not None and advice.costs.taken > 0
+    assert seconds["both"] < 1.005 * seconds["alone"] + 13
+
+
+def test_the_end_is_asked_about_where_earlier_answers_kept_their_promise() -> None:
+    seq = engine(TARGET).submit(Request([1, 2], 9, drafter=Auto(warm=None, model=OTHER)))
+    advice = seq.states[seq.request.drafter].advice
+    advice.begin(Budget(8, 8, pass_seconds=lambda context: np.ones(64)))
+    advice.costs.share = 0.1
+    assert advice.choose(seq, 0.4)
+    advice.begin(advice.budget)
+    advice.costs.saved(0.0, 100.0, 10.0)
+    assert not advice.choose(seq, 0.4) and advice.choose(seq, 2.0)
+    # Without credit it is not, whatever it promises.
+    advice.costs.spend(1000.0)
+    assert not advice.choose(seq, 2.0)
+
+
+def test_what_is_to_be_read_first_is_part_of_the_price() -> None:
+    seq = engine(TARGET).submit(Request(LONG, 60, drafter=Auto(warm=None, model=OTHER)))
+    advice = seq.states[seq.request.drafter].advice
+    dear = Budget(8, 8, pass_seconds=lambda context: np.arange(1.0, 200.0))
+    advice.begin(dear)
+    assert advice.unread(seq) == len(LONG) and not advice.choose(seq, 0.9)
+    advice.costs.credit = 1000.0
+    advice.costs.share = 0.1
+    # Rows take a second each and a token two: a fifth of a pass, and a tenth of 65 rows over 60 / 8 questions.
+    assert not advice.choose(seq, 0.5) and advice.choose(seq, 0.6)
 
 
 def test_what_a_model_is_believed_to_cost_is_its_share_of_the_weights() -> None:

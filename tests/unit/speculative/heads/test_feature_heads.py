@@ -195,6 +195,36 @@ def test_states_are_matched_with_the_one_behind_each_guess() -> None:
     assert float((mismatch(off, features, known) - expected).abs()) < 1e-6
 
 
+@pytest.mark.parametrize("name", ["eagle", "fspad"])
+def test_a_head_learns_a_short_text_by_heart_to_the_second_token(name: str) -> None:
+    """The noise on its inputs must be less than the inputs themselves, however short a text is."""
+    tensors, about = head_kind(name).untrained(TARGET, seed=0)
+    head = head_kind(name)(TrainedHead(name, tensors, about), TARGET)
+    parameters = list(head.parts.tensors.values())
+    for tensor in parameters:
+        tensor.requires_grad_(True)
+    moves = [torch.zeros_like(tensor) for tensor in parameters]
+    n = len(TEXT) - 2
+    known, rows = torch.ones(1, n, dtype=torch.bool), {LAST: states()[None, :n]}
+    expected = TARGET.forward(Batch([Segment.chunk(TEXT, TARGET.new_cache())])).logits.argmax(dim=-1)
+    for _ in range(40):
+        (guess,) = head.unroll({LAST: states()[None, : n + 1]}, torch.tensor([TEXT[1:]]), 1)
+        words = head.project(guess.spoken[0, :n])
+        loss = torch.nn.functional.cross_entropy(words, expected[1 : n + 1]) + head.regret(
+            [Guess(guess.spoken[:, :n], guess.features[:, :n])], rows, known
+        )
+        gradients = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for tensor, move, gradient in zip(parameters, moves, gradients, strict=True):
+                move.mul_(0.9).add_(gradient / (gradient.norm() + 1e-6))
+                tensor.sub_(0.02 * move * tensor.shape[0] ** 0.5)
+    with torch.no_grad():
+        guesses = unrolled(head, 2)
+        for depth, each in enumerate(guesses, start=1):
+            found = head.project(each.spoken[0]).argmax(dim=-1)
+            assert float((found == expected[depth : depth + n]).float().mean()) > 0.6, depth
+
+
 @pytest.mark.parametrize("name", ["eagle", "fspad", "falcon"])
 def test_it_learns_under_noise_and_all_of_it_learns(name: str) -> None:
     head = head_of(head_kind(name))

@@ -1,0 +1,192 @@
+"""What drafters bring by kind of text: `auto` with and without each adviser, and drafters named, at several settings.
+
+    python benchmarks/draft/categories.py [SPEC ...] --model MODEL [--draft MODEL] [--questions 2] [--new 64]
+        [--texts 1 4 16] [--temperatures 0 0.7] [--minutes 5] [--counted] [--out FILE]
+
+SPECs are drafters, by default `auto`, and `auto` with the draft model or with the shipped head. Kinds of text: those of
+Spec-Bench, HumanEval (DECODERY_DATA), edits of code, JSON, calls of tools, and an agent's loop: one conversation that
+calls the same tools again and again. Every drafter has a memory of its own, and kinds take turns; plain decoding runs
+beside them. Of every kind: tokens per pass, and speed as plain seconds by its own. Nothing begins after `minutes`.
+
+With --counted nothing is timed: a pass takes what the prior of its model says, by its rows, and a question to an
+adviser its share of that, so that the same command counts the same on a busy machine. Plain decoding is counted, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any
+
+import numpy as np
+from task_prompts import task_prompts
+
+import decodery
+from decodery.core.registry import resolve
+from decodery.engine.engine import Engine
+from decodery.llm.llm import LLM
+from decodery.models.loaders.load import load
+from decodery.step.drafter import Drafter
+from decodery.step.drafter_memory import Memory
+from decodery.step.prior_prices import prior_prices
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from decodery_benchmarks.results import RESULTS, write_result
+
+DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
+ROWS = 2048
+PLACES = ("Lisbon", "Oslo", "Lima", "Kyoto", "Prague", "Hanoi", "Perth", "Vienna")
+
+
+def prompts(count: int) -> dict[str, list[str]]:
+    """So many of every kind."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines():
+        question = json.loads(line)
+        found[question["category"]].append(question["turns"][0])
+    for line in (DATA / "humaneval_dev.jsonl").read_text("utf-8").splitlines():
+        found["humaneval"].append(f"Complete this function:\n\n```python\n{json.loads(line)['prompt']}```")
+    for kind, prompt in task_prompts(8 * count, 4712):
+        if kind in ("edit", "json", "tools"):
+            found[kind].append(prompt)
+    done = ""
+    for place in PLACES[:count]:
+        found["agent loop"].append(
+            "You have the tools get_weather(city) and save_note(title, text). Answer with one JSON call a line.\n"
+            f"{done}Request: note the weather of {place}."
+        )
+        done += (
+            f'Request: note the weather of {place}.\n{{"name": "get_weather", "arguments": {{"city": "{place}"}}}}\n'
+            f'{{"name": "save_note", "arguments": {{"title": "Weather of {place}", "text": "sunny, 20 degrees"}}}}\n'
+        )
+    return {kind: texts[:count] for kind, texts in found.items()}
+
+
+class Run:
+    """What one drafter has done so far, at one setting.
+
+    Args:
+        counted: Whether seconds are counted by prices, and not measured.
+    """
+
+    def __init__(self, lm: LLM, drafter: Drafter | None, counted: bool) -> None:
+        self.lm, self.drafter, self.memory = lm, drafter, Memory()
+        self.sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        prices = prior_prices(lm.model)
+        self.prices = (lambda context: prices.seconds(np.arange(ROWS), 1.0, context)) if counted else None
+
+    def write(self, kind: str, texts: list[str], new: int, temperature: float) -> list[list[int]]:
+        engine = Engine(self.lm.model, memory=self.memory, pass_seconds=self.prices)
+        requests = [
+            self.lm.request_for(
+                text,
+                apply_chat_template=True,
+                max_new_tokens=new,
+                temperature=temperature,
+                seed=1,
+                drafter=self.drafter,
+            )
+            for text in texts
+        ]
+        begin = perf_counter()
+        sequences = [engine.submit(request) for request in requests]
+        before = sum(each.taken for each in self._costs(sequences))
+        engine.run(sequences)
+        took = perf_counter() - begin
+        own = self.sums[kind]
+        for seq in sequences:
+            steps = seq.trace.decoding
+            own["tokens"] += len(seq.generated)
+            own["passes"] += len(steps)
+            own["rows"] += sum(step.rows for step in steps)
+            if self.prices is not None:
+                own["seconds"] += sum(float(self.prices(0)[step.rows]) for step in steps)
+                own["plain"] += float(self.prices(0)[1]) * len(seq.generated)
+        if self.prices is None:
+            own["seconds"] += took
+        else:
+            own["seconds"] += sum(each.taken for each in self._costs(sequences)) - before
+        return [seq.generated for seq in sequences]
+
+    def _costs(self, sequences: list[Any]) -> list[Any]:
+        states = [seq.states.get(seq.request.drafter) for seq in sequences if seq.request.drafter is not None]
+        found = {id(advice.costs): advice.costs for state in states if (advice := getattr(state, "advice", None))}
+        return list(found.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("specs", nargs="*")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--draft")
+    parser.add_argument("--questions", type=int, default=2)
+    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--texts", type=int, nargs="+", default=[1])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--counted", action="store_true")
+    parser.add_argument("--kinds", nargs="+")
+    parser.add_argument("--out", type=Path, default=RESULTS / "draft-categories.json")
+    options = parser.parse_args()
+    begin, lm = monotonic(), decodery.load(options.model)
+    drafters: dict[str, Drafter | None] = {} if options.counted else {"none": None}
+    drafters["auto"] = resolve("drafter", "auto").bind(lm.model)
+    if options.draft:
+        drafters["auto with the draft"] = resolve("drafter", "auto", model=load(options.draft).model)
+    elif not options.specs:
+        drafters["auto with the head"] = resolve("drafter", "auto:head=shipped").bind(lm.model)
+    drafters |= {spec: resolve("drafter", spec).bind(lm.model) for spec in options.specs}
+    asked = prompts(options.questions)
+    asked = {kind: texts for kind, texts in asked.items() if not options.kinds or kind in options.kinds}
+    rows: dict[str, Any] = {}
+    for temperature in options.temperatures:
+        for together in options.texts:
+            runs = {name: Run(lm, drafter, options.counted) for name, drafter in drafters.items()}
+            different = 0
+            for number in range(options.questions):
+                for kind, texts in asked.items():
+                    if number >= len(texts) or monotonic() - begin > 60 * options.minutes:
+                        continue
+                    batch = [texts[(number + each) % len(texts)] for each in range(together)]
+                    written = {name: run.write(kind, batch, options.new, temperature) for name, run in runs.items()}
+                    different += sum(each != next(iter(written.values())) for each in written.values())
+            rows |= table(runs, f"{together} texts, temperature {temperature}", different)
+    command = " ".join(["python benchmarks/draft/categories.py", *sys.argv[1:]])
+    write_result(options.out, {"command": command, "counted": options.counted, "rows": rows})
+
+
+def table(runs: dict[str, Run], setting: str, different: int) -> dict[str, Any]:
+    """Rows of the result, printed as they come."""
+    found: dict[str, Any] = {}
+    for name, run in runs.items():
+        if name == "none":
+            continue
+        row: dict[str, Any] = {}
+        every: dict[str, float] = defaultdict(float)
+        for kind, own in run.sums.items():
+            if "none" in runs:
+                own["plain"] = runs["none"].sums[kind]["seconds"]
+            row[kind] = {
+                "speed": round(own["plain"] / own["seconds"], 3),
+                "tokens per pass": round(own["tokens"] / own["passes"], 3),
+                "rows per pass": round(own["rows"] / own["passes"], 2),
+            }
+            for part, value in own.items():
+                every[part] += value
+        row["all"] = {
+            "speed": round(every["plain"] / every["seconds"], 3),
+            "tokens per pass": round(every["tokens"] / every["passes"], 3),
+            "rows per pass": round(every["rows"] / every["passes"], 2),
+        }
+        found[f"{name}, {setting}"] = {**row, "texts unlike the first": different}
+        print(f"{name}, {setting}: {json.dumps(row)}; texts unlike the first: {different}", flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()
