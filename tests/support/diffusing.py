@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from decodery.core.registry import resolve
 from decodery.diffusion.base import DiffusionDecoder
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.run import filled
+from decodery.models.batch import Batch, Segment
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.step.forward_request import run_sync
@@ -61,3 +63,13 @@ def order(canvas: Canvas) -> list[tuple[int, int]]:
 def nats(canvas: Canvas) -> torch.Tensor:
     """Log-probabilities of all that was written, in that order."""
     return torch.cat([torch.from_numpy(each.logprobs) for each in canvas.rounds])
+
+
+def logits_of(model: Transformer, tokens: np.ndarray) -> np.ndarray:
+    """[L, vocab] of every place, -inf for the mask."""
+    with torch.no_grad():
+        found = model.forward(Batch([Segment(np.arange(len(tokens)), tokens)])).logits.double().numpy()
+    if model.config.shifted:
+        found = np.concatenate((found[:1], found[:-1]))
+    found[:, MASK] = -np.inf
+    return found

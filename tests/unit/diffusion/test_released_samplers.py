@@ -11,23 +11,12 @@ import pytest
 import torch
 
 from decodery.diffusion.view import Truncation, View
-from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
-from diffusing import MASK, PROMPT, denoiser, fill, named, order
+from diffusing import MASK, PROMPT, denoiser, fill, logits_of, named, order
 
 LENGTH = 16
 FIRST = len(PROMPT)
 Chooser = Callable[[np.ndarray, np.ndarray], list[int]]
-
-
-def logits_of(model: Transformer, tokens: np.ndarray) -> np.ndarray:
-    """[L, vocab] of every place, -inf for the mask."""
-    with torch.no_grad():
-        found = model.forward(Batch([Segment(np.arange(len(tokens)), tokens)])).logits.double().numpy()
-    if model.config.shifted:
-        found = np.concatenate((found[:1], found[:-1]))
-    found[:, MASK] = -np.inf
-    return found
 
 
 def truncated(row: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
