@@ -76,6 +76,12 @@ _DEEPSEEK = {
     "moe_intermediate_size": 24, "num_key_value_heads": 4,
 }  # fmt: skip
 
+_LLAMA4 = {
+    "head_dim": 16, "pad_token_id": 0, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": 5,
+    "num_experts_per_tok": 1, "attention_chunk_size": 6, "no_rope_layer_interval": 3, "floor_scale": 4,
+    "attn_scale": 0.3, "rope_parameters": _DEFAULT_ROPE,
+}  # fmt: skip
+
 # name -> (family, what differs from the smallest configuration). Windows are shorter than the sequences tested.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -242,6 +248,37 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v2",
         _DEEPSEEK | {"q_lora_rank": 20, "n_shared_experts": 1, "routed_scaling_factor": 2.5,
                      "rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.5}},
+    ),
+    "deepseek_v2, in groups": (
+        "deepseek_v2",
+        _DEEPSEEK | {"topk_method": "group_limited_greedy", "n_routed_experts": 8, "n_group": 4, "topk_group": 2,
+                     "routed_scaling_factor": 1.5},
+    ),
+    "glm4_moe_lite": (
+        "glm4_moe_lite",
+        _DEEPSEEK | {"q_lora_rank": 20, "n_routed_experts": 8, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "glm4_moe_lite, in groups, other pairs": (
+        "glm4_moe_lite",
+        _DEEPSEEK | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "rope_interleave": False,
+                     "norm_topk_prob": False, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "ministral3": (
+        "ministral3",
+        {"head_dim": 16, "rope_parameters": _YARN | {"original_max_position_embeddings": 5, "mscale": 1.0,
+                                                     "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}},
+    ),
+    "ministral3, slides": (
+        "ministral3", {"head_dim": 32, "sliding_window": 5, "tie_word_embeddings": True,
+                       "rope_parameters": _DEFAULT_ROPE | {"llama_4_scaling_beta": 0.3,
+                                                           "original_max_position_embeddings": 7}},
+    ),
+    "llama4_text": ("llama4_text", _LLAMA4 | {"rope_parameters": _LLAMA3}),
+    "llama4_text, dense layers between": (
+        "llama4_text",
+        _LLAMA4 | {"num_hidden_layers": 4, "interleave_moe_layer_step": 2, "num_experts_per_tok": 2,
+                   "use_qk_norm": False, "attention_bias": True, "no_rope_layers": [1, 0, 1, 0],
+                   "attn_temperature_tuning": False},
     ),
     "gemma3_text": (
         "gemma3_text",

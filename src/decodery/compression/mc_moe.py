@@ -70,7 +70,7 @@ class MCMoE(ModelCompression):
     @torch.no_grad()
     def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
         config = model.config
-        plain = config.experts and not (config.summed_experts or config.dense_layers or config.shared_inner)
+        plain = config.experts and not (config.summed_experts or any(config.dense_layers) or config.shared_inner)
         if not plain or config.experts_per_token < 2 or config.experts_floor:
             raise UnsupportedModel("mc-moe changes mixtures of which each row takes two experts or more, as Mixtral's")
         stream = Stream(model, list(texts))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from .loaders.fields import Number, Whole
 
 # Far beyond any model, and small enough that nothing computed from them overflows.
@@ -12,6 +14,8 @@ LAYERS, HEADS, HEAD_DIM = Whole(1, MOST_LAYERS), Whole(1, 1 << 14), Whole(1, 1 <
 TOKENS, WIDTH, POSITIONS = Whole(1, 1 << 24), Whole(1, 1 << 20), Whole(1, 2**31 - 1)
 TOKEN_ID = Whole(-1, 2**31 - 1)
 EXPERTS = Whole(0, 1 << 12)
+CLAMPED = "clamped"
+"""The activation of gpt-oss: a gate that is clamped, and one more than the clamped value it opens."""
 KERNEL = Whole(1, 64)
 EPS, SCALE = Number(1e-20, 1.0), Number(1e-6, 1e6)
 THETA, FACTOR = Number(1.001, 1e18), Number(2.0**-10, 2.0**20)
@@ -154,6 +158,7 @@ class Latent:
         plain: Numbers of a head's query that meet the latent, beside those that are turned.
         value: Of what a head finds.
         queries: Of how many numbers queries are made, 0 where they are made of the row itself.
+        paired: Checkpoints have rotated neighbours side by side.
     """
 
     rank: int
@@ -161,6 +166,26 @@ class Latent:
     plain: int
     value: int
     queries: int = 0
+    paired: bool = True
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Queries are multiplied by 1 + scale * log(1 + floor((position + offset) / length)).
+
+    Attributes:
+        unturned: Whether this holds for layers without rotation alone.
+    """
+
+    scale: float
+    length: int
+    offset: int = 0
+    unturned: bool = False
+
+    def at(self, positions: np.ndarray) -> np.ndarray:
+        """[n] float32, what queries at positions [n] are multiplied by."""
+        grown = 1.0 + self.scale * np.log1p((positions + self.offset) // self.length)
+        return np.asarray(grown, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -168,8 +193,9 @@ class ModelConfig:
     """Shape and switches of a decoder-only transformer.
 
     Sizes are counts; `attention_scale` multiplies query-key products; `embedding_scale` multiplies embeddings.
-    `sliding_layers[i]` says whether layer i sees only the last `sliding_window` positions (itself included). Norm
-    weights are stored ready to multiply (families that store w - 1 are converted at loading).
+    `sliding_layers[i]` says whether layer i sees only the last `sliding_window` positions (itself included), or where
+    it is `chunked`, those since the last multiple of it. Norm weights are stored ready to multiply (families that store
+    w - 1 are converted at loading).
 
     Attributes:
         intermediate_size: 0 where layers have no MLP.
@@ -179,6 +205,8 @@ class ModelConfig:
             are.
         residual_scale: What a sublayer's result is multiplied by before it is added to the stream.
         norms_after_rope: Queries and keys are normed after they are turned.
+        unit_norms: Queries and keys of layers that turn them are normed without weights.
+        temperature: How queries grow with their position, None: they do not.
         sinks: Every head has a score of its own that takes part in the softmax of attention and has no value.
         head_bias: Logits have biases.
         causal: Whether a row sees those before it alone. Where it is not, rows see all of each other, or with
@@ -215,11 +243,13 @@ class ModelConfig:
         sigmoid_router: The router says of each expert by itself how likely it is, not of all together.
         router_bias, choice_bias: What the router says has biases, or what chooses experts alone.
         expert_groups, taken_groups: Experts are in so many groups, and chosen from the best ones alone; 0: from all.
+        group_best: A group is as good as the sum of so many of its best experts.
+        scaled_inputs: Weights of experts multiply what experts read, not what they make of it.
         shared_gate: How much of the MLP that all rows take is added, each row says itself.
         expert_bias: Experts have biases.
         experts_scale: What weights of experts are multiplied by.
         shared_inner: Inner units of an MLP that all rows take beside their experts, 0 for none.
-        dense_layers: How many of the first layers have one MLP of dense_inner inner units in place of experts.
+        dense_layers: Which layers have one MLP of dense_inner inner units in place of experts, () for none.
         experts_floor: Of every layer, the share of the most likely expert's weight below which a row does without
             another one, () where none goes without.
     """
@@ -281,18 +311,23 @@ class ModelConfig:
     operators: bool = False
     experts_scale: float = 1.0
     shared_inner: int = 0
-    dense_layers: int = 0
+    dense_layers: tuple[bool, ...] = ()
     dense_inner: int = 0
     experts_floor: tuple[float, ...] = ()
     attention_cap: float = 0.0
     logit_cap: float = 0.0
     residual_scale: float = 1.0
     norms_after_rope: bool = False
+    unit_norms: bool = False
+    temperature: Temperature | None = None
+    chunked: bool = False
     sigmoid_router: bool = False
     router_bias: bool = False
     choice_bias: bool = False
     expert_groups: int = 0
     taken_groups: int = 0
+    group_best: int = 2
+    scaled_inputs: bool = False
     shared_gate: bool = False
     expert_bias: bool = False
     sinks: bool = False
@@ -312,21 +347,23 @@ class ModelConfig:
         Draft heads and transformed copies have such blocks.
         """
         others = self.norms_after or self.wide_qk_norm or self.residual_scale != 1.0 or self.norms_after_rope
-        return self.native and not others
+        others = others or self.unusual_softmax or self.logit_cap != 0.0 or self.chunked or self.scaled_inputs
+        return self.native and not others and self.temperature is None and not self.unit_norms
 
     @property
     def native(self) -> bool:
         """Whether native kernels run its blocks."""
         others = self.centred_norms or self.parallel or self.learned_positions or self.keeps_order or self.operators
         others = others or self.latent is not None or self.joined_norms or self.head_bias
-        others = others or self.unusual_softmax or self.logit_cap != 0.0 or self.gated_attention
-        return self.gated and not others and self.activation in ("silu", "gelu_tanh")
+        others = others or self.gated_attention
+        activations = ("silu", "gelu_tanh", CLAMPED) if self.experts else ("silu", "gelu_tanh")
+        return self.gated and not others and self.activation in activations
 
     @property
     def portable(self) -> bool:
         """Whether its passes in int8 and int4 can be run in the kernels' order of sums, exact to the bit."""
         others = self.keeps_order or self.latent or self.joined_norms or self.operators or self.gated_attention
-        return not (others or self.unusual_softmax)
+        return not others
 
     @property
     def static_shapes(self) -> bool:
@@ -389,8 +426,26 @@ class ModelConfig:
         return [layer for layer, attends in enumerate(self.attending_layers) if attends and self.shared is not None]
 
     def window(self, layer: int) -> int | None:
-        """How many positions back layer `layer` sees, itself included; None means all of them."""
-        return self.sliding_window if self.sliding_layers[layer] else None
+        """How many positions back layer `layer` sees, itself included; None means all of them.
+
+        Below 0: those since the last multiple of minus that.
+        """
+        if self.sliding_window is None or not self.sliding_layers[layer]:
+            return None
+        return -self.sliding_window if self.chunked else self.sliding_window
+
+    def mixes(self, layer: int) -> bool:
+        """Whether layer `layer` has experts."""
+        return self.experts > 0 and not (self.dense_layers and self.dense_layers[layer])
+
+    def tempers(self, layer: int) -> bool:
+        """Whether queries of layer `layer` grow with their position."""
+        own = self.temperature
+        return own is not None and not (own.unturned and self.layer_rope(layer).kind != "none")
+
+    def norms_units(self, layer: int) -> bool:
+        """Whether layer `layer` norms queries and keys without weights."""
+        return self.unit_norms and self.layer_rope(layer).kind != "none"
 
     def floor(self, layer: int) -> float:
         """`experts_floor` of a layer, 0 where there is none."""

@@ -50,7 +50,7 @@ def test_it_keeps_latents_forks_and_counts_the_experts_it_reads(
     scores = model.forward(Batch([Segment.chunk(ids, cache)]))
     # One head of latents a layer, whatever the number of heads, and the rows that many heads share.
     assert cache.pages.slot_bytes * SLOTS == layers * page_bytes(latent.rank + latent.turned, torch.float32)
-    mixed, each = layers - model.config.dense_layers, model.config.experts_per_token
+    mixed, each = layers - sum(model.config.dense_layers), model.config.experts_per_token
     assert mixed * each < scores.costs[0].experts <= mixed * model.config.experts
     cache.keep(range(12))
     fork = cache.fork()
@@ -82,16 +82,17 @@ def test_what_is_not_in_the_pass_is_refused(folder: Path, tmp_path: Path, monkey
     path.write_text(Description(config, "float32", {}, None).text())
     assert Description.read(path).config == config
     for change, named in (
-        ({"topk_method": "group_limited_greedy"}, "topk_method"),
+        ({"topk_method": "noaux_tc"}, "topk_method"),
+        ({"model_type": "glm4_moe_lite", "topk_method": "greedy"}, "topk_method"),
         ({"scoring_func": "sigmoid"}, "scoring_func"),
         ({"norm_topk_prob": True}, "norm_topk_prob"),
         ({"qk_rope_head_dim": 7}, "pairs"),
-        ({"model_type": "deepseek_v3", "topk_method": "noaux_tc", "rope_interleave": False}, "rope_interleave"),
+        ({"rope_interleave": False}, "rope_interleave"),
         ({"model_type": "minicpm3"}, "minicpm3"),
     ):
         with pytest.raises(UnsupportedModel, match=named):
             read_config(raw | change)
-    for wrong in ({"head_dim": 30}, {"dense_layers": 9}, {"dense_inner": 0}):
+    for wrong in ({"head_dim": 30}, {"dense_layers": (True,)}, {"dense_inner": 0}):
         with pytest.raises(CorruptFile, match="do not fit"):
             check_config(replace(config, **wrong), "here")
     target = loaded(folder, tmp_path / "home", monkeypatch, "float32")

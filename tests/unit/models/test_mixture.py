@@ -48,7 +48,7 @@ def test_experts_in_int8_say_nearly_what_transformers_says_and_are_exact(loaded:
     check_identical(model, [[5, 6, 7] * 3], drafter=drafter, seeds=(0,), max_new_tokens=6, tested="drafted")
 
 
-@pytest.mark.parametrize("case", ["qwen2_moe", "glm4_moe, in groups", "mixtral"])
+@pytest.mark.parametrize("case", ["qwen2_moe", "glm4_moe, in groups", "mixtral", "gpt_oss", "llama4_text"])
 def test_attention_in_native_calls_gives_the_bits_of_pytorch_alone(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

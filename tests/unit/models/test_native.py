@@ -17,7 +17,7 @@ from decodery.core.native.kernels import check_layout, choose, kernel_sets, libr
 from decodery.core.topk import topk
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.config import ModelConfig, Rope
+from decodery.models.config import ModelConfig, Rope, Temperature
 from decodery.models.hooks import HookPoint, Hooks
 from decodery.models.layer_plan import WHOLE, LayerStep, layer_steps
 from decodery.models.native import stack as native
@@ -36,7 +36,10 @@ CONFIGS = {
     "llama": LLAMA,
     "wide-heads": replace(LLAMA, head_dim=64, attention_scale=0.125, num_heads=6),
     "wider-heads": replace(LLAMA, head_dim=128, attention_scale=0.1, num_heads=2, num_kv_heads=1),
-    "odd-heads": replace(LLAMA, head_dim=20, num_heads=3, num_kv_heads=3),
+    "odd-heads, capped": replace(
+        LLAMA, head_dim=20, num_heads=6, num_kv_heads=3, attention_cap=1.5, logit_cap=3.0, sinks=True,
+        sliding_window=9, sliding_layers=(True, False, False),
+    ),
     "qwen2": replace(LLAMA, qkv_bias=True, output_bias=True, mlp_bias=True),
     "qwen3": replace(LLAMA, qk_norm=True),
     "gemma3": replace(
@@ -50,6 +53,11 @@ CONFIGS = {
     "late norms, multiplied": replace(
         LLAMA, qk_norm=True, norms_after_rope=True, residual_scale=0.3, local_rope=Rope(kind="none"),
         local_rope_layers=(False, True, False),
+    ),
+    "chunked": replace(
+        LLAMA, sliding_window=9, sliding_layers=(True, False, True), chunked=True, unit_norms=True,
+        local_rope=Rope(kind="none"), local_rope_layers=(False, True, False),
+        temperature=Temperature(0.3, 7, 1, unturned=True),
     ),
 }  # fmt: skip
 
@@ -79,6 +87,7 @@ def make(config: ModelConfig, seed: int = 0) -> tuple[Transformer, PortableStack
             linear(c.hidden_size, c.intermediate_size, c.mlp_bias),
             *(map(norm, normed) if c.qk_norm else (None, None)),
             *((norm(c.hidden_size), norm(c.hidden_size)) if c.sandwich_norms else (None, None)),
+            sinks=random(c.num_heads) if c.sinks else None,
         )
         for _ in range(c.num_layers)
     ]
@@ -262,7 +271,7 @@ def branches_alone(name, dtype):
     return torch.cat([run(model, stack, [segment])[0] for segment in branches(name, dtype)])
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_turn(["llama", "wide-heads", "wider-heads", "gemma3"], KEPT))
+@pytest.mark.parametrize(("name", "dtype"), in_turn(["odd-heads, capped", "wide-heads", "wider-heads", "gemma3"], KEPT))
 def test_row_does_not_depend_on_who_shares_a_long_text(name, dtype, kernels):
     """Branches whose beginning is read once for all of them, alone or among others: equal to the last bit."""
     made = make(CONFIGS[name])

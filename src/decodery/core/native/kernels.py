@@ -44,6 +44,7 @@ class LayerStruct(ctypes.Structure):
         ("qkv", LinearStruct), ("output", LinearStruct), ("gate_up", LinearStruct), ("down", LinearStruct),
         ("attention_norm", c_void_p), ("mlp_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
         ("post_attention_norm", c_void_p), ("post_mlp_norm", c_void_p), ("window", c_int32), ("rope", c_int32),
+        ("sinks", c_void_p), ("tempered", c_int32),
     ]  # fmt: skip
 
 
@@ -52,7 +53,7 @@ class ModelStruct(ctypes.Structure):
         ("layers", POINTER(LayerStruct)), ("norm", c_void_p), ("head", LinearStruct), ("hidden", c_int32),
         ("intermediate", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32),
         ("gelu", c_int32), ("eps", c_float), ("attention_scale", c_float), ("residual_scale", c_float),
-        ("wide_norms", c_int32), ("late_norms", c_int32),
+        ("wide_norms", c_int32), ("late_norms", c_int32), ("attention_cap", c_float), ("logit_cap", c_float),
     ]  # fmt: skip
 
 
@@ -79,7 +80,7 @@ class PassStruct(ctypes.Structure):
         ("hidden", c_void_p), ("segments", POINTER(SegmentStruct)), ("run", c_void_p), ("marks", c_void_p),
         ("taps", c_void_p), ("cos", c_void_p * 2), ("sin", c_void_p * 2), ("rows", c_int32), ("segment_count", c_int32),
         ("run_count", c_int32), ("next", c_int32), ("stopped", c_int32), ("memory", c_void_p), ("queries", c_void_p),
-        ("context", c_void_p), ("branch", c_void_p),
+        ("context", c_void_p), ("branch", c_void_p), ("tempers", c_void_p),
     ]  # fmt: skip
 
 

@@ -277,6 +277,9 @@ class StaticStep:
         slots = (lengths[:, None] + torch.arange(rows, device=masks.device)).clamp(max=arena.capacity - 1)
         self._pages, self._columns, self._rows = pages, (slots // SLOTS)[:, None], (slots % SLOTS)[:, None]
         self._angles = [(cos[positions], sin[positions]) for cos, sin in arena.tables]
+        if (grows := arena.config.temperature) is not None:
+            steps = ((positions + grows.offset) // grows.length).double()
+            self._tempers = (1.0 + grows.scale * steps.log1p()).to(model.dtype)[:, None, None]
         bias = arena.pool.data.new_zeros(masks.shape).masked_fill_(~masks, -torch.inf)
         group = arena.config.num_heads // arena.config.num_kv_heads
         self._biases = bias[:, :, None].repeat(1, 1, 1, group, 1)
@@ -290,6 +293,8 @@ class StaticStep:
 
         [N, heads, head_dim] -> [N, hidden].
         """
+        if self._arena.config.tempers(layer):
+            queries = queries * self._tempers
         pages = self._pages[:, layer]
         (places, kv_heads, _), rows, dim = pages.shape, self._rows.shape[-1], keys.shape[-1]
         written = pages.gather(2, self._columns.expand(-1, kv_heads, -1))

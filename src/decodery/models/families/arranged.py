@@ -29,11 +29,13 @@ FUSED: dict[str, dict[str, str]] = {
     "bamba": {},
     "deepseek_v2": {},
     "deepseek_v3": {},
+    "glm4_moe_lite": {},
+    "llama4_text": {},
     "gpt2": {name: LAYERS_OF["gpt2"][name] for name in "qkv"},
     **{family: {} for family in GATED},
 }
 """By family and part of a layer, the tensor that holds it together with others."""
-_PAIRED = ("glm", "glm4", "ernie4_5")
+_PAIRED = ("glm", "glm4", "ernie4_5", "llama4_text")
 """Families that turn neighbours together."""
 ARRANGED = tuple(FUSED)
 """Families whose tensors are taken row by row."""

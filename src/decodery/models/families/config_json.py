@@ -46,6 +46,7 @@ SEEING: dict[str, tuple[str, dict[str, Any]]] = {
     **dict.fromkeys(("llava", "llava_next"), ("llama", {})),
     "mistral3": ("mistral", _SMALL),
     **{name: (f"{name}_text", {}) for name in ("qwen3_5", "qwen3_5_moe")},
+    "llama4": ("llama4_text", {}),
 }
 """Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings.
 

@@ -2,14 +2,15 @@
 
 Their configurations are restated in Llama's names, and what is left are fields of `ModelConfig`: soft caps and
 alternating windows (Gemma 2), norms after sublayers (OLMo 3, EXAONE 4), layers without rotation (SmolLM3, EXAONE 4),
-norms after rotation (Hunyuan), multipliers (Granite), MLPs without a gate (StarCoder2, Phi).
+norms after rotation (Hunyuan), multipliers (Granite), MLPs without a gate (StarCoder2, Phi), queries that grow with
+their position (Ministral 3).
 """
 
 from __future__ import annotations
 
 from decodery.core.errors import CorruptFile
 
-from ..config import EPS, KERNEL, LAYERS, MOST_LAYERS, SCALE, WIDTH, Rope
+from ..config import EPS, KERNEL, LAYERS, MOST_LAYERS, POSITIONS, SCALE, WIDTH, Rope, Temperature
 from ..loaders.fields import Either, Fields, Flag, Listed, Number, Text, Whole
 from ..torch.rope_config import read_rope, rope_fields, ropes_by_kind
 from .family import Family, Raw, forget_ropes, windows
@@ -121,6 +122,25 @@ def _phi(fields: Fields, raw: Raw) -> Raw:
     return {}
 
 
+def _ministral(fields: Fields, raw: Raw) -> Raw:
+    parameters = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or _MINISTRAL_ROPE)
+    for name in ("rope_parameters", "rope_scaling"):
+        raw.pop(name, None)
+    beta = parameters.pop("llama_4_scaling_beta", None)
+    # What the file says of its context is said beside, too.
+    parameters.pop("max_position_embeddings", None)
+    raw["rope_parameters"] = parameters
+    layers, window = fields.need("num_hidden_layers"), fields.get("sliding_window")
+    if fields.get("layer_types", [""] * layers) != [""] * layers:
+        raise fields.unsupported("layer_types")
+    slides = {"sliding_window": window, "sliding_layers": (True,) * layers} if window else {}
+    if not beta:
+        return slides
+    named = f"{fields.origin}: rope_parameters"
+    grows = Fields(parameters | {"beta": beta}, named, {"beta": SCALE, _ORIGINAL: POSITIONS})
+    return slides | {"temperature": Temperature(float(beta), grows.need(_ORIGINAL))}
+
+
 def _seed(fields: Fields, raw: Raw) -> Raw:
     return {"qkv_bias": raw.get("attention_bias", True), "output_bias": fields.get("attention_out_bias", False)}
 
@@ -151,6 +171,11 @@ def _lfm2(fields: Fields, raw: Raw) -> Raw:
     return {"gated_conv": fields.get("conv_L_cache", 3), "conv_layers": convolving}
 
 
+_ORIGINAL = "original_max_position_embeddings"
+_MINISTRAL_ROPE = {
+    **{"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, _ORIGINAL: 16_384, "llama_4_scaling_beta": 0.1},
+    **{"mscale": 1.0, "mscale_all_dim": 1.0},
+}
 _AFTER_NAMES = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
 DENSE: dict[str, Family] = {
     "gemma": Family(fields={"hidden_activation": Text(64)}, derived=_gemma),
@@ -230,6 +255,9 @@ DENSE: dict[str, Family] = {
         },
         convolving={"qkv": "conv.in_proj", "output": "conv.out_proj", "conv": "conv.conv"},
         whole={"norm": "model.embedding_norm"},
+    ),
+    "ministral3": Family(
+        theta=1_000_000.0, switches=dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), False), derived=_ministral
     ),
     "seed_oss": Family(fields={"attention_out_bias": Flag()}, derived=_seed),
 }

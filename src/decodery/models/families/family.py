@@ -73,6 +73,11 @@ def windows(fields: Fields, period: int = 0) -> Raw:
     return {"sliding_window": window if any(sliding) else None, "sliding_layers": sliding}
 
 
+def first_dense(count: int, layers: int) -> tuple[bool, ...]:
+    """`ModelConfig.dense_layers` of a model whose first `count` layers are dense."""
+    return tuple(layer < count for layer in range(layers))
+
+
 def forget_ropes(raw: Raw) -> None:
     """Leave the rotation to fields of `ModelConfig`."""
     for name in ROPES:

@@ -126,7 +126,7 @@ LAYERS_OF: dict[str, dict[str, str]] = {
 SIGHT = tuple(
     f"{prefix}{name}"
     for prefix in ("", "model.")
-    for name in ("vision_tower.", "multi_modal_projector.", "image_newline", "visual.")
+    for name in ("vision_tower.", "vision_model.", "multi_modal_projector.", "image_newline", "visual.")
 )
 """What those begin with that make embeddings of images, beside a language model that reads them."""
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts whose blocks are otherwise Llama's, as a table: Qwen2-MoE, GLM-4.5, LLaDA 2 and gpt-oss."""
+"""Mixtures of experts whose blocks are otherwise Llama's: Qwen2-MoE, GLM-4.5, LLaDA 2, gpt-oss and Llama 4."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import torch
 
 from decodery.core.errors import CorruptFile
 
-from ..config import EXPERTS, HEAD_DIM, LAYERS, MOST_LAYERS, SCALE, WIDTH, ModelConfig
-from ..loaders.fields import Fields, Flag, Kind, Listed, Number, Text, Whole
-from ..torch.mixture import CLAMPED
-from .family import Family, Raw, windows
+from ..config import (
+    CLAMPED,
+    EXPERTS,
+    HEAD_DIM,
+    LAYERS,
+    MOST_LAYERS,
+    POSITIONS,
+    SCALE,
+    WIDTH,
+    ModelConfig,
+    Rope,
+    Temperature,
+)
+from ..loaders.fields import Either, Fields, Flag, Kind, Listed, Number, Text, Whole
+from .family import Family, Raw, first_dense, windows
 
 _SHARED = ("gate", "up", "down")
 
@@ -21,14 +32,20 @@ def every_layer(fields: Fields) -> None:
             raise fields.unsupported(name)
 
 
-def stacked_name(part: str) -> str:
-    """What gpt-oss calls the tensor of all experts that holds a part such as "experts.3.gate.weight"."""
+STACKED = {"gpt_oss": "mlp.experts", "llama4_text": "feed_forward.experts"}
+"""By family, what begins the names of the tensors that hold all experts of a layer."""
+
+
+def stacked_name(part: str, family: str) -> str:
+    """The tensor of all experts that holds a part such as "experts.3.gate.weight"."""
     _, _, half, kind = part.split(".")
-    return f"mlp.experts.{'down' if half == 'down' else 'gate_up'}_proj{'_bias' if kind == 'bias' else ''}"
+    return f"{STACKED[family]}.{'down' if half == 'down' else 'gate_up'}_proj{'_bias' if kind == 'bias' else ''}"
 
 
-def of_stack(part: str, stacked: torch.Tensor) -> torch.Tensor:
-    """Such a part of its tensor, in which gates and what they open take turns and matrices are [in, out].
+def of_stack(part: str, stacked: torch.Tensor, family: str) -> torch.Tensor:
+    """Such a part of its tensor, whose matrices are [in, out].
+
+    Gates and what they open take turns in gpt-oss, and are halves in Llama 4.
 
     Args:
         part: Its whole name, such as "layers.0.experts.3.gate.weight".
@@ -36,8 +53,12 @@ def of_stack(part: str, stacked: torch.Tensor) -> torch.Tensor:
     _, _, _, number, half, _ = part.split(".")
     if int(number) >= len(stacked):
         raise CorruptFile(f"there are {len(stacked)} experts in a file where there should be more: get it again")
-    own = stacked[int(number)].T
-    return own if half == "down" else own[("gate", "up").index(half) :: 2]
+    own = stacked[int(number)]
+    own = own.T if own.ndim == 2 else own
+    if half == "down":
+        return own
+    second = ("gate", "up").index(half)
+    return own[second::2] if family == "gpt_oss" else own.chunk(2)[second]
 
 
 STACKS = ("experts.gate_up_proj", "experts.down_proj")
@@ -75,8 +96,8 @@ def _qwen2(fields: Fields, raw: Raw) -> Raw:
 
 def _glm4(fields: Fields, raw: Raw) -> Raw:
     inner, layers = fields.need("moe_intermediate_size"), fields.need("num_hidden_layers")
-    dense = {"dense_layers": min(fields.get("first_k_dense_replace", 1), layers)}
-    dense |= {"dense_inner": fields.need("intermediate_size")}
+    dense = first_dense(min(fields.get("first_k_dense_replace", 1), layers), layers)
+    own_inner = fields.need("intermediate_size")
     raw["intermediate_size"] = inner
     groups, taken = fields.get("n_group", 1), fields.get("topk_group", 1)
     return {
@@ -88,7 +109,7 @@ def _glm4(fields: Fields, raw: Raw) -> Raw:
         "qk_norm": fields.get("use_qk_norm", False),
         "output_bias": False,
         **({"expert_groups": groups, "taken_groups": taken} if taken < groups else {}),
-        **(dense if dense["dense_layers"] else {}),
+        **({"dense_layers": dense, "dense_inner": own_inner} if any(dense) else {}),
     }
 
 
@@ -130,6 +151,45 @@ def _gpt_oss(fields: Fields, raw: Raw) -> Raw:
     }
 
 
+def _llama4(fields: Fields, raw: Raw) -> Raw:
+    layers = fields.need("num_hidden_layers")
+    interval, step = fields.get("no_rope_layer_interval", 4), fields.get("interleave_moe_layer_step", 1)
+    turned = fields.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(layers)]
+    mixed = fields.get("moe_layers")
+    mixed = range(step - 1, layers, step) if mixed is None else mixed
+    if len(turned) < layers or any(layer >= layers for layer in mixed):
+        raise CorruptFile(f"{fields.origin}: no_rope_layers or moe_layers do not fit {layers} layers")
+    still, dense = tuple(not turns for turns in turned[:layers]), tuple(layer not in mixed for layer in range(layers))
+    types = fields.get("layer_types") or ["full_attention" if each else "chunked_attention" for each in still]
+    if len(types) != layers or any(kind not in ("full_attention", "chunked_attention") for kind in types):
+        raise CorruptFile(
+            f"{fields.origin}: layer_types should name full_attention or chunked_attention for each of {layers} layers"
+        )
+    chunk, cut = fields.get("attention_chunk_size"), tuple(kind == "chunked_attention" for kind in types)
+    if any(cut) and chunk is None:
+        raise CorruptFile(f"{fields.origin}: layers are cut into chunks, and there is no attention_chunk_size")
+    own: Raw = {"qkv_bias": raw.get("attention_bias", False), "unit_norms": fields.get("use_qk_norm", True)}
+    if any(cut):
+        own |= {"chunked": True, "sliding_window": chunk, "sliding_layers": cut}
+    if any(still):
+        own |= {"local_rope": Rope(kind="none"), "local_rope_layers": still}
+    if fields.get("attn_temperature_tuning", True):
+        length, scale = fields.get("floor_scale", 8192), fields.get("attn_scale", 0.1)
+        own["temperature"] = Temperature(float(scale), length, 1, unturned=True)
+    raw.pop("num_local_experts")
+    if all(dense):
+        raw["intermediate_size"] = fields.need("intermediate_size_mlp")
+        return own
+    if any(dense):
+        own |= {"dense_layers": dense, "dense_inner": fields.need("intermediate_size_mlp")}
+    return own | {
+        "experts": fields.need("num_local_experts"),
+        "experts_per_token": fields.need("num_experts_per_tok"),
+        **{"sigmoid_router": True, "normed_experts": False, "scaled_inputs": True},
+        "shared_inner": fields.need("intermediate_size"),
+    }
+
+
 _COUNTS: dict[str, Kind] = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), EXPERTS)
 QWEN: dict[str, Kind] = {
     **_COUNTS,
@@ -163,7 +223,28 @@ QWEN_SHARED = {
     "shared_router": "mlp.shared_expert_gate",
     **{f"shared_{half}": f"mlp.shared_expert.{half}_proj" for half in _SHARED},
 }
+_LLAMA4: dict[str, Kind] = {
+    **_COUNTS,
+    **dict.fromkeys(("intermediate_size", "intermediate_size_mlp"), WIDTH),
+    **dict.fromkeys(("no_rope_layer_interval", "interleave_moe_layer_step"), LAYERS),
+    "no_rope_layers": Listed(Whole(0, 1), MOST_LAYERS),
+    "moe_layers": Listed(Whole(0, MOST_LAYERS), MOST_LAYERS),
+    **dict.fromkeys(("attention_chunk_size", "floor_scale"), POSITIONS),
+    "attn_scale": SCALE,
+    "use_qk_norm": Flag(),
+    "attn_temperature_tuning": Either(Flag(), Whole(0, POSITIONS.most)),
+}
 MIXED: dict[str, Family] = {
+    "llama4_text": Family(
+        theta=500_000.0,
+        fields=_LLAMA4,
+        derived=_llama4,
+        parts={
+            "router": "feed_forward.router",
+            **{half: f"feed_forward.{half}_proj" for half in _SHARED},
+            **{f"shared_{half}": f"feed_forward.shared_expert.{half}_proj" for half in _SHARED},
+        },
+    ),
     "qwen2_moe": Family(
         fields=QWEN,
         switches={"shared_gate": True},

@@ -10,7 +10,7 @@ from .gated_rows import GATED
 from .hybrids import HYBRIDS, hybrid_name
 from .layouts import LAYOUTS, layout_name
 from .masked import llada_name
-from .mixed import stacked_name
+from .mixed import STACKED, stacked_name
 from .switched import SWITCHED, switched_name
 
 _HEAD = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
@@ -56,8 +56,8 @@ def tensor_name(part: str, config: ModelConfig) -> str:
     if path in _HEAD:
         return f"{_HEAD[path]}.{kind}"
     _, layer, name = path.split(".", 2)
-    if config.family == "gpt_oss" and name.startswith("experts."):
-        return f"model.layers.{layer}.{stacked_name(f'{name}.{kind}')}"
+    if config.family in STACKED and name.startswith("experts."):
+        return f"model.layers.{layer}.{stacked_name(f'{name}.{kind}', config.family)}"
     if config.experts and name.startswith(("router", "experts.")):
         return f"model.layers.{layer}.{_expert_name(name, config.family)}.{kind}"
     fused = FUSED.get(config.family, {})

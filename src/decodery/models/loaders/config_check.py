@@ -25,12 +25,15 @@ def check_config(config: ModelConfig, origin: str) -> None:
         raise CorruptFile(f"{origin}: {config.experts_per_token} of {config.experts} experts cannot be taken")
     if groups := config.expert_groups:
         fits = config.experts % groups == 0 and config.experts // groups > 1 and 0 < config.taken_groups <= groups
+        fits = fits and 0 < config.group_best <= config.experts // groups
         if not fits or config.experts_per_token > config.experts // groups * config.taken_groups:
             raise CorruptFile(f"{origin}: {config.taken_groups} of {groups} groups of experts cannot be taken")
     if config.experts_floor and (len(config.experts_floor) != config.num_layers or not config.experts):
         raise CorruptFile(f"{origin}: floors of experts do not fit {config.num_layers} layers")
-    if config.dense_layers > config.num_layers or (config.dense_layers and not config.dense_inner):
-        raise CorruptFile(f"{origin}: {config.dense_layers} dense layers of {config.num_layers} do not fit")
+    if len(config.dense_layers) not in (0, config.num_layers) or (any(config.dense_layers) and not config.dense_inner):
+        raise CorruptFile(f"{origin}: the dense layers do not fit {config.num_layers} layers")
+    if config.temperature is not None and not config.temperature.length:
+        raise CorruptFile(f"{origin}: the length after which queries grow should be above 0")
     if (latent := config.latent) is not None and (
         config.num_kv_heads != 1 or config.head_dim != latent.rank + latent.turned or latent.turned % 2
     ):

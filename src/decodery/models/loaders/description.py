@@ -32,6 +32,7 @@ from ..config import (
     Rope,
     Shared,
     ShortConv,
+    Temperature,
 )
 from ..families.masked import BLOCK
 from .config_check import check_config
@@ -68,9 +69,15 @@ _MAMBA: dict[str, Kind] = {
 _LATENT: dict[str, Kind] = {
     **dict.fromkeys(("rank", "turned", "plain", "value"), HEAD_DIM),
     "queries": Whole(0, WIDTH.most),
+    "paired": Flag(),
 }
 _SHARED: dict[str, Kind] = {"blocks": LAYERS, **dict.fromkeys(("inner", "rank"), WIDTH), "attention": Flag()}
 _SHORT_CONV: dict[str, Kind] = {"kernel": KERNEL, "rank": HEADS}
+_TEMPERATURE: dict[str, Kind] = {
+    "scale": Number(0.0, 1e6),
+    **dict.fromkeys(("length", "offset"), Whole(0, POSITIONS.most)),
+    "unturned": Flag(),
+}
 _CONFIG: dict[str, Kind] = {
     "vocab_size": TOKENS,
     "hidden_size": WIDTH,
@@ -90,8 +97,10 @@ _CONFIG: dict[str, Kind] = {
     **dict.fromkeys(("sandwich_norms", "shifted", "shortcuts"), Flag()),
     "mamba": Record(_MAMBA),
     "delta": Record(_DELTA),
-    **dict.fromkeys(("state_layers", "attending_layers"), Listed(Flag(), MOST_LAYERS)),
-    "conv_layers": Listed(Flag(), MOST_LAYERS),
+    "temperature": Record(_TEMPERATURE),
+    **dict.fromkeys(("state_layers", "attending_layers", "conv_layers", "dense_layers"), Listed(Flag(), MOST_LAYERS)),
+    **dict.fromkeys(("unit_norms", "chunked", "scaled_inputs"), Flag()),
+    "group_best": EXPERTS,
     "gated_conv": Whole(0, KERNEL.most),
     "shared": Record(_SHARED),
     "latent": Record(_LATENT),
@@ -100,7 +109,6 @@ _CONFIG: dict[str, Kind] = {
     **dict.fromkeys(("attention_cap", "logit_cap"), Number(0.0, 1e6)),
     "experts_floor": Listed(Number(0.0, 1e30), MOST_LAYERS),
     **dict.fromkeys(("shared_inner", "dense_inner"), Whole(0, WIDTH.most)),
-    "dense_layers": Whole(0, MOST_LAYERS),
     "block_length": BLOCK,
     "mask_id": TOKEN_ID,
     "activation": Text(64),
@@ -123,6 +131,7 @@ _TUPLES = (
     "local_rope_layers",
     "state_layers",
     "conv_layers",
+    "dense_layers",
     "attending_layers",
     "eos_ids",
     "exits",
@@ -134,6 +143,7 @@ _PARTS: dict[str, tuple[type, dict[str, Kind]]] = {
     "shared": (Shared, _SHARED),
     "short_conv": (ShortConv, _SHORT_CONV),
     "latent": (Latent, _LATENT),
+    "temperature": (Temperature, _TEMPERATURE),
 }
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),

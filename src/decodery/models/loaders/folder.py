@@ -19,7 +19,7 @@ from ..families.arranged import rows
 from ..families.config_json import TOKEN_IDS, read_config, token_ids
 from ..families.falcon_h1 import factors
 from ..families.layouts import SIGHT, other_names
-from ..families.mixed import STACKS, of_stack, of_whole_stack, stacked_experts
+from ..families.mixed import STACKED, STACKS, of_stack, of_whole_stack, stacked_experts
 from ..families.switched import SWITCHED
 from ..families.tensor_names import is_mtp, stores_less_one, tensor_name
 from ..families.zamba2 import is_copy
@@ -132,9 +132,9 @@ class FolderCheckpoint:
 
     def _tensor(self, part: str) -> torch.Tensor:
         """A part as [out, in], or [size]."""
-        if self.config.family == "gpt_oss" and ".experts." in part:
-            return of_stack(part, self._shards.tensor(self._name(part)))
         name = self._name(part)
+        if self.config.family in STACKED and ".experts." in part:
+            return of_stack(part, self._shards.tensor(name), self.config.family)
         if name.endswith(STACKS):
             return of_whole_stack(part, self._shards.tensor(name))
         tensor = self._shards.tensor(name)
@@ -186,7 +186,7 @@ class FolderCheckpoint:
         names = name.split(".")
         said = any(self._described.get(each) for each in ("num_nextn_predict_layers", "num_mtp_layers"))
         later = names[:2] == ["model", "layers"] and names[2].isdigit() and int(names[2]) >= self.config.num_layers
-        return said and later and self.config.family in ("glm4_moe", "deepseek_v3")
+        return said and later and self.config.family in ("glm4_moe", "deepseek_v3", "glm4_moe_lite")
 
     def _refuse_unread(self) -> None:
         """A tensor of the model that would not be used means a part that would not be run."""

@@ -95,7 +95,7 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
         if inner:
             yield norm("mlp_norm", whole_norm)
-        if config.experts and index >= config.dense_layers:
+        if config.mixes(index):
             each = [f"experts.{number}." for number in range(config.experts)]
             both = tuple(part + half for part in each for half in ("gate", "up"))
             yield Slot(f"{prefix}router.weight", (config.experts, hidden), (f"{prefix}router.weight",))
@@ -111,7 +111,7 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
                 yield from linear("shared_gate_up", (2 * shared, hidden), ("shared_gate", "shared_up"), False)
                 yield from linear("shared_down", (hidden, shared), ("shared_down",), False)
         elif inner:
-            own = config.dense_inner if index < config.dense_layers else inner
+            own = config.dense_inner if config.experts else inner
             halves = ("gate", "up") if config.gated else ("up",)
             yield from linear("gate_up", (len(halves) * own, hidden), halves, config.mlp_bias)
             yield from linear("down", (hidden, own), ("down",), config.mlp_bias)

@@ -80,6 +80,11 @@ class NativeStack:
                 wide = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}.get(norm)
                 width = config.hidden_size if wide is None else config.head_dim * (wide if config.wide_qk_norm else 1)
                 setattr(layers[index], norm, self._pointer(getattr(layer, part), width))
+            if config.norms_units(index):
+                ones = torch.ones(config.head_dim, dtype=torch.float32, device="cpu")
+                layers[index].q_norm = layers[index].k_norm = self._pointer(ones, config.head_dim)
+            layers[index].sinks = self._pointer(layer.sinks, config.num_heads)
+            layers[index].tempered = int(config.tempers(index))
             layers[index].window = config.window(index) or 0
             layers[index].rope = int(config.turns_locally(index))
         self._alive.append(layers)
@@ -88,7 +93,8 @@ class NativeStack:
             config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
             int(config.activation != "silu"), config.norm_eps, config.attention_scale,
             0.0 if config.residual_scale == 1.0 else config.residual_scale,
-            int(config.wide_qk_norm), int(config.norms_after_rope),
+            int(config.wide_qk_norm), int(config.norms_after_rope or config.unit_norms), config.attention_cap,
+            config.logit_cap,
         )  # fmt: skip
 
     def _pack(self, linear: Any, arena: Arena, *, gated: bool = False) -> Packed:
@@ -122,7 +128,7 @@ class NativeStack:
         return self._rows("decodery_head", hidden, self._model.head.outputs)
 
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[M, hidden] -> what `project` makes the same logits of as `head`."""
+        """[M, hidden] -> what `project` makes the logits of that `head` caps, if it does."""
         return self._rows("decodery_norm", hidden, self.config.hidden_size)
 
     def _rows(self, kernel: str, hidden: torch.Tensor, width: int) -> torch.Tensor:
@@ -188,6 +194,10 @@ class _Walk:
         for i, (cos, sin) in enumerate(tables):
             step.cos[i], step.sin[i] = (address(each, torch.float32, rows, half) for each in (cos, sin))
         step.rows, step.segment_count, step.run_count = rows, len(batch.segments), len(run)
+        if config.temperature is not None:
+            tempers = config.temperature.at(batch.positions)
+            step.tempers = address(tempers, np.float32, rows)
+            self._alive.append(tempers)
         self._stops = not streams and any(mark & _STOPS for mark in marks)
         self._alive += [order, marks, states, tables]
 

@@ -34,6 +34,13 @@ def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+def near(slots: np.ndarray, positions: np.ndarray, window: int) -> np.ndarray:
+    """[n, m] bool, which slots at positions [m] lie in the window of rows at [n], see `ModelConfig.window`."""
+    if window < 0:
+        return np.asarray(slots[None, :] // -window == positions[:, None] // -window)
+    return np.asarray(np.abs(slots[None, :] - positions[:, None]) < window)
+
+
 def visibility(segment: Segment, layer: int, window: int | None) -> np.ndarray | None:
     """Which slots each row sees, [n, cached + retained + n] bool; None where every row sees all of them.
 
@@ -49,7 +56,7 @@ def visibility(segment: Segment, layer: int, window: int | None) -> np.ndarray |
         seen = np.concatenate((np.ones((n, cached), dtype=bool), own), axis=1)
     else:
         slots = segment.positions if cache is None else cache.positions[layer, : cached + segment.retained + n]
-        seen = np.abs(slots[None, :] - segment.positions[:, None]) < window
+        seen = near(slots, segment.positions, window)
         seen[:, cached:] &= own
     if lost is not None:
         seen = np.repeat(seen[None], len(lost), axis=0)

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm
 
-from decodery.core.errors import UnsupportedModel
+from decodery.core.errors import CorruptFile, UnsupportedModel
 
 from ..config import EXPERTS, HEAD_DIM, HEADS, LAYERS, SCALE, WIDTH, Latent, ModelConfig, Rope
-from ..loaders.fields import Fields, Flag, Kind, Text, Whole
+from ..loaders.fields import Fields, Flag, Kind, Listed, Text, Whole
 from .attention import rotate
 from .weights import Layer
 
-LATENTS = ("deepseek_v2", "deepseek_v3")
+LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 
 _EPS = 1e-6
 """Of the norms of latents and of what queries are made from, whatever that of the others is."""
@@ -33,6 +33,7 @@ FIELDS: dict[str, Kind] = {
     "num_hidden_layers": LAYERS,
     **dict.fromkeys(("n_routed_experts", "n_shared_experts", "num_experts_per_tok"), EXPERTS),
     "first_k_dense_replace": Whole(0, LAYERS.most),
+    "mlp_layer_types": Listed(Text(64), LAYERS.most),
     "moe_layer_freq": LAYERS,
     "routed_scaling_factor": SCALE,
     "topk_method": Text(64),
@@ -48,13 +49,11 @@ FIELDS: dict[str, Kind] = {
 def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A configuration in Llama's names, and further fields of `ModelConfig`."""
     fields = Fields(raw, origin, FIELDS)
-    third = raw.get("model_type") == "deepseek_v3"
-    routing = _routing(fields) if third else {"normed_experts": False}
+    second = raw.get("model_type") == "deepseek_v2"
+    routing = _chosen_softly(fields) if second else _judged_apart(fields)
     for name, wanted in (
-        ("topk_method", "noaux_tc" if third else "greedy"),
-        ("scoring_func", "sigmoid" if third else "softmax"),
-        ("rope_interleave", True),
-        *(() if third else (("norm_topk_prob", False),)),
+        ("scoring_func", "softmax" if second else "sigmoid"),
+        *((("rope_interleave", True), ("norm_topk_prob", False)) if second else (("topk_method", "noaux_tc"),)),
         ("moe_layer_freq", 1),
         ("mlp_bias", False),
         ("attention_bias", False),
@@ -68,30 +67,57 @@ def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str
         fields.need("qk_nope_head_dim"),
         fields.need("v_head_dim"),
         fields.get("q_lora_rank", 0),
+        fields.get("rope_interleave", True),
     )
-    inner, layers = fields.need("moe_intermediate_size"), fields.need("num_hidden_layers")
+    inner = fields.need("moe_intermediate_size")
     if turned % 2:
         raise UnsupportedModel(f"{origin}: {turned} dimensions of a head are turned, which are not pairs")
+    dense = _dense(fields, raw.get("model_type", ""))
     own = {
         "latent": latent,
         "experts": fields.need("n_routed_experts"),
         "experts_per_token": fields.need("num_experts_per_tok"),
         **routing,
-        "experts_scale": float(fields.get("routed_scaling_factor", 2.5 if third else 1.0)),
-        "shared_inner": inner * fields.get("n_shared_experts", 1 if third else 0),
-        "dense_layers": min(fields.get("first_k_dense_replace", 3 if third else 0), layers),
-        "dense_inner": fields.need("intermediate_size"),
+        "shared_inner": inner * fields.get("n_shared_experts", 0 if second else 1),
+        **({"dense_layers": dense, "dense_inner": fields.need("intermediate_size")} if any(dense) else {}),
     }
     left = {name: value for name, value in raw.items() if name not in ("num_experts", "num_experts_per_tok")}
     one = {"num_key_value_heads": 1, "head_dim": latent.rank + turned, "intermediate_size": inner}
     return left | one | {"rms_norm_eps": raw.get("rms_norm_eps", 1e-6)}, own
 
 
-def _routing(fields: Fields) -> dict[str, Any]:
-    """How DeepSeek-V3's router chooses, as fields of `ModelConfig`."""
-    groups, taken = fields.get("n_group", 8), fields.get("topk_group", 4)
+def _chosen_softly(fields: Fields) -> dict[str, Any]:
+    """How DeepSeek-V2's router chooses, as fields of `ModelConfig`."""
+    own = {"normed_experts": False, "experts_scale": float(fields.get("routed_scaling_factor", 1.0))}
+    method = fields.get("topk_method", "greedy")
+    if method == "group_limited_greedy":
+        groups, taken = fields.need("n_group"), fields.need("topk_group")
+        return own | ({"expert_groups": groups, "taken_groups": taken, "group_best": 1} if taken < groups else {})
+    if method != "greedy":
+        raise fields.unsupported("topk_method")
+    return own
+
+
+def _judged_apart(fields: Fields) -> dict[str, Any]:
+    """How the routers of DeepSeek-V3 and GLM-4.7-Flash choose, as fields of `ModelConfig`."""
+    flash = fields.raw.get("model_type") == "glm4_moe_lite"
     own = {"sigmoid_router": True, "choice_bias": True, "normed_experts": fields.get("norm_topk_prob", True)}
+    own["experts_scale"] = float(fields.get("routed_scaling_factor", 1.8 if flash else 2.5))
+    groups, taken = fields.get("n_group", 1 if flash else 8), fields.get("topk_group", 1 if flash else 4)
     return own | ({"expert_groups": groups, "taken_groups": taken} if taken < groups else {})
+
+
+def _dense(fields: Fields, family: str) -> tuple[bool, ...]:
+    """Which layers have one MLP in place of experts."""
+    layers = fields.need("num_hidden_layers")
+    if (kinds := fields.get("mlp_layer_types")) is not None:
+        if len(kinds) != layers or any(kind not in ("dense", "sparse") for kind in kinds):
+            raise CorruptFile(
+                f"{fields.origin}: mlp_layer_types should name dense or sparse for each of {layers} layers"
+            )
+        return tuple(kind == "dense" for kind in kinds)
+    first = {"deepseek_v3": 3, "glm4_moe_lite": 1}.get(family, 0)
+    return tuple(layer < fields.get("first_k_dense_replace", first) for layer in range(layers))
 
 
 def scale(latent: Latent, rope: Rope) -> float:
@@ -126,15 +152,15 @@ def latent_name(name: str, layer: str | None, kind: str, config: ModelConfig) ->
 
 
 def rows(name: str, config: ModelConfig) -> torch.Tensor | None:
-    """[n] int64, the rows of its tensors that a part of a layer is, with neighbours rotated together.
+    """[n] int64, the rows of its tensors that a part of a layer is.
 
     See `arranged.rows`.
     """
     latent = config.latent
     assert latent is not None
-    pairs = torch.cat(
-        (torch.arange(0, latent.turned, 2, device="cpu"), torch.arange(1, latent.turned, 2, device="cpu"))
-    )
+    pairs = torch.arange(latent.turned, device="cpu")
+    if latent.paired:
+        pairs = torch.cat((pairs[::2], pairs[1::2]))
     if name == "kv":
         return torch.cat((torch.arange(latent.rank, device="cpu"), latent.rank + pairs))
     if name not in ("q", "q_up"):

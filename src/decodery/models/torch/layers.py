@@ -11,13 +11,13 @@ from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 
 from decodery.core.errors import UnsupportedModel
 
-from ..config import ModelConfig, Rope
+from ..config import CLAMPED, ModelConfig, Rope
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
 from .attention import Rows, rotate
 from .gated_conv import GatedConvolution
 from .latent import queries_and_latents, values_of
-from .mixture import CLAMPED, Mixture
+from .mixture import Mixture
 from .one_pass import Mixer, Pass, to_device
 from .recurrence import Recurrence
 from .rope import rope_angles, rope_table
@@ -139,7 +139,8 @@ class TorchLayers:
         if index in self._convolutions:
             assert isinstance(step, Pass)
             mix = partial(step.convolve, self._convolutions[index], normed)
-        queries, keys, values = self._heads(layer, normed, *step.angles(index), mix)
+        units = self.config.norms_units(index)
+        queries, keys, values = self._heads(layer, normed, *step.angles(index), mix, units=units)
         context = step.attend(index, queries, keys, values)
         if layer.out_gate is not None:
             context = context * layer.out_gate(normed).sigmoid()
@@ -165,10 +166,13 @@ class TorchLayers:
         cos: torch.Tensor,
         sin: torch.Tensor,
         mix: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        *,
+        units: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values [N, heads, head_dim] of a layer's normed rows; cos and sin: [N, 1, head_dim / 2].
 
         mix: what becomes of them [N, all heads * head_dim] before they are turned.
+        units: whether queries and keys are normed without weights.
         """
         config = self.config
         if config.latent is not None:
@@ -181,6 +185,8 @@ class TorchLayers:
         turning, values = projected.view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
         if config.norms_after_rope:
             turning = rotate(turning, cos, sin)
+        if units:
+            turning = self._norm(turning, None)
         if config.wide_qk_norm or config.qk_norm:
             queries, keys = turning.split((heads, kv_heads), dim=1)
             if config.wide_qk_norm:
@@ -210,7 +216,8 @@ class TorchLayers:
             raise UnsupportedModel("what this model's layers keep of a row is made of the rows before it too")
         layer = self.weights.layers[index]
         cos, sin = (each[:, None].to(self.dtype) for each in self.angles(self.config.layer_rope(index), positions))
-        return self._heads(layer, self._reads(hidden, layer.attention_norm), cos, sin)
+        normed = self._reads(hidden, layer.attention_norm)
+        return self._heads(layer, normed, cos, sin, units=self.config.norms_units(index))
 
     def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [N, head_dim / 2] float32 of the rows' positions."""

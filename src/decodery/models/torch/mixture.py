@@ -7,17 +7,15 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from ..config import ModelConfig
+from ..config import CLAMPED, ModelConfig
 from ..loaders.in_place import InPlace, in_place
 from ..native.block_linear import BlockLinear
 from ..native.floats import Float4Linear, Float8Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.super_blocks import SuperBlockLinear
-from .weights import Dense, Layer, Linear
+from .weights import Dense, Layer, Linear, Weights
 
-CLAMPED = "clamped"
-"""The activation of gpt-oss: a gate that is clamped, and one more than the clamped value it opens."""
 _ALPHA, _LIMIT = 1.702, 7.0
 _NOTHING = 1e-20
 """Added to the sum of weights, which may all be 0 where each expert is judged by itself."""
@@ -95,8 +93,10 @@ class Mixture:
         for number in chosen.unique().tolist():
             row, place = torch.where((chosen == number) & (weights != 0) if self._floor else chosen == number)
             gate_up, down = self._expert(number)
-            gate, up = gate_up(rows[row]).chunk(2, dim=-1)
-            found[row, place] = down(self._gated(gate, up)) * weights[row, place, None]
+            share = weights[row, place, None]
+            gate, up = gate_up(rows[row] * share if config.scaled_inputs else rows[row]).chunk(2, dim=-1)
+            made = down(self._gated(gate, up))
+            found[row, place] = made if config.scaled_inputs else made * share
         # One after the other, the most likely first, or in their own order where they are summed: a row's sum is the
         # same whatever else is in the pass.
         total = found[:, 0]
@@ -120,9 +120,14 @@ class Mixture:
         return (up + 1.0) * (self._activation(gate * _ALPHA) / _ALPHA)
 
     def _grouped(self, free: torch.Tensor) -> torch.Tensor:
-        """Scores [n, experts] of the best groups, -inf of the others: a group is as good as its best two."""
+        """Scores [n, experts] of the best groups, -inf of the others."""
         groups = free.unflatten(1, (self._config.expert_groups, -1))
-        best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(self._config.taken_groups, dim=-1).indices
+        best = (
+            groups.topk(self._config.group_best, dim=-1)
+            .values.sum(dim=-1)
+            .topk(self._config.taken_groups, dim=-1)
+            .indices
+        )
         left_out = torch.ones(groups.shape[:2], dtype=torch.bool, device=free.device).scatter_(1, best, False)
         return groups.masked_fill(left_out[..., None], -torch.inf).flatten(1)
 
@@ -144,6 +149,14 @@ class Mixture:
             # view from before training began would not be part of what is learned.
             self._made[number] = made
         return made
+
+
+def mixtures(
+    weights: Weights, config: ModelConfig, activation: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[int, Mixture]:
+    """Of the layers that have experts, by number."""
+    mixed = (index for index in range(config.num_layers) if config.mixes(index))
+    return {index: Mixture(weights.layers[index], config, activation, config.floor(index)) for index in mixed}
 
 
 def _rows(stacked: Linear, first: int, count: int) -> Linear:

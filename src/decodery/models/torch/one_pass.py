@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -55,6 +56,8 @@ class Pass:
 
         [N, heads, head_dim] -> [N, hidden].
         """
+        if self.model.config.tempers(layer):
+            queries = queries * self._tempered
         parts = []
         for number, (segment, first, last) in enumerate(self.spans):
             own_keys, own_values = keys[first:last], values[first:last]
@@ -76,6 +79,14 @@ class Pass:
                 part = attend(own, seen_keys, seen_values, mask, scale, config.attention_cap, sinks)
             parts.append(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @cached_property
+    def _tempered(self) -> torch.Tensor:
+        """[N, 1, 1] what queries are multiplied by where they grow."""
+        own = self.model.config.temperature
+        assert own is not None
+        found = to_device(own.at(self.positions), self.model.device)
+        return found[:, None, None].to(self.model.dtype)
 
     def mix(self, mixer: Mixer, projected: torch.Tensor) -> torch.Tensor:
         """What a recurrent layer finds, row by row of every segment."""

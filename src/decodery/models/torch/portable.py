@@ -15,11 +15,11 @@ from torch.nn.functional import pad
 from ..batch import Batch, Segment
 from ..cache import coded
 from ..cache.sparse_indices import SparseIndices
-from ..config import ModelConfig, Rope
+from ..config import CLAMPED, ModelConfig, Rope
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
 from .attention import visible
-from .mixture import CLAMPED, Mixture
+from .mixture import mixtures
 from .weights import Layer, Weights
 
 LANES = 16
@@ -38,10 +38,7 @@ class PortableStack:
         self.weights = weights
         self._angles = angles
         self._activation = {"silu": silu, CLAMPED: silu, "gelu": exact_gelu}.get(config.activation, gelu)
-        mixed = range(config.dense_layers, config.num_layers) if config.experts else range(0)
-        self._mixtures = {
-            index: Mixture(weights.layers[index], config, self._activation, config.floor(index)) for index in mixed
-        }
+        self._mixtures = mixtures(weights, config, self._activation)
 
     def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], hooks: Hooks) -> torch.Tensor:
         """See `native.NativeStack.layers`."""
@@ -81,7 +78,7 @@ class PortableStack:
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `native.NativeStack.head`."""
-        return self.project(self.final_norm(hidden))
+        return softly(self.project(self.final_norm(hidden)), self.config.logit_cap)
 
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `native.NativeStack.final_norm`."""
@@ -124,7 +121,14 @@ class PortableStack:
             )
         if not config.norms_after_rope:
             queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
-        queries = queries * config.attention_scale
+        if config.norms_units(index):
+            ones = torch.ones(dim, dtype=torch.float32, device="cpu")
+            queries, keys = self._norm(queries, ones), self._norm(keys, ones)
+        scale = np.full(len(queries), config.attention_scale, dtype=np.float32)
+        if config.tempers(index):
+            assert config.temperature is not None
+            scale *= config.temperature.at(batch.positions)
+        queries = queries * torch.from_numpy(scale)[:, None, None]
         parts = []
         for segment, first in zip(batch.segments, batch.offsets, strict=False):
             rows = slice(first, first + len(segment))
@@ -136,25 +140,26 @@ class PortableStack:
             if seen_keys.dtype not in (coded.DTYPE, torch.float16):
                 seen_keys, seen_values = seen_keys.float(), seen_values.float()
             if segment.sparse:
-                parts.append(attend_picked(queries[rows], seen_keys, seen_values, segment, index, config.window(index)))
+                parts.append(attend_picked(queries[rows], seen_keys, seen_values, segment, index, config))
                 continue
             slots = [np.flatnonzero(row) for row in visible(segment, index, config.window(index))]
-            parts.append(attend(queries[rows], seen_keys, seen_values, slots)[0])
+            cap = config.attention_cap
+            parts.append(attend(queries[rows], seen_keys, seen_values, slots, cap, layer.sinks)[0])
         return torch.cat(parts)
 
 
 def attend_picked(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segment: Segment, layer: int, window: int | None
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segment: Segment, layer: int, config: ModelConfig
 ) -> torch.Tensor:
     """`attend` of what each key-value head of a segment's cache still has and its policy selects."""
-    indices = SparseIndices.of(segment, layer, queries, window)
+    indices = SparseIndices.of(segment, layer, queries, config.window(layer))
     n, heads, dim = queries.shape
     group = heads // len(keys)
     context = torch.empty(n, heads, dim, dtype=torch.float32, device="cpu")
     for head in range(len(keys)):
         own = slice(head * group, (head + 1) * group)
         found, weights, indices.mass[:, own] = attend(
-            queries[:, own], keys[head : head + 1], values[head : head + 1], indices.lists(head)
+            queries[:, own], keys[head : head + 1], values[head : head + 1], indices.lists(head), config.attention_cap
         )
         context[:, own] = found.view(n, group, dim)
         if indices.weights is not None:
@@ -165,12 +170,21 @@ def attend_picked(
 
 
 def attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: list[np.ndarray]
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slots: list[np.ndarray],
+    cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """queries [n, heads, head_dim], already scaled.
 
     Keys and values [kv_heads, L, head_dim], or as caches have them that are `coded`; the slots each row reads.
     Neighbouring rows of which each sees the beginning of what the last one sees are computed together.
+
+    Args:
+        cap: Of scores, see `ModelConfig.attention_cap`.
+        sinks: [heads] scores that have no value.
 
     Returns:
         The context [n, heads * head_dim], the weights [heads, slots of all rows one after another] and the logarithms
@@ -188,7 +202,8 @@ def attend(
             last += 1
         index = torch.from_numpy(slots[last - 1]).to(keys.device)
         lengths = torch.tensor([len(row) for row in slots[first:last]], dtype=torch.int64, device=keys.device)
-        part, shares, sums = _attend_together(queries[first:last], keys[:, index], values[:, index], lengths)
+        own = queries[first:last], keys[:, index], values[:, index]
+        part, shares, sums = _attend_together(*own, lengths, cap, sinks)
         parts.append(part)
         weights += [row[:, :length] for row, length in zip(shares, lengths.tolist(), strict=True)]
         mass.append(sums)
@@ -201,7 +216,12 @@ def _begins(longer: np.ndarray, shorter: np.ndarray) -> bool:
 
 
 def _attend_together(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    cap: float,
+    sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Row i sees the first lengths[i] of the given keys and values [kv_heads, L, head_dim].
 
@@ -210,11 +230,15 @@ def _attend_together(
     n, heads, dim = queries.shape
     kv_heads, seen = keys.shape[:2]
     scores = _scores(queries.view(n, kv_heads, heads // kv_heads, 1, dim), keys[None, :, None])
+    scores = softly(scores, cap)
     largest = torch.full(scores.shape[:3], _LEAST, dtype=torch.float32, device=keys.device)
     total, context = (
         torch.zeros_like(largest),
         torch.zeros(*scores.shape[:3], dim, dtype=torch.float32, device=keys.device),
     )
+    if sinks is not None:
+        # As if they were a chunk before the others, whose value is zero.
+        largest, total = sinks.float().view(1, kv_heads, -1).expand_as(largest).clone(), torch.ones_like(total)
     weights = torch.zeros_like(scores)
     for begin in range(0, seen, CHUNK):
         # Rows of which each sees as much as the one before it, so that those with slots here are the last ones.
@@ -312,6 +336,14 @@ def exponential(x: torch.Tensor) -> torch.Tensor:
         p = p * r + coefficient
     p = (p * r) * r + r + 1.0
     return p * ((n.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def softly(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(x / cap), or x where the cap is 0."""
+    if cap == 0.0:
+        return x
+    u = x * float(np.float32(1) / np.float32(cap))
+    return (1.0 - 2.0 / (exponential(u + u) + 1.0)) * cap
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from decodery.core.errors import UnsupportedModel
 from ..config import Rope
 from ..hooks import Hooks
 from ..layer_plan import WHOLE, layer_steps
+from .attention import near
 
 if TYPE_CHECKING:
     from .transformer import Transformer
@@ -42,12 +43,15 @@ class SideBySide:
         return self._angles[self._config.layer_rope(layer)]
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        if (own := self._config.temperature) is not None and self._config.tempers(layer):
+            grown = torch.from_numpy(np.tile(own.at(np.arange(self._shape[1])), self._shape[0]))
+            queries = queries * grown.to(queries)[:, None, None]
         q, k, v = (each.unflatten(0, self._shape).transpose(1, 2) for each in (queries, keys, values))
         mask, window = self._seen, self._config.window(layer)
-        if window is not None and window < self._shape[1]:
-            before = torch.ones(self._shape[1], self._shape[1], dtype=torch.bool, device=q.device).tril()
-            near = before.triu(1 - window)
-            mask = near if mask is None else mask & near
+        if window is not None and abs(window) < self._shape[1]:
+            places = np.arange(self._shape[1])
+            before = torch.from_numpy(near(places, places, window)).to(q.device).tril()
+            mask = before if mask is None else mask & before
         seen = scaled_dot_product_attention(
             q, k, v, mask, is_causal=mask is None, scale=self._config.attention_scale, enable_gqa=True
         )

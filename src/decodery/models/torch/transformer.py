@@ -29,9 +29,9 @@ from ..trained.artifact import digest, sampled
 from .attention import capped
 from .layers import TorchLayers
 from .mixed_stack import MixedStack
-from .mixture import Mixture
+from .mixture import mixtures
 from .one_pass import Pass, open_caches, to_device
-from .portable import PortableStack
+from .portable import PortableStack, softly
 from .weights import QUANTIZED, Linear, Weights
 
 
@@ -59,10 +59,7 @@ class Transformer(TorchLayers):
                 self._stack = PortableStack(config, weights, self.angles)
         self.cache_dtype = self.dtype
         if config.experts and self._stack is None:
-            mixed = range(config.dense_layers, config.num_layers)
-            self._mixtures = {
-                index: Mixture(weights.layers[index], config, self._activation, config.floor(index)) for index in mixed
-            }
+            self._mixtures = mixtures(weights, config, self._activation)
         self.static: StaticPasses | None = None
         if self.device.type == "cuda" and config.static_shapes:
             free, _ = torch.cuda.mem_get_info(self.device)
@@ -81,7 +78,12 @@ class Transformer(TorchLayers):
             layer_plans=not self.config.shortcuts and not self.config.keeps_order,
             sites=SITES,
             # Some turn the keys that they keep, which norms after the rotation do not allow.
-            policies=not (self.config.keeps_order or self.config.unusual_softmax or self.config.norms_after_rope),
+            policies=not (
+                self.config.keeps_order
+                or self.config.unusual_softmax
+                or self.config.norms_after_rope
+                or self.config.chunked
+            ),
             parts=True,
             gradients=not exact,
         )
@@ -168,7 +170,7 @@ class Transformer(TorchLayers):
         """
         if not isinstance(self._stack, NativeStack) or not self.config.causal:
             return None
-        if self.weights.kept is not None or self.weights.positions is not None:
+        if self.weights.kept is not None or self.weights.positions is not None or self.config.temperature is not None:
             return None
         return ArraySteps(self, self._stack, padding)
 
@@ -232,9 +234,7 @@ class Transformer(TorchLayers):
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """`head`, of the tokens alone that have an output."""
-        if self._stack is not None:
-            return capped(self._stack.head(hidden), self.config.logit_cap)
-        return self._outputs(self.final_norm(hidden))
+        return self._stack.head(hidden) if self._stack is not None else self._outputs(self.final_norm(hidden))
 
     def project(self, normed: torch.Tensor) -> torch.Tensor:
         """See `OpenModel.project`."""
@@ -256,7 +256,9 @@ class Transformer(TorchLayers):
         return self._norm(hidden, self.weights.norm.to(hidden.dtype))
 
     def _outputs(self, normed: torch.Tensor) -> torch.Tensor:
-        logits = self.weights.head(normed) if self._stack is None else self._stack.project(normed)
+        if self._stack is not None:
+            return softly(self._stack.project(normed), self.config.logit_cap)
+        logits = self.weights.head(normed)
         logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
         return capped(logits, self.config.logit_cap)
 

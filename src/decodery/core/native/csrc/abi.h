@@ -47,8 +47,10 @@ struct Layer {
     const float *attention_norm, *mlp_norm;             // [hidden], or null: rows are read as they are
     const float *q_norm, *k_norm;                       // [head_dim], or of all heads where `wide_norms`, or null
     const float *post_attention_norm, *post_mlp_norm;   // [hidden] or null
-    int32_t window;                                     // 0: sees all positions
+    int32_t window;                                     // 0: sees all positions; below 0: those since a multiple of -window
     int32_t rope;                                       // 0: global, 1: local angles
+    const float* sinks;                                 // [heads] scores that have no value, or null
+    int32_t tempered;                                   // queries are multiplied by the pass's `tempers`
 };
 
 struct Model {
@@ -61,6 +63,7 @@ struct Model {
     float residual_scale;                               // of what is added to the stream; 0: 1
     int32_t wide_norms;                                 // queries and keys are normed over all heads at once
     int32_t late_norms;                                 // and behind their rotation
+    float attention_cap, logit_cap;                     // x becomes cap * tanh(x / cap); 0: as it is
 };
 
 // What a cache's rows of head_dim numbers are made of: floats, or bytes with a scale of the row, see pages.h.
@@ -129,6 +132,7 @@ struct Pass {
     int32_t next, stopped;
     char* memory;
     float *queries, *context, *branch;
+    const float* tempers;                               // [rows], or null
 };
 
 // A draft head of one layer. What its attention reads is twice as wide as the model: a token's embedding and a feature,

@@ -57,7 +57,8 @@ struct Part {
 
 // Scores [n] of a chunk to weights, and zeros up to a multiple of 16. scales: of coded values. most: the largest weight.
 template <class E>
-static Part weigh(float* scores, int32_t n, const float* scales, float* given, float& most) {
+static Part weigh(float* scores, int32_t n, float cap, const float* scales, float* given, float& most) {
+    for (int32_t i = 0; cap != 0.0f && i < n; i += 16) store(scores + i, capped(load(scores + i), cap));
     for (int32_t i = n; i < round_up(n, 16); ++i) scores[i] = -__builtin_inff();
     f16 top = splat(-__builtin_inff());
     for (int32_t i = 0; i < n; i += 16) top = larger(load(scores + i), top);
@@ -92,9 +93,10 @@ INLINE void merge(Query& query, Part part, const float* chunk, int32_t wide) {
     query.total = query.total * before + part.total * now;
     query.largest = largest;
 }
-INLINE void begin(Query& query, int32_t wide) {
-    query.largest = -3e38f;
-    query.total = 0.0f;
+// sink: a score that has no value, as if it were a chunk before the others, or null.
+INLINE void begin(Query& query, int32_t wide, const float* sink) {
+    query.largest = sink != nullptr ? *sink : -3e38f;
+    query.total = sink != nullptr ? 1.0f : 0.0f;
     for (int32_t i = 0; i < wide; i += 16) store(query.sum + i, splat(0.0f));
 }
 INLINE void finish(const Query& query, int32_t dim) {
@@ -111,6 +113,7 @@ struct Item {
     Query* queries;
     const Pages<E>* sources;
     int32_t count, common, dim, wide;
+    float cap;       // of scores, or 0
     float* spare;    // [count][key_chunk]
 
     // Calls take(query, part) for every query with logical indices in the chunk from `from` on; its values are added up.
@@ -203,7 +206,7 @@ struct Item {
             const int32_t seen = seen_of(own[i], chunk, from);
             least = seen < least ? seen : least;
             float most;
-            parts[i] = weigh<E>(own[i].scores, seen, nullptr, given_to(own[i], from), most);
+            parts[i] = weigh<E>(own[i].scores, seen, cap, nullptr, given_to(own[i], from), most);
         }
         add_floats<E>(own, n, rows, next, 0, least, wide);
         // What a row does not see need not be a number.
@@ -245,7 +248,7 @@ struct Item {
         for (int32_t i = 0; i < n; ++i) {
             const int32_t seen = seen_of(own[i], chunk, from);
             float most;
-            parts[i] = weigh<E>(own[i].scores, seen, scales, given_to(own[i], from), most);
+            parts[i] = weigh<E>(own[i].scores, seen, cap, scales, given_to(own[i], from), most);
             int32_t sums[2];
             own[i].weight_step = code_weights(own[i].scores, seen, most, own[i].weights[0] + shift, own[i].weights[1] + shift, sums);
             for (int32_t side = 0; side < 2; ++side) {
@@ -272,7 +275,7 @@ struct Item {
     }
     // All of it.
     void whole() const {
-        for (int32_t i = 0; i < count; ++i) begin(queries[i], wide);
+        for (int32_t i = 0; i < count; ++i) begin(queries[i], wide, queries[i].sink);
         for (int32_t from = 0; from < longest(); from += key_chunk)
             chunk(from, [&](Query& query, Part part) {
                 if (query.given != nullptr) rescale(query, part, from);

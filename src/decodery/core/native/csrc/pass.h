@@ -78,11 +78,12 @@ struct Runner {
         meet(stage_norm);
     }
 
-    void project(const Linear& linear, const Quantized& a, float* y) {
+    void project(const Linear& linear, const Quantized& a, float* y, float cap = 0.0f) {
         const int64_t stride = linear.out;
         multiply(linear, a, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
             const int32_t first = panel * panel_width, left = linear.out - first;
             float* to = y + row * stride + first;
+            if (cap != 0.0f) y0 = capped(y0, cap), y1 = capped(y1, cap);
             store(to, y0, left);
             if (left > 16) store(to + 16, y1, left - 16);
         });
@@ -139,6 +140,7 @@ struct Runner {
     }
 
     // Queries are normed, turned and scaled; keys and values go behind the cache's content.
+    bool normed_late(const Layer& layer) const { return model.late_norms != 0 && layer.q_norm != nullptr; }
     void rope(const Layer& layer, int32_t index) {
         const int32_t dim = model.head_dim, per_row = model.heads + 2 * model.kv_heads, wide = round_up(dim, 16);
         const Range mine = share(pass.rows * per_row, thread, team.threads);
@@ -151,25 +153,26 @@ struct Runner {
             const float* cos = pass.cos[layer.rope] + int64_t(row) * (dim / 2);
             const float* sin = pass.sin[layer.rope] + int64_t(row) * (dim / 2);
             const bool is_query = head < model.heads, is_value = head >= model.heads + model.kv_heads;
-            const bool normed = !is_value && layer.q_norm != nullptr;
-            if (normed && model.late_norms == 0) {
+            const bool normed = !is_value && layer.q_norm != nullptr, late = normed_late(layer);
+            if (normed && !late) {
                 norm_head(layer, x, is_query ? head : head - model.heads, is_query, turned);
                 x = turned;
             }
-            if (!is_value && model.late_norms != 0) {
+            if (!is_value && late) {
                 rotate(x, cos, sin, dim, 1.0f, turned + wide);
                 norm_head(layer, turned + wide, 0, is_query, turned);
                 x = turned;
             }
             if (is_query) {
                 float* q = state.queries + (int64_t(row) * model.heads + head) * wide;
-                if (model.late_norms == 0) rotate(x, cos, sin, dim, model.attention_scale, q);
+                const float scale = layer.tempered != 0 ? model.attention_scale * pass.tempers[row] : model.attention_scale;
+                if (!late) rotate(x, cos, sin, dim, scale, q);
                 else
-                    for (int32_t i = 0; i < dim; ++i) q[i] = x[i] * model.attention_scale;
+                    for (int32_t i = 0; i < dim; ++i) q[i] = x[i] * scale;
                 for (int32_t i = dim; i < wide; ++i) q[i] = 0.0f;
                 continue;
             }
-            if (!is_value && model.late_norms == 0) {
+            if (!is_value && !late) {
                 rotate(x, cos, sin, dim, 1.0f, turned + wide);
                 x = turned + wide;
             }
@@ -211,6 +214,7 @@ struct Runner {
         const int32_t* slots = segment.slots + index * segment.slots_layer;
         const int64_t position = segment.positions[row], window = layer.window;
         const auto near = [&](int64_t other) {
+            if (window < 0) return other / -window == position / -window;
             const int64_t distance = other > position ? other - position : position - other;
             return window == 0 || distance < window;
         };
@@ -279,6 +283,7 @@ struct Runner {
                 Query& query = queries[i - mine.begin] = {};
                 query.out = state.context + at * model.head_dim;
                 query.seen = state.seen[state.rows[s].first + row];
+                query.sink = sink_of(index, kv_head * head_group() + member);
                 query.source = source;
                 query.scores = take(key_chunk + 2 * page_slots);
                 for (uint8_t*& weights : query.weights) weights = reinterpret_cast<uint8_t*>(take(weight_bytes / 4));
@@ -290,7 +295,11 @@ struct Runner {
             if (own.begin < own.end) sources[source++] = pages_of<E>(segment, index, kv_head);
             first = last;
         }
-        return {queries, sources, count, group.common, model.head_dim, wide(), room};
+        return {queries, sources, count, group.common, model.head_dim, wide(), model.attention_cap, room};
+    }
+    const float* sink_of(int32_t index, int32_t head) const {
+        const float* sinks = model.layers[index].sinks;
+        return sinks == nullptr ? nullptr : sinks + head;
     }
     // What a policy lets one row of a key-value head read.
     void pick(const Segment& segment, int32_t kv_head, int32_t row, int32_t member, Query& query) const {
@@ -367,11 +376,11 @@ struct Runner {
         attend_chunks(index);
         for (const Group* group = state.groups; group < state.groups + state.group_count; ++group)
             for (int32_t k = group->first; group->divided && k < group->last; ++k)
-                for (int32_t i = 0; i < pass.segments[state.order[k]].rows; ++i) merge_chunks(state.rows[state.order[k]].first + i);
+                for (int32_t i = 0; i < pass.segments[state.order[k]].rows; ++i) merge_chunks(index, state.rows[state.order[k]].first + i);
         meet(stage_attention);
     }
     // Merges the chunks of a row's heads, as far as they are this thread's.
-    void merge_chunks(int32_t row) const {
+    void merge_chunks(int32_t index, int32_t row) const {
         for (int32_t head = 0; head < model.heads; ++head) {
             const int64_t at = int64_t(row) * model.heads + head;
             if (at % team.threads != thread) continue;
@@ -379,7 +388,7 @@ struct Runner {
             query.seen = state.seen[row];
             query.sum = scratch();
             query.out = state.context + at * model.head_dim;
-            begin(query, wide());
+            begin(query, wide(), sink_of(index, head));
             for (int32_t from = 0; from < query.seen.total(); from += key_chunk) {
                 const float* part = part_of(at, from);
                 merge(query, {part[wide()], part[wide() + 1]}, part, wide());
@@ -465,7 +474,7 @@ static void run_head(void* context, int32_t thread, Team& team) {
     const State& state = *static_cast<const State*>(context);
     Runner runner(state, thread, team);
     runner.norm_quantize(state.model->norm, state.model->head);
-    runner.project(state.model->head, state.narrow, state.logits);
+    runner.project(state.model->head, state.narrow, state.logits, state.model->logit_cap);
 }
 
 // Rows times one layer: model.head and its input are those of this layer, nothing is normed.

@@ -39,6 +39,7 @@ struct Query {
     float* sum;                 // [wide]: that of the chunks so far, their largest score and sum of exponentials
     float largest, total;
     float* out;
+    const float* sink;          // a score without a value, or null
     float *given, *mass;        // where weights and the logarithm of their sum go, or null
 
     int32_t run() const { return seen.end - seen.begin; }

@@ -179,6 +179,11 @@ INLINE f16 exponential(f16 x) {
 }
 
 INLINE f16 silu(f16 x) { return x / (exponential(-x) + 1.0f); }
+// cap * tanh(x / cap)
+INLINE f16 capped(f16 x, float cap) {
+    const f16 u = x * (1.0f / cap);
+    return (1.0f - 2.0f / (exponential(u + u) + 1.0f)) * cap;
+}
 INLINE f16 gelu(f16 x) {
     const f16 u = (x + x * x * x * 0.044715f) * 0.7978845608f;
     return x * 0.5f * (2.0f - 2.0f / (exponential(u + u) + 1.0f));
