@@ -13,7 +13,14 @@ ROOT = Path(__file__).parents[2]
 PARTS = {
     "Tutorial": ["tutorial"],
     "How-to guides": [
-        *("your-own-model", "choosing-a-drafter", "benchmark-your-prompts", "structured-output", "serving"),
+        *(
+            "your-own-model",
+            "choosing-a-drafter",
+            "benchmark-your-prompts",
+            "compare-searches",
+            "structured-output",
+            "serving",
+        ),
         *("use-with-transformers", "training", "compressing-models", "sandbox", "extending"),
     ],
     "How it works": ["design", "guarantees", "speculative-decoding", "sampling"],

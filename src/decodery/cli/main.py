@@ -32,7 +32,10 @@ SECTIONS = {
         "info": Entry("Show the versions, this machine, its kernels and models."),
     },
     "Serve": {"batch": Entry("Answer a file of requests in OpenAI's batch format.")},
-    "Measure": {"demo": Entry("Run three short tasks with and without speculation.")},
+    "Measure": {
+        "search-bench": Entry("Compare searches on your own problems."),
+        "demo": Entry("Run three short tasks with and without speculation."),
+    },
     "Train": {
         "train": Entry("Train what a method needs: draft models, heads, probes."),
         "compress-model": Entry("Make a smaller copy of a model."),

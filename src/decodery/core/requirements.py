@@ -49,6 +49,7 @@ class Requirements:
     gradients: bool = False
     rows: bool = False
     logprobs: bool = False
+    continues: bool = False
     source: bool = False
     drafts: tuple[Origin, ...] | None = None
     laws: bool = False
@@ -131,6 +132,7 @@ WORDS = {
     "gradients": "gradients",
     "rows": "rows scored one by one",
     "logprobs": "the log-probabilities of likely tokens",
+    "continues": "texts that go on from their middle",
     "source": "a source that an encoder reads",
     "drafts": "drafts",
     "laws": "the distributions that drafts come from",

@@ -6,13 +6,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Condition, Thread, get_ident
 from typing import Any
 
 from decodery.core.errors import DecoderyError, ServerError, UnsupportedModel
+from decodery.core.noise import PARTICLE, mix
 from decodery.core.registry import method_of
-from decodery.models.loaders.endpoint import CHAT, PLAIN, Endpoint, Offers, likely
+from decodery.models.loaders.endpoint import CHAT, PLAIN, Endpoint, Offers, Prefill, likely
+from decodery.models.tokenizers.pieces import Pieces
 from decodery.sampling.frequency_penalty import FrequencyPenalty
 from decodery.sampling.presence_penalty import PresencePenalty
 from decodery.sampling.sampler import Sampler
@@ -56,18 +59,24 @@ class Call:
         thread: Who waits for it.
         begun: When.
         pieces: What has come and is not taken yet.
+        closed: Nothing more of it is wanted.
+        spaces: Whether the server left out the spaces at the end of what it goes on from, and may write them again.
+        retries: How often the text was broken off and begun again from where it stood.
     """
 
     seq: weakref.ref[Sequence]
     thread: int = field(default_factory=get_ident)
     begun: float = field(default_factory=time.monotonic)
     pieces: deque[Piece] = field(default_factory=deque)
+    closed: bool = False
+    spaces: bool = False
+    retries: int = 0
 
     @property
     def wanted(self) -> bool:
         """Whether anybody still waits for it."""
         seq = self.seq()
-        return seq is not None and not seq.finished
+        return seq is not None and not seq.finished and not self.closed
 
 
 class RemoteModel(WholeTexts):
@@ -75,22 +84,42 @@ class RemoteModel(WholeTexts):
 
     Args:
         connections: Texts that it is asked for at a time; others wait.
+        pieces: The pieces of another such model, whose texts this one goes on from.
     """
 
-    def __init__(self, endpoint: Endpoint, offers: Offers, connections: int) -> None:
-        super().__init__(f"the model {offers.model} behind a server", logprobs=any(offers.logprobs.values()))
+    def __init__(self, endpoint: Endpoint, offers: Offers, connections: int, pieces: Pieces | None = None) -> None:
+        super().__init__(
+            f"the model {offers.model} behind a server",
+            logprobs=any(offers.logprobs.values()),
+            continues=True,
+            pieces=pieces,
+        )
         self.endpoint, self.offers, self.connections = endpoint, offers, connections
         self._news = Condition()
         self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
         self._jobs: deque[Callable[[], None]] = deque()
         self._workers = 0
+        self._beside: dict[str, RemoteModel] = {}
+
+    def beside(self, address: str) -> RemoteModel:
+        """A model behind another server that goes on from texts of this one.
+
+        Args:
+            address: Its URL, with `#NAME` after it where the server has several models.
+        """
+        if address not in self._beside:
+            url, _, name = address.partition("#")
+            endpoint = Endpoint(replace(self.endpoint.settings, url=url))
+            self._beside[address] = RemoteModel(endpoint, endpoint.probe(name or None), self.connections, self.pieces)
+        return self._beside[address]
 
     def advance(self, seq: Sequence) -> None:
         """See `Writer.advance`; streams are read by threads of their own."""
         call: Call | None = own(seq, self.name)
-        if call is None:
+        if call is None or call.closed:
             path, body = self.body(seq)
-            call = Call(weakref.ref(seq))
+            spaces = path == CHAT and seq.position > 0 and self._prefill.trims
+            call = Call(weakref.ref(seq), spaces=spaces, retries=0 if call is None else call.retries)
             keep(seq, call)
             self._begin(call, path, body)
             return
@@ -100,8 +129,9 @@ class RemoteModel(WholeTexts):
                 self._news.wait_for(lambda: any(each.pieces for each in mine))
             pieces = [call.pieces.popleft() for _ in range(len(call.pieces))]
         for piece in pieces:
-            self._take(seq, call, piece)
-        if seq.finished:
+            if not call.closed:
+                self._take(seq, call, piece)
+        if seq.finished or call.closed:
             self._calls.discard(call)
 
     def body(self, seq: Sequence) -> tuple[str, dict[str, Any]]:
@@ -119,6 +149,12 @@ class RemoteModel(WholeTexts):
         if not plain and not self.offers.chat:
             self.refuse("takes no chat messages: give apply_chat_template=False, or")
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
+        written, goes_on = self.pieces.decode(seq.generated), dict[str, bool]()
+        if written and plain:
+            prompt = f"{prompt}{written}"
+        elif written:
+            turns.append({"role": "assistant", "content": written})
+            goes_on = self._prefill.fields
         stop = list(seq.text.stop[:_MOST_STOPS]) if seq.text is not None else []
         most = self.offers.logprobs.get(path)
         if seq.request.logprobs and most is None:
@@ -128,14 +164,30 @@ class RemoteModel(WholeTexts):
         return path, {
             "model": self.offers.model,
             **({"prompt": prompt} if plain else {"messages": turns}),
-            "max_tokens": seq.request.max_new_tokens,
+            **goes_on,
+            "max_tokens": seq.remaining,
             **sampling(seq.request.sampler),
-            "seed": seq.request.seed & (1 << 63) - 1,
+            "seed": _seed(seq.request.seed, written),
             **({"stop": stop} if stop else {}),
             **likely(path, top),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+
+    @cached_property
+    def _prefill(self) -> Prefill:
+        """How the server goes on with a message; found out when it is first needed.
+
+        Raises:
+            UnsupportedModel: If it does not.
+        """
+        found = self.endpoint.prefill(self.offers.model)
+        if found is None:
+            self.refuse(
+                "does not go on with the last message of a chat (continue_final_message, or a message of the assistant "
+                "at the end): give apply_chat_template=False where it has /v1/completions, or"
+            )
+        return found
 
     def _begin(self, call: Call, path: str, body: dict[str, Any]) -> None:
         with self._news:
@@ -160,8 +212,9 @@ class RemoteModel(WholeTexts):
         """One text, into its call; its connection is closed as soon as it is not wanted."""
         if not call.wanted:
             return
-        events = self.endpoint.stream(path, body)
+        events: Iterator[dict[str, Any]] | None = None
         try:
+            events = self.endpoint.stream(path, body)
             for piece in pieces(events):
                 self._leave(call, piece)
                 if not call.wanted:
@@ -172,7 +225,8 @@ class RemoteModel(WholeTexts):
         except Exception as error:
             self._leave(call, Piece(error=ServerError(f"a server sent what is no text: {error}")))
         finally:
-            events.close()  # type: ignore[attr-defined]
+            if events is not None:
+                events.close()  # type: ignore[attr-defined]
 
     def _leave(self, call: Call, piece: Piece) -> None:
         with self._news:
@@ -194,19 +248,49 @@ class RemoteModel(WholeTexts):
             seq.scheduling.cached = cached
         if seq.finished:
             return
+        if piece.error is not None and seq.segment_end is not None and call.retries < self.endpoint.settings.retries:
+            # What has come stays, and the server goes on from there.
+            call.closed = True
+            call.retries += 1
+            ledger.counts["retries"] = ledger.counts.get("retries", 0) + 1
+            return
         if piece.error is not None:
             cut(seq, piece.error)
             return
+        tokens = piece.tokens
+        if call.spaces and tokens:
+            tokens = tuple(_after_spaces(tokens))
+            call.spaces = not any(tokens)
         logprobs = []
-        if seq.request.logprobs is not None:
-            for text, (logprob, top) in zip(piece.tokens, piece.logprobs, strict=False):
-                near = [(self.pieces.id_of(other), value) for other, value in top[: seq.request.logprobs]]
-                logprobs.append(TokenLogprob(self.pieces.id_of(text), logprob, near))
+        for text, (logprob, top) in zip(tokens, piece.logprobs, strict=False):
+            near = [(self.pieces.id_of(other), value) for other, value in top[: seq.request.logprobs or 0]]
+            logprobs.append(TokenLogprob(self.pieces.id_of(text), logprob, near))
         before = seq.position
-        self.grow(seq, piece.tokens, logprobs)
+        self.grow(seq, tokens, logprobs)
         ledger.tokens += seq.position - before
+        if seq.segment_end is not None and not seq.finished and seq.position > before and seq.segment_end(seq):
+            # The stream is closed, and a later step is asked for anew.
+            call.closed = True
+            if piece.usage is None:
+                ledger.spend("server", seq.position - before, time.monotonic() - call.begun, first=True)
+                ledger.counts["unreported"] = ledger.counts.get("unreported", 0) + 1
+            return
         if piece.reason is not None:
             end(seq, piece.reason)
+
+
+def _seed(seed: int, written: str) -> int:
+    """What a request's text is drawn by: a server draws each request from its beginning, so what follows differs."""
+    return (mix(seed, PARTICLE, len(written)) if written else seed) & (1 << 63) - 1
+
+
+def _after_spaces(tokens: tuple[str, ...]) -> Iterator[str]:
+    """Pieces without the spaces that they begin with."""
+    begun = False
+    for token in tokens:
+        rest = token if begun else token.lstrip()
+        begun = begun or bool(rest)
+        yield rest
 
 
 def pieces(events: Iterator[dict[str, Any]]) -> Iterator[Piece]:

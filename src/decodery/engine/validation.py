@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from .request import Request
 
 _LACKS = "{} needs {}, which {} does not give: use another {}, or a model that this package runs itself"
-_NAMES = sorted((each.name for each in fields(Requirements)), key=("rows", "logprobs").__contains__, reverse=True)
+_NAMES = sorted(
+    (each.name for each in fields(Requirements)), key=("rows", "logprobs", "continues").__contains__, reverse=True
+)
 """What everything else rests on comes first."""
 _OF_MODEL = (
     *(
         "rows",
         "logprobs",
+        "continues",
         "taps",
         "keys",
         "trees",
@@ -40,7 +43,7 @@ _OF_MODEL = (
     ),
     *("gradients", "source"),
 )
-_IN_SPITE_OF_SOURCES = ("trees", "rows", "logprobs")
+_IN_SPITE_OF_SOURCES = ("trees", "rows", "logprobs", "continues")
 """What a model gives is had through any source."""
 
 
@@ -155,7 +158,9 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
             "model with dtype=float32"
         )
     elif not getattr(model.capabilities, name):
-        raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), _said(role)))
+        field = f" (no server has a request field for {words})" if name == "rows" else ""
+        whom = f"{_of_model(model)}{field if writes(model) else ''}"
+        raise UnsupportedModel(_LACKS.format(_who(role, part), words, whom, _said(role)))
 
 
 def _lacking(request: Request, name: str, value: Any) -> tuple[str, str] | None:

@@ -33,6 +33,7 @@ class Capabilities:
         gradients: Passes can be differentiated.
         rows: Scores rows of tokens at all; without it, it writes whole texts by itself, see `Writer`.
         logprobs: Such a model tells the log-probabilities of likely tokens.
+        continues: Such a model goes on from the middle of a text.
         source: An encoder reads one, which the text is written with in view.
     """
 
@@ -48,6 +49,7 @@ class Capabilities:
     gradients: bool = False
     rows: bool = True
     logprobs: bool = True
+    continues: bool = True
     source: bool = False
 
     @property

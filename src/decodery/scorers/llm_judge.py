@@ -48,8 +48,9 @@ class LLMJudge(Scorer):
     The score is the mean by the labels' probabilities, normalised once over all labels, so that judges are compared
     beyond their favourite label, and nothing is drawn. The judge is the model that wrote the text; another one is asked
     by `reward-model`, as in reward-model(scorer=llm-judge,model=FOLDER). After a server only the 20 most likely tokens
-    are told of: a label that is not among them counts as nothing, and as `unheard` in the ledger; a text of which none
-    is heard is left out. The ledger also has `judge_calls`, `judge_tokens_in` and `judge_tokens_out`.
+    are told of: a label that is not among them counts as the least likely one that is, which is a bound, and as
+    `unheard` in the ledger; a text of which none is heard is left out. The ledger also has `judge_calls`,
+    `judge_tokens_in` and `judge_tokens_out`.
 
     Attributes:
         instruction: What the judge is told after question and answer, in a conversation of its own.
@@ -147,7 +148,10 @@ class LLMJudge(Scorer):
         return torch.tensor(scores, dtype=torch.float64, device="cpu")
 
     def _logs(self, likely: Mapping[str, float]) -> list[float]:
-        """Log-probability of each label, by those of the tokens that it begins with; -inf where none is listed."""
+        """Log-probability of each label, by those of the tokens that it begins with; all -inf where none is listed.
+
+        A label that is not listed is no more likely than the least likely token that is: that bound stands for it.
+        """
         labels = [label.strip() for label in self.labels]
         # What begins several labels tells nothing.
         telling = {
@@ -160,7 +164,8 @@ class LLMJudge(Scorer):
             own = [logprob for text, logprob in telling.items() if label.startswith(text.strip())]
             count("unheard", not own)
             found.append(math.log(sum(map(math.exp, own))) if own else -math.inf)
-        return found
+        least = min(likely.values(), default=-math.inf) if max(found) > -math.inf else -math.inf
+        return [max(each, least) for each in found]
 
 
 def _mean(logs: list[float]) -> float:

@@ -23,7 +23,8 @@ class LogProbability(Scorer):
     """Scores a text by what the model that wrote it finds its tokens likely, each after those before it.
 
     The distribution is the model's own, without temperature and masks; the end token does not count. Cost: a row per
-    token of the output, in passes that all candidates share.
+    token of the output, in passes that all candidates share. Behind a server it is what that says of the tokens
+    (`logprobs`).
 
     Attributes:
         of: "sum" is the text's log-probability, "mean" that per token, "min" that of its least likely token; 0 for an
@@ -36,7 +37,7 @@ class LogProbability(Scorer):
         if self.of not in ("sum", "mean", "min"):
             raise SettingsError(f"log-probability takes sum, mean or min, not {self.of!r}")
 
-    requirements = Requirements(rows=True)
+    requirements = Requirements(logprobs=True)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -62,6 +63,9 @@ class LogProbability(Scorer):
 
 def token_logprobs(candidates: Candidates, counts: Sequence[int]) -> ForwardCoroutine[list[torch.Tensor]]:
     """By output: [count] float64 log-probabilities of its last `counts` tokens under its model."""
+    if candidates.logprobs is not None:
+        told = zip(candidates.logprobs, candidates.outputs, counts, strict=True)
+        return [_told(values, len(output))[len(output) - wanted :] for values, output, wanted in told]
     model, start = reader(candidates, "log-probability"), len(candidates.prompt)
     found = [torch.zeros(wanted, dtype=torch.float64, device="cpu") for wanted in counts]
 
@@ -75,3 +79,13 @@ def token_logprobs(candidates: Candidates, counts: Sequence[int]) -> ForwardCoro
     texts = [[*candidates.prompt, *output[:-1]] for output in candidates.outputs]
     yield from read(candidates, model, texts, counts, take)
     return found
+
+
+def _told(values: Sequence[float], tokens: int) -> torch.Tensor:
+    """[tokens] log-probabilities that a server told of a text's tokens."""
+    if len(values) < tokens:
+        raise SettingsError(
+            f"the server told the log-probabilities of {len(values)} of {tokens} tokens: log-probability needs the "
+            "field logprobs; use another scorer"
+        )
+    return torch.tensor(values[:tokens], dtype=torch.float64, device="cpu")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self, get_args
@@ -21,7 +21,9 @@ from decodery.models.tokenizers.chat_prompt import chat_tokens
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer, scores_of
+from decodery.step.writer import writes
 
+from .log_probability import LogProbability
 from .published_reward import Form, PublishedReward, Steps
 from .text import texts
 from .wrapper import Wrapper
@@ -78,7 +80,9 @@ class RewardModel(Wrapper):
             raise SettingsError("reward-model judges by a second model: name one, as in model=FOLDER")
         if self.dtype != "auto" and not isinstance(self.model, str):
             raise SettingsError(f"dtype={self.dtype} is for a reward model given by name: name one, or leave dtype out")
-        if self.inner.requirements.taps or (self.inner.requirements.logprobs and not self.inner.apart):
+        # Log-probabilities can be read as well as told.
+        told = self.inner.requirements.logprobs and not isinstance(self.inner, LogProbability)
+        if self.inner.requirements.taps or (told and not self.inner.apart):
             raise SettingsError(
                 f"{type(self.inner).__name__} asks whoever wrote the text: give reward-model a scorer that reads by "
                 "itself, such as process-reward, self-evaluation or llm-judge"
@@ -116,7 +120,7 @@ class RewardModel(Wrapper):
             calls = calls.read_by(model, partial(_turns, found))
         elif calls is not None:
             calls = calls.read_by(model if writer is None else fitted(model, writer), calls.conversation.encode)
-        return (yield from scores_of(self.inner, replace(asked, states=None, calls=calls, role=_ROLE)))
+        return (yield from scores_of(self.inner, replace(asked, states=None, logprobs=None, calls=calls, role=_ROLE)))
 
     def _published(self) -> PublishedReward | None:
         """What a published reward model says; None for any other model."""
@@ -146,6 +150,16 @@ class RewardModel(Wrapper):
         found = self._found
         return (found.model, found.tokenizer) if isinstance(found, LoadedModel) else (found, None)
 
+    @staticmethod
+    def _said(candidates: Candidates, decode: Callable[[Sequence[int]], str]) -> str:
+        """The prompt as a text; of a prompt that a server read, what it was made of."""
+        calls, writer = candidates.calls, candidates.model
+        return (
+            decode(candidates.prompt)
+            if calls is None or writer is None or not writes(writer)
+            else calls.conversation.task
+        )
+
     def _retold(self, candidates: Candidates, tokenizer: Tokenizer, model: LanguageModel) -> Candidates:
         """The same in the tokens of another model."""
         if candidates.decode is None:
@@ -158,7 +172,7 @@ class RewardModel(Wrapper):
         pairs = zip(candidates.outputs, candidates.begins or (), strict=False)
         return replace(
             candidates,
-            prompt=tokenizer.encode(decode(candidates.prompt)),
+            prompt=tokenizer.encode(self._said(candidates, decode)),
             outputs=[tokenizer.encode_after(text) for text in texts(candidates, None, "reward-model")],
             begins=None if candidates.begins is None else [len(again(output[:begin])) for output, begin in pairs],
             decode=tokenizer.decode,

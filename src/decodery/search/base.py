@@ -32,6 +32,7 @@ from decodery.step.embedded import reading
 from decodery.step.forward_request import ForwardCoroutine, ForwardResult, off_loop, score_all
 from decodery.step.scorer import Candidates
 from decodery.step.sequence import Sequence
+from decodery.step.writer import writes
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
@@ -213,6 +214,9 @@ def candidates(
         states=[seq.cache for seq in branches],
         begins=begins,
         calls=first.request.calls,
+        logprobs=[[each.logprob for each in seq.token_logprobs] for seq in branches]
+        if writes(first.request.model)
+        else None,
     )
 
 

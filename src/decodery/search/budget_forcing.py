@@ -10,7 +10,10 @@ from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.engine.writing import WholeTexts, keep
 from decodery.models.loaders.store import Progress, silent
+from decodery.models.tokenizers.pieces import Pieces
+from decodery.step.detokenizer import TextStream
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
 class BudgetForcing(Search):
     """Writes one text; forces its thinking to go on a few times and to end at a limit.
 
-    The trace counts "ignored" ends and the tokens that were "forced".
+    The trace counts "ignored" ends and the tokens that were "forced". After a server the mark is looked for in what
+    the text says, and tokens are the pieces that the server sends.
 
     Attributes:
         end: What marks the end of thinking, begun at the start of the text.
@@ -53,7 +57,7 @@ class BudgetForcing(Search):
     ignore: int = 1
     most: int | None = None
 
-    requirements = Requirements(rows=True)
+    requirements = Requirements(continues=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.ignore, int) or self.ignore < 0:
@@ -66,6 +70,8 @@ class BudgetForcing(Search):
     def bind(self, tokenizer: Tokenizer) -> BudgetForcing:
         def ids(words: str | tuple[int, ...]) -> tuple[int, ...]:
             if not isinstance(words, str):
+                if isinstance(tokenizer, Pieces):
+                    raise SettingsError("a server's token ids are not known here: give end, wait and cue as texts")
                 return words
             require_written(tokenizer, words, "a text of budget-forcing")
             return tuple(tokenizer.encode(words, special=False))
@@ -80,6 +86,8 @@ class BudgetForcing(Search):
         end, wait, cue = (list(map(int, each)) for each in words)
         pool, ignored, marks = TextPool(engine, request, self, 1), 0, deque[TextSnapshot](maxlen=len(end) + 1)
         (text,) = pool.texts
+        if isinstance(text.request.model, WholeTexts):
+            return (yield from self._after_a_server(pool, text.request.model, progress))
         thinking = True
         while not text.finished:
             marks.append(TextSnapshot.of(text))
@@ -101,6 +109,50 @@ class BudgetForcing(Search):
         count("ignored", ignored)
         return pool.finish([text])
 
+    def _after_a_server(
+        self, pool: TextPool, model: WholeTexts, progress: Progress
+    ) -> ForwardCoroutine[list[Sequence]]:
+        """The same by what the text says: the mark is looked for in it, and the server goes on after other words."""
+        (text,), mark = pool.texts, model.pieces.decode(map(int, self.end))
+        if text.request.logprobs is not None:
+            raise SettingsError(
+                "a server tells no log-probabilities of the words that budget-forcing writes: leave out logprobs"
+            )
+        assert text.text is not None
+        blank, ignored, thinking, since = text.text.fork(), 0, True, 0
+
+        def stands(seq: Sequence) -> bool:
+            assert seq.text is not None
+            spent = self.most is not None and seq.position >= self.most
+            return thinking and (spent or mark in seq.text.text[since:])
+
+        def goes_on(seq: Sequence) -> bool:
+            return seq.position == begun or not stands(seq)
+
+        while not text.finished:
+            begun, text.segment_end = text.position, stands
+            yield from pool.write(progress, goes_on)
+            if not thinking or not text.complete:
+                continue
+            said = text.text.text
+            at = said.find(mark, since)
+            if at < 0 and text.finish_reason != "stop":
+                instead, thinking, at = [*self.end, *self.cue], text.finished, len(said)
+            elif ignored < self.ignore:
+                ignored += 1
+                instead = [*self.wait]
+            else:
+                thinking = False
+                continue
+            if text.finish_reason == "length":
+                break
+            _say_instead(text, model, blank, at if at >= 0 else len(said), [int(token) for token in instead])
+            pool.trace.ledger.tokens += len(instead)
+            since = len(text.text.text)
+        count("ignored", ignored)
+        text.segment_end = None
+        return pool.finish([text])
+
     def _write_instead(
         self, pool: TextPool, marks: deque[TextSnapshot], place: int, tokens: list[int]
     ) -> ForwardCoroutine[None]:
@@ -116,6 +168,26 @@ class BudgetForcing(Search):
         # What is written a second time is nothing new.
         pool.trace.ledger.tokens -= len(again)
         count("forced", len(tokens))
+
+
+def _say_instead(text: Sequence, model: WholeTexts, blank: TextStream, at: int, tokens: list[int]) -> None:
+    """Let a text stand as if `tokens` had been written after its first `at` characters."""
+    kept, left = list[int](), at
+    for token in text.generated:
+        piece = model.pieces.decode([token])
+        if len(piece) > left:
+            kept += [model.pieces.id_of(piece[:left])] if left else []
+            break
+        kept.append(token)
+        left -= len(piece)
+    text.tokens[text.request.prompt_length :] = [*kept, *tokens]
+    text.text, text.token_logprobs = blank.fork(), []
+    for token in text.generated:
+        text.text.push(token)
+    text.finish_reason = "length" if text.remaining <= 0 else None
+    text.stopped_by = None
+    keep(text, None)
+    count("forced", len(tokens))
 
 
 def _ended(text: Sequence, end: list[int], since: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Hashable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +18,7 @@ from decodery.step.sequence import Sequence
 
 from .particles import Resample, Resampling, resampler, run, uniforms
 from .pool import require_count
-from .step_nodes import Node
+from .step_nodes import Node, identity
 from .steps import Growth, StepSearch
 from .sweep import Potential, Sweep, Weighting, log_potential
 
@@ -122,14 +123,14 @@ class ParticleSearch(StepSearch):
 
     def _elected(self, growth: Growth, sweeps: Ordered[Sweep[Node]]) -> ForwardCoroutine[list[Sequence]]:
         """Different texts of these sweeps as results; in a vote they count what all particles with them weigh."""
-        nodes: dict[tuple[int, ...], Node] = {}
-        votes: dict[tuple[int, ...], float] = {}
+        nodes: dict[Hashable, Node] = {}
+        votes: dict[Hashable, float] = {}
         for sweep in sweeps:
             for trajectory, weight in zip(sweep.members, sweep.weights, strict=True):
                 if weight > 0:
-                    tokens = tuple(trajectory.last.seq.tokens)
-                    nodes.setdefault(tokens, trajectory.last)
-                    votes[tokens] = votes.get(tokens, 0.0) + float(weight)
+                    same = identity(trajectory.last.seq)
+                    nodes.setdefault(same, trajectory.last)
+                    votes[same] = votes.get(same, 0.0) + float(weight)
         return (yield from growth.finish(list(nodes.values()), list(votes.values())))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Ordered
 from copy import copy
 from dataclasses import replace
@@ -23,8 +23,10 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.step.forward_request import ForwardCoroutine, score_all
 from decodery.step.scorer import Scorer, judge
 from decodery.step.sequence import Sequence
+from decodery.step.writer import writes
 
 from .base import Search, candidates, credit, written
+from .step_nodes import identity
 
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
@@ -170,8 +172,12 @@ def same_tokens(texts: Ordered[Sequence]) -> list[int]:
 
     One that has ended is another than one that has not.
     """
-    first: dict[tuple[bool, tuple[int, ...]], int] = {}
-    return [first.setdefault((seq.finished, tuple(written(seq))), number) for number, seq in enumerate(texts)]
+    first: dict[Hashable, int] = {}
+
+    def key(seq: Sequence) -> Hashable:
+        return identity(seq) if writes(seq.request.model) else (seq.finished, tuple(written(seq)))
+
+    return [first.setdefault(key(seq), number) for number, seq in enumerate(texts)]
 
 
 def scored(

@@ -8,6 +8,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.trace import Grown, Trace
+from decodery.engine.remote import RemoteModel
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.named import Precision
@@ -32,6 +33,7 @@ class SecondModel:
     Args:
         model: A `LanguageModel`, a name `decodery.load` knows, or None for the draft that comes with this package for
             the target.
+            After a server it is the URL of another one, see `RemoteModel.beside`.
         dtype: See `models.loaders.named`. Its cache holds what it has read of the text that it wrote on last; of
             another one it reads again from where the two part.
 
@@ -81,7 +83,7 @@ class SecondModel:
     def _taken_over(self, seq: Sequence) -> Sequence:
         """The same text, for this model to go on with: no drafts, no source, and no rule that is made for another."""
         clone, before = seq.fork(), self._text
-        if before is None:
+        if before is None or isinstance(self.model, RemoteModel):
             cache = self.model.new_cache()
             if seq.request.slots is not None:
                 cache.provide(seq.request.slots)
@@ -118,5 +120,12 @@ class SecondModel:
 
 def second_model(model: LanguageModel | str | None, dtype: Precision, target: Reader) -> LanguageModel:
     """The model that steps beside `target`; see `SecondModel`."""
+    if isinstance(target, RemoteModel):
+        if not isinstance(model, str) or "://" not in model:
+            raise SettingsError(
+                "texts of a server are continued by another server alone: give its URL, as in "
+                f"model=http://localhost:8001, not {model!r}"
+            )
+        return target.beside(model)
     (found,) = DraftModel(model, dtype).auxiliary_models(target)
     return cast(LanguageModel, fitted(found, target))

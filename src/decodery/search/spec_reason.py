@@ -44,7 +44,8 @@ class SpecReason(Stepped, JudgedSearch):
         scorer: By default the model itself is asked for a digit, in one token after the step; its most likely token
             counts, and what is no digit is 0. Any scorer of beginnings and answers will do.
         step_tokens, delimiter, rounds: See step-beam.
-        model, dtype: The second model, as for the drafter draft-model; it needs the same tokens.
+        model, dtype: The second model, as for the drafter draft-model; it needs the same tokens. Where a server writes,
+            it is the URL of another one, as in model=http://localhost:8001 or with #NAME after it.
         threshold: What a score must reach; a step that does not is left, and the model writes it from the same place
             with the same noise, by the request's drafter, budget and rule: with draft-model of the same second model
             both kinds of speculation work together.
@@ -69,7 +70,7 @@ class SpecReason(Stepped, JudgedSearch):
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(rows=True, taps=self.judge.requirements.taps)
+        return Requirements.merged((Requirements(continues=True), self.judge.requirements))
 
     def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
         second, node = SecondModel(growth, self.model, self.dtype), growth.root

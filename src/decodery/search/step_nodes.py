@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +11,7 @@ from typing import Literal
 from decodery.core.errors import SettingsError
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
+from decodery.step.writer import writes
 
 Aggregate = Literal["last", "min", "prod", "mean"]
 
@@ -95,11 +96,18 @@ class StepEnd:
         return False
 
 
+def identity(seq: Sequence) -> Hashable:
+    """What equal texts have in common: their tokens, or what they say where a server cuts them."""
+    if writes(seq.request.model) and seq.text is not None:
+        return seq.finished, seq.text.text
+    return tuple(seq.tokens)
+
+
 def distinct(nodes: Iterable[Node]) -> list[Node]:
     """Of nodes with equal texts the first."""
-    first: dict[tuple[int, ...], Node] = {}
+    first: dict[Hashable, Node] = {}
     for node in nodes:
-        first.setdefault(tuple(node.seq.tokens), node)
+        first.setdefault(identity(node.seq), node)
     return list(first.values())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
@@ -26,12 +26,13 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.step.embedded import reading
 from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
+from decodery.step.writer import writes
 
 from .answers import AnswerExtractor, Kind
 from .base import Search, credit, require_written
 from .judged import JudgedSearch
 from .pool import leave_out, require_count, scored, write_on
-from .step_nodes import Aggregate, Node, StepEnd, aggregated
+from .step_nodes import Aggregate, Node, StepEnd, aggregated, identity
 from .votes import elected, vote_weights
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class StepSearch(Stepped, JudgedSearch):
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(rows=True, taps=self.judge.requirements.taps)
+        return Requirements.merged((Requirements(continues=True), self.judge.requirements))
 
     def worth(self, node: Node) -> float:
         """What a text's scores make it worth; nothing is worth -inf."""
@@ -154,9 +155,11 @@ class Growth:
         self.root = Node(seq, len(seq.tokens))
         self.trace = Trace(ledger=seq.trace.ledger)
         self._settled = request.settled
-        self._scores: dict[tuple[int, ...], float | None] = {}
+        self._scores: dict[Hashable, float | None] = {}
         self._failed: Exception | None = None
         search.fits(seq.request.model)
+        if isinstance(search.delimiter, tuple) and writes(seq.request.model):
+            raise SettingsError("a server's token ids are not known here: give the delimiter of steps as a text")
         if isinstance(search.delimiter, str) and seq.text is None:
             raise SettingsError("the delimiter of steps is a text: give token ids, or search through `LLM`")
 
@@ -194,7 +197,7 @@ class Growth:
         assert isinstance(self.search, JudgedSearch)
         fresh = list({id(node): node for node in nodes if not node.judged}.values())
         texts = yield from self.shown(fresh)
-        keys = [tuple(text.tokens) for text in texts]
+        keys = [identity(text) for text in texts]
         asked = {key: number for number, key in enumerate(keys) if key not in self._scores}
         if asked:
             begins = [fresh[number].begin - self.root.seq.request.prompt_length for number in asked.values()]
@@ -294,7 +297,7 @@ class Growth:
 
     def read(self, seq: Sequence) -> ForwardCoroutine[None]:
         """Let a text's model read all of it but the last token, which its next turn reads."""
-        while (missing := unread(seq)) > 1:
+        while not writes(seq.request.model) and (missing := unread(seq)) > 1:
             start = seq.cache.next_position
             chunk = seq.tokens[start : start + min(missing - 1, self.engine.prefill_chunk)]
             yield from score(seq.request.model, reading(seq, chunk, []))

@@ -46,6 +46,7 @@ class Candidates:
         begins: How many ids of each output stand before its last step, None where texts do not grow by steps.
         calls: Opens texts after prompts of a scorer's own; None where the prompt is token ids alone.
         role: What `model` goes by in the ledger where it is not the writer.
+        logprobs: What a server said of the log-probability of each token; None where the model itself is at hand.
     """
 
     prompt: Sequence[int]
@@ -59,6 +60,7 @@ class Candidates:
     begins: Sequence[int] | None = None
     calls: ScorerCalls | None = None
     role: str = ""
+    logprobs: Sequence[Sequence[float]] | None = None
 
     def __len__(self) -> int:
         return len(self.outputs)
@@ -73,6 +75,7 @@ class Candidates:
             texts=None if self.texts is None else [self.texts[n] for n in numbers],
             states=None if self.states is None else [self.states[n] for n in numbers],
             begins=None if self.begins is None else [self.begins[n] for n in numbers],
+            logprobs=None if self.logprobs is None else [self.logprobs[n] for n in numbers],
         )
 
 

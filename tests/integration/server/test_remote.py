@@ -6,9 +6,9 @@ import json
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -20,9 +20,9 @@ from decodery.core.errors import DecoderyError, ServerError, SettingsError, Unsu
 from decodery.scorers import TextScore
 from decodery.search import IAD
 from methods import DRAWING, SAMPLED, SEARCHES
+from scripted_server import say, scripted, stream
 from serving import serving, tiny_lm
 
-Reply = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 WRITING = {"temperature": 1.0, "max_new_tokens": 8, "seed": 3}
 
 
@@ -92,7 +92,7 @@ def test_what_a_server_cannot_do_is_refused_before_it_is_asked(both: tuple[Any, 
     asked, remote.model.endpoint.stream = remote.model.endpoint.stream, None
     try:
         for name, search in SEARCHES.items():
-            if name not in SAMPLED:
+            if name not in SAMPLED | {"compute-optimal", "value-guided"}:
                 with pytest.raises(DecoderyError):
                     remote.search("x", search, temperature=float(name in DRAWING))
         for settings, words in (
@@ -104,67 +104,9 @@ def test_what_a_server_cannot_do_is_refused_before_it_is_asked(both: tuple[Any, 
             with pytest.raises(UnsupportedModel, match=words):
                 remote.generate("x", **settings)
         with pytest.raises(UnsupportedModel, match="best-of-n needs rows scored"):
-            remote.search("x", "best-of-n:scorer=log-probability")
+            remote.search("x", "best-of-n:scorer=rating")
     finally:
         remote.model.endpoint.stream = asked
-
-
-@contextmanager
-def scripted(*replies: Reply, models: tuple[str, ...] = ("m",)) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server that answers the probes, and then each chat as it is told; what it was asked."""
-    left, asked, lock = list(replies), list[dict[str, Any]](), threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *said: Any) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            say(self, 200, {"data": [{"id": model} for model in models]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            if not body.get("stream"):
-                say(self, 200 if "messages" in body and "logprobs" not in body else 400, {"choices": [{}]})
-                return
-            with lock:
-                asked.append(body)
-                reply = left.pop(0)
-            reply(self, body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def say(handler: BaseHTTPRequestHandler, status: int, body: Any, **headers: str) -> None:
-    data = json.dumps(body).encode()
-    handler.send_response(status)
-    for name, value in {"content-length": str(len(data)), **headers}.items():
-        handler.send_header(name, value)
-    handler.end_headers()
-    handler.wfile.write(data)
-
-
-def stream(*texts: str, whole: bool = True, last: str = "") -> Reply:
-    """A stream of pieces, which ends in the middle unless it is whole; last: what is sent in place of an end."""
-
-    def reply(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
-        handler.send_response(200)
-        handler.end_headers()
-        for text in texts:
-            handler.wfile.write(f"data: {json.dumps({'choices': [{'delta': {'content': text}}]})}\n\n".encode())
-        if last:
-            handler.wfile.write(last.encode())
-        elif whole:
-            handler.wfile.write(b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
-
-    return reply
 
 
 def busy(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:

@@ -41,11 +41,11 @@ def test_a_label_counts_by_its_probability_whoever_tells_it() -> None:
     assert torch.equal(run_sync(judge(scorer, candidates.of([1]))), scores[1:])
     with pytest.raises(SettingsError, match="some of these are equal"):
         run_sync(judge(LLMJudge(labels=("aa", "ab")).bind(lm.tokenizer), candidates))
-    # After a server: spellings of one label are summed, and what is not listed counts as nothing.
+    # After a server: spellings of one label are summed, and what is not listed counts as the least that is.
     heard = {"no": math.log(0.5), " yes": math.log(0.2), "yes": math.log(0.1), "other": math.log(0.2)}
     remote = ScriptedLLM(lambda asked: Said("no", heard) if "Question:" in asked.text else "text")
     (found,) = remote.search("q", BestOfN(LLMJudge(labels=("no", "maybe", "yes")), n=1))
-    assert found.score == pytest.approx(0.3 / 0.8) and found.trace.ledger.counts["unheard"] == 1
+    assert found.score == pytest.approx(0.35 / 0.9) and found.trace.ledger.counts["unheard"] == 1
     assert remote.asked[-1].max_tokens == 1 and remote.asked[-1].temperature == 0
 
 
@@ -77,8 +77,8 @@ def test_what_a_server_says_beside_the_labels_is_no_score() -> None:
         lm = ScriptedLLM(lambda asked: Said(next(iter(heard)), heard) if "Question:" in asked.text else "text")
         return lm.search("q", BestOfN(LLMJudge(labels=labels), n=1))[0].score
 
-    # A token that begins two labels tells of neither: .4 of better and .1 of good are left.
-    assert found({"b": math.log(0.5), "bet": math.log(0.4), "good": math.log(0.1)}) == pytest.approx(0.6)
+    # A token that begins two labels tells of neither: .4 of better and .1 of good are left, and .1 bounds bad.
+    assert found({"b": math.log(0.5), "bet": math.log(0.4), "good": math.log(0.1)}) == pytest.approx(0.5)
     with pytest.raises(SettingsError, match=r"one of bad, better, good, and began with '<think>'"):
         found({"<think>": 0.0})
     with pytest.raises(SettingsError, match="'1' begins '10'"):

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     import httpx
 
 CHAT, PLAIN = "/chat/completions", "/completions"
+_PREFILLS: tuple[dict[str, bool], ...] = (
+    {"continue_final_message": True, "add_generation_prompt": False},
+    {"continue_final_message": True},
+    {},
+)
+"""How servers are asked to go on with the last message: vLLM and SGLang, this package, llama.cpp."""
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 """Statuses after which the same request may succeed later."""
 _MOST_EVENT, _MOST_REPLY = 1 << 22, 1 << 24
@@ -36,6 +42,19 @@ class Offers:
     chat: bool
     plain: bool
     logprobs: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """How a chat goes on with its last message.
+
+    Attributes:
+        fields: Of the request.
+        trims: Whether the spaces at the end of that message are left out.
+    """
+
+    fields: dict[str, bool]
+    trims: bool
 
 
 @dataclass(frozen=True)
@@ -101,6 +120,32 @@ class Endpoint:
                 f"{self.base} writes no texts by {CHAT} or {PLAIN}: give the address of an OpenAI-like server"
             )
         return Offers(name, CHAT in found, PLAIN in found, found)
+
+    def prefill(self, model: str) -> Prefill | None:
+        """How the server goes on with the last message of a chat; None where it does not.
+
+        The prompt's length says so: where the message is closed and another one is begun, the template adds tokens.
+        """
+        asked = [{"role": "user", "content": "Hi"}]
+        alone = self._prompt_tokens({"model": model, "messages": asked})
+        for fields in _PREFILLS:
+            longer = [
+                self._prompt_tokens(
+                    {"model": model, "messages": [*asked, {"role": "assistant", "content": said}], **fields}
+                )
+                for said in ("a", "a\n\n")
+            ]
+            if alone is not None and longer[0] is not None and longer[0] <= alone + 1:
+                return Prefill(fields, trims=longer[1] == longer[0])
+        return None
+
+    def _prompt_tokens(self, body: dict[str, Any]) -> int | None:
+        """How long the server finds a prompt; None where it refuses it, or does not say."""
+        status, said = self._post(CHAT, {"max_tokens": 1, "temperature": 0, **body})
+        try:
+            return int(said["usage"]["prompt_tokens"]) if status == 200 else None
+        except (KeyError, TypeError, ValueError):
+            return None
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a text, and how often it was asked for again under "retries" with the first.

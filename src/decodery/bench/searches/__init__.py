@@ -1,0 +1,1 @@
+"""Searches compared on own problems: accuracy against tokens."""

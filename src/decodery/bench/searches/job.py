@@ -1,0 +1,228 @@
+"""Searches run on problems: every result is kept as soon as it is known, and a later run goes on from there."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from decodery.core.errors import DecoderyError, SettingsError
+from decodery.core.registry import resolve
+from decodery.llm.llm import LLM
+from decodery.scorers.sandbox import Sandbox
+from decodery.search.answers import AnswerExtractor, Kind
+from decodery.search.base import Search
+
+from ..result import stamp
+from .figures import Row, plot, rows, table
+from .pooled import Found, Pooled, takes_part
+from .problems import Problem
+
+SEARCHES = "searches"
+_BUDGET, _SCORER = "{n}", "{examples}"
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is run, the same for all searches.
+
+    Attributes:
+        searches: As `LLM.search` takes them, with {n} where the budget stands and the scorer {examples} for a problem's
+            own examples; the first one at the first budget is the baseline.
+        budgets: Texts of a problem.
+        prompt: What is asked, with {question} in it.
+        apply_chat_template: Whether it is asked as a chat.
+        max_new_tokens, temperature, stop: Of every text.
+        seed: Problem i is answered at seed + 2^20 i.
+        answer, pattern: Where answers stand, see `self-consistency`.
+    """
+
+    searches: tuple[str, ...]
+    budgets: tuple[int, ...] = (1, 4, 16)
+    prompt: str = "{question}"
+    apply_chat_template: bool = True
+    max_new_tokens: int = 512
+    temperature: float = 0.8
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+    answer: Kind = "auto"
+    pattern: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.searches or not self.budgets or min(self.budgets) < 1:
+            raise SettingsError("search-bench needs one search or more, and budgets of at least 1")
+        if "{question}" not in self.prompt:
+            raise SettingsError("the prompt of search-bench has no {question}: say where a problem's text stands")
+
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """Searches and budgets; a search without {n} has one run, at budget 0."""
+        found = [
+            (search, budget) for search in self.searches for budget in (self.budgets if _BUDGET in search else (0,))
+        ]
+        return list(dict.fromkeys(found))
+
+
+@dataclass
+class SearchJob:
+    """One comparison.
+
+    Args:
+        lm: What writes.
+        problems: What is asked.
+        out: Folder of records.jsonl, from which an interrupted comparison goes on, results.json, table.md and
+            accuracy.svg.
+        seconds: After so long no further problem is begun; None for all of them.
+    """
+
+    lm: LLM
+    problems: Sequence[Problem]
+    settings: Settings
+    out: Path
+    seconds: float | None = None
+
+    @cached_property
+    def sandbox(self) -> Sandbox:
+        """Where programs run."""
+        return Sandbox(seconds=3.0)
+
+    @cached_property
+    def answers(self) -> AnswerExtractor:
+        """How answers are found and compared."""
+        return AnswerExtractor(self.settings.answer, self.settings.pattern)
+
+    def run(self, report: Report = lambda what, done, total: None, stopped: Callable[[], bool] = lambda: False) -> Row:
+        """Run what is missing, and write the files after every problem.
+
+        Args:
+            report: Called with what is done, and how many problems are.
+            stopped: Whether to end early.
+
+        Returns:
+            The result.
+        """
+        self.out.mkdir(parents=True, exist_ok=True)
+        records, until = self._known(), None if self.seconds is None else time.monotonic() + self.seconds
+        for number, problem in enumerate(self.problems):
+            if stopped() or (until is not None and time.monotonic() > until):
+                break
+            done = {(each["search"], each["budget"]) for each in records if each["problem"] == problem.name}
+            if missing := [run for run in self.settings.runs if run not in done]:
+                report(problem.name, number, len(self.problems))
+                fresh = self._solve(problem, number, missing)
+                with (self.out / "records.jsonl").open("a", encoding="utf-8") as file:
+                    file.write("".join(f"{json.dumps(each)}\n" for each in fresh))
+                records += fresh
+                self._save(records)
+        return self._save(records)
+
+    def _known(self) -> list[Row]:
+        """The records of an earlier run.
+
+        Raises:
+            SettingsError: If that had other settings.
+        """
+        path, own = self.out / "records.jsonl", {"model": self.lm.name, **asdict(self.settings)}
+        # Further searches and budgets may be added.
+        fixed = {name: value for name, value in own.items() if name not in ("searches", "budgets")}
+        fixed = json.loads(json.dumps(fixed))
+        if not path.is_file():
+            path.write_text(json.dumps({"settings": fixed}) + "\n", encoding="utf-8")
+            return []
+        found, text = [], path.read_text("utf-8")
+        if not text.endswith("\n"):
+            with path.open("a", encoding="utf-8") as file:
+                file.write("\n")
+        for line in text.splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                # The last line of a run that was killed.
+                continue
+        if not found or found[0].get("settings") != fixed:
+            raise SettingsError(f"{path} was made with other settings: give another folder as --out")
+        return found[1:]
+
+    def _solve(self, problem: Problem, number: int, runs: Sequence[tuple[str, int]]) -> list[Row]:
+        begun = time.monotonic()
+        made = {run: self._made(problem, *run) for run in runs}
+        sampled = {run: search for run, search in made.items() if takes_part(search)}
+        found: dict[tuple[str, int], tuple[Found, float]] = {}
+        if sampled:
+            pooled = Pooled(list(sampled.values()))
+            try:
+                self._search(problem, number, pooled)
+            except DecoderyError as error:
+                pooled.found = [Found("", 0, 0, str(error)) for _ in sampled]
+            each = (time.monotonic() - begun) / len(sampled)
+            found = {run: (one, each) for run, one in zip(sampled, pooled.found, strict=True)}
+        for run, search in made.items():
+            if run in sampled:
+                continue
+            begun = time.monotonic()
+            try:
+                if isinstance(search, DecoderyError):
+                    raise search
+                seq = self._search(problem, number, search)[0]
+                ledger = seq.trace.ledger
+                one = Found("" if seq.text is None else seq.text.text, ledger.tokens, ledger.scorer_calls)
+            except DecoderyError as error:
+                one = Found("", 0, 0, str(error))
+            found[run] = one, time.monotonic() - begun
+        return [self._record(problem, run, *found[run]) for run in runs]
+
+    def _record(self, problem: Problem, run: tuple[str, int], found: Found, seconds: float) -> Row:
+        right = not found.error and problem.right(found.text, self.answers, self.sandbox)
+        row: Row = {"problem": problem.name, "search": run[0], "budget": run[1], "right": right}
+        row |= {"tokens": found.tokens, "scorer_calls": found.scorer_calls, "seconds": round(seconds, 3)}
+        return row | ({"error": found.error} if found.error else {"text": found.text})
+
+    def _made(self, problem: Problem, search: str, budget: int) -> Search | DecoderyError:
+        """A search for a problem, or why there is none."""
+        given: dict[str, Any] = {}
+        try:
+            if _SCORER in search:
+                if (scorer := problem.scorer(self.sandbox)) is None:
+                    raise SettingsError("this problem has no examples that a scorer could run")
+                search, given = re.sub(r"scorer=\{examples\},?", "", search).rstrip(",:"), {"scorer": scorer}
+            method: Search = resolve("search", search.replace(_BUDGET, str(budget)), **given)
+            return method.bind(self.lm.tokenizer)
+        except DecoderyError as error:
+            if _SCORER in search:
+                return error
+            raise
+
+    def _search(self, problem: Problem, number: int, search: Search) -> list[Any]:
+        request = self.lm.request_for(
+            self.settings.prompt.replace("{question}", problem.question),
+            apply_chat_template=self.settings.apply_chat_template,
+            drafter=None,
+            max_new_tokens=self.settings.max_new_tokens,
+            temperature=self.settings.temperature,
+            stop=list(self.settings.stop),
+            seed=self.settings.seed + (number << 20),
+        )
+        return search.run(self.lm.engine(), request)
+
+    def _save(self, records: Sequence[Row]) -> Row:
+        found = rows(records, self.settings.runs)
+        done = {(each["problem"], each["search"], each["budget"]) for each in records}
+        wanted = {(problem.name, *run) for problem in self.problems for run in self.settings.runs}
+        result: Row = {
+            **stamp(SEARCHES),
+            "complete": wanted <= done,
+            "model": {"name": self.lm.name, "dtype": self.lm.dtype},
+            "settings": asdict(self.settings),
+            "problems": len(self.problems),
+            "rows": found,
+        }
+        (self.out / "results.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        (self.out / "table.md").write_text(table(found) + "\n", encoding="utf-8")
+        (self.out / "accuracy.svg").write_text(plot(found), encoding="utf-8")
+        return result
