@@ -80,7 +80,7 @@ _EXAMPLE = (
     show_default=True,
     help="Where answers stand in a text.",
 )
-@option_under("Data", "--pattern", default="", metavar="REGEX", help="A regular expression of answers in its place.")
+@option_under("Data", "--pattern", metavar="REGEX", help="A regular expression of answers in its place.")
 @output_option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -104,8 +104,8 @@ def search_bench(problems: Path, model: str, dtype: str, out: Path, limit: int |
         budgets = tuple(int(each) for each in given.pop("budgets").split(","))
     except ValueError:
         raise SettingsError("--budgets is a list of integers, such as 1,4,16") from None
-    seconds = given.pop("seconds")
-    settings = Settings(tuple(given.pop("searches")), budgets, stop=tuple(given.pop("stop")), **given)
+    seconds, pattern = given.pop("seconds"), given.pop("pattern") or ""
+    settings = Settings(tuple(given.pop("searches")), budgets, stop=tuple(given.pop("stop")), pattern=pattern, **given)
     job = SearchJob(load(model, dtype=dtype), read_problems(problems)[:limit], settings, out, seconds)
     with stop_on_interrupt() as stopped, progress_bar() as report:
         result = job.run(report, stopped)

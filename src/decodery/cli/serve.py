@@ -103,6 +103,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Monitor of every text, which requests cannot leave out. Repeatable.",
 )
 @server_option(
+    "--search",
+    metavar="SPEC",
+    help="Answer every request by this search, such as best-of-n:scorer=self-evaluation,n=8; clients give n for its n "
+    "best texts.",
+)
+@server_option(
     "--allow-host",
     multiple=True,
     metavar="NAME",
@@ -150,6 +156,7 @@ def serve(
     allow_origin: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
+    search: str | None,
     log_level: str,
     **limits: Any,
 ) -> None:
@@ -177,6 +184,7 @@ def serve(
         origins=allow_origin,
         guards=[resolve("monitor", each) for each in guard],
         memory_bytes=memory_bytes(memory_gib),
+        search=None if search is None else resolve("search", search),
         **given,
     )
     if (tls_cert is None) != (tls_key is None):
@@ -190,8 +198,8 @@ def serve(
             raise click.UsageError("--kv-dtype and --ray exclude each other")
         if masking is not None:
             raise click.UsageError("--masking and --ray exclude each other")
-        if tls_cert is not None or guard or extra_model:
-            raise click.UsageError("--tls-cert, --guard, --extra-model and --ray exclude each other")
+        if tls_cert is not None or guard or extra_model or search is not None:
+            raise click.UsageError("--tls-cert, --guard, --extra-model, --search and --ray exclude each other")
         _fleet(settings, model, dtype, host, port, replicas or "1-4", shared=kv_gib is None)
         return
     from decodery import load
@@ -202,6 +210,8 @@ def serve(
 
     more = _more(extra_model, settings.name, dtype, kv_dtype)
     loaded = load(model, dtype=dtype, kv_dtype=kv_dtype, masking=masking)
+    if settings.search is not None:
+        settings.search.bind(loaded.tokenizer).fits(loaded.model)
     tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
     where: dict[str, Any] = {"host": host, "port": port, "tls": tls}
     size = _size(model) if more else 0

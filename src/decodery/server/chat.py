@@ -14,7 +14,7 @@ from .fields import ChatRequest
 from .job import FinishedText, Update
 from .languages import drop_stop, language_of
 from .messages import encoded, tools_in_use
-from .methods import CANVAS_TOKENS, cache_policy_of, fill_of, search_of, settings_of
+from .methods import CANVAS_TOKENS, cache_policy_of, fill_of, search_of, searched, settings_of
 from .plan import Form, Plan, several
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any)
         settings["predicted_output"] = body.prediction.text
     steps, n = own is not None and own.trace == "steps", body.n or 1
     fill = fill_of(body, lm, tokens, settings)
-    search = None if fill is not None else search_of(body, lm)
+    search = None if fill is not None else search_of(body, lm, preprocessor.settings.search)
     requests: list[Request] | list[Fill]
     if fill is not None:
         requests = several(fill, n)
     else:
         if search is not None:
-            settings.setdefault("drafter", "none")
+            searched(settings, search, preprocessor.settings.search)
         request = lm.request(tokens, **settings)
         request.conversation = lm.conversation(turns, allow_special=allow)
         request.return_draft_trees, request.prompt_logprobs = steps, body.prompt_logprobs

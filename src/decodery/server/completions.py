@@ -13,7 +13,7 @@ from .errors import invalid
 from .fields import CompletionRequest
 from .job import FinishedText, Update
 from .languages import drop_stop, language_of
-from .methods import cache_policy_of, fill_of, search_of, settings_of
+from .methods import cache_policy_of, fill_of, search_of, searched, settings_of
 from .plan import Form, Plan, several
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint
     if body.max_tokens == 0 and not echo:
         raise invalid("max_tokens must be at least 1, or 0 with echo", "max_tokens")
     own = body.decodery
-    search = None if own is not None and own.diffuse is not None else search_of(body, lm)
+    search = None if own is not None and own.diffuse is not None else search_of(body, lm, preprocessor.settings.search)
     if search is not None:
-        settings.setdefault("drafter", "none")
+        searched(settings, search, preprocessor.settings.search)
         if echo and logprobs is not None:
             raise invalid("a search reports no log-probabilities of the prompt: leave out echo or logprobs", "echo")
     steps = own is not None and own.trace == "steps"

@@ -67,12 +67,32 @@ def _watching(guards: Sequence[Monitor], asked: str | list[str] | None) -> Any:
     return [*guards, *([asked] if isinstance(asked, str) else asked or ())] if guards else asked
 
 
-def search_of(body: Shared, lm: LLM) -> Search | None:
-    """The search that a request asks for."""
-    if body.decodery is None or body.decodery.search is None:
-        return None
-    search: Search = resolve("search", body.decodery.search).bind(lm.tokenizer)
-    return search
+def search_of(body: Shared, lm: LLM, given: Search | None) -> Search | None:
+    """The search that answers a request: that of the server, or the one that the request asks for.
+
+    Args:
+        body: The request.
+        lm: What writes.
+        given: The search that answers all requests of the server, None where they name their own.
+    """
+    named = None if body.decodery is None else body.decodery.search
+    if given is not None and named is not None:
+        raise invalid("this server has a search of its own: leave search out", "decodery.search")
+    search: Search | None = given if named is None else resolve("search", named)
+    return None if search is None else search.bind(lm.tokenizer)
+
+
+def searched(settings: dict[str, Any], search: Search, given: Search | None) -> None:
+    """Add to the settings of texts what a search needs that the request does not say.
+
+    Args:
+        settings: Of a request, changed.
+        search: What answers it.
+        given: The search of the server, whose clients need not know of it: their texts have OpenAI's temperature.
+    """
+    settings.setdefault("drafter", "none")
+    if given is not None and "sampler" not in settings and not search.requirements.greedy:
+        settings.setdefault("temperature", 1.0)
 
 
 def fill_of(body: Shared, lm: LLM, tokens: list[int], settings: dict[str, Any]) -> Fill | None:

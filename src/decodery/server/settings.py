@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from decodery.core.errors import SettingsError
 
 if TYPE_CHECKING:
+    from decodery.search.base import Search
     from decodery.step.monitor import Monitor
     from decodery.step.scorer import Scorer
 
@@ -45,6 +46,7 @@ class ServerSettings:
         scorer: What `/v1/rerank` and `/score` rate documents by where a request names no scorer.
         memory_bytes: Of the weights and KV caches of all loaded models, where several are served.
         idle_seconds: After which a model that nobody uses is unloaded; the first one stays.
+        search: Answers every request for a text; None lets requests name one.
     """
 
     name: str = "model"
@@ -70,6 +72,7 @@ class ServerSettings:
     scorer: Scorer | str = "question-likelihood"
     memory_bytes: int = 1 << 62
     idle_seconds: float = 300.0
+    search: Search | None = None
 
     def __post_init__(self) -> None:
         least = {"max_running": 1, "rows": 1, "chunk": 1, "kv_bytes": 1, "body_bytes": 1, "max_texts": 1}
@@ -82,6 +85,12 @@ class ServerSettings:
         }.items():
             if getattr(self, name) < bound:
                 raise SettingsError(f"{name} must be at least {bound}, not {getattr(self, name)}")
+        if self.search is not None and self.search.texts_at_once > self.max_texts:
+            texts = self.search.texts_at_once
+            raise SettingsError(
+                f"the search of this server follows {texts} texts at a time, and a request may have {self.max_texts}: "
+                "give the search fewer"
+            )
         for name in ("seconds", "pass_seconds"):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"{name} must be above 0, not {getattr(self, name)}")
