@@ -87,12 +87,14 @@ class Trace:
         ledger: All that was spent, prefill and other models than the target included.
         grown: What a search has written in parts, in the order it was begun; empty for anything else.
         visits: The part that each of its simulations came to, where a search makes some.
+        notes: What a method decided on the way and why, one sentence each.
     """
 
     steps: list[Step] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     grown: list[Grown] = field(default_factory=list)
     visits: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
         figures = f"{self.tokens_per_pass:.2f} tokens per pass, {self.seconds:.2f} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -30,6 +31,8 @@ _PATIENCE = 32
 """Steps without a question after which one is asked whatever it seems worth: texts change. Twice as many each time."""
 _CREDIT, _MOST_CREDIT, _RISK = 12.0, 48.0, 0.004
 """Passes that questions may take in vain at first and at most, and the part of every further pass that they may."""
+_RUN = 8
+"""Questions of a trial: what was read for the first one is there for the others, and one answer says little."""
 _BELIEVED, _REMEMBER = 4.0, 0.98
 """Tokens that promises are believed for at first, and what a question counts for after each later one."""
 
@@ -48,8 +51,11 @@ class AskCosts:
         asked: How many there were of both.
         idle: Steps since the last one, in any text.
         patience: At most.
+        fresh: Whether it was never tried.
         promised, kept: Tokens that answers were to save, and those that they saved; recent ones count more.
         taken, brought: Seconds that all questions took, and those that their answers saved.
+        passed: Seconds of the passes of all steps in which one could be asked.
+        recalled: Adds what is remembered of earlier processes; called once, in the first step whose times are measured.
         pace: Tokens in the time of a pass, questions and drafted rows included.
         credit: Seconds that questions may take in vain, None before the first step: what answers saved is added, what
             questions took is subtracted. It bounds what an adviser costs where it never helps.
@@ -60,16 +66,23 @@ class AskCosts:
     asked: list[int] = field(default_factory=lambda: [0, 0])
     idle: int = 0
     patience: int = _PATIENCE
+    fresh: bool = True
     promised: float = _BELIEVED
     kept: float = _BELIEVED
     taken: float = 0.0
     brought: float = 0.0
+    passed: float = 0.0
+    recalled: Callable[[AskCosts], None] | None = None
     pace: float = 1.0
     credit: float | None = None
 
-    def passed(self, seconds: float) -> None:
+    def step(self, seconds: float, *, timed: bool) -> None:
         """A step begins, whose pass takes so long without drafts."""
+        if timed and self.recalled is not None:
+            recalled, self.recalled = self.recalled, None
+            recalled(self)
         self.idle += 1
+        self.passed += seconds
         known = _CREDIT * seconds if self.credit is None else self.credit + _RISK * seconds
         self.credit = min(known, _MOST_CREDIT * seconds)
 
@@ -109,6 +122,7 @@ class Advice(Contract):
         sharers: How many texts share the passes that questions take.
         budget: Of this step.
         chosen: Whether the end of the text is asked about in this step, whatever it seems worth by now.
+        trial: Questions of a trial that are left.
         hoped: Tokens that the answers of this step are to save.
         without: The tree of this step without the adviser, None where none was asked.
         promised, kept: As in `costs`, of this text.
@@ -123,6 +137,7 @@ class Advice(Contract):
     sharers: int = 1
     budget: Budget = field(default=Budget(0, 0))
     chosen: bool = False
+    trial: int = 0
     hoped: float = 0.0
     without: DraftTree | None = None
     promised: float = 0.0
@@ -160,7 +175,7 @@ class Advice(Contract):
         self.passes = float(budget.seconds(np.array([budget.sequences]))[0])
         self.told, self.spent, self.hoped = {}, 0.0, 0.0
         self.chosen, self.without = False, None
-        self.costs.passed(self.passes)
+        self.costs.step(self.passes, timed=self.timed)
 
     def takes(self, node: int) -> float:
         """Seconds of a question about a node, and of one about several."""
@@ -190,11 +205,18 @@ class Advice(Contract):
         if (costs.credit or 0.0) < takes + reading:
             return False
         saved = hoped * self.token
-        if saved * self.trust > takes + reading / self.uses(seq):
+        if self.trial:
+            self.trial -= 1
             self.chosen = True
-        elif costs.idle > costs.patience and saved > takes / 2:
-            costs.patience *= 2
+        elif saved * self.trust > takes + reading / self.uses(seq):
             self.chosen = True
+        elif (costs.fresh or costs.idle > costs.patience) and takes < 2 * saved:
+            # A trial that would read too much waits for another text.
+            self.chosen = _RUN * takes + reading < (costs.credit or 0.0)
+            if self.chosen:
+                costs.patience *= 1 if costs.fresh else 2
+                self.trial = _RUN - 1
+        costs.fresh = costs.fresh and not self.chosen
         return self.chosen
 
     def pays(self, node: int, hoped: float) -> bool:
@@ -240,6 +262,14 @@ class Advice(Contract):
         """A step over so many rows gave so many tokens."""
         step = float(self.budget.seconds(np.array([self.budget.sequences + rows - 1]))[0]) + self.spent
         self.costs.pace += (1 - _REMEMBER) * (tokens * self.passes / step - self.costs.pace)
+
+    def explained(self) -> str:
+        """A sentence on what it has brought, for people."""
+        costs = self.costs
+        gain = (costs.brought - costs.taken) / costs.passed if costs.passed else 0.0
+        if gain >= 0:
+            return f"drafting with n-grams and an adviser, which has saved {gain:.1%} of the time of passes"
+        return f"drafting with n-grams: the adviser has cost {-gain:.1%} more than it brings"
 
     def settle(self, tree: DraftTree, path: Ordered[int], emitted: Ordered[int]) -> None:
         """Compare what the step's draft brought with what the draft without the adviser would have brought."""

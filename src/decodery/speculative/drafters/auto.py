@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, cast
 import numpy as np
 
 from decodery.core.errors import NumericalError, SettingsError, UnsupportedModel
+from decodery.core.method_spec import is_untrusted
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.core.topk import NAN
@@ -25,6 +26,7 @@ from decodery.step.pass_prices import MARGIN, ROWS, Promises, prices_of
 from decodery.step.sequence import Sequence
 
 from ..heads.advice import HeadAdvice
+from ..heads.found import chosen_head
 from ..heads.head import TrainedHead
 from ..stores.contexts import Contexts
 from ..stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     from ..heads.head import DraftHead
 
-SHIPPED = "shipped"
+SHIPPED, FOUND = "shipped", "found"
 _LONG = 3
 """Repetitions of fewer tokens are no reason to copy another text."""
 _REST = 8
@@ -81,7 +83,8 @@ class Auto(Drafter):
         warm: The file of `decodery train ngram-cache` that contexts begin with; "shipped" for the one of the model,
             None for none.
         head: A file or folder made by `decodery train head`, a `TrainedHead`, "shipped" for the one that comes along,
-            if one does.
+            if one does, "found" for the one that has paid most on this machine of those that fit: in the model's own
+            folder or beside it, in the Hub's cache, or shipped.
         model: The second one, a `LanguageModel` or a name, which is loaded in `dtype`, as in `draft-model`; of a long
             prompt it reads the end.
         dtype: What a named second model is loaded in.
@@ -106,7 +109,7 @@ class Auto(Drafter):
         """The head, None where there is none or it is left to what comes along."""
         if isinstance(self.head, TrainedHead) or self.head is None:
             return self.head
-        return None if self.head == SHIPPED else TrainedHead.load(self.head)
+        return None if self.head in (SHIPPED, FOUND) else TrainedHead.load(self.head)
 
     @cached_property
     def requirements(self) -> Requirements:
@@ -115,10 +118,12 @@ class Auto(Drafter):
         return Requirements(costs=True, taps=_kind(self.trained).watches(self.trained), prompt_taps=True, parts=True)
 
     def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
-        if self.head != SHIPPED:
+        if self.head not in (SHIPPED, FOUND):
             return self
         # What a source shows in the model's place need not be what the head has learned to read.
         reads = logits_source is None and is_open(model) and model.device.type == "cpu"
+        if self.head == FOUND:
+            return replace(self, head=chosen_head(model)[0] if reads and not is_untrusted() else None)
         path = drafts.shipped_head(drafts.HEAD, model.config.vocabulary) if reads else None
         return replace(self, head=None if path is None else TrainedHead.load(path))
 
@@ -300,6 +305,8 @@ class Auto(Drafter):
             if seen.start < seq.request.prompt_length:
                 return
             advice.wrote(len(seen.tree), len(seen.emitted))
+            if seq.finished:
+                seq.trace.notes.append(advice.explained())
             if consulted:
                 advice.settle(seen.tree, seen.path, seen.emitted)
                 advice.learn(seen.path, seen.emitted)

@@ -21,6 +21,7 @@ from decodery.step.tree_drafter import expected
 
 from ..stores.blending import Blending
 from .advice import WIDTH, Advice, AskCosts, Opinion
+from .adviser_record import remembered
 from .follower import Follower
 
 _SHARE = 0.1
@@ -56,7 +57,8 @@ class ModelAdvice(Advice):
         follower = Follower.begin(model, seq.request.model, slots=seq.request.slots)
 
         def make() -> tuple[Blending, AskCosts]:
-            return Blending(), AskCosts(_share(model, seq.request.model))
+            recalled = remembered(seq.request.model, model.fingerprint)
+            return Blending(), AskCosts(_share(model, seq.request.model), recalled=recalled)
 
         # Two models are two opinions, and so are those of greedy texts and of drawn ones.
         key = ("auto", "model", ref(model), seq.request.sampler.greedy)

@@ -11,7 +11,9 @@ from decodery.step.drafter import VerificationFeedback
 from decodery.step.sequence import Sequence
 
 from ..drafters.advice import WIDTH, Advice, AskCosts, Opinion
+from ..drafters.adviser_record import remembered
 from ..stores.blending import Blending
+from .found import identity
 from .head import DraftHead, TrainedHead
 from .reading import HeadReading
 
@@ -38,7 +40,7 @@ class HeadAdvice(Advice):
         """
 
         def make() -> tuple[Blending, AskCosts]:
-            return Blending(), AskCosts(_SHARE)
+            return Blending(), AskCosts(_SHARE, recalled=remembered(seq.request.model, identity(trained)))
 
         # Two heads are two opinions, and so are those of greedy texts and of drawn ones.
         key = ("auto", "head", ref(trained), seq.request.sampler.greedy)

@@ -118,8 +118,7 @@ def test_what_is_to_be_read_first_is_part_of_the_price() -> None:
     dear = Budget(8, 8, pass_seconds=lambda context: np.arange(1.0, 200.0))
     advice.begin(dear)
     assert advice.unread(seq) == len(LONG) and not advice.choose(seq, 0.9)
-    advice.costs.credit = 1000.0
-    advice.costs.share = 0.1
+    advice.costs.credit, advice.costs.share, advice.costs.fresh = 1000.0, 0.1, False
     # Rows take a second each and a token two: a fifth of a pass, and a tenth of 65 rows over 60 / 8 questions.
     assert not advice.choose(seq, 0.5) and advice.choose(seq, 0.6)
 

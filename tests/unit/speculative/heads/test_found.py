@@ -1,0 +1,96 @@
+"""Heads that `auto` finds by itself, and what is remembered of each on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import decodery.speculative.drafters.adviser_record as record_module
+from decodery.models.loaders import origins
+from decodery.speculative.drafters.advice import AskCosts
+from decodery.speculative.drafters.adviser_record import Record, keep_records, record_of, remembered
+from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.eagle_3 import EAGLE3Head
+from decodery.speculative.heads.found import chosen_head, found_heads, identity
+from decodery.speculative.heads.head import HEAD, TrainedHead
+from decodery.testing import tiny_transformer
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(record_module, "_kept", record_module._Kept())
+    return tmp_path
+
+
+def head_for(model: object, seed: int = 0) -> TrainedHead:
+    tensors, settings = EAGLE3Head.untrained(model, seed)  # type: ignore[arg-type]
+    tensors["norm.weight"] = tensors["norm.weight"] + seed
+    return TrainedHead("eagle-3", tensors, settings, model=model.fingerprint)  # type: ignore[attr-defined]
+
+
+def test_heads_beside_a_model_are_found_and_those_of_other_models_are_not(own_home: Path) -> None:
+    model, other = tiny_transformer(0, num_layers=4), tiny_transformer(1, num_layers=4)
+    folder = own_home / "models" / "mine"
+    folder.mkdir(parents=True)
+    origins.loaded_from(model, str(folder))
+    for place, target in (("inside", model), ("other", other)):
+        (folder / place).mkdir()
+        head_for(target).save(folder / place / HEAD)
+    (own_home / "models" / "beside").mkdir()
+    head_for(model, 1).save(own_home / "models" / "beside" / HEAD)
+    (own_home / "models" / "broken").mkdir()
+    (own_home / "models" / "broken" / HEAD).write_bytes(b"none")
+    found = found_heads(model)
+    assert [Path(each.place.removeprefix("in ")).name for each in found] == ["inside", "beside"]
+    assert len({identity(each.trained) for each in found}) == 2
+    bound = Auto(head="found").bind(model)
+    assert bound.head is found[0].trained
+    assert Auto(head="found").bind(other).head is None
+
+
+def test_what_an_adviser_brought_is_remembered_and_decides(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_transformer(0, num_layers=4)
+    monkeypatch.setattr("decodery.speculative.heads.found._candidates", lambda model: iter(()))
+    heads = [head_for(model, seed) for seed in (0, 1)]
+    monkeypatch.setattr(
+        "decodery.speculative.heads.found._candidates",
+        lambda model: iter((f"number {at}", head) for at, head in enumerate(heads)),
+    )
+
+    def told(head: TrainedHead, taken: float, brought: float, passed: float) -> None:
+        costs, recall = AskCosts(0.1), remembered(model, identity(head))
+        assert recall is not None
+        recall(costs)
+        costs.taken, costs.brought, costs.passed = taken, brought, passed
+
+    assert chosen_head(model)[0] is heads[0]
+    told(heads[0], 1.0, 2.0, 100.0)
+    # All are tried in turn.
+    assert chosen_head(model)[0] is heads[1]
+    told(heads[1], 1.0, 5.0, 100.0)
+    assert chosen_head(model)[0] is heads[1]
+    keep_records()
+    monkeypatch.setattr(record_module, "_kept", record_module._Kept())
+    assert record_of(model, identity(heads[1])) == Record(1.0, 5.0, 100.0, 4.0, 4.0)
+    told(heads[1], 9.0, 0.0, 100.0)
+    chosen, notes = chosen_head(model)
+    assert chosen is heads[0] and notes[0].endswith("saves 1.0% of the time of passes, its questions included")
+    assert notes[1] == "drafting with n-grams: the head for eagle-3 number 1 would cost 2.5% more than it brings"
+    told(heads[0], 9.0, 0.0, 100.0)
+    assert chosen_head(model)[0] is None
+    # Another head is another adviser, whatever its folder.
+    changed = replace(heads[0], tensors={**heads[0].tensors, "norm.weight": heads[0].tensors["norm.weight"] + 2})
+    assert record_of(model, identity(changed)) == Record()
+
+
+def test_given_prices_are_not_remembered(own_home: Path) -> None:
+    model = tiny_transformer(0, num_layers=4)
+    costs = AskCosts(0.1, recalled=remembered(model, "any"))
+    costs.step(1.0, timed=False)
+    assert costs.recalled is not None
+    costs.step(1.0, timed=True)
+    assert costs.recalled is None and np.isclose(record_of(model, "any").passed, 2.0)
