@@ -62,6 +62,27 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default="0.25",
     help="Target duration of a forward pass while texts stream, in seconds.",
 )
+@server_option(
+    "--max-texts",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="128",
+    help="Maximum number of texts of one request at a time, branches of its search included.",
+)
+@server_option(
+    "--max-texts-per-key",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="256",
+    help="Maximum number of texts of all requests of one key at a time.",
+)
+@server_option(
+    "--side-seconds",
+    type=float,
+    metavar="S",
+    show_default="60",
+    help="Time limit for scorers, program tests, patterns and grammars of one request, in seconds.",
+)
 @server_option("--trust", is_flag=True, default=None, help="Allow requests to name files, models and programs.")
 @server_option("--strict", is_flag=True, default=None, help="Refuse unknown request fields.")
 @server_option(

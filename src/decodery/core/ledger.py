@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
+
+from .errors import SettingsError
 
 
 @dataclass(slots=True)
@@ -20,6 +23,8 @@ class Ledger:
         rows: Fed to each model, of the request alone, so that rows add up.
         seconds: Of passes, by the request's share of their rows. A model's name is "model" for the engine's own, else
             what it was asked as, such as "draft". What is read again after a preemption counts as often as it is read.
+        side_seconds: Of work beside the passes: scorers, tests of programs, patterns, grammars.
+        side_limit: Of these at most.
         scorer_calls: Candidates judged by scorers.
         depth: Passes that had to follow each other, however many requests or models shared time with them.
         bytes: The most that the request's caches of all models held at a time; what branches share counts once, what
@@ -35,6 +40,16 @@ class Ledger:
     depth: int = 0
     bytes: int = 0
     counts: dict[str, float] = field(default_factory=dict)
+    side_seconds: float = 0.0
+    side_limit: float = inf
+
+    def require_time(self) -> None:
+        """Raise SettingsError where nothing is left of the time for work beside the passes."""
+        if self.side_seconds >= self.side_limit:
+            raise SettingsError(
+                f"scorers, tests, patterns and grammars of this request have taken {self.side_seconds:.1f} s, and may "
+                f"take {self.side_limit:g}: ask for fewer texts, or for a faster scorer"
+            )
 
     def spend(self, model: str, rows: int, seconds: float, *, first: bool) -> None:
         """Rows of one pass of a model.
@@ -57,6 +72,7 @@ class Ledger:
         self.tokens += earlier.tokens
         self.scorer_calls += earlier.scorer_calls
         self.depth += earlier.depth
+        self.side_seconds += earlier.side_seconds
         self.bytes = max(self.bytes, earlier.bytes)
 
     def summary(self) -> dict[str, Any]:
@@ -69,6 +85,7 @@ class Ledger:
             "scorer_calls": self.scorer_calls,
             "depth": self.depth,
             "bytes": self.bytes,
+            **({"side_seconds": round(self.side_seconds, 4)} if self.side_seconds else {}),
             **({"counts": {name: round(n, 4) for name, n in self.counts.items()}} if self.counts else {}),
         }
 

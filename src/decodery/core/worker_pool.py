@@ -11,25 +11,23 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
+from .fair_slots import FairSlots
 from .process_usage import processor_seconds, resident
 
 _STARTS_IN = 120.0
 """Seconds for the imports of a worker, on a slow disk."""
 _LOOKS_EVERY = 0.1
 """Seconds between two looks at a worker: at the time it worked, and at its memory where the system bounds none."""
+_NICE = 5
+"""Forward passes, which many texts wait for, go first where cores are few."""
 _STARVED = 12.0
 """How many times as long as it may work a process may take where it waits for the processor or the disk."""
-
-caller: ContextVar[str] = ContextVar("caller", default="")
-"""Whom this thread works for: the owner of a request. `FairSlots` divides slots among callers."""
 
 
 class NotStarted(Exception):
@@ -38,52 +36,6 @@ class NotStarted(Exception):
 
 class Unanswered(Exception):
     """The process was ended for a question; the message says why, as in "it takes more than 10 s"."""
-
-
-class FairSlots:
-    """At most so many processes at a time, divided fairly among callers.
-
-    One caller takes all slots but one, so that another finds one free or waits for a single job of somebody else. A
-    free slot goes to the caller with the fewest jobs; of equals to the one that was served longest ago.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._changed = threading.Condition()
-        self._running = Counter[str]()
-        self._waiting: list[str] = []
-        self._served: list[str] = []
-        """Callers that run or wait, the one served last at the end."""
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Wait for a slot and hold it."""
-        own = caller.get()
-        with self._changed:
-            self._waiting.append(own)
-            try:
-                self._changed.wait_for(lambda: self._next() == own)
-                self._running[own] += 1
-            finally:
-                self._waiting.remove(own)
-            known = {*self._waiting, *self._running}
-            self._served = [*(each for each in self._served if each in known and each != own), own]
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._running[own] -= 1
-                self._running += Counter()  # drops callers without a job
-                self._changed.notify_all()
-
-    def _next(self) -> str | None:
-        """Who takes the next slot; None where no slot is free for anybody who waits."""
-        if self._running.total() >= self.count:
-            return None
-        ready = [each for each in self._waiting if self._running[each] < max(1, self.count - 1)]
-        served = {each: number for number, each in enumerate(self._served)}
-        return min(ready, key=lambda each: (self._running[each], served.get(each, -1)), default=None)
 
 
 class WorkerPool:
@@ -215,13 +167,19 @@ class WorkerProcess:
 
 
 def start_process(command: Sequence[str], **settings: Any) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own.
+    """Start a process in a session of its own, after which others go first.
 
     A Ctrl-C is meant for this one, and on Windows no console may open.
     """
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command, start_new_session=True, creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0), **settings
     )
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+    with suppress(OSError):
+        # Linux may weigh sessions against each other, and their processes only within them.
+        Path(f"/proc/{process.pid}/autogroup").write_text(str(_NICE))
+    return process
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:

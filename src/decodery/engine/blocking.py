@@ -2,53 +2,82 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
+from time import thread_time
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
+from decodery.core.fair_slots import caller
 from decodery.core.ledger import charging
 from decodery.core.threads import one_thread
-from decodery.core.worker_pool import caller
 from decodery.step.forward_request import Blocking, Returned, result_of
 
 from .task import SchedulerEntry
 
+_EACH = 8
+"""Functions of one owner that run at a time."""
+
+_Call = tuple[SchedulerEntry, int, Blocking, Lock]
+
 
 class BlockingCalls:
-    """Runs blocking functions of tasks, each on a daemon thread of its own, and collects their results.
+    """Runs blocking functions of tasks on daemon threads, and collects their results.
 
-    A thread for each, so that no task's function waits for those of others, and a function that never ends holds up
+    Each owner has threads of its own, so that no function waits for those of others, and one that never ends holds up
     neither the engine nor the end of the process.
     """
 
     def __init__(self) -> None:
         self._results: SimpleQueue[tuple[SchedulerEntry, int, Blocking, Returned | Exception]] = SimpleQueue()
         self._locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._waiting: dict[str, deque[_Call]] = {}
+        self._running = Counter[str]()
+        self._changing = Lock()
 
     def begin(self, run: SchedulerEntry) -> None:
-        """Start every blocking function that a task has just asked for."""
+        """Start every blocking function that a task has just asked for, once its owner has a thread."""
         for number, (request, answer) in enumerate(zip(run.requests, run.results, strict=True)):
             if isinstance(request, Blocking) and answer is None:
-                with charging(run.ledger):
-                    context = copy_context()
-                context.run(caller.set, run.owner)
                 lock = self._locks.setdefault(id(request.shared), Lock()) if request.shared is not None else Lock()
-                call = (run, number, request, lock)
-                Thread(target=context.run, args=(self._work, *call), name="blocking", daemon=True).start()
+                with self._changing:
+                    self._waiting.setdefault(run.owner, deque()).append((run, number, request, lock))
+        self._start(run.owner)
 
-    def _work(self, run: SchedulerEntry, number: int, call: Blocking, lock: Any) -> None:
+    def _start(self, owner: str) -> None:
+        with self._changing:
+            waiting = self._waiting.get(owner)
+            while waiting and self._running[owner] < _EACH:
+                call = waiting.popleft()
+                if not _wanted(*call[:3]):
+                    continue
+                self._running[owner] += 1
+                with charging(call[0].ledger):
+                    context = copy_context()
+                context.run(caller.set, owner)
+                Thread(target=context.run, args=(self._work, *call), name="blocking", daemon=True).start()
+            if not waiting:
+                self._waiting.pop(owner, None)
+
+    def _work(self, run: SchedulerEntry, number: int, call: Blocking, lock: Lock) -> None:
         # Gradients are each thread's own setting, and a loop computes none.
+        begin = thread_time()
         try:
             with lock, torch.no_grad(), one_thread():
                 result = result_of(call)
         except BaseException as error:
             # Such as SystemExit, which ends the text and not the engine.
             result = RuntimeError(f"{type(error).__name__}: {error}")
+        run.ledger.side_seconds += thread_time() - begin
         self._results.put((run, number, call, result))
+        with self._changing:
+            self._running[run.owner] -= 1
+            self._running += Counter()
+        self._start(run.owner)
 
     def collect(self, seconds: float) -> list[SchedulerEntry]:
         """Tasks that got a result, once there is one; for so many seconds at most."""
@@ -57,9 +86,13 @@ class BlockingCalls:
             while True:
                 wait = seconds > 0 and not found
                 run, number, call, result = self._results.get(wait, seconds if wait else None)
-                # A task that has left its turn since wants nothing any more.
-                if number < len(run.requests) and run.requests[number] is call:
+                if _wanted(run, number, call):
                     run.results[number] = result
                     found[id(run)] = run
         except Empty:
             return list(found.values())
+
+
+def _wanted(run: SchedulerEntry, number: int, call: Blocking) -> bool:
+    """Whether a task still waits for it; one that has left its turn since does not."""
+    return number < len(run.requests) and run.requests[number] is call

@@ -228,6 +228,11 @@ class Engine:
         return self._schedule.waiting
 
     @property
+    def waiting_owners(self) -> set[str]:
+        """Owners of those tasks."""
+        return self._schedule.waiting_owners
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of keys and values, of texts in progress and of those that are kept for later ones."""
         return self._schedule.held_bytes

@@ -13,7 +13,6 @@ from decodery.step.forward_request import answer
 
 from .accounting import StepClock, aside, new_steps, spend
 from .blocking import BlockingCalls
-from .pace import LEAST_ROWS
 from .schedule import Schedule
 from .share import Place
 from .task import CoroutineTask, SchedulerEntry
@@ -89,6 +88,8 @@ class PassRunner:
         found = answer([run.requests[number] for run, number in places])
         scored = perf_counter()
         rows = sum(len(segment) for segment in segments)
+        shared = zip(places, segments, strict=True)
+        works = sum(len(segment) for (run, _), segment in shared if isinstance(run.task, CoroutineTask))
         if not side:
             self.passes, self.rows = self.passes + 1, rows
         spend(places, found, self._model, (scored - begin) / max(rows, 1))
@@ -119,8 +120,8 @@ class PassRunner:
         # Passes of a few rows take what reading the weights takes, and tell nothing about rows.
         if any(step.prefill for step in steps):
             self._schedule.pace.learn(rows, attended, clock.mark - begin)
-        elif rows >= LEAST_ROWS and any(isinstance(run.task, CoroutineTask) for run in runs):
-            self._schedule.budget.wide.learn(rows, attended, perf_counter() - begin)
+        else:
+            self._schedule.budget.learn(works, rows - works, attended, perf_counter() - begin)
 
     def _side(self, run: SchedulerEntry) -> list[int]:
         """The asks that wait for a pass of another model than the engine's own, or of a part of it that drafts."""

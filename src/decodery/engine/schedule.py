@@ -11,17 +11,17 @@ from math import inf
 from typing import TypeVar
 
 from decodery.core.errors import OutOfMemory, SettingsError
-from decodery.models.cache.cache import KVCache, beside
-from decodery.models.cache.pages import PageTable, resident
+from decodery.models.cache.cache import KVCache
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
+from .memory import MemoryBudget, needed
 from .monitoring import monitors_of
 from .pace import LEAST_ROWS, Pace
-from .preempt import caches, caches_of, drop, withdraw
+from .preempt import caches, drop, withdraw
 from .prefixes import PrefixCache
 from .share import PassBudget, most_nodes
-from .task import CoroutineTask, SchedulerEntry, Task
+from .task import SchedulerEntry, Task
 from .text import reads, unread
 
 T = TypeVar("T")
@@ -48,6 +48,9 @@ class Limits:
             bound.
         branches: Texts that one task may have written at a time, by which methods are held that open texts of their
             own.
+        side_seconds: Of scorers, tests of programs and patterns for one task; None for no bound.
+        owner_part: Of `cache_bytes` and of `texts`, what the tasks of one owner may take at most, so that those of
+            others find room at once.
     """
 
     rows: int = 1024
@@ -55,12 +58,16 @@ class Limits:
     cache_bytes: int | None = None
     seconds: float | None = None
     branches: int | None = None
+    side_seconds: float | None = None
+    owner_part: float = 1.0
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.texts < 1 or (self.cache_bytes is not None and self.cache_bytes < 1):
             raise SettingsError("an engine needs limits of at least one row, one text and one byte")
         if self.seconds is not None and not self.seconds > 0:
             raise SettingsError(f"a pass needs more than {self.seconds} seconds")
+        if not 0 < self.owner_part <= 1:
+            raise SettingsError(f"the part of an owner is above 0 and at most 1, not {self.owner_part}")
 
 
 class Schedule:
@@ -81,6 +88,7 @@ class Schedule:
         self.preemptions = 0
         self.pace = Pace()
         self.budget = PassBudget(limits.rows, limits.seconds, chunk)
+        self.memory = MemoryBudget(limits.cache_bytes, limits.owner_part, prefixes)
         self.runs: list[SchedulerEntry] = []
         self.changes = 0
         self._chunk = chunk
@@ -100,7 +108,12 @@ class Schedule:
     @property
     def fits(self) -> bool:
         """Whether what tasks in progress hold, and take for their next step, is no more than there may be."""
-        return self._fits(0)
+        return self.memory.fits(self.runs)
+
+    @property
+    def waiting_owners(self) -> set[str]:
+        """Those whose tasks wait here for a place or for memory."""
+        return {run.owner for run in self._waiting}
 
     @property
     def active(self) -> list[SchedulerEntry]:
@@ -112,12 +125,9 @@ class Schedule:
         Raises:
             OutOfMemory: For a text whose prompt alone would not fit.
         """
-        most = self.limits.cache_bytes
-        if most is not None and isinstance(run.task, Sequence) and _needed(run.task) > most:
-            raise OutOfMemory(
-                f"a prompt of {run.task.request.prompt_length} tokens needs {_needed(run.task) / 2**20:.1f} MiB of "
-                f"keys and values, and the engine may hold {most / 2**20:.1f}: raise cache_bytes, or shorten the prompt"
-            )
+        if isinstance(run.task, Sequence):
+            self.memory.require_possible(run)
+        run.ledger.side_limit = inf if self.limits.side_seconds is None else self.limits.side_seconds
         self._waiting.append(run)
         self.changes += 1
 
@@ -209,15 +219,26 @@ class Schedule:
         return False
 
     def _admit(self) -> None:
-        while self._waiting and len(self.runs) < self.limits.texts:
-            first = self._waiting[0]
-            fits = self._fits(_asked(first))
-            if self.runs and (first.starved or not fits):
+        """Let in tasks that wait, in order. Who has no room holds up no other owner, but for those who hold more."""
+        blocked = set[str]()
+        most = max(int(self.limits.texts * self.limits.owner_part), 1)
+        for run in list(self._waiting):
+            if len(self.runs) >= self.limits.texts:
                 return
-            self.runs.append(self._waiting.popleft())
-            self.changes += 1
-            if isinstance(first.task, Sequence):
-                _guarded(first, partial(self.find_prefix, first.task))
+            if run.owner in blocked:
+                continue
+            own = [each for each in self.runs if each.owner == run.owner]
+            if len(own) >= most or (self.runs and run.starved) or not self.memory.fits_owner(own, run):
+                blocked.add(run.owner)
+            elif self.runs and not self.memory.fits(self.runs, needed(run)):
+                held = self.memory.by_owner(self.runs)
+                blocked |= {run.owner, *(owner for owner in held if held[owner] >= held.get(run.owner, 0))}
+            else:
+                self._waiting.remove(run)
+                self.runs.append(run)
+                self.changes += 1
+                if isinstance(run.task, Sequence):
+                    _guarded(run, partial(self.find_prefix, run.task))
 
     def find_prefix(self, seq: Sequence) -> None:
         """Let a text that has read nothing begin with what others have read of its prompt."""
@@ -260,12 +281,21 @@ class Schedule:
             dropped = {id(run.task) for run in named if _guarded(run, partial(drop, run))}
             self.preemptions += len(dropped)
             self._preempted = {id(run.task) for run in named} - dropped
-        while not self._fits(0):
-            candidates = (run for run in self.runs[:0:-1] if _holds(run) and _guarded(run, partial(drop, run)))
-            youngest = next((run for run in candidates if _asked(run)), None)
+        while (owner := self.memory.too_large(self.runs)) is not None or not self.memory.fits(self.runs):
+            greedy = self.memory.greediest(self.runs) if owner is None else owner
+            own = [run for run in self.runs if run.owner == greedy]
+            if owner is not None and len(own) == 1:
+                own[0].task.fail(self.memory.refusal(own[0], self.memory.held(own)))
+                self.leave()
+                continue
+            # One task goes on in any case, the earliest.
+            those = own[::-1] if len(own) < len(self.runs) and owner is None else own[:0:-1]
+            candidates = (run for run in those if _holds(run) and _guarded(run, partial(drop, run)))
+            youngest = next((run for run in candidates if needed(run)), None)
             if youngest is None:
                 return
             self.preemptions += 1
+            _guarded(youngest, partial(self.memory.require_possible, youngest))
             # Else it would come back at once, read everything again and be put off at its next growth.
             youngest.starved = True
             self._put_off(youngest)
@@ -275,28 +305,13 @@ class Schedule:
         self.changes += 1
         self._waiting.appendleft(run)
 
-    def _fits(self, more: int) -> bool:
-        """Whether so many bytes fit beside what is held, where needed once nothing is kept for later texts."""
-        most = self.limits.cache_bytes
-        if most is None or self.held_bytes + more <= most:
-            return True
-        if self.prefixes is None:
-            return False
-        while self.held_bytes + more > most and self.prefixes.evict():
-            pass
-        return self.held_bytes + more <= most
-
     @property
     def held_bytes(self) -> int:
         """Bytes of keys and values that are kept, in use, or due once texts in progress are read.
 
         What several of them share counts once.
         """
-        kept: list[PageTable] = [] if self.prefixes is None else self.prefixes.tables
-        missing = sum(_missing(run.task) for run in self.runs if isinstance(run.task, Sequence))
-        owed = sum(run.owed for run in self.runs if isinstance(run.task, CoroutineTask))
-        read = [cache for run in self.runs for cache in caches(run)]
-        return resident((*(cache.pages for cache in read), *kept)) + beside(read) + missing + owed
+        return self.memory.held(self.runs, kept=True)
 
 
 def _guarded(run: SchedulerEntry, do: Callable[[], T]) -> T | bool:
@@ -328,19 +343,3 @@ def share_prompt(seq: Sequence, owner: Sequence) -> None:
 def _holds(run: SchedulerEntry) -> bool:
     """Whether dropping it might free something."""
     return any(cache.bytes for cache in caches(run))
-
-
-def _asked(run: SchedulerEntry) -> int:
-    """Bytes that a task which waits will take at once."""
-    return _needed(run.task) if isinstance(run.task, Sequence) else run.owed
-
-
-def _needed(seq: Sequence) -> int:
-    """Bytes of keys and values that reading the tokens it has takes."""
-    return sum(cache.slot_bytes * cache.room_for(len(seq.tokens)) for cache in caches_of(seq))
-
-
-def _missing(seq: Sequence) -> int:
-    """How many of these, and of those that a step with its largest draft takes, it has not taken yet."""
-    room = len(seq.tokens) + (0 if seq.request.drafter is None or reads(seq) else seq.request.max_draft_tokens)
-    return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in caches_of(seq))

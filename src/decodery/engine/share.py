@@ -18,12 +18,15 @@ Place = tuple[SchedulerEntry, int]
 class PassBudget:
     """Divides the rows of passes among tasks.
 
-    `wide` is what passes of searches have taken.
+    Searches and canvases fill passes that texts take part in only so far that these take little longer.
 
     Args:
         rows: Of a pass at most.
-        seconds: That a pass with a search in it is to take where others wait for it; None for no bound.
+        seconds: None for no such bound; else what a pass of several searches is to take without texts.
         chunk: Rows of a prompt in one pass.
+
+    Attributes:
+        wide: What passes of searches have taken.
     """
 
     def __init__(self, rows: int, seconds: float | None, chunk: int) -> None:
@@ -31,6 +34,7 @@ class PassBudget:
         self.seconds = seconds
         self.wide = Pace()
         self._chunk = chunk
+        self._beside = Beside(rows)
 
     def taken(self, runs: list[SchedulerEntry], begins: list[SchedulerEntry]) -> int:
         """Rows of the next pass that belong to those of these tasks that do not begin a turn now."""
@@ -52,40 +56,55 @@ class PassBudget:
         if run is None or len(runs) < 2 or run not in runs:
             return self.rows
         parts = fair([each.owner for each in runs], [self.rows] * len(runs), self.rows)
-        return max(1, min(parts[runs.index(run)], self._beside_others(runs)))
+        works = [each for each in runs if isinstance(each.task, CoroutineTask)]
+        return max(1, min(parts[runs.index(run)], self._room(runs, works) // max(len(works), 1)))
 
     def places(self, asked: list[tuple[SchedulerEntry, list[int]]]) -> list[Place]:
         """Which of these asks share the next pass, by their tasks and numbers.
 
-        The others wait for a later one. The longest waiting one gets one in any case. The other rows are divided
-        fairly, and a search gets no more of them than what others can wait for.
+        The others wait for a later one. Texts come first, then searches in fair parts of what texts can wait for. Of
+        either kind the task that has waited longest gets one ask in any case, a search once it has room for it.
+        """
+        every = [(run, number) for run, numbers in asked for number in numbers]
+        texts = [each for each in asked if not isinstance(each[0].task, CoroutineTask)]
+        works = [each for each in asked if isinstance(each[0].task, CoroutineTask)]
+        rows = sum(_rows(run) for run, _ in asked)
+        if not works or len(asked) < 2 or self.seconds is None:
+            return every if rows <= self.rows else self._fill(asked, self.rows)
+        if not texts:
+            return self._fill(asked, self._room([run for run, _ in asked], [run for run, _ in works]))
+        for_texts = sum(_rows(run) for run, _ in texts)
+        # Owners who have searches alone get their part of the rows nevertheless.
+        parts = fair([run.owner for run, _ in asked], [_rows(run) for run, _ in asked], self.rows)
+        kept = sum(part for (run, _), part in zip(asked, parts, strict=True) if isinstance(run.task, CoroutineTask))
+        longest, numbers = min(works, key=lambda each: each[0].served)
+        ask = min(len(longest.requests[numbers[0]].segment), self.rows)
+        credit = self._beside.next(ask)
+        room = min(credit, max(self.rows - for_texts, kept))
+        found = self._fill(works, room, whole=credit >= ask) if credit else []
+        taken = sum(len(run.requests[number].segment) for run, number in found)
+        self._beside.spend(taken)
+        return [*self._fill(texts, max(self.rows - taken, 1)), *found]
+
+    def _fill(self, asked: list[tuple[SchedulerEntry, list[int]]], room: int, *, whole: bool = True) -> list[Place]:
+        """As many of these asks as there is room for, in fair parts.
+
+        Args:
+            asked: Tasks and the numbers of their asks.
+            room: Rows.
+            whole: Whether the task that has waited longest gets one in any case.
         """
         runs = [run for run, _ in asked]
-        bounded = (
-            len(runs) > 1 and self.seconds is not None and any(isinstance(run.task, CoroutineTask) for run in runs)
-        )
-        if not bounded and sum(map(_rows, runs)) <= self.rows:
-            return [(run, number) for run, numbers in asked for number in numbers]
         left = [[(number, len(run.requests[number].segment)) for number in numbers] for run, numbers in asked]
-        most = self._beside_others(runs) if bounded else self.rows
-        caps = [most if isinstance(run.task, CoroutineTask) else self.rows for run in runs]
-        wants = [sum(rows for _, rows in each) for each in left]
-        if sum(wants) <= self.rows and all(want <= cap for want, cap in zip(wants, caps, strict=True)):
-            return [(run, number) for run, numbers in asked for number in numbers]
         order = sorted(range(len(runs)), key=lambda n: runs[n].served)
-        number, rows = left[order[0]].pop(0)
-        found, taken = [(order[0], number)], [0] * len(runs)
-        taken[order[0]] = rows
-        room = max(self.rows - rows, 0)
-        wants[order[0]] -= rows
-        parts = fair(
-            [run.owner for run in runs],
-            [max(min(w, c - t), 0) for w, c, t in zip(wants, caps, taken, strict=True)],
-            room,
-        )
+        found, taken = list[tuple[int, int]](), [0] * len(runs)
+        if whole or left[order[0]][0][1] <= room:
+            number, rows = left[order[0]].pop(0)
+            found, taken[order[0]], room = [(order[0], number)], rows, max(room - rows, 0)
+        parts = fair([run.owner for run in runs], [sum(rows for _, rows in each) for each in left], room)
         # Rows of an ask stand together, so that parts are not filled to the last row: what is left then goes to
         # whoever can use it.
-        for bounds in ([had + part for had, part in zip(taken, parts, strict=True)], caps):
+        for bounds in ([had + part for had, part in zip(taken, parts, strict=True)], [self.rows] * len(runs)):
             for n in order:
                 while left[n] and left[n][0][1] <= min(room, bounds[n] - taken[n]):
                     number, rows = left[n].pop(0)
@@ -93,14 +112,79 @@ class PassBudget:
                     taken[n], room = taken[n] + rows, room - rows
         return [(runs[n], number) for n, number in sorted(found)]
 
-    def _beside_others(self, runs: list[SchedulerEntry]) -> int:
-        """Rows that each of the searches among these tasks gets at most in a pass that others wait for."""
-        works = [run for run in runs if isinstance(run.task, CoroutineTask)]
+    def _room(self, runs: list[SchedulerEntry], works: list[SchedulerEntry]) -> int:
+        """Rows of a pass that searches get together beside the others."""
         if self.seconds is None or not works:
             return self.rows
+        if len(works) < len(runs):
+            return self._beside.rows
         before = max((int(request.segment.positions[0]) for run in works for request in passes(run)[:1]), default=0)
-        rows = min(self.wide.rows(self.seconds, before), self.rows)
-        return max(int(rows) // len(works), min(LEAST_ROWS, self.rows))
+        return max(int(min(self.wide.rows(self.seconds, before), self.rows)), min(LEAST_ROWS, self.rows))
+
+    def learn(self, works: int, texts: int, attended: int, seconds: float) -> None:
+        """A step took so long.
+
+        Args:
+            works: Rows of searches and the like in its pass.
+            texts: Rows of texts.
+            attended: Tokens that they attend to, of all rows together.
+            seconds: Of the step, what was done between its pass and the next included.
+        """
+        if texts:
+            self._beside.learn(works, seconds)
+        if works >= LEAST_ROWS:
+            self.wide.learn(works + texts, attended, seconds)
+
+
+class Beside:
+    """How many rows of searches fit into passes that texts wait for.
+
+    By what passes take with and without them. Every so many passes have none, so that this is known.
+
+    Args:
+        most: Rows of a pass.
+
+    Attributes:
+        rows: Of an average pass.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.rows = min(LEAST_ROWS, most)
+        self._most = most
+        self._plain = self._row = 0.0
+        self._credit = self._passes = 0
+
+    def next(self, ask: int) -> int:
+        """Rows of the next pass: an ask of more than there is room for is saved for.
+
+        Args:
+            ask: Rows of the next ask.
+        """
+        self._passes += 1
+        if self._passes % _PLAIN_EVERY == 0:
+            return 0
+        self._credit = min(self._credit + self.rows, max(self.rows, ask))
+        return self._credit
+
+    def spend(self, rows: int) -> None:
+        """So many rows of searches are in the pass."""
+        self._credit -= rows
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """A pass with texts and so many rows of searches took so long."""
+        if not rows:
+            self._plain = seconds if not self._plain else _KEEP * self._plain + (1 - _KEEP) * seconds
+        elif self._plain:
+            row = max(seconds - self._plain, 0.0) / rows
+            self._row = row if not self._row else _KEEP * self._row + (1 - _KEEP) * row
+        if self._plain and self._row:
+            self.rows = max(1, int(min((_SLOWER - 1) * self._plain / self._row, self._most)))
+
+
+_SLOWER = 1.35
+"""How many times as long a pass of texts takes on average with rows of searches in it."""
+_PLAIN_EVERY = 16
+_KEEP = 0.8
 
 
 def divided(wants: Ordered[int], rows: int) -> list[int]:

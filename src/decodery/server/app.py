@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from decodery.core.fair_slots import caller
 from decodery.core.version import __version__
 from decodery.llm.llm import LLM
 
@@ -94,6 +95,7 @@ class Front:
 
     async def answer(self, body: ChatRequest | CompletionRequest, owner: str) -> dict[str, Any]:
         """A request's answer as one object, for those who are in this process. Raises ApiError."""
+        caller.set(owner)
         async with self.models.use(body.model) as served:
             handler = RequestHandler(served.service, await served.plan(body), owner)
             try:
@@ -127,7 +129,9 @@ class Front:
 
     def owner(self, request: Request) -> str:
         """The name of the key that a request came with; Anthropic's clients have a header of their own for it."""
-        return self.keys.owner(request.headers.get("authorization") or request.headers.get("x-api-key"))
+        owner = self.keys.owner(request.headers.get("authorization") or request.headers.get("x-api-key"))
+        caller.set(owner)
+        return owner
 
     async def read(self, request: Request, kind: type[Any]) -> Any:
         """The body of a request. Raises ApiError."""

@@ -15,7 +15,7 @@ from .job import FinishedText, Update
 from .languages import drop_stop, language_of
 from .messages import encoded, tools_in_use
 from .methods import CANVAS_TOKENS, cache_policy_of, fill_of, search_of, searched, settings_of
-from .plan import Form, Plan, several
+from .plan import Form, Plan, models_of, several
 
 if TYPE_CHECKING:
     from decodery.diffusion.texts import Fill
@@ -88,6 +88,7 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any)
         search,
         bool(body.stream),
         bool(body.stream_options and body.stream_options.include_usage),
+        models_of(requests[0], lm.model),
     )
 
 

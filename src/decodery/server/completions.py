@@ -14,7 +14,7 @@ from .fields import CompletionRequest
 from .job import FinishedText, Update
 from .languages import drop_stop, language_of
 from .methods import cache_policy_of, fill_of, search_of, searched, settings_of
-from .plan import Form, Plan, several
+from .plan import Form, Plan, models_of, several
 
 if TYPE_CHECKING:
     from decodery.diffusion.texts import Fill
@@ -96,6 +96,7 @@ def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint
         search,
         bool(body.stream),
         bool(body.stream_options and body.stream_options.include_usage),
+        models_of(requests[0], lm.model),
     )
 
 

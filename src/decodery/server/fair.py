@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
+from collections.abc import Collection
 
 from .job import Job
 
@@ -11,12 +12,16 @@ class FairQueue:
     """Jobs that wait, by owner.
 
     Args:
-        running: How many texts each owner has in progress, all of a search counted; the caller of `pop` keeps it up to
-            date.
+        places: Jobs that one owner may have in progress.
+
+    Attributes:
+        running: How many texts each owner has in progress, all of a search counted.
     """
 
-    def __init__(self) -> None:
-        self.running: Counter[str] = Counter()
+    def __init__(self, places: int) -> None:
+        self.running = Counter[str]()
+        self._places = places
+        self._taken = Counter[str]()
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
         self._size = 0
 
@@ -27,11 +32,28 @@ class FairQueue:
         self._waiting.setdefault(job.owner, deque()).append(job)
         self._size += 1
 
-    def pop(self) -> Job | None:
-        """The next job: of the owner with the fewest in progress, among equals of the one served longest ago."""
-        if not self._waiting:
+    def begin(self, job: Job) -> None:
+        """A job is in progress."""
+        self.running[job.owner] += job.texts
+        self._taken[job.owner] += 1
+
+    def end(self, job: Job) -> None:
+        """A job that was in progress is over."""
+        for counts, amount in ((self.running, job.texts), (self._taken, 1)):
+            counts[job.owner] -= amount
+            if not counts[job.owner]:
+                del counts[job.owner]
+
+    def pop(self, blocked: Collection[str] = ()) -> Job | None:
+        """The next job: of the owner with the fewest in progress, among equals of the one served longest ago.
+
+        Args:
+            blocked: Owners whose turn it is not.
+        """
+        ready = [owner for owner in self._waiting if owner not in blocked and self._taken[owner] < self._places]
+        if not ready:
             return None
-        owner = min(self._waiting, key=lambda each: self.running[each])
+        owner = min(ready, key=lambda each: self.running[each])
         job = self._waiting[owner].popleft()
         self._waiting.move_to_end(owner)
         if not self._waiting[owner]:

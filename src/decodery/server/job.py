@@ -33,6 +33,7 @@ class Job:
         owner: Whose it is.
         index: Of the choice it becomes.
         like: Another one with the same prompt, whose prefill it shares.
+        models: That read its texts: the server's, and those that draft.
         task: Its part in the engine, while it has one.
         filling: The canvas that is.
         known: Of a search, as much of its first text as cannot change any more.
@@ -50,6 +51,7 @@ class Job:
     index: int = 0
     like: Job | None = None
     search: Search | None = None
+    models: int = 1
     task: Sequence | CoroutineTask[Any] | None = None
     filling: Filling | None = None
     known: str = ""
@@ -64,8 +66,8 @@ class Job:
 
     @property
     def texts(self) -> int:
-        """How many texts it counts as: all that its search follows at a time."""
-        return 1 if self.search is None else self.search.texts_at_once
+        """How many texts it counts as: those of its search, once for each model that reads them."""
+        return self.models * (1 if self.search is None else self.search.texts_at_once)
 
     def settle(self, text: str) -> None:
         """A search knows so much of its first text."""

@@ -132,7 +132,7 @@ def _bias(given: dict[str, float] | None, vocab_size: int) -> dict[int, float] |
 
 
 class Compiled:
-    """Constraints compiled for a model's tokens, one at a time, those used last kept.
+    """Constraints compiled for a model's tokens, those used last kept.
 
     Safe to share between threads.
     """
@@ -143,9 +143,14 @@ class Compiled:
         self._kept: OrderedDict[ConstraintSpec, Constraint] = OrderedDict()
 
     def get(self, language: ConstraintSpec) -> Constraint:
+        """The constraint of a language. Nobody waits for one that another request has compiled."""
         with self._lock:
-            found = self._kept.pop(language, None) or language.compile(self._lm.vocabulary)
+            found = self._kept.get(language)
+        if found is None:
+            found = language.compile(self._lm.vocabulary)
+        with self._lock:
             self._kept[language] = found
+            self._kept.move_to_end(language)
             if len(self._kept) > _COMPILED:
                 self._kept.popitem(last=False)
-            return found
+        return found

@@ -16,6 +16,7 @@ from .job import FinishedText, Update
 from .reading import Reading
 
 if TYPE_CHECKING:
+    from decodery.models.protocol import LanguageModel
     from decodery.search.base import Search
 
 Asked = TypeVar("Asked", Request, Fill)
@@ -87,6 +88,7 @@ class Plan:
     Attributes:
         requests: Prompt by prompt, `n` of each; of a search one of each prompt, for its `n` best.
         include_usage: End a stream with the totals.
+        models: That read each text: the server's, and those that draft.
     """
 
     requests: Sequence[Request | Fill | Reading]
@@ -95,6 +97,13 @@ class Plan:
     search: Search | None = None
     stream: bool = False
     include_usage: bool = False
+    models: int = 1
+
+
+def models_of(request: Request | Fill, target: LanguageModel) -> int:
+    """How many models read a text of this request."""
+    drafter = request.drafter if isinstance(request, Request) else None
+    return 1 if drafter is None else 1 + len(drafter.auxiliary_models(target))
 
 
 def several(request: Asked, n: int) -> list[Asked]:

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from . import answer
-from .errors import as_api_error, invalid
+from .errors import as_api_error
 from .job import FinishedText, Job, Mailbox, Update
 from .plan import Plan
 from .service import Service
@@ -33,16 +33,6 @@ class RequestHandler:
         self._found: dict[Job, list[FinishedText]] = {}
         self._head = {"id": f"{plan.form.prefix}{uuid.uuid4().hex}", "created": int(time.time())}
         self._head |= {"model": service.settings.name, "system_fingerprint": service.fingerprint}
-        most, search = service.settings.max_texts, plan.search
-        texts = len(plan.requests) * (1 if search is None else search.texts_at_once)
-        if texts > most and search is None:
-            raise invalid(f"this request needs {texts} texts, and one may ask for {most}: ask for fewer", "n")
-        if texts > most:
-            raise invalid(
-                f"the search of this request follows {texts} texts at a time, and one request may have {most}: give it "
-                "fewer",
-                "decodery.search",
-            )
         deadline, first = monotonic() + service.settings.seconds, None
         self._jobs: list[Job] = []
         for number, request in enumerate(plan.requests):
@@ -50,7 +40,7 @@ class RequestHandler:
             each = 1 if plan.search is not None else plan.n
             first = None if number % each == 0 else self._jobs[number - number % each]
             index = number * plan.n if plan.search is not None else number
-            self._jobs.append(Job(request, owner, self._mailbox, deadline, index, first, plan.search))
+            self._jobs.append(Job(request, owner, self._mailbox, deadline, index, first, plan.search, plan.models))
 
     async def open(self) -> None:
         """Submit the texts and wait for the first sign of life.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,6 +10,7 @@ from decodery.constraints.base import ConstraintSpec
 from decodery.llm.resolve_settings import resolve_cache_policy
 from decodery.models.config import POSITIONS
 
+from .admission import FairThreads
 from .errors import ApiError, as_api_error, invalid, log_failure
 from .methods import Compiled, untrusted
 from .settings import ServerSettings
@@ -32,19 +31,22 @@ def _too_long(context: int, prompt: int, answer: int) -> str:
 
 
 class RequestPreprocessor:
-    """Reads prompts on two threads and compiles constraints, which may take seconds, on one of their own."""
+    """Reads prompts on two threads and compiles constraints, which may take seconds, on two others.
+
+    Keys take turns on them.
+    """
 
     def __init__(self, lm: LLM, settings: ServerSettings) -> None:
         self.lm = lm
         self.settings = settings
         self._compiled = Compiled(lm)
-        self._reading = ThreadPoolExecutor(2, "prompts")
-        self._compiling = ThreadPoolExecutor(1, "constraints")
+        self._reading = FairThreads(2, "prompts", settings.side_seconds)
+        self._compiling = FairThreads(2, "constraints", settings.side_seconds)
 
     def close(self) -> None:
         """End its threads after what they are doing."""
         for pool in (self._reading, self._compiling):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.close()
 
     @property
     def context(self) -> int:
@@ -122,13 +124,13 @@ class RequestPreprocessor:
         most = self.reach(cache_policy) - 1 if most == -1 else most
         return tokens if len(tokens) <= most else tokens[-most:]
 
-    async def _run(self, pool: ThreadPoolExecutor, what: Callable[[], T]) -> T:
+    async def _run(self, threads: FairThreads, what: Callable[[], T]) -> T:
         def work() -> T:
             with untrusted(self.settings.trust):
                 return what()
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, work)
+            return await threads.run(work)
         except ApiError:
             raise
         except Exception as error:

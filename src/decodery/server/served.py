@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from . import chat, completions, llama_cpp
+from .admission import Admission
 from .errors import ApiError, as_api_error, stopping
 from .fields import ChatRequest, CompletionRequest, Shared
 from .metrics import Metrics
@@ -53,11 +54,12 @@ class ServedModel:
         lm: The model.
         settings: The server's, with this model's name.
         metrics: What is counted, also from an earlier time that it was loaded.
+        admission: Counts the texts of all models.
     """
 
-    def __init__(self, lm: LLM, settings: ServerSettings, metrics: Metrics) -> None:
+    def __init__(self, lm: LLM, settings: ServerSettings, metrics: Metrics, admission: Admission) -> None:
         self.lm, self.settings = lm, settings
-        self.service = Service(lm, settings, metrics)
+        self.service = Service(lm, settings, metrics, admission)
         self.preprocessor = RequestPreprocessor(lm, settings)
         self._offered: list[dict[str, Any]] | None = None
 
@@ -125,7 +127,8 @@ class ModelPool:
         self.draining = False
         self.created = int(time.time())
         metrics = Metrics(settings.name, settings.kv_bytes)
-        self.first = ServedModel(lm, settings, metrics)
+        self._admission = Admission(settings)
+        self.first = ServedModel(lm, settings, metrics, self._admission)
         first = _Entry(ModelSource(settings.name, lambda: size, lambda: lm), metrics)
         first.model, first.held = self.first, size + settings.kv_bytes
         self._entries = {settings.name: first}
@@ -229,7 +232,9 @@ class ModelPool:
             size = await asyncio.to_thread(source.size)
             await self._make_room(entry, size + settings.kv_bytes)
             entry.held = size + settings.kv_bytes
-            model = await asyncio.to_thread(lambda: ServedModel(source.load(), settings, entry.metrics))
+            model = await asyncio.to_thread(
+                lambda: ServedModel(source.load(), settings, entry.metrics, self._admission)
+            )
             model.service.on_failure = partial(self._failed, entry, asyncio.get_running_loop())
             if self.draining:
                 raise stopping()

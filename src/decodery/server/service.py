@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
@@ -17,6 +16,7 @@ from decodery.engine.schedule import Limits
 from decodery.llm.llm import LLM
 from decodery.step.sequence import Sequence as Text
 
+from .admission import OWNER_PART, Admission
 from .errors import ApiError, invalid, log_failure, overloaded, stopping
 from .fair import FairQueue
 from .job import FinishedText, Job, Update, deliver, written
@@ -37,12 +37,13 @@ class Service:
     `submit` and `cancel` may be called on any thread.
 
     Args:
+        admission: Counts the texts of all models.
         fingerprint: What decides a text beside its request: this version, the model and its precision.
         failure: What ended the thread, where something did, which no job can cause; `on_failure` then hears of it.
         load: As it was after the last pass.
     """
 
-    def __init__(self, lm: LLM, settings: ServerSettings, metrics: Metrics) -> None:
+    def __init__(self, lm: LLM, settings: ServerSettings, metrics: Metrics, admission: Admission) -> None:
         self.lm = lm
         self.settings = settings
         self.fingerprint = fingerprint(lm)
@@ -51,6 +52,7 @@ class Service:
         self.on_failure: Callable[[BaseException], None] = lambda error: None
         self.draining = False
         self._prefixes = PrefixCache(settings.kv_bytes)
+        self._owner_part = OWNER_PART if len(settings.keys) > 1 else 1.0
         self._engine = Engine(
             lm.model,
             detokenizer=lm.tokenizer.stream,
@@ -62,16 +64,18 @@ class Service:
                 settings.kv_bytes,
                 settings.pass_seconds,
                 branches=settings.max_texts,
+                side_seconds=settings.side_seconds,
+                owner_part=self._owner_part,
             ),
             prefixes=self._prefixes,
         )
         self._passes = self._rows = self._tokens = 0
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._queue = FairQueue()
+        self._queue = FairQueue(max(int(settings.max_running * self._owner_part), 1))
+        self._admission = admission
         self._active: dict[Job, None] = {}
         self._lock = threading.Lock()
-        self._open: Counter[str] = Counter()
-        self._unbegun = 0
+        self._unbegun = self._jobs = 0
         self.load = self._measure()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -93,13 +97,12 @@ class Service:
     def idle(self) -> bool:
         """Whether nobody waits for anything."""
         with self._lock:
-            return not self._open.total()
+            return not self._jobs
 
     @property
     def full(self) -> bool:
         """Whether another job would be turned away."""
-        with self._lock:
-            return self._open.total() >= self.settings.max_running + self.settings.max_queue
+        return self._admission.total >= self._admission.most
 
     def in_progress(self) -> list[Job]:
         """The jobs in progress, those begun first first."""
@@ -111,25 +114,13 @@ class Service:
         Raises:
             ApiError: If there is no place for them.
         """
-        settings, owner, texts = self.settings, jobs[0].owner, sum(job.texts for job in jobs)
-        most = settings.max_running + settings.max_queue
-        if texts > (allowed := min(most, settings.max_texts_per_key)):
-            raise invalid(
-                f"this request needs {texts} texts at a time, and at most {allowed} can wait here: ask for fewer"
-            )
+        if self.draining or not self.alive:
+            raise stopping()
+        search, texts = jobs[0].search is not None, sum(job.texts for job in jobs)
+        self._admission.enter(jobs[0].owner, texts, search=search, patience=self._patience())
         with self._lock:
-            if self.draining or not self.alive:
-                raise stopping()
-            if self._open.total() + texts > most:
-                raise overloaded(
-                    f"{self._open.total()} texts are in progress or wait, which is all that may", self._patience()
-                )
-            if self._open[owner] + texts > settings.max_texts_per_key:
-                raise overloaded(
-                    f"this key has {self._open[owner]} texts in progress; it may have {settings.max_texts_per_key}"
-                )
-            self._open[owner] += texts
             self._unbegun += len(jobs)
+            self._jobs += len(jobs)
         self._inbox.put(partial(self._enqueue, jobs))
 
     def cancel(self, jobs: Sequence[Job]) -> None:
@@ -189,13 +180,13 @@ class Service:
             waits = False
 
     def _feed(self) -> None:
-        """Hand the engine what it has a place for; who waits for memory inside it is overtaken by nobody."""
-        while len(self._active) < self.settings.max_running and not self._engine.waiting:
-            if (job := self._queue.pop()) is None:
+        """Hand the engine what it has a place for; who waits for memory inside it is overtaken by others alone."""
+        while len(self._active) < self.settings.max_running:
+            if (job := self._queue.pop(self._engine.waiting_owners)) is None:
                 return
             job.begun = monotonic()
             self._active[job] = None
-            self._queue.running[job.owner] += job.texts
+            self._queue.begin(job)
             self.metrics.begun(job)
             with self._lock:
                 self._unbegun -= 1
@@ -300,13 +291,11 @@ class Service:
         self.metrics.ended(job, end)
         if job in self._active:
             del self._active[job]
-            self._queue.running[job.owner] -= job.texts
-        begun = job.begun is not None
+            self._queue.end(job)
+        self._admission.leave(job.owner, job.texts)
         with self._lock:
-            self._open[job.owner] -= job.texts
-            if not self._open[job.owner]:
-                del self._open[job.owner]
-            self._unbegun -= not begun
+            self._unbegun -= job.begun is None
+            self._jobs -= 1
         job.task = job.like = job.filling = None
 
     def _measure(self) -> ServerLoad:

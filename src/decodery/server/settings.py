@@ -32,8 +32,10 @@ class ServerSettings:
         body_bytes: Of a request.
         description_bytes: Of a schema, grammar or list of tools in it.
         seconds: For one request, from its arrival; what is written by then is its answer.
-        max_texts: Of one request (prompts times `n`).
+        max_texts: Of one request at a time (prompts times `n`, branches of a search), once for each model that reads
+            them.
         max_texts_per_key: Of all requests of one key at a time.
+        side_seconds: For scorers, tests of programs, patterns and grammars of one request.
         drain_seconds: For what is in progress when the server is to stop.
         keys: Name by secret of those who may use it; none lets everybody.
         trust: Whether requests may name files, models and programs.
@@ -61,6 +63,7 @@ class ServerSettings:
     seconds: float = 600.0
     max_texts: int = 128
     max_texts_per_key: int = 256
+    side_seconds: float = 60.0
     drain_seconds: float = 30.0
     keys: Mapping[str, str] = field(default_factory=dict)
     trust: bool = False
@@ -91,7 +94,7 @@ class ServerSettings:
                 f"the search of this server follows {texts} texts at a time, and a request may have {self.max_texts}: "
                 "give the search fewer"
             )
-        for name in ("seconds", "pass_seconds"):
+        for name in ("seconds", "pass_seconds", "side_seconds"):
             if not getattr(self, name) > 0:
                 raise SettingsError(f"{name} must be above 0, not {getattr(self, name)}")
 

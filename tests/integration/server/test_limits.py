@@ -149,17 +149,26 @@ def test_turns_go_to_those_with_least_in_progress() -> None:
     @dataclass(eq=False)
     class Waits:
         owner: str
+        texts: int = 1
 
-    waiting = FairQueue()
+    waiting = FairQueue(places=6)
     jobs = [Waits("many") for _ in range(5)] + [Waits("few"), Waits("other"), Waits("few")]
     for job in jobs:
         waiting.add(job)  # type: ignore[arg-type]
     taken = []
     while (job := waiting.pop()) is not None:  # type: ignore[assignment]
         taken.append(job.owner)
-        waiting.running[job.owner] += 1
+        waiting.begin(job)
     assert taken == ["many", "few", "other", "many", "few", "many", "many", "many"]
     assert len(waiting) == 0
+    # Nobody takes all places, and who waits for memory holds up no other.
+    for owner in ("many", "many", "few", "other"):
+        waiting.add(Waits(owner))  # type: ignore[arg-type]
+    assert [waiting.pop({"other"}).owner for _ in range(2)] == ["few", "many"]  # type: ignore[union-attr]
+    waiting.begin(jobs[0])
+    assert waiting.pop({"other"}) is None and waiting.pop().owner == "other"  # type: ignore[union-attr]
+    waiting.end(jobs[0])
+    assert waiting.pop().owner == "many"  # type: ignore[union-attr]
 
 
 def test_who_floods_the_queue_does_not_hold_up_others(lm: LLM) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from decodery.core import process_usage
-from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool, caller
+from decodery.core.fair_slots import caller
+from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
 
 WORK = """
 import os, time

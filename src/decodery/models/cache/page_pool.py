@@ -274,6 +274,11 @@ def pool_of(row: int, dtype: torch.dtype, device: torch.device | str) -> PagePoo
         return pool
 
 
+def used_bytes() -> int:
+    """Bytes of the pages that all texts of this process hold."""
+    return sum(pool.used * pool.page_bytes for pool in list(_pools.values()))
+
+
 def page_bytes(row: int, dtype: torch.dtype) -> int:
     """Bytes of a page with rows of so many elements, in multiples of 16, as csrc/pages.h lays it out."""
     beside = coded.SCALE if dtype == coded.DTYPE else 0

@@ -46,6 +46,7 @@ class PageTable:
         self.windowed, self.passed, self.version = tuple(windowed), 0, 0
         self._room = np.full((layers, kv_heads, 4), NO_PAGE, dtype=np.int32)
         self._columns = 0
+        self._held: np.ndarray | None = None
         self.written_from = 0, 0
 
     @property
@@ -72,9 +73,10 @@ class PageTable:
     @property
     def held(self) -> np.ndarray:
         """[n] int32, all pages that it holds."""
-        table = self.table
-        pages: np.ndarray = table[table >= 0]
-        return pages
+        if self._held is None:
+            table = self.table
+            self._held = table[table >= 0]
+        return self._held
 
     def read(self, start: int, stop: int, layers: int | slice = slice(None)) -> torch.Tensor:
         """A copy of slots [start, stop): [layers, 2, kv_heads, n, row]; zeros where there is no page."""
@@ -128,6 +130,7 @@ class PageTable:
                 self.pool.copy(old, new)
                 self.pool.drop(old)
             span[needed] = pages
+            self._held = None
         self._columns = max(self._columns, end)
         # Pages are owned as a whole.
         self.written_from = int(starts.max()) // SLOTS * SLOTS, -(-int(stops.min()) // SLOTS) * SLOTS
@@ -152,6 +155,7 @@ class PageTable:
         """
         clone = object.__new__(PageTable)
         clone.nothing, clone.pool, clone.windowed, clone.version = self.nothing, self.pool, self.windowed, 0
+        clone._held = None
         clone._columns = min(-(-int(lengths.max(initial=0)) // SLOTS), self._columns)
         clone._room = self._room[:, :, : max(clone._columns, 1)].copy()
         clone._room[np.arange(clone._room.shape[2]) >= _by_head(-(-lengths // SLOTS), clone._room)] = NO_PAGE
@@ -164,7 +168,7 @@ class PageTable:
         """Hold nothing any more."""
         self.pool.drop(self.held)
         self._room.fill(NO_PAGE)
-        self._columns, self.written_from = 0, (0, 0)
+        self._columns, self.written_from, self._held = 0, (0, 0), None
 
     def release_passed(self, slot: int) -> None:
         """Give back the pages of windowed layers that end before `slot`."""
@@ -184,7 +188,7 @@ class PageTable:
         if gone.any():
             pages = table[gone]
             table[gone] = NO_PAGE
-            self.written_from = 0, 0
+            self.written_from, self._held = (0, 0), None
             self.pool.drop(pages)
 
     def _tables(self, layers: Sequence[int] | None, head: int | None) -> np.ndarray:
@@ -217,9 +221,9 @@ def _distinct(pages: list[np.ndarray]) -> int:
     """How many different pages there are."""
     if len(pages) == 1:
         return len(pages[0])
-    seen = np.zeros(max(int(each.max(initial=-1)) for each in pages) + 1, dtype=np.bool_)
-    for each in pages:
-        seen[each] = True
+    every = np.concatenate(pages)
+    seen = np.zeros(int(every.max(initial=-1)) + 1, dtype=np.bool_)
+    seen[every] = True
     return int(np.count_nonzero(seen))
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from decodery.core.errors import SettingsError
-from decodery.core.worker_pool import FairSlots, end_process, start_process
+from decodery.core.fair_slots import FairSlots
+from decodery.core.worker_pool import end_process, start_process
 
 _MOST_OUTPUT = 1 << 16
 """Bytes of what a program prints that are kept."""

@@ -1,0 +1,134 @@
+"""What tasks hold of the memory for keys and values, and how much each owner may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+from decodery.core.errors import OutOfMemory
+from decodery.models.cache.cache import beside
+from decodery.models.cache.page_pool import used_bytes
+from decodery.models.cache.pages import resident
+from decodery.step.sequence import Sequence
+
+from .preempt import caches, caches_of
+from .prefixes import PrefixCache
+from .task import CoroutineTask, SchedulerEntry
+from .text import reads
+
+
+class MemoryBudget:
+    """Bounds what all tasks hold together, and what those of one owner hold.
+
+    Args:
+        most: Bytes of all, None for no bound.
+        owner_part: What one owner may hold of them.
+        prefixes: What is kept for later texts, which goes first.
+    """
+
+    def __init__(self, most: int | None, owner_part: float, prefixes: PrefixCache | None) -> None:
+        self._most, self._prefixes = most, prefixes
+        self._own = None if most is None else int(most * owner_part)
+        self._shared = owner_part < 1
+
+    def held(self, runs: Ordered[SchedulerEntry], *, kept: bool = False) -> int:
+        """Bytes that tasks have in use, or will once they are read; what several of them share counts once.
+
+        Args:
+            runs: The tasks.
+            kept: Count what is kept for later texts as well.
+        """
+        read = [cache for run in runs for cache in caches(run)]
+        tables = self._prefixes.tables if kept and self._prefixes is not None else []
+        return resident((*(cache.pages for cache in read), *tables)) + beside(read) + _due(runs)
+
+    def by_owner(self, runs: Ordered[SchedulerEntry]) -> dict[str, int]:
+        """Bytes that the tasks of each owner hold."""
+        members: dict[str, list[SchedulerEntry]] = {}
+        for run in runs:
+            members.setdefault(run.owner, []).append(run)
+        return {owner: self.held(those) for owner, those in members.items()}
+
+    def fits(self, runs: Ordered[SchedulerEntry], more: int = 0) -> bool:
+        """Whether so many bytes fit beside what tasks hold, where needed once nothing is kept for later texts."""
+        if self._most is None or self._surely(runs, more, self._most):
+            return True
+        over = self.held(runs, kept=True) + more - self._most
+        while over > 0 and self._prefixes is not None and len(self._prefixes):
+            # Pages that texts hold too are not free then.
+            wanted = self._prefixes.bytes - over
+            while self._prefixes.bytes > max(wanted, 0) and self._prefixes.evict():
+                pass
+            over = self.held(runs, kept=True) + more - self._most
+        return over <= 0
+
+    def fits_owner(self, own: Ordered[SchedulerEntry], run: SchedulerEntry) -> bool:
+        """Whether a task fits beside those of its owner."""
+        if self._own is None or not self._shared or self._surely(own, needed(run), self._own):
+            return True
+        return self.held(own) + needed(run) <= self._own
+
+    def too_large(self, runs: Ordered[SchedulerEntry]) -> str | None:
+        """The owner whose tasks hold more than one owner may; None where there is none."""
+        if self._own is None or not self._shared or self._surely(runs, 0, self._own):
+            return None
+        own = self._own
+        return next((owner for owner, held in self.by_owner(runs).items() if held > own), None)
+
+    def greediest(self, runs: Ordered[SchedulerEntry]) -> str:
+        """The owner whose tasks hold the most."""
+        if len({run.owner for run in runs}) == 1:
+            return runs[0].owner
+        found = self.by_owner(runs)
+        return max(found, key=found.__getitem__)
+
+    def require_possible(self, run: SchedulerEntry) -> None:
+        """Raise OutOfMemory for a task that would not fit alone."""
+        if self._own is not None and needed(run) > self._own and (self._shared or isinstance(run.task, Sequence)):
+            raise self.refusal(run, needed(run))
+
+    def refusal(self, run: SchedulerEntry, bytes_: int) -> OutOfMemory:
+        """The error of a task that needs so many bytes."""
+        assert self._own is not None
+        whose = "one key" if self._shared else "the engine"
+        if isinstance(run.task, CoroutineTask):
+            return OutOfMemory(
+                f"this search needs {bytes_ / 2**20:.1f} MiB of keys and values, and {whose} may hold "
+                f"{self._own / 2**20:.1f}: ask for fewer or shorter texts, or raise cache_bytes"
+            )
+        return OutOfMemory(
+            f"a prompt of {run.task.request.prompt_length} tokens needs {bytes_ / 2**20:.1f} MiB of keys and values, "
+            f"and {whose} may hold {self._own / 2**20:.1f}: raise cache_bytes, or shorten the prompt"
+        )
+
+    def _surely(self, runs: Ordered[SchedulerEntry], more: int, most: int) -> bool:
+        """Whether it fits if all pages of this process were theirs, which is known without looking at each text."""
+        if any(_has_policy(run) for run in runs):
+            return False
+        return used_bytes() + _due(runs) + more <= most
+
+
+def needed(run: SchedulerEntry) -> int:
+    """Bytes that a task which waits will take at once."""
+    return needed_by(run.task) if isinstance(run.task, Sequence) else run.owed
+
+
+def needed_by(seq: Sequence) -> int:
+    """Bytes of keys and values that reading the tokens it has takes."""
+    return sum(cache.slot_bytes * cache.room_for(len(seq.tokens)) for cache in caches_of(seq))
+
+
+def _due(runs: Ordered[SchedulerEntry]) -> int:
+    """Bytes that tasks take for what they read next."""
+    return sum(_missing(run.task) if isinstance(run.task, Sequence) else run.owed for run in runs)
+
+
+def _missing(seq: Sequence) -> int:
+    """Bytes of its tokens, and of a step with its largest draft, that a text has not taken yet."""
+    room = len(seq.tokens) + (0 if seq.request.drafter is None or reads(seq) else seq.request.max_draft_tokens)
+    return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in caches_of(seq))
+
+
+def _has_policy(run: SchedulerEntry) -> bool:
+    """Whether a cache policy may hold something beside the pages; the branches of a search have one policy."""
+    seq = run.task if isinstance(run.task, Sequence) else next(iter(run.branches.values()), None)
+    return seq is not None and any(cache.policy is not None for cache in caches_of(seq))
