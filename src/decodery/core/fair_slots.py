@@ -16,9 +16,9 @@ caller: ContextVar[str] = ContextVar("caller", default="")
 
 
 class FairOrder:
-    """Who is next: the caller with the fewest jobs in progress; of equals the one that was served longest ago.
+    """Who is next: the caller with the fewest jobs in progress.
 
-    One caller takes all slots but one, so that another finds one free or waits for a single job of somebody else.
+    Of equals it is the one that was served longest ago. One caller takes all slots but one, so that another finds one free or waits for a single job of somebody else.
 
     Args:
         count: Jobs in progress at most.
@@ -51,7 +51,7 @@ class FairOrder:
 
 
 class FairSlots:
-    """Slots for threads, see `FairOrder`. The time that a slot is held is charged to the request it is held for.
+    """Slots for threads, see `FairOrder`. The time of a slot is charged to the request it is held for.
 
     Args:
         count: Slots.
