@@ -75,7 +75,7 @@ _EXAMPLE = (
 @option_under(
     "Data",
     "--answer",
-    type=click.Choice(["auto", "number", "marked", "whole"]),
+    type=click.Choice(["auto", "number", "marked", "whole", "choice", "quantity"]),
     default="auto",
     show_default=True,
     help="Where answers stand in a text.",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from decodery.core.errors import SettingsError
 from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
@@ -17,8 +17,10 @@ from decodery.step.sequence import Sequence as Text
 
 from .base import written
 from .maths import formula, merged
+from .units import UNIT_NAMES, UNITS
 
-Kind = Literal["auto", "number", "marked", "whole"]
+Kind = Literal["auto", "number", "marked", "whole", "choice", "quantity"]
+Projection = Callable[[str], str | None]
 
 _MOST_PATTERN = 1000
 _SECONDS = 1.0
@@ -47,10 +49,14 @@ _ATTACHED = frozenset(
     ]
 )
 """Units that may stand at the digits; other letters there are variables."""
+_OPTION_FIRST = re.compile(r"^[\s:*({\[]*([A-Ja-j])(?![\w'])")
+_OPTION_BRACKETS = re.compile(r"[(\[]([A-J])[)\]]")
+_OPTION_LINE = re.compile(r"^[\s*]*([A-J])(?:[.)\s*]*$|[.):]\s)", re.MULTILINE)
+_QUANTITY = re.compile(rf"([$€£]?)\s?({_NUMBER.pattern})\s*({UNIT_NAMES})?(?![A-Za-z])")
 _BEFORE, _AFTER = " \t\"'`*$,;:", " \t\"'`*$,;:.!?"
 """What stands around an answer and does not belong to it."""
 
-_workers = WorkerPool(Path(__file__).with_name("pattern_worker.py"), memory=_MEMORY)
+patterns = WorkerPool(Path(__file__).with_name("pattern_worker.py"), memory=_MEMORY)
 
 
 @dataclass(frozen=True)
@@ -63,19 +69,23 @@ class AnswerExtractor:
     Attributes:
         kind: "number" is the last number, "marked" what stands on a line after the last marker (####, \\boxed, "answer
             is"), "auto" the one after a marker, of which a number among words stands alone, or else the last number,
-            "whole" the text itself.
+            "whole" the text itself, "choice" the letter of an option, as in "(B)" or "answer: B", "quantity" the last
+            number with its unit, so that 2 km and 2000 m are the same; or a function of a text, which returns what is
+            compared, None for no answer.
         pattern: A regular expression in their place, whose last match counts, or its first group where it has one.
 
     Raises:
         SettingsError: For what is no regular expression.
     """
 
-    kind: Kind = "auto"
+    kind: Kind | Projection = "auto"
     pattern: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("auto", "number", "marked", "whole"):
-            raise SettingsError(f"an answer is auto, number, marked or whole, not {self.kind!r}")
+        if not callable(self.kind) and self.kind not in get_args(Kind):
+            raise SettingsError(f"an answer is {', '.join(get_args(Kind))} or a function, not {self.kind!r}")
+        if callable(self.kind) and self.pattern:
+            raise SettingsError("an answer is found by a function or by a pattern: leave one of the two out")
         if len(self.pattern) > _MOST_PATTERN:
             raise SettingsError(f"a pattern of answers has at most {_MOST_PATTERN} characters, not {len(self.pattern)}")
         try:
@@ -87,7 +97,7 @@ class AnswerExtractor:
         """`of` finished sequences; without a tokenizer a text is the ids of its tokens."""
         shown = [" ".join(map(str, written(seq))) if seq.text is None else seq.text.text for seq in texts]
         # Patterns and formulas take time, which nobody else is to wait for.
-        blocks = bool(self.pattern) or self.kind in ("auto", "marked")
+        blocks = bool(self.pattern) or callable(self.kind) or self.kind in ("auto", "marked")
         return (yield from off_loop(partial(self.of, shown))) if blocks else self.of(shown)
 
     def of(self, texts: Sequence[str]) -> list[str | None]:
@@ -99,11 +109,17 @@ class AnswerExtractor:
         shown = [text.rpartition(_THOUGHT)[2] for text in texts]
         if self.pattern:
             try:
-                found = _workers.ask([self.pattern, shown], _SECONDS)
+                found = patterns.ask([self.pattern, shown], _SECONDS)
             except (NotStarted, Unanswered) as error:
                 raise SettingsError(
                     f"the pattern {self.pattern!r} cannot be used here: {error}; simplify it"
                 ) from error
+        elif callable(self.kind):
+            return [_projected(self.kind, text) for text in shown]
+        elif self.kind == "choice":
+            return [choice_of(text) for text in shown]
+        elif self.kind == "quantity":
+            return [quantity_of(_marked(text) or text) for text in shown]
         elif self.kind == "whole":
             found = shown
         else:
@@ -125,6 +141,46 @@ class AnswerExtractor:
             return canonical(said), None
         # Letters of a formula may differ in their case alone.
         return canonical(found if number is None else number) if said is None else plain, said
+
+
+def _projected(project: Projection, text: str) -> str | None:
+    try:
+        found = project(text)
+    except Exception as error:
+        raise SettingsError(
+            f"the function of answers failed on {text!r:.60} ({type(error).__name__}: {error}): return None for a text "
+            "without an answer"
+        ) from error
+    if found is not None and not isinstance(found, str):
+        raise SettingsError(f"the function of answers returns a text or None, and returned {found!r:.60}")
+    return found
+
+
+def choice_of(text: str) -> str | None:
+    """The letter of the option that a text chooses: marked, in brackets, or alone on a line.
+
+    Args:
+        text: Of which the last such letter counts, marked ones first.
+    """
+    marked = _marked(text)
+    for form in (_OPTION_FIRST, _OPTION_BRACKETS):
+        if marked is not None and (found := form.search(marked)):
+            return found[1].upper()
+    for form in (_OPTION_BRACKETS, _OPTION_LINE):
+        if letters := form.findall(text):
+            return str(letters[-1]).upper()
+    return None
+
+
+def quantity_of(text: str) -> str | None:
+    """The last number of a text in the base unit of its kind; alone where no known unit follows."""
+    found = list(_QUANTITY.finditer(text))
+    if not found:
+        return None
+    last = next((each for each in reversed(found) if each[1] or each[3]), found[-1])
+    factor, base = (1.0, last[1]) if last[1] else UNITS.get(last[3] or "", (1.0, ""))
+    value = float(last[2].replace(",", "")) * factor
+    return f"{value + 0.0:.9g} {base}".strip()
 
 
 def canonical(answer: str) -> str | None:

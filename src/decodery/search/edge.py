@@ -22,7 +22,7 @@ from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.step.forward_request import ForwardCoroutine, gather
 from decodery.step.sequence import Sequence
 
-from .answers import AnswerExtractor, Kind
+from .answers import AnswerExtractor, Kind, Projection
 from .base import require_written
 from .handed import hand_over, read_prompt
 from .judged import JudgedSearch
@@ -73,7 +73,7 @@ class Edge(JudgedSearch):
     end: str | tuple[int, ...] = "</think>"
     cue: str | tuple[int, ...] = ""
     choose: Literal["vote", "best"] = "vote"
-    answer: Kind = "auto"
+    answer: Kind | Projection = "auto"
     pattern: str = ""
     adapter: Adapter | str | None = None
     switch: LinearValue | str | None = None

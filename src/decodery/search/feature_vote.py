@@ -14,7 +14,7 @@ from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .answers import AnswerExtractor, Kind
+from .answers import AnswerExtractor, Kind, Projection
 from .base import written
 from .features import features, standardised
 from .pool import Sampled, TextPool, require_count
@@ -48,7 +48,7 @@ class FeatureVote(Sampled):
     drop: float = 0.0
     weights: tuple[float, float, float, float] = (-1.0, -1.0, -1.0, 1.0)
     bias: float = 0.0
-    answer: Kind = "auto"
+    answer: Kind | Projection = "auto"
     pattern: str = ""
 
     requirements = Requirements()

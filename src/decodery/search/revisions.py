@@ -12,7 +12,7 @@ from decodery.models.loaders.store import Progress
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .answers import AnswerExtractor, Kind, vote
+from .answers import AnswerExtractor, Kind, Projection, vote
 from .judged import JudgedSearch, require_attempt
 from .pipeline import Pipeline, require_texts, worth
 from .pool import require_count
@@ -53,7 +53,7 @@ class Revisions(JudgedSearch, Pipeline):
     window: int = 4
     shown: str = "\n\nAn earlier attempt, which may be wrong:\n{attempt}\n{remark}"
     ask: str = "\n\nWrite a better attempt, complete in itself."
-    answer: Kind = "auto"
+    answer: Kind | Projection = "auto"
     pattern: str = ""
 
     def __post_init__(self) -> None:

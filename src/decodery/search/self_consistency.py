@@ -9,7 +9,7 @@ from decodery.core.requirements import Requirements
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .answers import AnswerExtractor, Kind
+from .answers import AnswerExtractor, Kind, Projection
 from .pool import Sampled, TextPool, require_count
 from .votes import elected, no_answer
 
@@ -32,12 +32,13 @@ class SelfConsistency(Sampled):
             passes.
         answer: Where it stands in a text: "number" the last number, "marked" after the last marker (####, \\boxed,
             "answer is"), "auto" after a marker, or else the last number, "whole" all of the text; formulas after a
-            marker are compared as mathematics.
+            marker are compared as mathematics. "choice" is the letter of an option, "quantity" the last number with
+            its unit; a function of the text gives what is compared, None for no answer.
         pattern: A regular expression in its place, whose last match counts, its first group where it has one.
     """
 
     n: int = 40
-    answer: Kind = "auto"
+    answer: Kind | Projection = "auto"
     pattern: str = ""
 
     requirements = Requirements()

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
+import time
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Literal
 
 from decodery.core.errors import SettingsError
+from decodery.core.worker_pool import NotStarted, Unanswered
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
+
+from .answers import patterns
+
+_MOST_PATTERN = 1000
+_PATTERN_SECONDS = 1.0
+"""Of work that a pattern may take for one step's text."""
 
 Aggregate = Literal["last", "min", "prod", "mean"]
 
@@ -65,9 +74,20 @@ class StepEnd:
     Args:
         delimiter: A text, or token ids; None where only the length counts.
         most: Tokens of a step.
+        pattern: A regular expression that ends a step where it matches; "" for none.
+        seconds: Of a step at most; None for any time.
     """
 
-    def __init__(self, seq: Sequence, delimiter: str | tuple[int, ...] | None, most: int) -> None:
+    def __init__(
+        self,
+        seq: Sequence,
+        delimiter: str | tuple[int, ...] | None,
+        most: int,
+        pattern: str = "",
+        seconds: float | None = None,
+    ) -> None:
+        self._pattern = pattern
+        self._until = None if seconds is None else time.monotonic() + seconds
         self._delimiter = delimiter
         self._most = most
         self._tokens = len(seq.tokens)
@@ -75,6 +95,10 @@ class StepEnd:
 
     def __call__(self, seq: Sequence) -> bool:
         if len(seq.tokens) - self._tokens >= self._most:
+            return True
+        if self._until is not None and time.monotonic() > self._until:
+            return True
+        if self._pattern and seq.text is not None and _matches(self._pattern, seq.text.text[self._characters :]):
             return True
         if self._delimiter is None:
             return False
@@ -94,6 +118,24 @@ class StepEnd:
                 return True
             at = piece.find(delimiter, at + 1)
         return False
+
+
+def require_pattern(pattern: str) -> None:
+    """Raise SettingsError for what is no regular expression of the end of a step."""
+    if len(pattern) > _MOST_PATTERN:
+        raise SettingsError(f"step_pattern has at most {_MOST_PATTERN} characters, not {len(pattern)}")
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise SettingsError(f"step_pattern {pattern!r} is no regular expression: {error}") from error
+
+
+def _matches(pattern: str, text: str) -> bool:
+    try:
+        (found,) = patterns.ask([pattern, [text]], _PATTERN_SECONDS)
+    except (NotStarted, Unanswered) as error:
+        raise SettingsError(f"step_pattern {pattern!r} cannot be used here: {error}; simplify it") from error
+    return bool(found)
 
 
 def identity(seq: Sequence) -> Hashable:

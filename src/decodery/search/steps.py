@@ -14,25 +14,29 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
+import numpy as np
+
 from decodery.core.errors import OutOfMemory, ServerError, SettingsError
 from decodery.core.ledger import count
-from decodery.core.noise import PARTICLE, mix, nth_seed
+from decodery.core.noise import PARTICLE, RESAMPLE, draw, mix, nth_seed
 from decodery.core.registry import method_of
 from decodery.core.requirements import Requirements
 from decodery.core.trace import Grown, Step, Trace
 from decodery.engine.schedule import share_prompt
 from decodery.engine.text import unread
 from decodery.models.loaders.store import Progress, silent
+from decodery.sampling.logits_processor import require_number
 from decodery.step.embedded import reading
 from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
-from .answers import AnswerExtractor, Kind
+from .answers import AnswerExtractor, Kind, Projection
 from .base import Search, credit, require_written
 from .judged import JudgedSearch
+from .particles import multinomial
 from .pool import leave_out, require_count, scored, write_on
-from .step_nodes import Aggregate, Node, StepEnd, aggregated, identity
+from .step_nodes import Aggregate, Node, StepEnd, aggregated, identity, require_pattern
 from .votes import elected, vote_weights
 
 if TYPE_CHECKING:
@@ -50,17 +54,25 @@ class Stepped(Search):
             something before it; None where steps have a length alone.
         step_tokens: Of a step at most.
         rounds: Steps of a text; the last one goes on to the text's end.
+        step_pattern: A regular expression that ends a step beside the delimiter, such as the marker of an answer,
+            \\\\boxed\\{[^{}]*\\}; "" for none.
+        step_seconds: After which a step ends at the next token; None for any time. Texts then depend on the machine.
     """
 
     delimiter: str | tuple[int, ...] | None = "\n\n"
     step_tokens: int = 2048
     rounds: int = 40
+    step_pattern: str = ""
+    step_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("step_tokens", "rounds"):
             require_count(self._name, name, getattr(self, name))
         if self.delimiter is not None and not self.delimiter:
             raise SettingsError(f"{self._name} needs a delimiter that ends a step, such as a blank line")
+        require_pattern(self.step_pattern)
+        if self.step_seconds is not None:
+            require_number(f"step_seconds of {self._name}", self.step_seconds, above=0.0)
 
     @property
     def _name(self) -> str:
@@ -77,7 +89,7 @@ class Stepped(Search):
 
     def ends(self, seq: Sequence) -> Callable[[Sequence], bool]:
         """What holds a text at the end of the step that it is about to write after what it has."""
-        return StepEnd(seq, self.delimiter, self.step_tokens)
+        return StepEnd(seq, self.delimiter, self.step_tokens, self.step_pattern, self.step_seconds)
 
     @abstractmethod
     def follow(self, growth: Growth) -> ForwardCoroutine[list[Sequence]]:
@@ -91,14 +103,14 @@ class StepSearch(Stepped, JudgedSearch):
     Attributes:
         aggregate: How the scores of its steps make what a text is worth.
         choose: "best" returns the finished texts by worth; "vote" one for each of their answers, that of most weight
-            first, see weighted-vote.
+            first, see weighted-vote; "draw" all of them, one drawn by weight first.
         answer, pattern: As there.
         scorer: Of beginnings and answers, as in value-head(head=prm.safetensors).
     """
 
     aggregate: Aggregate = "last"
-    choose: Literal["best", "vote"] = "best"
-    answer: Kind = "auto"
+    choose: Literal["best", "vote", "draw"] = "best"
+    answer: Kind | Projection = "auto"
     pattern: str = ""
 
     def __post_init__(self) -> None:
@@ -106,8 +118,8 @@ class StepSearch(Stepped, JudgedSearch):
         JudgedSearch.__post_init__(self)
         if self.aggregate not in ("last", "min", "prod", "mean"):
             raise SettingsError(f"{self._name} aggregates by last, min, prod or mean, not {self.aggregate!r}")
-        if self.choose not in ("best", "vote"):
-            raise SettingsError(f"{self._name} chooses the best or by vote, not {self.choose!r}")
+        if self.choose not in ("best", "vote", "draw"):
+            raise SettingsError(f"{self._name} chooses the best, by vote or by a draw, not {self.choose!r}")
         if not (self.judge.answers and self.judge.prefixes):
             raise SettingsError(f"{self._name} judges texts step by step: give a scorer of beginnings and answers")
         AnswerExtractor(self.answer, self.pattern)
@@ -258,10 +270,17 @@ class Growth:
         texts = [node.seq for node in ranked]
         for seq, node in zip(texts, ranked, strict=True):
             seq.score = search.worth(node)
-        if search.choose == "vote":
-            if weights is None:
-                weights = vote_weights(search.judge, [search.worth(node) for node in found])
-            votes = dict(zip(map(id, found), weights, strict=True))
+        if search.choose == "best":
+            return self.close(texts)
+        if weights is None:
+            weights = vote_weights(search.judge, [search.worth(node) for node in found])
+        votes = dict(zip(map(id, found), weights, strict=True))
+        if search.choose == "draw":
+            shares = np.array([votes[id(node)] for node in ranked])
+            uniform = draw(self.root.seq.request.seed, 0, stream=RESAMPLE)
+            (first,) = multinomial(shares / shares.sum(), [uniform]) if shares.sum() else (0,)
+            texts.insert(0, texts.pop(first))
+        else:
             answers = yield from AnswerExtractor(search.answer, search.pattern).of_texts(texts)
             texts = elected(texts, answers, [votes[id(node)] for node in ranked])
         return self.close(texts)

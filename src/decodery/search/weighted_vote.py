@@ -9,7 +9,7 @@ from decodery.core.registry import register
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
-from .answers import AnswerExtractor, Kind
+from .answers import AnswerExtractor, Kind, Projection
 from .judged import JudgedSearch
 from .pool import Sampled, TextPool, require_count, scored
 from .votes import elected, no_answer, vote_weights
@@ -36,7 +36,7 @@ class WeightedVote(Sampled, JudgedSearch):
     """
 
     n: int = 16
-    answer: Kind = "auto"
+    answer: Kind | Projection = "auto"
     pattern: str = ""
 
     def __post_init__(self) -> None:

@@ -9,11 +9,13 @@ from functools import partial
 from itertools import product
 from math import comb
 from time import perf_counter, process_time
+from typing import Any
 
 import pytest
 
 from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
+from decodery.search import SelfConsistency
 from decodery.search.answers import AnswerExtractor, canonical, vote
 from decodery.search.features import TextFeatures, features, standardised
 from decodery.step.forward_request import off_loop
@@ -96,7 +98,7 @@ def test_what_is_no_pattern_is_named() -> None:
     for settings, message in (
         ({"pattern": "("}, "is no regular expression"),
         ({"pattern": "a" * 1001}, "at most 1000"),
-        ({"kind": "last"}, "auto, number, marked or whole"),
+        ({"kind": "last"}, "auto, number, marked, whole, choice, quantity or a function"),
     ):
         with pytest.raises(SettingsError, match=message):
             AnswerExtractor(**settings)
@@ -239,3 +241,39 @@ def test_a_number_in_ordinary_phrases_is_the_number(said: str) -> None:
 @pytest.mark.parametrize("said", ["3x", "3 pi", "3 million", "minus 3", "x = 3", "3!", "3^2", "1/3", "3 y"])
 def test_a_number_that_is_a_part_of_mathematics_is_not(said: str) -> None:
     assert AnswerExtractor().of(["\\boxed{" + said + "}"]) != ["3"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "answer"),
+    [
+        ("choice", "(A) is wrong, so the answer is (C).", "C"),
+        ("choice", r"So \boxed{b}", "B"),
+        ("choice", "Answer: D) 12", "D"),
+        ("choice", "A. no\n**E**", "E"),
+        ("choice", "A cat sat on (B) the mat", "B"),
+        ("choice", "I have a cat", None),
+        ("quantity", "It is 2 km", "2000 m"),
+        ("quantity", "so 2,000 metres of 3", "2000 m"),
+        ("quantity", "it takes 1.5 hours.", "5400 s"),
+        ("quantity", "$12.50", "12.5 $"),
+        ("quantity", "50 cents", "0.5 $"),
+        ("quantity", "25 %", "0.25"),
+        ("quantity", "90 km/h", "25 m/s"),
+        ("quantity", "there are 7 apples", "7"),
+        ("quantity", "none", None),
+    ],
+)
+def test_options_and_quantities_are_compared_as_such(kind: Any, text: str, answer: str | None) -> None:
+    assert AnswerExtractor(kind).of([text]) == [answer]
+
+
+def test_a_function_says_what_the_answer_is() -> None:
+    lm = ScriptedLLM(["x=1", "y=2", "x=3"])
+    search = SelfConsistency(n=3, answer=lambda text: text[0] if "=" in text else None)
+    assert [out.text for out in lm.search("q", search, temperature=1.0)] == ["x=1", "y=2"]
+    with pytest.raises(SettingsError, match=r"failed on 'q' \(IndexError"):
+        AnswerExtractor(lambda text: text[5]).of(["q"])
+    with pytest.raises(SettingsError, match="returns a text or None, and returned 1"):
+        AnswerExtractor(len).of(["q"])  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="leave one of the two out"):
+        AnswerExtractor(str, "a")
