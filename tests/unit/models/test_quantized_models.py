@@ -18,6 +18,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders import fused
 from decodery.models.loaders.folder import FolderCheckpoint
 from decodery.models.loaders.load import load
+from decodery.models.native.floats import Float4Linear
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
@@ -198,3 +199,30 @@ def test_models_that_run_through_transformers_are_made_floating_point(home: Path
     load(folder, device="cpu")
     (copy,) = home.rglob("dequantized-bfloat16/model.safetensors")
     assert all(torch.equal(tensor, exact[name].bfloat16()) for name, tensor in load_file(copy).items())
+
+
+def test_experts_of_gpt_oss_stay_four_bits(home: Path, tmp_path: Path) -> None:
+    """A folder as it is published: a pair of tensors for all experts of a layer, beside biases in floating point."""
+    from transformers.integrations.mxfp4 import dequantize_convertops
+
+    theirs = make_model("gpt_oss")
+    folder, generator, packed = save(theirs, tmp_path / "model"), torch.Generator().manual_seed(0), {}
+    stored = load_file(folder / "model.safetensors")
+    for name in [each for each in stored if each.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = stored.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(119, 124, (experts, outputs, inputs // 32), generator=generator, dtype=torch.uint8)
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        exact = dequantize_convertops(blocks, scales, torch.float32)
+        theirs.load_state_dict({name: exact}, strict=False)
+    save_file(stored | packed, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    form = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": form}))
+    assert_same_logits(load(folder, dtype="float32", device="cpu").model, theirs)
+    ours = load(folder, device="cpu")
+    assert isinstance(ours.model, Transformer) and ours.model.capabilities.exact_rows
+    assert all(isinstance(layer.gate_up, Float4Linear) for layer in ours.model.weights.layers)
+    ids = random_ids(16)
+    logits = ours.model.forward(Batch([Segment(np.arange(16), ids)])).logits
+    assert torch.nn.functional.cosine_similarity(logits, reference(theirs, ids)).median() > 0.99

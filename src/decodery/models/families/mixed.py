@@ -61,6 +61,18 @@ def of_stack(part: str, stacked: torch.Tensor, family: str) -> torch.Tensor:
     return own[second::2] if family == "gpt_oss" else own.chunk(2)[second]
 
 
+def stack_rows(part: str, outputs: int) -> torch.Tensor:
+    """[n] int64, which rows of gpt-oss's quantized experts, one after the other, such a part is.
+
+    Args:
+        part: Its whole name.
+        outputs: Of one expert, gates and what they open taking turns.
+    """
+    _, _, _, number, half, _ = part.split(".")
+    own = torch.arange(int(number) * outputs, (int(number) + 1) * outputs, device="cpu")
+    return own if half == "down" else own[("gate", "up").index(half) :: 2]
+
+
 STACKS = ("experts.gate_up_proj", "experts.down_proj")
 """How tensors of all experts end, of families that may have them in one: [experts, out, in]."""
 

@@ -19,7 +19,7 @@ from ..families.arranged import rows
 from ..families.config_json import TOKEN_IDS, read_config, token_ids
 from ..families.falcon_h1 import factors
 from ..families.layouts import SIGHT, other_names
-from ..families.mixed import STACKED, STACKS, of_stack, of_whole_stack, stacked_experts
+from ..families.mixed import STACKED, STACKS, of_stack, of_whole_stack, stack_rows, stacked_experts
 from ..families.switched import SWITCHED
 from ..families.tensor_names import is_mtp, stores_less_one, tensor_name
 from ..families.zamba2 import is_copy
@@ -89,14 +89,15 @@ class FolderCheckpoint:
         Raises:
             CorruptFile: If there is none.
         """
-        weight, own = self._quantized.weight(self._names(name)), rows(name, self.config)
+        weight = self._quantized.weight(self._names(name))
         whole = tuple(self._tensor(name).shape) if weight is None else weight.shape
+        own = self._own_rows(name, None if weight is None else whole[0])
         return whole if own is None else (len(own), *whole[1:])
 
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows of the part `name` (see `fused_slots`) as the file has them; a norm's weight ready to multiply."""
         if (weight := self._quantized.weight(self._names(name))) is not None:
-            tensor = weight.dense(self._rows(name, weight.shape[0])[begin:end])
+            tensor = weight.dense(self._rows(name, weight.shape[0], kept=True)[begin:end])
         else:
             tensor = self._tensor(name)
             ordered = rows(name, self.config) is not None
@@ -153,11 +154,23 @@ class FolderCheckpoint:
         """Rows of a part in one of its forms of integers."""
         weight = self._quantized.weight(self._names(name))
         assert weight is not None
-        return weight.layer(self._rows(name, weight.shape[0])[begin:end], form)
+        return weight.layer(self._rows(name, weight.shape[0], kept=True)[begin:end], form)
 
-    def _rows(self, part: str, count: int) -> torch.Tensor:
-        """[n] int64 which of `count` rows of its tensor a part is."""
-        own = rows(part, self.config)
+    def _own_rows(self, part: str, count: int | None) -> torch.Tensor | None:
+        """Which rows of its tensor a part is, None for all. count: how many a quantized one has."""
+        if count is not None and self.config.family in STACKED and ".experts." in part:
+            return stack_rows(part, count // self.config.experts)
+        return rows(part, self.config)
+
+    def _rows(self, part: str, count: int, *, kept: bool = False) -> torch.Tensor:
+        """[n] int64 which of `count` rows of its tensor a part is.
+
+        Args:
+            part: Its name.
+            count: Of all rows.
+            kept: Whether the tensor is quantized.
+        """
+        own = self._own_rows(part, count if kept else None)
         if own is not None and int(own.max()) >= count:
             raise CorruptFile(f"{self.folder}: tensor {tensor_name(part, self.config)} has too few rows")
         return torch.arange(count, device="cpu") if own is None else own
