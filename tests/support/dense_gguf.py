@@ -21,12 +21,13 @@ ARCHITECTURES = {
     "gemma": "gemma", "gemma2": "gemma2", "phi3": "phi3", "phi": "phi2", "olmo2": "olmo2", "olmo3": "olmo2",
     "smollm3": "smollm3", "granite": "granite", "exaone4": "exaone4", "ernie4_5": "ernie4_5", "glm4": "glm4",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "mixtral": "llama",
-    "lfm2": "lfm2", "mistral": "mistral3", "starcoder2": "starcoder2", "hunyuan_v1_dense": "hunyuan-dense",
+    "lfm2": "lfm2", "mistral": "mistral3", "ministral3": "mistral3", "llama4_text": "llama4",
+    "starcoder2": "starcoder2", "hunyuan_v1_dense": "hunyuan-dense",
     "seed_oss": "seed_oss", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
 GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-_MIXED = ("qwen3_next", "qwen3_5_moe_text", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "mixtral")
-PERMUTED = ("smollm3", "granite", "mixtral", "mistral")
+_MIXED = ("qwen3_next", "qwen3_5_moe_text", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "mixtral", "llama4_text")
+PERMUTED = ("smollm3", "granite", "mixtral", "mistral", "ministral3")
 """Whose rows of queries and keys the converter puts into pairs, as Llama's."""
 
 
@@ -54,7 +55,7 @@ def write_dense(
     inner = getattr(config, "intermediate_size", None)
     inner = model.model.layers[0].feed_forward.w1.out_features if family == "lfm2" else inner
     if inner is not None:
-        writer.add_feed_forward_length(inner)
+        writer.add_feed_forward_length(getattr(config, "intermediate_size_mlp", inner))
     writer.add_head_count(config.num_attention_heads)
     if family == "lfm2":
         writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
@@ -78,6 +79,9 @@ def write_dense(
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if family in _MIXED:
         _add_experts(writer, config)
+    if family == "ministral3":
+        writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
+        writer.add_rope_scaling_yarn_log_mul(config.rope_parameters["mscale_all_dim"])
     if family == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -127,10 +131,13 @@ def _add_tensors(
         if permuted:
             exact = exact.reshape(len(exact) // dim, dim // 2, 2, -1).swapaxes(1, 2).reshape(exact.shape)
         left[name] = torch.from_numpy(np.ascontiguousarray(exact))
-    for name in [each for each in left if each.endswith("mlp.experts.gate_proj.weight")]:
+    for name in [each for each in left if each.endswith(".experts.gate_proj.weight")]:
         stem = name.removesuffix(".gate_proj.weight")
         gate, up, down = (left.pop(f"{stem}.{part}_proj.weight") for part in ("gate", "up", "down"))
-        if family == "gpt_oss":
+        if family == "llama4_text":
+            both = torch.cat((gate, up), dim=1)
+            left |= {f"{stem}.gate_up_proj": both.transpose(1, 2), f"{stem}.down_proj": down.transpose(1, 2)}
+        elif family == "gpt_oss":
             both = torch.stack((gate, up), dim=2).flatten(1, 2)
             left |= {f"{stem}.gate_up_proj": both.transpose(1, 2), f"{stem}.down_proj": down.transpose(1, 2)}
         else:
@@ -213,14 +220,15 @@ def _together(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
             name = f"{name}.weight" if name.endswith("sinks") else name.replace("_correction_bias", "_correction.bias")
             found[name] = weight
             continue
-        turn = model.config.model_type == "gpt_oss"
+        in_turns = model.config.model_type == "gpt_oss"
+        turn = in_turns or model.config.model_type == "llama4_text"
         kind = "bias" if last.endswith("bias") else "weight"
         part = last.removesuffix("_bias")
         weight = weight.transpose(1, 2) if turn and kind == "weight" else weight
         if part == "down_proj":
             found[f"{stem}.down_proj.{kind}"] = weight
             continue
-        halves = (weight[:, ::2], weight[:, 1::2]) if turn else weight.chunk(2, dim=1)
+        halves = (weight[:, ::2], weight[:, 1::2]) if in_turns else weight.chunk(2, dim=1)
         for half, each in zip(("gate", "up"), halves, strict=True):
             found[f"{stem}.{half}_proj.{kind}"] = each
     return found
@@ -229,12 +237,14 @@ def _together(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
 def _add_experts(writer: Any, config: Any) -> None:
     writer.add_expert_count(config.num_local_experts if hasattr(config, "num_local_experts") else config.num_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type == "gpt_oss":
+    if config.model_type in ("gpt_oss", "llama4_text"):
         writer.add_expert_feed_forward_length(config.intermediate_size)
     elif config.model_type != "mixtral":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if config.model_type == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type == "llama4_text":
+        writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
     if config.model_type == "glm4_moe":
         writer.add_expert_shared_count(config.n_shared_experts)
         writer.add_leading_dense_block_count(config.first_k_dense_replace)

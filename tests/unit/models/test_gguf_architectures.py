@@ -17,6 +17,10 @@ from decodery.models.torch.transformer import Transformer, runs_natively
 from dense_gguf import write_dense
 from tiny_models import CASES, assert_same_logits, make_model, random_ids, reference
 
+_LLAMA4 = {
+    **{"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
+    "attn_temperature_tuning": True,
+}
 WRITTEN = {
     **{
         case: {} for case in CASES if CASES[case][0] in ("gemma", "phi3", "phi", "olmo2", "olmo3", "granite", "exaone4")
@@ -37,6 +41,9 @@ WRITTEN = {
             "qwen3_5_moe",
         )
     },
+    "ministral3": {},
+    "llama4_text": {"num_hidden_layers": 4, **_LLAMA4},
+    "llama4_text, dense layers between": {"use_qk_norm": True, "no_rope_layers": None, **_LLAMA4},
     "gemma2": {"query_pre_attn_scalar": 16},
     "qwen3_next, biases, yarn": {"norm_topk_prob": True},
     "qwen3_next": {"linear_value_head_dim": 16, "shared_expert_intermediate_size": 32},

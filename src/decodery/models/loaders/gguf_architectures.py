@@ -27,7 +27,7 @@ KINDS: dict[str, Kind] = {
     "leading_dense_block_count": Whole(0, LAYERS.most),
     "expert_weights_norm": Flag(),
     "expert_gating_func": Whole(0, 16),
-    "nextn_predict_layers": Whole(0, LAYERS.most),
+    **dict.fromkeys(("nextn_predict_layers", "interleave_moe_layer_step"), Whole(0, LAYERS.most)),
     "rope.scaling.finetuned": Flag(),
     "vocab_size": TOKENS,
     "attention.head_count_kv": Either(HEADS, Array(LAYERS.most)),
@@ -53,6 +53,7 @@ class Architecture:
         in_turns: Groups of Gated DeltaNet layers take turns from head to head.
         norm: What it calls the last norm.
         theta: Base of the rotation of a file that has none.
+        grows: Whether its queries may grow with their position.
     """
 
     family: str
@@ -65,6 +66,7 @@ class Architecture:
     in_turns: bool = False
     norm: str = "output_norm"
     theta: float = 10_000.0
+    grows: bool = False
 
 
 def _types(fields: Fields, layers: int, period: int, window: int | None = None) -> Raw:
@@ -259,6 +261,41 @@ def _gated_mixture(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     }
 
 
+def _mistral3(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    scale, length = fields.get("attention.temperature_scale"), fields.get("rope.scaling.original_context_length")
+    if not scale:
+        return {"sliding_window": None}
+    if not length:
+        raise CorruptFile(f"{fields.origin}: queries grow with their position, and no original context says how fast")
+    # How it stretches the rotation is said by the file's own keys.
+    own = {"rope_type": "default", "llama_4_scaling_beta": float(scale), "original_max_position_embeddings": length}
+    return {"model_type": "ministral3", "rope_parameters": own}
+
+
+_CHUNK = 8192
+"""Of attention in Llama 4, and of the positions over which its queries grow: no file says it."""
+
+
+def _llama4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    layers, step = raw["num_hidden_layers"], fields.need("interleave_moe_layer_step")
+    experts = fields.get("expert_count", 0)
+    # A window of zero says that all layers see everything and turn; else every fourth layer does not turn.
+    whole = fields.get("attention.sliding_window", _CHUNK) == 0
+    mixed = [layer for layer in range(layers) if experts and step and (layer + 1) % step == 0]
+    counts = {"num_local_experts": experts, "num_experts_per_tok": fields.need("expert_used_count")} if mixed else {}
+    return {
+        **counts,
+        "intermediate_size": fields.need("expert_feed_forward_length") if mixed else raw["intermediate_size"],
+        "intermediate_size_mlp": raw["intermediate_size"],
+        "moe_layers": mixed,
+        **({"no_rope_layers": [1] * layers, "layer_types": ["full_attention"] * layers} if whole else {}),
+        "attn_temperature_tuning": not whole,
+        "attention_chunk_size": _CHUNK,
+        "use_qk_norm": experts != 128,
+        "attention_bias": _biased(file),
+    }
+
+
 def _mixtral(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     counts = _experts(fields)
     return {"num_local_experts": counts["num_experts"], "num_experts_per_tok": counts["num_experts_per_tok"]}
@@ -289,7 +326,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": Architecture("glm4", paired=True, more=_glm4),
     "starcoder2": Architecture("starcoder2", more=_starcoder2),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", more=lambda fields, file, raw: {"attention_bias": _biased(file)}),
-    "mistral3": Architecture("mistral", paired=True, more=lambda fields, file, raw: {"sliding_window": None}),
+    "mistral3": Architecture("mistral", paired=True, more=_mistral3, grows=True),
+    "llama4": Architecture("llama4_text", paired=True, more=_llama4),
     "qwen2moe": Architecture("qwen2_moe", more=_qwen2moe),
     "qwen3moe": Architecture("qwen3_moe", more=_qwen3moe),
     "glm4moe": Architecture(

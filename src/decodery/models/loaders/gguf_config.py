@@ -95,7 +95,8 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
         named = {key: value for key, value in named.items() if value != 0}
     other = architecture_of(file)
     fields = Fields(named, origin, _CONFIG if other is None else _CONFIG | OTHERS)
-    for key in (*_UNSUPPORTED, *_NEVER) if other is None else _NEVER:
+    refused = (*_UNSUPPORTED, *_NEVER) if other is None else _NEVER[2:] if other.grows else _NEVER
+    for key in refused:
         if fields.get(key):
             raise fields.unsupported(key)
     for key in sorted(named.keys() - fields.kinds.keys() - {*_UNREAD}):

@@ -58,6 +58,7 @@ def read_rope(file: GGUFFile, fields: Fields, theta: float, head_dim: int) -> Ro
     for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_ext_factor"):
         if fields.get(name, 1.0) != 1.0:
             raise fields.unsupported(name)
+    multiplier = fields.get("rope.scaling.yarn_log_multiplier") or None
     return Rope(
         theta,
         "yarn",
@@ -66,6 +67,8 @@ def read_rope(file: GGUFFile, fields: Fields, theta: float, head_dim: int) -> Ro
         beta_fast=fields.get("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=fields.get("rope.scaling.yarn_beta_slow", 1.0),
         attention_factor=fields.get("rope.scaling.yarn_attn_factor"),
+        mscale=1.0 if multiplier else None,
+        mscale_all_dim=multiplier,
         rotated=rotated,
     )
 
