@@ -33,6 +33,7 @@ from decodery.step.sequence import KeptText, Sequence
 from .validation import refuse
 
 if TYPE_CHECKING:
+    from decodery.core.trace import Trace
     from decodery.models.protocol import LanguageModel
 
 _KINDS: dict[str, tuple[str, type]] = {
@@ -79,6 +80,7 @@ class Request:
         memory: What drafters learn from and add to, None for the engine's own.
         settled: Called by searches that know it, with all of the text that is returned first that cannot change any
             more.
+        followed: Called by searches that grow a tree of parts, with the trace that they grow it in.
         stop_tokens: Those of them that are special tokens, by id.
     """
 
@@ -105,6 +107,7 @@ class Request:
     prompt_embeds: Embeddings | None = None
     memory: Memory | None = None
     settled: Callable[[str], None] | None = None
+    followed: Callable[[Trace], None] | None = None
     stop_tokens: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

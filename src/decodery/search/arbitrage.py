@@ -76,7 +76,9 @@ class Arbitrage(Stepped, JudgedSearch):
                 object.__setattr__(self, "router", RouterHead.load(self.router))
             return
         if self.scorer is None:
-            raise SettingsError(f"arbitrage compares steps by a scorer where router={self.router}: give one")
+            raise SettingsError(
+                f"arbitrage compares steps by a scorer where router={self.router}: give one, as in scorer=..."
+            )
         JudgedSearch.__post_init__(self)
         if not (self.judge.answers and self.judge.prefixes):
             raise SettingsError("arbitrage judges texts step by step: give a scorer of beginnings and answers")

@@ -167,6 +167,8 @@ class Growth:
         self.root = Node(seq, len(seq.tokens))
         self.trace = Trace(ledger=seq.trace.ledger)
         self._settled = request.settled
+        if request.followed is not None:
+            request.followed(self.trace)
         self._scores: dict[Hashable, float | None] = {}
         self._failed: Exception | None = None
         search.fits(seq.request.model)

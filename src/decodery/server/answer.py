@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from decodery.core.trace import Step
 from decodery.step.sequence import TokenLogprob
 
-from .job import FinishedText
+from .job import FinishedText, Update
 
 if TYPE_CHECKING:
     from decodery.models.tokenizers.tokenizer import Tokenizer, TokenStream
@@ -161,6 +161,27 @@ def _step(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
             "accepted": step.tree.path,
         }
     return step_fields
+
+
+def unfolding(tokenizer: Tokenizer, news: Update) -> dict[str, Any]:
+    """What a text's steps did, and how a search's tree or a canvas has grown; empty for nothing."""
+    found: dict[str, Any] = {}
+    if news.steps:
+        found["steps"] = steps(tokenizer, news.steps)
+    if news.branches:
+        found["branches"] = [
+            {
+                "id": number,
+                "parent": part.parent,
+                "text": tokenizer.decode(part.tokens),
+                "score": None if part.score is None else max(part.score, _LEAST),
+                "finish_reason": part.finish,
+            }
+            for number, part in news.branches
+        ]
+    if news.cells:
+        found["canvas"] = [[at, None if token is None else token_text(tokenizer, token)] for at, token in news.cells]
+    return found
 
 
 def end(tokenizer: Tokenizer, text: FinishedText, reason: str) -> dict[str, Any]:

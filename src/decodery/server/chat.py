@@ -140,13 +140,14 @@ class ChatForm(Form):
 
     def grown(self, index: int, news: Update) -> list[dict[str, Any]]:
         said = self._kept[index].push(news.text) if self.calls else news.text
-        if not (said or (self.logprobs and news.logprobs) or (self.steps and news.steps)):
+        unfolding = answer.unfolding(self.tokenizer, news) if self.steps else {}
+        if not (said or (self.logprobs and news.logprobs) or unfolding):
             return []
         delta = self._delta(index, {"content": said} if said else {})
         if self.logprobs and news.logprobs:
             delta["logprobs"] = answer.chat_logprobs(self.tokenizer, news.logprobs)
-        if self.steps and news.steps:
-            delta["decodery"] = {"steps": answer.steps(self.tokenizer, news.steps)}
+        if unfolding:
+            delta["decodery"] = unfolding
         return [delta]
 
     def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:

@@ -201,7 +201,8 @@ class CompletionForm(Form):
     def grown(self, index: int, news: Update) -> list[dict[str, Any]]:
         if self.bare or (self.shown and self.logprobs):
             return []
-        if not (news.text or (self.logprobs and news.logprobs) or (self.steps and news.steps)):
+        unfolding = answer.unfolding(self.tokenizer, news) if self.steps else {}
+        if not (news.text or (self.logprobs and news.logprobs) or unfolding):
             return []
         delta = self._delta(index, news.text)
         if self.logprobs and news.logprobs:
@@ -209,8 +210,8 @@ class CompletionForm(Form):
                 self._streamed[index] = self._offsets(index, 0)
             offsets = self._streamed[index].of(each.token for each in news.logprobs)
             delta["logprobs"] = answer.completion_logprobs(self.tokenizer, news.logprobs, offsets)
-        if self.steps and news.steps:
-            delta["decodery"] = {"steps": answer.steps(self.tokenizer, news.steps)}
+        if unfolding:
+            delta["decodery"] = unfolding
         return [delta]
 
     def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:

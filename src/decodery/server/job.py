@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-from decodery.core.trace import Step, Trace
+from decodery.core.trace import Grown, Step, Trace
 from decodery.diffusion.texts import Fill, Filling
 from decodery.engine.monitoring import monitor_reports
 from decodery.engine.request import Request
@@ -37,6 +37,7 @@ class Job:
         task: Its part in the engine, while it has one.
         filling: The canvas that is.
         known: Of a search, as much of its first text as cannot change any more.
+        trace: Of a search that grows a tree of parts.
         sent, steps: Tokens (of a search characters) and steps already sent.
         arrived, begun, first, last: When it came, got its first pass, its first token and its last one, in seconds of a
             monotonic clock.
@@ -55,6 +56,7 @@ class Job:
     task: Sequence | CoroutineTask[Any] | None = None
     filling: Filling | None = None
     known: str = ""
+    trace: Trace | None = None
     sent: int = 0
     steps: int = 0
     last: float = 0.0
@@ -63,6 +65,8 @@ class Job:
     first: float | None = None
     late: bool = False
     over: bool = False
+    _branches: dict[int, tuple[int, float | None]] = field(default_factory=dict)
+    _cells: list[int] = field(default_factory=list)
 
     @property
     def texts(self) -> int:
@@ -72,6 +76,30 @@ class Job:
     def settle(self, text: str) -> None:
         """A search knows so much of its first text."""
         self.known = text
+
+    def follow(self, trace: Trace) -> None:
+        """A search grows its parts in this trace."""
+        self.trace = trace
+
+    def branches(self) -> list[tuple[int, Grown]]:
+        """Number and part of what a search has written or scored since the last call."""
+        found = []
+        for number, part in enumerate([] if self.trace is None else self.trace.grown):
+            state = len(part.tokens), part.score
+            if part.tokens and self._branches.get(number) != state:
+                self._branches[number] = state
+                found.append((number, replace(part)))
+        return found
+
+    def cells(self) -> list[tuple[int, int | None]]:
+        """Position and token of what of a canvas has changed since the last call; None for one that is open."""
+        assert self.filling is not None
+        canvas = self.filling.canvas
+        now = canvas.tokens[canvas.prompt_length :].tolist()
+        before = self._cells or [canvas.mask_id] * len(now)
+        self._cells = now
+        changed = (at for at, token in enumerate(now) if token != before[at])
+        return [(at, None if now[at] == canvas.mask_id else now[at]) for at in changed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +133,8 @@ class Update:
     """What a job grew by.
 
     Attributes:
+        branches: Parts of a search's tree, by number.
+        cells: Tokens of a canvas, by position.
         end: All of it once it is over (of a search, all it found), or the error that ended it.
     """
 
@@ -113,6 +143,8 @@ class Update:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    branches: list[tuple[int, Grown]] = field(default_factory=list)
+    cells: list[tuple[int, int | None]] = field(default_factory=list)
     end: list[FinishedText] | BaseException | None = None
 
 

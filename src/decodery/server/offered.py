@@ -6,8 +6,10 @@ import dataclasses
 import typing
 from typing import Any
 
-from decodery.core.method_spec import beyond_text, free_text
+from decodery.core.errors import DecoderyError
+from decodery.core.method_spec import beyond_text, free_text, unmet
 from decodery.core.registry import Method, methods
+from decodery.diffusion.canvas import Canvas
 from decodery.llm.readiness import readiness, slower
 from decodery.models.protocol import LanguageModel
 
@@ -18,9 +20,11 @@ FAMILIES = (
     "logits-processor",
     "logits-source",
     "cache-policy",
+    "search",
+    "diffusion",
     "monitor",
 )
-"""Those that decide how one text is written."""
+"""Those that a request can name."""
 
 
 def offered(trust: bool, model: LanguageModel) -> list[dict[str, Any]]:
@@ -36,11 +40,24 @@ def offered(trust: bool, model: LanguageModel) -> list[dict[str, Any]]:
         decoding.
     """
     found = [method for family in FAMILIES for method in methods(family) if _open(method, trust)]
-    missing = readiness(found, model)
+    missing = {(each.family, each.name): _unmet(each, model) for each in found} | readiness(found, model)
     return [
         _told(method) | {"requirements": missing[method.family, method.name] or None, "slower": slower(method, model)}
         for method in found
     ]
+
+
+def _unmet(method: Method, model: LanguageModel) -> str:
+    """What a search or an unmasking policy needs before it runs on a model with its defaults; "" for nothing."""
+    if wanted := [each.name for each in _required(method)]:
+        return f"it needs {unmet(method, wanted)}"
+    try:
+        method.cls()
+        if method.family == "diffusion":
+            Canvas.of(model, [0], 1)
+    except DecoderyError as error:
+        return str(error)
+    return ""
 
 
 def _open(method: Method, trust: bool) -> bool:

@@ -96,6 +96,7 @@ class RequestHandler:
                             text.text[shown.get(news.job.index + number, 0) :],
                             text.tokens,
                             text.logprobs,
+                            branches=news.branches if number == 0 else [],
                         ),
                         text,
                     )

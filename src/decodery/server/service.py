@@ -198,6 +198,8 @@ class Service:
                     job.task = self._engine.enter(job.request.read(self._engine), owner=job.owner)
                 elif job.search is not None:
                     job.request.settled = job.settle
+                    if job.request.return_draft_trees:
+                        job.request.followed = job.follow
                     job.task = self._engine.enter(job.search.find(self._engine, job.request), owner=job.owner)
                 else:
                     like = None if job.like is None else job.like.task
@@ -245,13 +247,15 @@ class Service:
             if not grown and not news.steps and not task.finished:
                 return None
             self._tokens += max(grown, 0)
-            news.tokens, news.text = known[job.sent :], job.filling.release()
+            news.tokens, news.text, news.cells = known[job.sent :], job.filling.release(), job.cells()
             job.sent, job.steps = len(known), job.steps + len(news.steps)
             self.metrics.grew(job, grown, news.steps)
         if isinstance(job.request, Reading) and not task.finished:
             return None
+        if job.search is not None:
+            news.branches = job.branches()
         if job.search is not None and not task.finished:
-            if len(job.known) <= job.sent:
+            if len(job.known) <= job.sent and not news.branches:
                 return None
             news.text, job.sent = job.known[job.sent :], len(job.known)
         if not task.finished:

@@ -80,6 +80,24 @@ def test_a_stream_tells_what_is_settled_and_nothing_is_taken_back(served: tuple[
             assert sum(bool(chunk) for chunk in chunks) >= 4
 
 
+def test_a_stream_shows_the_canvas_as_it_fills(served: tuple[LLM, Any]) -> None:
+    lm, api = served
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "max_tokens": 12, "stream": True}
+    body = {"decodery": {"diffuse": "static", "trace": "steps"}}
+    cells: dict[int, str | None] = {}
+    sizes = []
+    for chunk in api.completions.create(**asked, extra_body=body):
+        cells |= dict((chunk.choices[0].model_extra or {}).get("decodery", {}).get("canvas", []))
+        sizes.append(len(cells))
+    whole = lm.diffuse("Hello", "static", apply_chat_template=False, max_new_tokens=12)
+    known = [lm.tokenizer.piece(token) for token in whole.tokens]  # type: ignore[union-attr]
+    shown = [cells[at] or "" for at in range(len(known))]
+    assert [each if each.startswith("bytes:") else each.encode() for each in shown] == [
+        piece if piece.isascii() else "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece) for piece in known
+    ]
+    assert len(set(sizes)) > 2, "places are filled one after the other"
+
+
 def test_time_that_runs_out_leaves_what_is_settled() -> None:
     """The reason is not that of a text which has its length, and a stream says the same."""
     lm = denoising()

@@ -20,7 +20,7 @@ class Side {
     ]);
     this.error = el("p", { class: "error", role: "alert", hidden: true });
     this.text = el("div", { class: "outcome" });
-    this.figures = Object.fromEntries(["tokens", "passes", "per pass", "per second", "seconds"].map((each) => [each, el("dd", {}, "–")]));
+    this.figures = Object.fromEntries(["tokens", "passes", "per pass", "per second", "seconds", "prompt cached"].map((each) => [each, el("dd", {}, "–")]));
     this.node = el("section", { class: `side panel ${name.toLowerCase()}`, "aria-label": `Setting ${name}` },
       el("h2", { class: "badge" }, name),
       el("div", { class: "fields" }, this.fields.fields.map((each) => each.node)),
@@ -45,7 +45,8 @@ class Side {
   tell() {
     const run = this.run;
     const shown = [run?.tokens.length, run?.passes.length, run?.tokensPerPass, run?.tokensPerSecond, run?.sums.seconds];
-    const digits = [0, 0, 2, 0, 2];
+    shown.push(run?.usage?.prompt_tokens_details.cached_tokens);
+    const digits = [0, 0, 2, 0, 2, 0];
     Object.values(this.figures).forEach((value, index) => { value.textContent = run ? number(shown[index], digits[index]) : "–"; });
   }
 }
@@ -75,7 +76,7 @@ export class Compare {
         this.error,
         el("div", { class: "field wide" }, el("label", { for: "compare-prompt" }, "The prompt of both"), this.prompt),
         el("div", { class: "fields" }, this.shared.fields.map((each) => each.node), kindField, orderField),
-        el("div", { class: "row" }, el("p", { class: "soft" }, "In turn, each has the machine to itself; at once, they share passes. Drafters of both begin without any memory of earlier texts."), this.stop, this.go)),
+        el("div", { class: "row" }, el("p", { class: "soft" }, "In turn, each has the machine to itself; at once, they share passes. Drafters of both begin without any memory of earlier texts. The KV cache of an earlier prompt is used again; “prompt cached” counts its tokens."), this.stop, this.go)),
       this.verdict,
       legend(),
       el("div", { class: "pair" }, this.sides.map((side) => side.node)),

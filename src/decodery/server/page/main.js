@@ -2,6 +2,7 @@
 
 import { get, setKey } from "./api.js";
 import { Compare } from "./compare.js";
+import { el } from "./dom.js";
 import { Load } from "./load.js";
 import { Write } from "./write.js";
 
@@ -40,17 +41,25 @@ function askForKey(wrong) {
   byId("key-text").focus();
 }
 
+// Another model has other methods: the page begins anew with it.
+function choice(models, id) {
+  const select = el("select", { "aria-label": "Model", onchange: () => { location.search = `?model=${encodeURIComponent(select.value)}`; } },
+    models.map((each) => el("option", { value: each.id, selected: each.id === id }, each.id)));
+  return select;
+}
+
 let views = false;
 async function start() {
   try {
-    const [models, methods] = await Promise.all([get("v1/models"), get("decodery/methods")]);
-    const [{ id, max_model_len: context }] = models.data;
+    const { data: models } = await get("v1/models");
+    const named = new URLSearchParams(location.search).get("model");
+    const { id } = models.find((each) => each.id === named) ?? models[0];
+    const methods = await get(`decodery/methods?model=${encodeURIComponent(id)}`);
     byId("trouble").hidden = true;
     byId("key").hidden = true;
     if (views) return;
     views = true;
-    byId("model").textContent = id;
-    byId("model").title = `context of ${context} tokens`;
+    byId("model").replaceChildren(models.length > 1 ? choice(models, id) : id);
     new Write(byId("write"), id, methods.data);
     new Compare(byId("compare"), id, methods.data);
     new Load(byId("load"), byId("pulse"));

@@ -1,6 +1,6 @@
 // From what people set to a request.
 
-const OWN = ["drafter", "acceptance_rule", "draft_length", "logits_source", "sampler", "monitor", "max_draft_tokens", "fresh_memory"];
+const OWN = ["drafter", "acceptance_rule", "draft_length", "logits_source", "sampler", "monitor", "max_draft_tokens", "fresh_memory", "search", "diffuse", "cache_policy"];
 
 // A schema as a method's setting: signs that mean something there are spelled as JSON allows.
 function spelled(schema) {
@@ -16,7 +16,8 @@ export function request(model, given, { response_format: schema, system: _, ...v
   const body = { model, ...given, stream: true, stream_options: { include_usage: true } };
   for (const [name, value] of Object.entries(values)) (OWN.includes(name) ? own : body)[name] = value;
   const chat = "messages" in given;
-  if (schema && chat) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
+  if (schema?.structured) body.structured_outputs = schema.structured;
+  else if (schema && chat) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
   else if (schema) own.constraint = spelled(schema);
   body.decodery = own;
   return { path: chat ? "v1/chat/completions" : "v1/completions", body };

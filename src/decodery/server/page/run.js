@@ -19,6 +19,8 @@ export class Run {
     this.content = "";
     this.tokens = [];
     this.passes = [];
+    this.branches = new Map(); // of a search, by id
+    this.cells = []; // of a canvas, by place
     this.reading = 0;
     this.sums = { passes: 0, tokens: 0, drafted: 0, accepted: 0, kept: 0, seconds: 0, ...Object.fromEntries(PARTS.map((part) => [part, 0])) };
     this.abort = new AbortController();
@@ -60,6 +62,8 @@ export class Run {
     this.seed = choice.decodery?.seed ?? this.seed;
     this.scores = choice.decodery?.monitor_scores ?? this.scores;
     for (const step of choice.decodery?.steps ?? []) this.step(step);
+    for (const part of choice.decodery?.branches ?? []) this.branches.set(part.id, part);
+    for (const [at, text] of choice.decodery?.canvas ?? []) this.cells[at] = text ?? undefined;
   }
 
   step(step) {

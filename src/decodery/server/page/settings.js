@@ -93,21 +93,43 @@ export function methodField(name, label, methods, first, value = "") {
   }, { more: [own, summary] });
 }
 
-// Text, any JSON, or JSON under a schema.
+const FORMS = {
+  "": "any text", json_object: "a JSON object", json_schema: "JSON under a schema",
+  regex: "matches a regular expression", choice: "one of some texts", grammar: "follows a Lark grammar",
+};
+const WRITTEN = {
+  regex: ["Regular expression", "[A-Z][a-z]+ [0-9]{4}"],
+  choice: ["Texts, one per line", "yes\nno\nperhaps"],
+  grammar: ["Lark grammar", "start: number (SIGN number)*\nSIGN: /[-+*]/\nnumber: /[0-9]{1,3}/"],
+};
+
+// What an answer follows: any text, JSON, or a language.
 export function formatField() {
-  const control = el("select", {}, Object.entries({ "": "any text", json_object: "a JSON object", json_schema: "JSON under a schema" }).map(([value, text]) => el("option", { value }, text)));
+  const control = el("select", {}, Object.entries(FORMS).map(([value, text]) => el("option", { value }, text)));
   const schema = el("textarea", { class: "code", rows: 8, spellcheck: "false", hidden: true, "aria-label": "JSON schema" });
   schema.value = JSON.stringify(EXAMPLE, null, 1);
-  control.addEventListener("change", () => { schema.hidden = control.value !== "json_schema"; });
+  const others = Object.fromEntries(Object.entries(WRITTEN).map(([kind, [label, example]]) => {
+    const node = el("textarea", { class: "code", rows: 4, spellcheck: "false", hidden: true, "aria-label": label });
+    node.value = example;
+    return [kind, node];
+  }));
+  control.addEventListener("change", () => {
+    schema.hidden = control.value !== "json_schema";
+    for (const [kind, node] of Object.entries(others)) node.hidden = control.value !== kind;
+  });
   return field("response_format", "Answer", control, (self) => {
     if (!control.value) return undefined;
     if (control.value === "json_object") return { type: "object" };
+    if (control.value in others) {
+      const text = others[control.value].value;
+      return { structured: { [control.value]: control.value === "choice" ? text.split("\n").filter(Boolean) : text } };
+    }
     try {
       return JSON.parse(schema.value);
     } catch (error) {
       throw new FieldError(self, `the schema is no JSON: ${error.message}`);
     }
-  }, { more: [schema], wide: true });
+  }, { more: [schema, ...Object.values(others)], wide: true });
 }
 
 const EXAMPLE = {
@@ -164,6 +186,10 @@ export const further = (methods) => [
   methodField("acceptance_rule", "Acceptance rule", byFamily(methods, "acceptance-rule"), { "": "default: coupled" }),
   methodField("draft_length", "Draft length", byFamily(methods, "draft-length"), { "": "default" }),
   methodField("logits_source", "Logits source", byFamily(methods, "logits-source"), { "": "the model itself" }),
+  methodField("cache_policy", "KV cache policy", byFamily(methods, "cache-policy"), { "": "keeps everything" }),
+  methodField("search", "Search", byFamily(methods, "search"), { "": "none: one text" }),
+  // Of no use to a model that fills no masks.
+  ...(byFamily(methods, "diffusion").some((each) => !each.requirements) ? [methodField("diffuse", "Diffusion", byFamily(methods, "diffusion"), { "": "none: token by token" })] : []),
   methodField("monitor", "Monitor", byFamily(methods, "monitor"), { "": "none" }),
   linesField("stop", "Stop at", { placeholder: "a text that ends the answer" }),
   linesField("sampler", "Sampler, in place of the above", { class: "code", placeholder: "temperature:t=0.7" }),

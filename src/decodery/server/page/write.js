@@ -1,12 +1,16 @@
 // The first view: a conversation, or texts to continue, beside how they come to be written.
 
-import { count, el, number } from "./dom.js";
+import { Attachments } from "./attach.js";
+import { count, el, number, paced } from "./dom.js";
 import { Figures } from "./figures.js";
+import { download, History, Prompts } from "./history.js";
+import { copyButton, markdown } from "./markdown.js";
 import { request } from "./request.js";
 import { ENDS, Run } from "./run.js";
 import { scoresOf } from "./scores.js";
 import { byFamily, DRAFTERS, Fields, formatField, further, methodField, sampling, textField } from "./settings.js";
 import { legend, Painter } from "./text.js";
+import { branches, canvas } from "./unfold.js";
 
 const EXAMPLES = {
   chat: [
@@ -21,7 +25,7 @@ const wide = matchMedia("(min-width: 1180px)");
 export class Write {
   constructor(place, model, methods) {
     this.model = model;
-    this.messages = [];
+    this.entries = []; // of the conversation: {text, answer, turns}
     this.sent = new Set(); // prompts, of which drafters may remember the answers
     this.shown = null;
     this.fields = new Fields([
@@ -45,18 +49,30 @@ export class Write {
     this.prompt.id = "prompt";
     this.error = el("p", { id: "write-error", class: "error", role: "alert", hidden: true });
     this.status = el("p", { class: "soft", role: "status" });
+    this.files = new Attachments((error) => this.say(error));
+    const fill = (text) => {
+      this.prompt.value = text;
+      this.prompt.focus();
+    };
+    this.prompts = new Prompts(fill, () => this.prompt.value);
+    this.history = new History((each) => this.reopen(each));
     this.send = el("button", { type: "submit", class: "main" }, "Send");
     this.stop = el("button", { type: "button", class: "main stop", hidden: true, onclick: () => this.run.stop() }, "Stop");
     this.composer = el("form", { class: "composer panel", onsubmit: (event) => this.submit(event) },
-      this.error, this.label, this.prompt,
-      el("div", { class: "row" }, this.status, this.stop, this.send));
+      this.error, this.label, this.prompt, this.files.list, this.files.input,
+      el("div", { class: "row" }, this.prompts.node, this.files.button, this.status, this.stop, this.send));
     this.figures = new Figures((at) => this.shown?.painter.light(at));
-    place.append(this.settings,
+    const shown = (value, label) => el("label", {}, el("input", { type: "radio", name: "shown", value, checked: value === "tokens", onchange: () => { place.dataset.shown = value; } }), label);
+    place.dataset.shown = "tokens";
+    place.append(el("div", { class: "side-column" }, this.settings, this.history.node),
       el("div", { class: "column" },
         el("div", { class: "row bar" },
           el("fieldset", { class: "switch" }, el("legend", { class: "hidden" }, "Kind of text"), mode("chat", "Chat"), mode("plain", "Completion")),
+          el("fieldset", { class: "switch" }, el("legend", { class: "hidden" }, "Shown as"), shown("tokens", "Tokens"), shown("formatted", "Formatted")),
           legend(),
-          el("button", { type: "button", class: "quiet", onclick: () => this.restart() }, "New")),
+          el("div", { class: "row" },
+            el("button", { type: "button", class: "quiet", onclick: () => this.export() }, "Export"),
+            el("button", { type: "button", class: "quiet", onclick: () => this.restart() }, "New"))),
         this.log, this.composer),
       this.figures.node);
     place.addEventListener("keydown", (event) => {
@@ -72,9 +88,15 @@ export class Write {
     return this.place.querySelector("[name=mode]:checked").value === "chat";
   }
 
+  get messages() {
+    return this.entries.flatMap(({ text, answer }) => [{ role: "user", content: text }, { role: "assistant", content: answer }]);
+  }
+
   restart() {
     this.run?.stop();
-    this.messages = [];
+    this.entries = [];
+    this.id = crypto.getRandomValues(new Uint32Array(2)).join("-");
+    this.files.clear();
     this.shown = this.run = null;
     this.busy(false);
     this.figures.show(null);
@@ -85,12 +107,86 @@ export class Write {
       this.prompt.value = text;
       this.prompt.focus();
     };
+    this.prompts.show(EXAMPLES[this.chat ? "chat" : "plain"]);
     this.log.replaceChildren(el("div", { class: "empty" },
       el("p", {}, "Every token shows how it came: ", el("span", { class: "drafted" }, "drafted ahead and accepted"), " by the model, or ", el("span", { class: "chosen" }, "chosen"), " by it. The seed decides the text, never the drafter."),
       el("div", { class: "row" }, EXAMPLES[this.chat ? "chat" : "plain"].map(([name, text]) => el("button", { type: "button", onclick: fill(text) }, name)))));
   }
 
+  // Turns of a text and its answer. painter: shows its tokens, null for an answer of which only the text is known.
+  turns(text, painter, note, watched = "") {
+    const formatted = el("div", { class: "formatted" });
+    const answered = painter ? [painter.node, formatted] : [formatted];
+    const entry = { text, answer: "", formatted };
+    const actions = el("div", { class: "actions" },
+      copyButton(() => entry.answer),
+      el("button", { type: "button", class: "quiet small", onclick: () => this.regenerate(entry) }, "Regenerate"));
+    const edit = el("button", { type: "button", class: "quiet small", onclick: () => this.edit(entry) }, "Edit");
+    const said = el("p", { class: "said" }, text);
+    const answer = [...answered, watched, note, actions];
+    entry.turns = this.chat
+      ? [el("article", { class: "turn user" }, el("h3", {}, "You", edit), said), el("article", { class: "turn" }, el("h3", {}, this.model), answer)]
+      : [el("article", { class: "turn plain" }, el("h3", {}, "Completion", edit), said, answer)];
+    entry.turns.at(-1).classList.toggle("bare", !painter);
+    return entry;
+  }
+
+  answered(entry, answer) {
+    entry.answer = answer;
+    entry.formatted.replaceChildren(...markdown(answer));
+  }
+
+  // Leave out an entry and all after it, and give back what was said there.
+  cut(entry) {
+    const at = this.entries.indexOf(entry);
+    const gone = at < 0 ? [entry] : this.entries.splice(at);
+    for (const each of gone) for (const turn of each.turns) turn.remove();
+    this.shown?.painter.light(null);
+    this.shown = null;
+    this.figures.show(null);
+    return entry.text;
+  }
+
+  edit(entry) {
+    if (this.run && !this.run.over) return;
+    this.prompt.value = this.cut(entry);
+    this.prompt.focus();
+  }
+
+  // Another answer: the seed decides the text, so it is the next seed's.
+  regenerate(entry) {
+    if (this.run && !this.run.over) return;
+    const seed = this.fields.fields.find((each) => each.name === "seed").control;
+    seed.value = (Number(seed.value) || 0) + 1;
+    this.ask(this.cut(entry));
+  }
+
+  reopen({ id, chat, entries }) {
+    this.place.querySelector(`[name=mode][value=${chat ? "chat" : "plain"}]`).checked = true;
+    this.restart();
+    this.id = id;
+    this.log.replaceChildren();
+    for (const { text, answer } of entries) {
+      const entry = this.turns(text, null, el("footer", { class: "soft" }, "kept in this browser"));
+      this.answered(entry, answer);
+      this.entries.push(entry);
+      this.log.append(...entry.turns);
+    }
+    this.prompt.focus();
+  }
+
+  // The conversation as Markdown.
+  export() {
+    const said = this.entries.map(({ text, answer }) => (this.chat ? `## You\n\n${text}\n\n## ${this.model}\n\n${answer}` : `${text}${answer}`));
+    download("conversation.md", `${said.join("\n\n")}\n`, "text/markdown");
+  }
+
   key(event) {
+    if (event.key === "ArrowUp" && !this.prompt.value && this.entries.length) {
+      event.preventDefault();
+      this.edit(this.entries.at(-1));
+      return;
+    }
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     this.composer.requestSubmit();
@@ -119,8 +215,11 @@ export class Write {
   submit(event) {
     event.preventDefault();
     if (this.run && !this.run.over) return;
+    this.ask(this.files.joined(this.prompt.value));
+  }
+
+  ask(text) {
     this.say(null);
-    const text = this.prompt.value;
     let asked;
     try {
       const values = this.fields.read();
@@ -139,12 +238,21 @@ export class Write {
     const painter = new Painter();
     const note = el("footer", { class: "soft" }, "waiting");
     const watched = el("div", {});
-    const said = el("p", { class: "said" }, text);
-    const turns = chat
-      ? [el("article", { class: "turn user" }, el("h3", {}, "You"), said), el("article", { class: "turn" }, el("h3", {}, this.model), painter.node, watched, note)]
-      : [el("article", { class: "turn plain" }, el("h3", {}, "Completion"), said, painter.node, watched, note)];
+    const entry = this.turns(text, painter, note, watched);
+    const { turns } = entry;
+    const unfolded = el("div", {});
+    turns.at(-1).insertBefore(unfolded, painter.node);
+    const format = paced(() => {
+      this.answered(entry, entry.answer);
+      if (run.branches.size) unfolded.replaceChildren(branches(run.branches, run.state === "ended" ? run.content : null));
+      else if (run.cells.length && !run.over) unfolded.replaceChildren(canvas(run.cells));
+      else unfolded.replaceChildren();
+      this.follow();
+    });
     const run = new Run(path, body, () => {
       painter.paint(run);
+      entry.answer = run.content;
+      format();
       if (run.over && run.scores) {
         painter.shade(run.scores[0]);
         watched.replaceChildren(...scoresOf(run.scores));
@@ -167,12 +275,17 @@ export class Write {
     this.run = run;
     this.figures.show(run);
     this.prompt.value = "";
+    this.files.clear();
     this.busy(true);
     await run.begin();
     if (this.run !== run) return;
     this.busy(false);
     if (run.content) {
-      if (chat) this.messages.push({ role: "user", content: text }, { role: "assistant", content: run.content });
+      this.entries.push(entry);
+      this.history.put({
+        id: this.id, at: new Date().toISOString(), chat, model: this.model, title: this.entries[0].text.trim().slice(0, 60),
+        entries: this.entries.map(({ text: said, answer }) => ({ text: said, answer })),
+      });
       return;
     }
     if (run.state === "ended") return;
