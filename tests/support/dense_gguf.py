@@ -23,10 +23,22 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "mixtral": "llama",
     "lfm2": "lfm2", "mistral": "mistral3", "ministral3": "mistral3", "llama4_text": "llama4",
     "starcoder2": "starcoder2", "hunyuan_v1_dense": "hunyuan-dense",
+    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "seed_oss": "seed_oss", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
 GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-_MIXED = ("qwen3_next", "qwen3_5_moe_text", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "mixtral", "llama4_text")
+LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+_MIXED = (
+    "qwen3_next",
+    "qwen3_5_moe_text",
+    "qwen2_moe",
+    "qwen3_moe",
+    "glm4_moe",
+    "gpt_oss",
+    "mixtral",
+    "llama4_text",
+    *LATENTS,
+)
 PERMUTED = ("smollm3", "granite", "mixtral", "mistral", "ministral3")
 """Whose rows of queries and keys the converter puts into pairs, as Llama's."""
 
@@ -61,8 +73,10 @@ def write_dense(
         writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
     else:
-        writer.add_head_count_kv(config.num_key_value_heads)
-    if dim * config.num_attention_heads != config.hidden_size:
+        writer.add_head_count_kv(1 if family in LATENTS else config.num_key_value_heads)
+    if family in LATENTS:
+        _add_latents(writer, config)
+    elif dim * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(dim)
         writer.add_value_length(dim)
     eps = getattr(config, "layer_norm_eps", getattr(config, "norm_epsilon", None))
@@ -211,6 +225,11 @@ def _together(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for name, weight in model.state_dict().items():
         stem, _, last = name.rpartition(".")
+        if stem.endswith("kv_b_proj"):
+            plain, heads = model.config.qk_nope_head_dim, weight.unflatten(0, (model.config.num_attention_heads, -1))
+            found[name.replace("kv_b", "k_b")] = heads[:, :plain].transpose(1, 2)
+            found[name.replace("kv_b", "v_b")] = heads[:, plain:]
+            continue
         if name.endswith("in_proj_qkvz.weight"):
             for part in ("in_proj_qkv", "in_proj_z"):
                 found[name.replace("in_proj_qkvz", part)] = weight[_next_rows(f"{part}.", model.config)]
@@ -232,6 +251,28 @@ def _together(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
         for half, each in zip(("gate", "up"), halves, strict=True):
             found[f"{stem}.{half}_proj.{kind}"] = each
     return found
+
+
+def _add_latents(writer: Any, config: Any) -> None:
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    writer.add_q_lora_rank(config.q_lora_rank or 0)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    if multiplier := config.rope_parameters.get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * multiplier)
+    second = config.model_type == "deepseek_v2"
+    writer.add_expert_shared_count(config.n_shared_experts)
+    kinds = getattr(config, "mlp_layer_types", None)
+    writer.add_leading_dense_block_count(kinds.count("dense") if kinds else config.first_k_dense_replace)
+    writer.add_expert_gating_func(getattr(gguf.ExpertGatingFuncType, "SOFTMAX" if second else "SIGMOID"))
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(not second and config.norm_topk_prob)
+    if config.n_group:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
 
 
 def _add_experts(writer: Any, config: Any) -> None:

@@ -21,6 +21,10 @@ _LLAMA4 = {
     **{"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
     "attn_temperature_tuning": True,
 }
+_SCALED = {
+    **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32},
+    **{"mscale": 0.7, "mscale_all_dim": 0.7},
+}
 WRITTEN = {
     **{
         case: {} for case in CASES if CASES[case][0] in ("gemma", "phi3", "phi", "olmo2", "olmo3", "granite", "exaone4")
@@ -42,6 +46,8 @@ WRITTEN = {
         )
     },
     "ministral3": {},
+    **{case: {} for case in ("deepseek_v2", "deepseek_v2, in groups", "deepseek_v3", "glm4_moe_lite")},
+    "deepseek_v2, queries in two steps, yarn": {"rope_parameters": _SCALED},
     "llama4_text": {"num_hidden_layers": 4, **_LLAMA4},
     "llama4_text, dense layers between": {"use_qk_norm": True, "no_rope_layers": None, **_LLAMA4},
     "gemma2": {"query_pre_attn_scalar": 16},

@@ -12,17 +12,21 @@ from typing import Any
 
 from decodery.core.errors import CorruptFile
 
-from ..config import EXPERTS, HEADS, KERNEL, LAYERS, SCALE, TOKENS, WIDTH, ModelConfig
+from ..config import EXPERTS, HEAD_DIM, HEADS, KERNEL, LAYERS, SCALE, TOKENS, WIDTH, ModelConfig
 from ..families.config_json import read_config
 from .fields import Array, Either, Fields, Flag, Kind, Number, Whole
 from .gguf_file import GGUFFile
 
 Raw = dict[str, Any]
+MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 KINDS: dict[str, Kind] = {
     "attention.layer_norm_epsilon": Number(1e-20, 1.0),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), Number(0.0, 1e6)),
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), SCALE),
     **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count"), EXPERTS),
+    **dict.fromkeys(("expert_group_count", "expert_group_used_count"), EXPERTS),
+    **dict.fromkeys(("attention.q_lora_rank", "attention.kv_lora_rank"), Whole(0, WIDTH.most)),
+    **dict.fromkeys(("attention.key_length_mla", "attention.value_length_mla"), HEAD_DIM),
     **dict.fromkeys(("expert_feed_forward_length", "expert_shared_feed_forward_length"), WIDTH),
     "leading_dense_block_count": Whole(0, LAYERS.most),
     "expert_weights_norm": Flag(),
@@ -53,7 +57,7 @@ class Architecture:
         in_turns: Groups of Gated DeltaNet layers take turns from head to head.
         norm: What it calls the last norm.
         theta: Base of the rotation of a file that has none.
-        grows: Whether its queries may grow with their position.
+        read: Keys that it reads and most architectures have no part for.
     """
 
     family: str
@@ -66,7 +70,7 @@ class Architecture:
     in_turns: bool = False
     norm: str = "output_norm"
     theta: float = 10_000.0
-    grows: bool = False
+    read: tuple[str, ...] = ()
 
 
 def _types(fields: Fields, layers: int, period: int, window: int | None = None) -> Raw:
@@ -296,6 +300,37 @@ def _llama4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     }
 
 
+def _deepseek2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    layers = raw["num_hidden_layers"] - fields.get("nextn_predict_layers", 0)
+    # GLM-4.7-Flash's first files do not say how its router judges.
+    flash = layers in (47, 48) and raw["vocab_size"] == 154_880
+    gate = fields.get("expert_gating_func", 2 if flash else 1)
+    if gate not in (1, 2):
+        raise fields.unsupported("expert_gating_func")
+    turned, counts = fields.need("rope.dimension_count"), _experts(fields)
+    whole = fields.get("attention.key_length_mla") or fields.need("attention.key_length")
+    groups, taken = fields.get("expert_group_count", 1), fields.get("expert_group_used_count", 1)
+    softly = {"topk_method": "group_limited_greedy" if taken < groups else "greedy"} if gate == 1 else {}
+    return {
+        "model_type": "deepseek_v2" if gate == 1 else "deepseek_v3",
+        "num_hidden_layers": layers,
+        "kv_lora_rank": fields.need("attention.kv_lora_rank"),
+        "q_lora_rank": fields.get("attention.q_lora_rank") or None,
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": whole - turned,
+        "v_head_dim": fields.get("attention.value_length_mla") or fields.need("attention.value_length"),
+        "n_routed_experts": counts["num_experts"],
+        "num_experts_per_tok": counts["num_experts_per_tok"],
+        "n_shared_experts": fields.get("expert_shared_count", 0),
+        "moe_intermediate_size": _inner(fields, file),
+        "first_k_dense_replace": fields.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": fields.get("expert_weights_scale", 1.0),
+        "norm_topk_prob": fields.get("expert_weights_norm", False),
+        **({"n_group": groups, "topk_group": taken} if taken < groups or gate == 2 else {}),
+        **softly,
+    }
+
+
 def _mixtral(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     counts = _experts(fields)
     return {"num_local_experts": counts["num_experts"], "num_experts_per_tok": counts["num_experts_per_tok"]}
@@ -326,7 +361,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": Architecture("glm4", paired=True, more=_glm4),
     "starcoder2": Architecture("starcoder2", more=_starcoder2),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", more=lambda fields, file, raw: {"attention_bias": _biased(file)}),
-    "mistral3": Architecture("mistral", paired=True, more=_mistral3, grows=True),
+    "mistral3": Architecture("mistral", paired=True, more=_mistral3, read=(MULTIPLIER, "attention.temperature_scale")),
+    "deepseek2": Architecture(
+        "deepseek_v3",
+        more=_deepseek2,
+        parts={
+            **{"q_down": "attn_q_a", "q_norm": "attn_q_a_norm", "q_up": "attn_q_b", "heads_up": "attn_kv_b"},
+            **{"kv": "attn_kv_a_mqa", "k_norm": "attn_kv_a_norm"},
+        },
+        exact={"choice_bias": "exp_probs_b.bias"},
+        read=(MULTIPLIER,),
+    ),
     "llama4": Architecture("llama4_text", paired=True, more=_llama4),
     "qwen2moe": Architecture("qwen2_moe", more=_qwen2moe),
     "qwen3moe": Architecture("qwen3_moe", more=_qwen3moe),

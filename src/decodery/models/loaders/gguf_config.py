@@ -22,6 +22,7 @@ from ..config import (
     Rope,
 )
 from ..families.masked import MASKED
+from ..torch import latent
 from .config_check import check_config
 from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
 from .gguf_architectures import ARCHITECTURES, architecture_config, architecture_of
@@ -95,8 +96,7 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
         named = {key: value for key, value in named.items() if value != 0}
     other = architecture_of(file)
     fields = Fields(named, origin, _CONFIG if other is None else _CONFIG | OTHERS)
-    refused = (*_UNSUPPORTED, *_NEVER) if other is None else _NEVER[2:] if other.grows else _NEVER
-    for key in refused:
+    for key in (*_UNSUPPORTED, *_NEVER) if other is None else {*_NEVER} - {*other.read}:
         if fields.get(key):
             raise fields.unsupported(key)
     for key in sorted(named.keys() - fields.kinds.keys() - {*_UNREAD}):
@@ -162,10 +162,15 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
 
 def _with_rope(config: ModelConfig, file: GGUFFile, fields: Fields, theta: float) -> ModelConfig:
     """A configuration with the rotation of its file."""
-    if fields.get("attention.value_length", config.head_dim) != config.head_dim:
+    if config.latent is None and fields.get("attention.value_length", config.head_dim) != config.head_dim:
         raise fields.unsupported("attention.value_length")
     rope = read_rope(file, fields, theta, config.head_dim)
-    if config.family == "gpt_oss":
+    if config.latent is not None:
+        # Files have a tenth of the multiplier, which goes for both of what a config.json says.
+        multiplier = None if rope.mscale_all_dim is None else 10.0 * rope.mscale_all_dim
+        rope = replace(rope, mscale=multiplier, mscale_all_dim=multiplier, rotated=config.latent.turned)
+        found = replace(config, rope=rope, attention_scale=latent.scale(config.latent, rope))
+    elif config.family == "gpt_oss":
         # Files do not say that its band is not rounded to whole pairs, as its config.json does.
         found = replace(config, rope=replace(rope, truncate=False))
     elif config.family == "olmo3":

@@ -20,6 +20,7 @@ from ..families.gated_rows import Span, gate_span, steps_span
 from ..families.switched import SWITCHED
 from ..native.super_blocks import BlockKind, block_layer
 from ..tokenizers.tokenizer import TextFacts
+from ..torch import latent
 from ..torch.rope import head_order
 from .fused_slots import slots
 from .gguf_architectures import Architecture, architecture_of
@@ -90,6 +91,11 @@ class GGUFCheckpoint:
         Raises:
             CorruptFile: If the file has none.
         """
+        if (halves := self._halves(name)) is not None:
+            keys, values = (self.file.info(each).shape for each in halves)
+            if len(keys) != 3 or len(values) != 3 or keys[:2] != (values[0], values[2]):
+                raise CorruptFile(f"{self.origin}: {' and '.join(halves)} do not fit each other")
+            return (keys[0] * (keys[2] + values[1]), keys[1])
         tensor, _, rows = self._span(name)
         shape = self.file.info(tensor).shape
         if flat_part(name):
@@ -100,6 +106,9 @@ class GGUFCheckpoint:
         """Rows of the part `name` (see `fused_slots`) in float32."""
         if flat_part(name):
             return vector(name, torch.from_numpy(self.file.rows(self._name(name))))[begin:end]
+        if (halves := self._halves(name)) is not None:
+            of_keys, of_values = (torch.from_numpy(self.file.rows(each)) for each in halves)
+            return torch.cat((of_keys.transpose(1, 2), of_values), dim=1).flatten(0, 1)[begin:end]
         if ".experts." in name and name.endswith(".bias"):
             tensor, first, count = self._span(name)
             return torch.from_numpy(self.file.rows(tensor, first // count, first // count + 1))[0, begin:end]
@@ -126,6 +135,8 @@ class GGUFCheckpoint:
 
     def piece(self, name: str) -> Piece | None:
         """Where a part lies, if it consists of blocks that can be read in place."""
+        if self._latent_order(name) is not None or self._halves(name) is not None:
+            return None
         tensor, first, rows = self._span(name)
         info, kind = self.file.info(tensor), self.file.kind_name(tensor)
         if kind not in READ or (len(info.shape) != 2 and not tensor.endswith(EXPERTS)):
@@ -145,7 +156,9 @@ class GGUFCheckpoint:
         return self.config.family in _PAIRED or self._architecture.paired
 
     def _reordered(self, name: str) -> bool:
-        """Whether the rows of a part stand in another order here."""
+        """Whether the rows of a part stand in another order in each head here."""
+        if self.config.latent is not None:
+            return False
         turned = self._paired or self.config.rope.rotated not in (0, self.config.head_dim)
         return turned and name.startswith("layers.") and name.split(".")[2] in ("q", "k", "q_norm", "k_norm")
 
@@ -155,6 +168,8 @@ class GGUFCheckpoint:
         """What `read` gives of rows of a part, in our order."""
         (tensor, start, rows), dim = self._span(name), self.config.head_dim
         end = rows if end is None else min(end, rows)
+        if (order := self._latent_order(name)) is not None:
+            return [each[order][begin:end] for each in read(tensor, start, start + rows)]
         if (apart := self._apart(name)) is not None:
             return self._turns(name, tensor, apart, begin, end, read)
         if not self._reordered(name) or rows % dim:
@@ -189,6 +204,19 @@ class GGUFCheckpoint:
         """Which rows of its tensor a part is where others lie between; None where it is all or one run of them."""
         name = part.split(".")[2] if part.startswith("layers.") else ""
         return gate_span(name, self.config) or steps_span(name, self.config)
+
+    def _latent_order(self, name: str) -> torch.Tensor | None:
+        """Which rows a part of a layer that keeps latents takes, one after another; None for all as they are."""
+        if self.config.latent is None or not name.startswith("layers."):
+            return None
+        return latent.rows(name.split(".")[2], self.config)
+
+    def _halves(self, part: str) -> tuple[str, str] | None:
+        """The tensors of what makes keys and values of latents, None where they are one or it is another part."""
+        if not part.endswith(".heads_up.weight") or self._plain_name(part) in self.file.tensors:
+            return None
+        stem = f"blk.{part.split('.')[1]}.attn"
+        return f"{stem}_k_b.weight", f"{stem}_v_b.weight"
 
     def _span(self, part: str) -> tuple[str, int, int]:
         """The tensor that holds a part, which of its rows is the first one, and how many there are."""
@@ -275,7 +303,8 @@ class GGUFCheckpoint:
 
     def _refuse_unread(self) -> None:
         """A tensor that would not be used means a part of the model that would not be run."""
-        used = {self._name(part) for slot in slots(self.config) for part in slot.parts}
+        parts = [part for slot in slots(self.config) for part in slot.parts]
+        used = {name for part in parts for name in self._halves(part) or (self._name(part),)}
         for name in self.file.tensors:
             if name.startswith("blk.") and name.split(".")[1].isdigit() and self._further(int(name.split(".")[1])):
                 continue
