@@ -113,7 +113,7 @@ class SearchJob:
             if stopped() or (until is not None and time.monotonic() > until):
                 break
             done = {(each["search"], each["budget"]) for each in records if each["problem"] == problem.name}
-            if missing := [run for run in self.settings.runs if run not in done]:
+            if missing := [run for run in self._runs(problem) if run not in done]:
                 report(problem.name, number, len(self.problems))
                 fresh = self._solve(problem, number, missing)
                 with (self.out / "records.jsonl").open("a", encoding="utf-8") as file:
@@ -121,6 +121,10 @@ class SearchJob:
                 records += fresh
                 self._save(records)
         return self._save(records)
+
+    def _runs(self, problem: Problem) -> list[tuple[str, int]]:
+        """What is run on a problem: searches by its examples only where it has some."""
+        return [run for run in self.settings.runs if problem.examples or _SCORER not in run[0]]
 
     def _known(self) -> list[Row]:
         """The records of an earlier run.
@@ -167,8 +171,6 @@ class SearchJob:
                 continue
             begun = time.monotonic()
             try:
-                if isinstance(search, DecoderyError):
-                    raise search
                 seq = self._search(problem, number, search)[0]
                 ledger = seq.trace.ledger
                 one = Found("" if seq.text is None else seq.text.text, ledger.tokens, ledger.scorer_calls)
@@ -183,20 +185,14 @@ class SearchJob:
         row |= {"tokens": found.tokens, "scorer_calls": found.scorer_calls, "seconds": round(seconds, 3)}
         return row | ({"error": found.error} if found.error else {"text": found.text})
 
-    def _made(self, problem: Problem, search: str, budget: int) -> Search | DecoderyError:
-        """A search for a problem, or why there is none."""
+    def _made(self, problem: Problem, search: str, budget: int) -> Search:
+        """A search for a problem."""
         given: dict[str, Any] = {}
-        try:
-            if _SCORER in search:
-                if (scorer := problem.scorer(self.sandbox)) is None:
-                    raise SettingsError("this problem has no examples that a scorer could run")
-                search, given = re.sub(r"scorer=\{examples\},?", "", search).rstrip(",:"), {"scorer": scorer}
-            method: Search = resolve("search", search.replace(_BUDGET, str(budget)), **given)
-            return method.bind(self.lm.tokenizer)
-        except DecoderyError as error:
-            if _SCORER in search:
-                return error
-            raise
+        if _SCORER in search:
+            search = re.sub(r"scorer=\{examples\},?", "", search).rstrip(",:")
+            given = {"scorer": problem.scorer(self.sandbox)}
+        method: Search = resolve("search", search.replace(_BUDGET, str(budget)), **given)
+        return method.bind(self.lm.tokenizer)
 
     def _search(self, problem: Problem, number: int, search: Search) -> list[Any]:
         request = self.lm.request_for(
@@ -213,7 +209,7 @@ class SearchJob:
     def _save(self, records: Sequence[Row]) -> Row:
         found = rows(records, self.settings.runs)
         done = {(each["problem"], each["search"], each["budget"]) for each in records}
-        wanted = {(problem.name, *run) for problem in self.problems for run in self.settings.runs}
+        wanted = {(problem.name, *run) for problem in self.problems for run in self._runs(problem)}
         result: Row = {
             **stamp(SEARCHES),
             "complete": wanted <= done,
