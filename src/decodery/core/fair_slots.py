@@ -84,7 +84,7 @@ class FairSlots:
         try:
             yield
         finally:
-            charged().side_seconds += monotonic() - begin
             with self._changed:
+                charged().side_seconds += monotonic() - begin
                 self._order.end(own)
                 self._changed.notify_all()

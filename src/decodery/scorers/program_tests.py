@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +76,11 @@ class ProgramTests(Scorer):
         if head is None:
             head = "" if decode is None else decode(candidates.prompt)
         written = texts(candidates, decode, "program-tests")
-        return torch.tensor([self.verdict(text, head).share for text in written], dtype=torch.float64, device="cpu")
+        # Threads wait for their processes, of which the sandbox starts so many at a time.
+        with ThreadPoolExecutor(max(1, min(len(written), (os.cpu_count() or 1) + 1)), "program tests") as threads:
+            begun = [threads.submit(copy_context().run, self.verdict, text, head) for text in written]
+            shares = [each.result().share for each in begun]
+        return torch.tensor(shares, dtype=torch.float64, device="cpu")
 
     def remark(self, prompt: str, text: str) -> str:
         """See `Scorer.remark`: why the program, or the first test that failed, did not pass."""

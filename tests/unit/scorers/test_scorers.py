@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
@@ -25,7 +27,8 @@ from decodery.scorers.corrupted import Corrupted
 from decodery.scorers.length_normalised import LengthNormalised
 from decodery.scorers.log_probability import LogProbability
 from decodery.scorers.product import Product
-from decodery.scorers.sandbox import Sandbox
+from decodery.scorers.program_tests import ProgramTests
+from decodery.scorers.sandbox import Sandbox, Verdict
 from decodery.scorers.self_evaluation import SelfEvaluation
 from decodery.scorers.text import TextScore
 from decodery.scorers.value_head import LinearValue, ValueHead
@@ -357,3 +360,17 @@ def test_tests_of_programs_are_scored_in_the_sandbox() -> None:
     prompt, bodies = "def f(x):\n    return", (" x * x", " 4", " x *")
     given = Candidates([1], [[1], [2], [3]], [True] * 3, texts=bodies, decode=lambda ids: prompt)
     assert run_sync(judge(scorer, given)).tolist() == [1.0, 0.5, 0.0]
+
+
+def test_programs_are_run_side_by_side() -> None:
+    """Each of two programs waits until the other one runs, too."""
+    together = threading.Barrier(2)
+
+    class Waiting(Sandbox):
+        def run(self, program: str, tests: Sequence[str] = ()) -> Verdict:
+            together.wait(30)
+            return Verdict(tuple("2" in program for _ in tests), None, "")
+
+    scorer = ProgramTests(tests=("assert x",), head="", sandbox=Waiting())
+    found = run_sync(judge(scorer, Candidates([0], [[1], [2]], [True, True], texts=["x = 1", "x = 2"])))
+    assert found.tolist() == [0.0, 1.0]

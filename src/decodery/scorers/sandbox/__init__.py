@@ -132,7 +132,8 @@ class Sandbox:
         if len(job) > _MOST_TEXT:
             verdict = Verdict((False,) * len(tests), "the text is too long", "")
         else:
-            self.runs += 1
+            with self._lock:
+                self.runs += 1
             with _slots.taken():
                 lines, ended, output = self._process([program, *tests])
             verdict = _verdict(lines, len(tests), ended, output)
