@@ -214,6 +214,8 @@ class Advice(Contract):
             # A trial that would read too much waits for another text.
             self.chosen = _RUN * takes + reading < (costs.credit or 0.0)
             if self.chosen:
+                # What the first trial leaves is for no other one: that waits for credit of its own.
+                costs.credit = _RUN * takes + reading
                 costs.patience *= 1 if costs.fresh else 2
                 self.trial = _RUN - 1
         costs.fresh = costs.fresh and not self.chosen
