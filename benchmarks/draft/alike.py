@@ -109,15 +109,14 @@ def train(target: LoadedModel, name: str, texts: Corpus, work: Path, seconds: fl
     store = FeatureStore(target.model, texts, begin.settings["taps"], work / "features", TOP, progress)
     bound = head_kind(kind.drafter)
     counted = out / "steps.txt"
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        if not counted.is_file():
-            steps = steps_in(seconds, bound(floating(begin), target.model), store, recipe)
-            counted.write_text(f"{steps}\n", "utf-8")
-        steps = int(counted.read_text("utf-8"))
-        learned, _ = texts.split()
-        recipe = replace(recipe, epochs=steps * recipe.batch / len(learned))
-        command = f"python benchmarks/draft/alike.py --work DIR {name!r}"
-        train_head(target, bound, texts, out, recipe=recipe, command=command, start=floating(begin), progress=progress)
+    if not counted.is_file():
+        steps = steps_in(seconds, bound(floating(begin), target.model), store, recipe)
+        counted.write_text(f"{steps}\n", "utf-8")
+    steps = int(counted.read_text("utf-8"))
+    learned, _ = texts.split()
+    recipe = replace(recipe, epochs=steps * recipe.batch / len(learned))
+    command = f"python benchmarks/draft/alike.py --work DIR {name!r}"
+    train_head(target, bound, texts, out, recipe=recipe, command=command, start=floating(begin), progress=progress)
 
 
 def floating(head: TrainedHead) -> TrainedHead:

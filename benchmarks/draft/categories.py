@@ -6,7 +6,8 @@
 SPECs are drafters, by default `auto`, and `auto` with the draft model or with the shipped head. Kinds of text: those of
 Spec-Bench, HumanEval (DECODERY_DATA), edits of code, JSON, calls of tools, and an agent's loop: one conversation that
 calls the same tools again and again. Every drafter has a memory of its own, and kinds take turns; plain decoding runs
-beside them. Of every kind: tokens per pass, and speed as plain seconds by its own. Nothing begins after `minutes`.
+beside them. Of every kind: tokens per pass, and speed of decoding as plain seconds by its own. Nothing begins after
+`minutes`.
 
 With --counted nothing is timed: a pass takes what the prior of its model says, by its rows, and a question to an
 adviser its share of that, so that the same command counts the same on a busy machine. Plain decoding is counted, too.
@@ -93,20 +94,22 @@ class Run:
             )
             for text in texts
         ]
-        begin = perf_counter()
         sequences = [engine.submit(request) for request in requests]
         before = sum(each.taken for each in self._costs(sequences))
+        # What follows is decoding alone.
+        while not all(seq.finished or seq.generated for seq in sequences):
+            engine.step()
+        begin, read = perf_counter(), sum(len(seq.generated) for seq in sequences)
         engine.run(sequences)
-        took = perf_counter() - begin
-        own = self.sums[kind]
+        took, own = perf_counter() - begin, self.sums[kind]
+        own["tokens"] += sum(len(seq.generated) for seq in sequences) - read
         for seq in sequences:
             steps = seq.trace.decoding
-            own["tokens"] += len(seq.generated)
             own["passes"] += len(steps)
             own["rows"] += sum(step.rows for step in steps)
             if self.prices is not None:
                 own["seconds"] += sum(float(self.prices(0)[step.rows]) for step in steps)
-                own["plain"] += float(self.prices(0)[1]) * len(seq.generated)
+                own["plain"] += float(self.prices(0)[1]) * (len(seq.generated) - 1)
         if self.prices is None:
             own["seconds"] += took
         else:
