@@ -1,16 +1,58 @@
-"""A text of the batch in arrays: what a step needs of it, at hand."""
+"""A text of the batch in arrays: which texts can be one, and what a step needs of it, at hand."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.open_rows import OpenRows
-from decodery.sampling.native_processors import NativeProcessors
+from decodery.models.protocol import LanguageModel
+from decodery.sampling.native_processors import NativeProcessors, native_processors
+from decodery.speculative.acceptance.coupled import Coupled
+from decodery.step.acceptance_rule import NodeDistributions
 from decodery.step.bound_request import BoundRequest
+from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
 from .accounting import OWN
 from .commit import end_of
 from .task import SchedulerEntry
+from .text import choices_of
+
+if TYPE_CHECKING:
+    from decodery.models.native.array_step import ArraySteps
+
+
+_RULE = Coupled()
+
+
+def in_arrays(seq: Sequence, model: LanguageModel) -> NativeProcessors | None:
+    """What kernels apply to a text's logits; None where it needs more than the model and these.
+
+    Args:
+        seq: The text.
+        model: The engine's.
+    """
+    request = seq.request
+    if request.model is not model or request.acceptance_rule != _RULE:
+        return None
+    if request.drafter is not None and (request.draft_length is not None or request.drafter.asks(seq)):
+        return None
+    if request.monitors or request.cache_policy is not None or request.logits_source is not None:
+        return None
+    if request.logprobs is not None or request.return_draft_trees or seq.scheduling.prompt_owner is not None:
+        return None
+    return native_processors(request.sampler, request.vocab_size)
+
+
+def is_open(seq: Sequence) -> bool:
+    """Whether a text has read all but its last token, into a cache that kernels can append to."""
+    cache = seq.cache
+    if not seq.position or seq.segment_end is not None or seq.scheduling.branches is not None:
+        return False
+    return isinstance(cache, KVCache) and cache.next_position == len(seq.tokens) - 1 and OpenRows.serves(cache)
 
 
 def _most_drafted(request: BoundRequest) -> int:
@@ -30,8 +72,8 @@ class ArrayText:
     """
 
     __slots__ = (
-        "cache", "eos", "ledger", "length", "most", "processors", "request", "room", "rows", "run", "sampler", "seq",
-        "stateful", "steps", "stream", "tokens", "windowed",
+        "cache", "drafts", "eos", "ledger", "length", "most", "processors", "request", "room", "rows", "run", "sampler",
+        "seq", "stateful", "steps", "stream", "tokens", "windowed",
     )  # fmt: skip
 
     def __init__(self, run: SchedulerEntry, processors: NativeProcessors) -> None:
@@ -39,8 +81,9 @@ class ArrayText:
         seq = self.seq = run.task
         self.run, self.processors = run, processors
         self.request = request = seq.request
+        self.drafts = request.drafter is not None
         self.sampler, self.stateful = request.sampler, request.sampler.stateful
-        self.eos, self.ledger = request.eos_ids, seq.trace.ledger
+        self.eos, self.ledger = frozenset(request.eos_ids), seq.trace.ledger
         # One more row in each step, and those that are drafted.
         self.room = 1 + _most_drafted(request)
         self.most = request.prompt_length + request.max_new_tokens
@@ -77,7 +120,15 @@ class ArrayText:
 
     def emit(self, tokens: list[int]) -> list[int]:
         """Append accepted tokens up to the first that ends the text; returns those."""
-        seq, emitted = self.seq, list[int]()
+        seq, stream, emitted = self.seq, self.stream, list[int]()
+        self.ledger.tokens += len(tokens)
+        # Where no token can end the text, and nobody waits for it, all are taken at once.
+        if (stream is None or stream.lazy) and self.length + len(tokens) < self.most and self.eos.isdisjoint(tokens):
+            self.tokens.extend(tokens)
+            if stream is not None:
+                stream.waiting.extend(tokens)
+            self.length += len(tokens)
+            return tokens
         for token in tokens:
             self.tokens.append(token)
             emitted.append(token)
@@ -85,7 +136,7 @@ class ArrayText:
             if seq.finish_reason is not None:
                 break
         self.length += len(emitted)
-        self.ledger.tokens += len(emitted)
+        self.ledger.tokens += len(emitted) - len(tokens)
         return emitted
 
     def end(self, token: int) -> None:
@@ -95,15 +146,45 @@ class ArrayText:
         except Exception as error:
             self.seq.fail(error)
 
+    def look(self, steps: ArraySteps, place: int) -> list[tuple[int, int]] | None:
+        """Choose where kernels could not tell numbers apart; returns `choices`, None where it failed.
+
+        Args:
+            steps: The batch.
+            place: The text's number in it.
+        """
+        seq, first, size = self.seq, int(steps.first[place]), int(steps.sizes[place])
+        rows = slice(first, first + size)
+        tree = DraftTree(steps.tokens[rows].copy(), steps.parents[rows].astype(np.int64))
+        try:
+            laws = NodeDistributions(tree, steps.logits[rows], seq)
+            found = _RULE.choose(tree, laws, seq)
+        except Exception as error:
+            seq.fail(error)
+            return None
+        steps.accepted[place], steps.chosen[place] = len(found.path), found.bonus
+        steps.paths[first : first + len(found.path)] = found.path
+        steps.keep(place)
+        return choices_of(tree, found.path)
+
+    def after(self, token: int) -> None:
+        """Let the sampler's processors remember a token; the kernels go by them from now."""
+        seq = self.seq
+        seq.processor_states = self.sampler.follow(seq.processor_states, token)
+        self.processors.follow(seq.processor_states)
+
     @property
     def unchanged(self) -> bool:
-        """Whether nothing else has changed the text since the last step."""
+        """Whether the text is as the last step left it, with room in its cache for another step."""
         seq = self.seq
         return (
-            seq.cache is self.cache
+            seq.finish_reason is None
+            and not seq.paused
+            and seq.cache is self.cache
             and seq.tokens is self.tokens
             and seq.request is self.request
             and len(self.tokens) == self.length
             and seq.text is self.stream
             and seq.trace.steps is self.steps
+            and self.rows.has_room(self.room)
         )

@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 
 from decodery.models.protocol import LanguageModel
-from decodery.step.draft_length_policy import Budget
+from decodery.step.draft_batch import JointBudget
+from decodery.step.draft_length_policy import Budget, at_rows
 from decodery.step.pass_prices import ROWS, prices_of
 from decodery.step.sequence import Sequence
 
@@ -32,6 +33,21 @@ class DraftBudgets:
         """A step took so long; see `PassPrices.learn`."""
         if self._given is None:
             prices_of(self._model)[0].learn(rows, texts, context, seconds)
+
+    def joint(self, nodes: int, texts: list[Sequence], context: float) -> JointBudget:
+        """How much texts may draft together.
+
+        Args:
+            nodes: Of each text at most.
+            texts: All that take part in the step.
+            context: Tokens of each, on average.
+        """
+        count = len(texts)
+        if (given := self._given) is not None:
+            return JointBudget(nodes, texts, lambda rows: at_rows(given(int(context)), count + np.arange(rows + 1)))
+        prices = prices_of(self._model)[0]
+        drafted = partial(prices.seconds, count, context)
+        return JointBudget(nodes, texts, drafted, True, prices.knows_plain(count, context))
 
     def of(self, seq: Sequence, nodes: int, texts: list[Sequence]) -> Budget:
         """How much the text may draft in this step, `nodes` at most, beside all `texts` that take part."""

@@ -15,6 +15,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.torch_state import in_plain_state
 from decodery.step.detokenizer import Detokenizer
 from decodery.step.draft_length_policy import Budget
+from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 from decodery.step.forward_request import ForwardCoroutine, gather
 from decodery.step.sequence import Sequence
@@ -275,8 +276,9 @@ class Engine:
 
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
-        if (advanced := self._arrays.step(self._runner.passes)) is not None:
-            self._runner.passes, self._runner.rows = self._runner.passes + 1, len(advanced)
+        if (found := self._arrays.step(self._runner.passes)) is not None:
+            advanced, self._runner.rows = found
+            self._runner.passes += 1
             return advanced
         return self._step()
 
@@ -285,10 +287,9 @@ class Engine:
         """A step of tasks of any kind."""
         clock, begin = StepClock(), perf_counter()
         begun, texts = self._schedule.starting(), self._schedule.texts
-        budgets = [self._budget(run, nodes, texts) for run, _, nodes in begun]
-        drafting_together = prepare([(run, budget) for (run, _, _), budget in zip(begun, budgets, strict=True)])
-        for (run, rows, _), budget in zip(begun, budgets, strict=True):
-            self._begin(run, rows, budget)
+        ids = self._arrays.join(begun)
+        joined = self._arrays.request(begin, texts)
+        drafting_together = self._begin_all([each for each in begun if id(each[0]) not in ids], texts)
         for run in self._schedule.active:
             if (run.lost or run.forgotten) and run.waiting is None:
                 run.interrupt(again(run, self._schedule.limits.rows))
@@ -296,26 +297,53 @@ class Engine:
         answered = self._blocking.collect(0)
         for run in answered:
             self._runner.go_on(run)
-        fresh = {id(run) for run in (*(run for run, _, _ in begun), *answered)}
+        fresh = {id(run) for run in (*(run for run, _, _ in begun), *answered)} - ids
         runs = [run for run in self._schedule.active if run.coroutine is not None or id(run) in fresh]
         side = perf_counter()
         drafting = self._runner.run_side(runs, clock)
         begin += perf_counter() - side
         asked = [(run, numbers) for run in runs if (numbers := run.unanswered) and run not in drafting]
-        places, blocked = self._schedule.budget.places(asked), [run for run in runs if run.blocked]
-        advanced = {id(run) for run in (*blocked, *drafting, *(run for run, _ in places))}
+        places = self._schedule.budget.places(asked, self._arrays.runs, self._arrays.rows)
+        if places is None:
+            # Not all texts fit into the pass: each waits for its own turn.
+            self._arrays.release()
+            joined, apart = None, [each for each in begun if id(each[0]) in ids]
+            drafting_together += self._begin_all(apart, texts)
+            runs += [run for run, _, _ in apart]
+            asked += [(run, numbers) for run, _, _ in apart if (numbers := run.unanswered)]
+            places = self._schedule.budget.places(asked) or []
+        together = self._arrays.runs
+        blocked = [run for run in runs if run.blocked]
+        advanced = {id(run) for run in (*blocked, *drafting, *together, *(run for run, _ in places))}
         self._runner.rows = 0
-        if places:
-            self._runner.run(places, clock, side=False)
-            rows = self._runner.rows
-            self._budgets.learn(rows, len(places), self._runner.attended / max(rows, 1), perf_counter() - begin)
+        if places or joined is not None:
+            shared = None if joined is None else (self._arrays, joined)
+            self._runner.run(places, clock, side=False, joined=shared)
+            self._arrays.commit(self._runner.passes - 1)
+            rows, count = self._runner.rows, len(places) + len(together)
+            self._budgets.learn(rows, count, self._runner.attended / max(rows, 1), perf_counter() - begin)
         elif blocked:
             for run in self._blocking.collect(_WAITS):
                 self._runner.go_on(run)
         settle(drafting_together)
         self._schedule.leave()
-        self._arrays.gather()
-        return [run.task for run in runs if run.coroutine is None or id(run) in advanced]
+        self._arrays.refresh()
+        return [run.task for run in (*runs, *together) if run.coroutine is None or id(run) in advanced]
+
+    def _begin_all(
+        self, begun: list[tuple[SchedulerEntry, int, int]], texts: list[Sequence]
+    ) -> list[tuple[Drafter, list[Sequence]]]:
+        """Let tasks begin a turn; returns the drafters that propose jointly, and their texts.
+
+        Args:
+            begun: Tasks, how many unread tokens each may read, and how many nodes it may draft.
+            texts: All that take part in passes.
+        """
+        budgets = [self._budget(run, nodes, texts) for run, _, nodes in begun]
+        together = prepare([(run, budget) for (run, _, _), budget in zip(begun, budgets, strict=True)])
+        for (run, rows, _), budget in zip(begun, budgets, strict=True):
+            self._begin(run, rows, budget)
+        return together
 
     def _budget(self, run: SchedulerEntry, nodes: int, texts: list[Sequence]) -> Budget | None:
         """What a text may draft in the turn that it begins; None for other tasks, and where its policy failed.

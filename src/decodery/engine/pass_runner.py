@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from decodery.core.errors import OutOfMemory
 from decodery.core.threads import one_thread
 from decodery.core.trace import Step
 from decodery.models.protocol import LanguageModel
-from decodery.step.forward_request import answer
+from decodery.step.forward_request import ForwardRequest, answer
 
 from .accounting import StepClock, aside, new_steps, spend
 from .blocking import BlockingCalls
 from .schedule import Schedule
 from .share import Place
 from .task import CoroutineTask, SchedulerEntry
+
+if TYPE_CHECKING:
+    from .array_batch import ArrayBatch
 
 _SIDE_ROUNDS = 256
 """Passes of other models, one after another, that a pass of the target waits for at most."""
@@ -56,7 +60,7 @@ class PassRunner:
             ]
             if not asked:
                 break
-            places = self._schedule.budget.places(asked)
+            places = self._schedule.budget.places(asked) or []
             for run, number in places:
                 had[run.owner] += len(run.requests[number].segment) if isinstance(run.task, CoroutineTask) else 0
             self.run(places, clock, side=True)
@@ -77,18 +81,34 @@ class PassRunner:
         if not run.waits:
             self.resume(run)
 
-    def run(self, places: list[Place], clock: StepClock, *, side: bool) -> None:
+    def run(
+        self,
+        places: list[Place],
+        clock: StepClock,
+        *,
+        side: bool,
+        joined: tuple[ArrayBatch, ForwardRequest] | None = None,
+    ) -> None:
         """Answer these asks, and let those go on who have all that they have asked for.
 
         Args:
             side: See `aside`.
+            joined: Texts that take part all together, and their rows.
         """
-        begin = perf_counter()
+        begin, texts = perf_counter(), len(places)
         segments = [run.requests[number].segment for run, number in places]
-        found = answer([run.requests[number] for run, number in places])
-        scored = perf_counter()
+        if joined is None:
+            found = answer([run.requests[number] for run, number in places])
+        else:
+            segments.append(joined[1].segment)
+            *found, own = answer([*(run.requests[number] for run, number in places), joined[1]])
+            texts += len(joined[0])
         rows = sum(len(segment) for segment in segments)
-        shared = zip(places, segments, strict=True)
+        scored = perf_counter()
+        if joined is not None:
+            # Before others go on, who may change what these texts read.
+            joined[0].choose(own, begin, rows, texts)
+        shared = zip(places, segments, strict=False)
         works = sum(len(segment) for (run, _), segment in shared if isinstance(run.task, CoroutineTask))
         if not side:
             self.passes, self.rows = self.passes + 1, rows
@@ -110,7 +130,7 @@ class PassRunner:
                 recorded.append((steps, run.earlier))
                 run.earlier = 0.0
         steps = [step for new, _ in recorded for step in new]
-        clock.fill(steps, begin, scored, len(places))
+        clock.fill(steps, begin, scored, texts)
         for new, earlier in recorded:
             for step in new:
                 step.score += earlier

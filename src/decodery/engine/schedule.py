@@ -106,6 +106,11 @@ class Schedule:
         return len(self._waiting)
 
     @property
+    def admits(self) -> bool:
+        """Whether a task that waits may be taken in, as far as the number of tasks goes."""
+        return bool(self._waiting) and len(self.runs) < self.limits.texts
+
+    @property
     def fits(self) -> bool:
         """Whether what tasks in progress hold, and take for their next step, is no more than there may be."""
         return self.memory.fits(self.runs)

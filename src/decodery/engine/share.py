@@ -59,32 +59,46 @@ class PassBudget:
         works = [each for each in runs if isinstance(each.task, CoroutineTask)]
         return max(1, min(parts[runs.index(run)], self._room(runs, works) // max(len(works), 1)))
 
-    def places(self, asked: list[tuple[SchedulerEntry, list[int]]]) -> list[Place]:
+    def places(
+        self, asked: list[tuple[SchedulerEntry, list[int]]], joined: Ordered[SchedulerEntry] = (), rows: int = 0
+    ) -> list[Place] | None:
         """Which of these asks share the next pass, by their tasks and numbers.
 
         The others wait for a later one. Texts come first, then searches in fair parts of what texts can wait for. Of
         either kind the task that has waited longest gets one ask in any case, a search once it has room for it.
+
+        Args:
+            asked: Tasks, and the numbers of their asks.
+            joined: Texts that take part all together.
+            rows: Of these.
+
+        Returns:
+            Asks, without those of `joined`; None where not all of these have room.
         """
         every = [(run, number) for run, numbers in asked for number in numbers]
         texts = [each for each in asked if not isinstance(each[0].task, CoroutineTask)]
         works = [each for each in asked if isinstance(each[0].task, CoroutineTask)]
-        rows = sum(_rows(run) for run, _ in asked)
-        if not works or len(asked) < 2 or self.seconds is None:
-            return every if rows <= self.rows else self._fill(asked, self.rows)
-        if not texts:
+        if not works or len(asked) + len(joined) < 2 or self.seconds is None:
+            if rows + sum(_rows(run) for run, _ in asked) <= self.rows:
+                return every
+            return None if joined else self._fill(asked, self.rows)
+        if not texts and not joined:
             return self._fill(asked, self._room([run for run, _ in asked], [run for run, _ in works]))
-        for_texts = sum(_rows(run) for run, _ in texts)
+        for_texts = rows + sum(_rows(run) for run, _ in texts)
         # Owners who have searches alone get their part of the rows nevertheless.
-        parts = fair([run.owner for run, _ in asked], [_rows(run) for run, _ in asked], self.rows)
-        kept = sum(part for (run, _), part in zip(asked, parts, strict=True) if isinstance(run.task, CoroutineTask))
+        wants = [*(_rows(run) for run, _ in asked), *divided([self.rows] * len(joined), rows)]
+        parts = fair([run.owner for run in (*(run for run, _ in asked), *joined)], wants, self.rows)
+        kept = sum(part for (run, _), part in zip(asked, parts, strict=False) if isinstance(run.task, CoroutineTask))
         longest, numbers = min(works, key=lambda each: each[0].served)
         ask = min(len(longest.requests[numbers[0]].segment), self.rows)
+        if joined and for_texts + max(kept, ask) > self.rows:
+            return None
         credit = self._beside.next(ask)
         room = min(credit, max(self.rows - for_texts, kept))
         found = self._fill(works, room, whole=credit >= ask) if credit else []
         taken = sum(len(run.requests[number].segment) for run, number in found)
         self._beside.spend(taken)
-        return [*self._fill(texts, max(self.rows - taken, 1)), *found]
+        return [*(self._fill(texts, max(self.rows - rows - taken, 1)) if texts else ()), *found]
 
     def _fill(self, asked: list[tuple[SchedulerEntry, list[int]]], room: int, *, whole: bool = True) -> list[Place]:
         """As many of these asks as there is room for, in fair parts.

@@ -82,7 +82,11 @@ class Budget:
 
     def seconds(self, rows: np.ndarray) -> np.ndarray:
         """Times [k] float64 of passes over `rows` [k] rows after this text; 1 where unknown."""
-        return np.ones(len(rows)) if self.pass_seconds is None else _at(self.pass_seconds(self.context), rows)
+        return np.ones(len(rows)) if self.pass_seconds is None else at_rows(self.pass_seconds(self.context), rows)
+
+    def drafted(self, nodes: int) -> np.ndarray:
+        """Times [nodes + 1] float64 of this step with 0, 1, 2, ... drafted rows of all its texts together."""
+        return self.seconds(self.sequences + np.arange(nodes + 1))
 
     def batch_seconds(self, rows: np.ndarray, contexts: Ordered[int]) -> np.ndarray:
         """Times of passes that n texts share: [k] float64, all 1 where they are not known.
@@ -96,9 +100,9 @@ class Budget:
         if self.pass_seconds is None:
             return np.ones(rows.shape[1])
         bare = self.pass_seconds(0)
-        seconds = _at(bare, rows.sum(axis=0))
+        seconds = at_rows(bare, rows.sum(axis=0))
         for own, context in zip(rows, contexts, strict=True):
-            seconds = seconds + _at(self.pass_seconds(context) - bare, own)
+            seconds = seconds + at_rows(self.pass_seconds(context) - bare, own)
         return seconds
 
     def goes_on(self, outlook: Outlook) -> bool | ForwardCoroutine[bool]:
@@ -111,8 +115,8 @@ class Budget:
         return self.ask is None or self.ask(outlook)
 
 
-def _at(known: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The times of `rows` [k], where `known` has those of 0, 1, 2, ...; on along its last step beyond them."""
+def at_rows(known: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Times of `rows` [k], where `known` has those of 0, 1, 2, ...; its last step goes on beyond."""
     last = len(known) - 1
     beyond = np.maximum(rows - last, 0) * (known[last] - known[last - 1] if last else 0.0)
     return known[np.minimum(rows, last)] + beyond

@@ -23,6 +23,7 @@ from .forward_request import ForwardCoroutine, run_sync
 if TYPE_CHECKING:
     from decodery.models.protocol import Reader
 
+    from .draft_batch import DraftBatch
     from .draft_length_policy import Budget
     from .logits_source import LogitsSource
     from .sequence import Sequence
@@ -141,6 +142,15 @@ class Drafter(Contract):
 
     def settle(self, texts: list[Sequence]) -> None:
         """Learn of a step from all of its texts at once, after each was observed by itself."""
+
+    def batch(self, sequences: Ordered[Sequence], places: Ordered[int]) -> DraftBatch | None:
+        """The drafts of texts that stay together for many steps; None where each is drafted by itself.
+
+        Args:
+            sequences: [n] the texts, of which it `asks` for none, whose drafters agree in `together`.
+            places: [n] their numbers among all texts of a step.
+        """
+        return None
 
     @abstractmethod
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree | ForwardCoroutine[DraftTree]:

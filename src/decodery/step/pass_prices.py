@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left as bisect
+from math import exp, log
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -27,6 +29,8 @@ _RECENT = 20.0
 """How many of the latest steps of a kind its correction is the mean of."""
 _STALE = 0.998
 """What a kind of step counts for after every other step: what was dear on a busy machine is tried again one day."""
+_HIGH = 1e12
+"""A unit of weights at which they are all written anew."""
 _MACHINE = 0.2
 """How fast the price of all steps together follows the latest."""
 _OUTLIER, _TRUSTED = 0.3, 4
@@ -37,6 +41,10 @@ MARGIN = 1.01
 """Drafts have to be faster than none by this factor: prices are known to a percent or so."""
 ROWS = 1025
 """Numbers of rows that have a price."""
+_COUNTS = np.arange(ROWS, dtype=np.float64)
+_LOGS = np.log1p(_COUNTS)
+_BORDERS = (np.sqrt((_NODES[:-1] + 1.0) * (_NODES[1:] + 1.0)) - 1.0).tolist()
+"""Drafted rows from which on the next of `_NODES` is nearer, by its logarithm."""
 
 
 class PassPrices:
@@ -53,29 +61,33 @@ class PassPrices:
     def __init__(self, prior: PriorPrices) -> None:
         self.prior = prior
         self._machine, self._steps = 0.0, 0
+        # Weights are in units of the latest step's, which grows: nothing needs to be done to those of others.
+        self._gain = 1.0
         shape = _TEXTS, _CONTEXTS, len(_NODES)
         self._factors, self._weights, self._counts = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        self._outliers = np.zeros(shape, dtype=np.int64)
+        self._outliers: dict[tuple[int, ...], int] = {}
         self._curves: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
 
-    def seconds(self, texts: int, context: float) -> np.ndarray:
-        """Seconds [n] of steps with 0, 1, 2, ... drafted rows of all texts together; never falling.
+    def seconds(self, texts: int, context: float, nodes: int = ROWS - 1) -> np.ndarray:
+        """Seconds [nodes + 1] of steps with 0, 1, 2, ... drafted rows of all texts together; never falling.
 
         Args:
             texts: How many take part, each with a row of its own beside those that are drafted.
             context: Tokens in the cache of each, on average.
+            nodes: Drafted rows at most.
         """
         key = _magnitude(texts, 1, _TEXTS), _magnitude(context, _CONTEXT, _CONTEXTS)
         known = self._curves.get(key)
         # A step changes them by little: after the first ones not each is worth another look.
         if known is None or self._steps - known[0] >= min(8, 1 + self._steps // 32):
             prior = np.log(self.prior.seconds(_NODES + float(texts), texts, context))
-            factors = monotone(prior + self._corrections(*key), self._weights[key] + _OTHERS) - prior
-            corrections = np.interp(np.log1p(np.arange(ROWS)), np.log1p(_NODES), factors)
+            factors = monotone(prior + self._corrections(*key), self._weights[key] / self._gain + _OTHERS) - prior
+            corrections = np.exp(np.interp(_LOGS, np.log1p(_NODES), factors))
             known = self._curves[key] = self._steps, corrections
-        prior = self.prior.seconds(np.arange(ROWS, dtype=np.float64) + texts, texts, context)
-        seconds: np.ndarray = np.maximum.accumulate(prior * np.exp(self._machine + known[1]))
-        return seconds
+        prior = self.prior.seconds(_COUNTS[: nodes + 1] + texts, texts, context)
+        prior *= known[1][: nodes + 1]
+        prior *= exp(self._machine)
+        return np.maximum.accumulate(prior, out=prior)
 
     def learn(self, rows: int, texts: int, context: float, seconds: float) -> None:
         """A step of so many texts took so long.
@@ -85,32 +97,36 @@ class PassPrices:
             texts, context: As in `seconds`.
             seconds: All of it, drafting and choosing included.
         """
-        nodes = max(rows - texts, 0)
         kind = _magnitude(texts, 1, _TEXTS), _magnitude(context, _CONTEXT, _CONTEXTS)
-        place = (*kind, int(np.abs(np.log1p(_NODES) - np.log1p(nodes)).argmin()))
-        prior = float(self.prior.seconds(np.array([float(rows)]), texts, context)[0])
-        took = float(np.log(max(seconds, 1e-9) / prior))
+        place = (*kind, bisect(_BORDERS, max(rows - texts, 0)))
+        took = log(max(seconds, 1e-9) / self.prior.of(rows, texts, context))
         if self._steps == 0:
             self._machine = took
         known = float(self._factors[place] if self._counts[place] else self._corrections(*kind)[place[2]])
         surprise = took - self._machine - known
         far = abs(surprise) > _OUTLIER
-        same = far and np.sign(self._outliers[place]) in (0, np.sign(surprise))
-        self._outliers[place] = (self._outliers[place] if same else 0) + int(np.sign(surprise)) if far else 0
-        if abs(self._outliers[place]) >= _TRUSTED:
-            self._outliers[place] = 0
-            self._counts[place] = 0.0
-        elif self._counts[place]:
+        outliers, count = self._outliers.get(place, 0), float(self._counts[place])
+        if not far:
+            outliers = 0
+        else:
+            outliers = max(outliers, 0) + 1 if surprise > 0 else min(outliers, 0) - 1
+        if abs(outliers) >= _TRUSTED:
+            outliers, count = 0, 0.0
+        elif count:
             surprise = min(max(surprise, -_OUTLIER), _OUTLIER) * (_LATE if surprise > 0 else 1.0)
-        self._counts[place] = min(self._counts[place] + 1, _RECENT)
+        count = min(count + 1, _RECENT)
         # What all steps share shows where a kind that is known well takes another time than before.
-        shared = _MACHINE * surprise if self._counts[place] >= _TRUSTED else 0.0
+        shared = _MACHINE * surprise if count >= _TRUSTED else 0.0
         self._machine += shared
-        self._factors[place] = known + (surprise - shared) / self._counts[place]
-        self._weights *= _STALE
-        self._weights[place] += 1.0
+        self._factors[place] = known + (surprise - shared) / count
+        self._outliers[place], self._counts[place] = outliers, count
+        self._gain /= _STALE
+        self._weights[place] += self._gain
+        if self._gain > _HIGH:
+            self._weights /= self._gain
+            self._gain = 1.0
         self._steps += 1
-        if self._counts[place] < _TRUSTED:
+        if count < _TRUSTED:
             self._curves.clear()
 
     def knows_plain(self, texts: int, context: float) -> bool:
@@ -119,26 +135,27 @@ class PassPrices:
         Without this a price that is too high for all steps alike would keep every step drafting.
         """
         place = _magnitude(texts, 1, _TEXTS), _magnitude(context, _CONTEXT, _CONTEXTS)
-        return bool(self._weights[(*place, 0)] >= (_PLAIN if texts > 1 else 0.5))
+        return bool(self._weights[(*place, 0)] >= self._gain * (_PLAIN if texts > 1 else 0.5))
 
     def _corrections(self, texts: int, context: int) -> np.ndarray:
         """Logarithms of factors by `_NODES`."""
         near = _NEAR[0] ** np.abs(np.arange(_TEXTS) - texts)[:, None] * _NEAR[1] ** np.abs(
             np.arange(_CONTEXTS) - context
         )
+        near /= self._gain
         weights = np.einsum("tc,tcn->n", near, self._weights)
         sums = np.einsum("tc,tcn->n", near, self._weights * self._factors)
         numbers = np.arange(len(_NODES))
         alike = _NEAR[2] ** np.abs(numbers[:, None] - numbers)
         factors = alike @ sums / (alike @ weights + _PRIOR)
         # Of a kind that was seen itself, little is left to what others tell.
-        own = self._weights[texts, context]
+        own = self._weights[texts, context] / self._gain
         found: np.ndarray = (_OTHERS * factors + own * self._factors[texts, context]) / (_OTHERS + own)
         return found
 
     def token_seconds(self, rows: np.ndarray) -> np.ndarray:
         """Seconds [n] that a further token in a text's cache adds to passes over `rows` [n] of its rows."""
-        return (self.prior.token + self.prior.row_token * rows) * float(np.exp(self._machine))
+        return (self.prior.token + self.prior.row_token * rows) * exp(self._machine)
 
 
 _known: WeakKeyDictionary[LanguageModel, tuple[PassPrices, Promises]] = WeakKeyDictionary()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import hypot
 
 import numpy as np
 import torch
@@ -50,6 +51,11 @@ class PriorPrices:
         attended = context * (self.token * texts + self.row_token * rows)
         # Near the number of rows at which both take equally long neither hides all of the other.
         return np.hypot(self.read, self.row * rows) + attended + self.text * texts
+
+    def of(self, rows: int, texts: float, context: float) -> float:
+        """`seconds` of one number of rows."""
+        attended = context * (self.token * texts + self.row_token * rows)
+        return hypot(self.read, self.row * rows) + attended + self.text * texts
 
 
 def prior_prices(model: LanguageModel) -> PriorPrices:

@@ -127,8 +127,8 @@ class ExpectedStruct(ctypes.Structure):
 
 class ProposedStruct(ctypes.Structure):
     _fields_ = [
-        ("texts", c_void_p), ("limits", c_void_p), ("depths", c_void_p), ("costs", c_void_p), ("own", c_void_p),
-        ("tokens", c_void_p), ("parents", c_void_p), ("sizes", c_void_p), ("given", c_double),
+        ("texts", c_void_p), ("limits", c_void_p), ("depths", c_void_p), ("places", c_void_p), ("costs", c_void_p),
+        ("own", c_void_p), ("tokens", c_void_p), ("parents", c_void_p), ("sizes", c_void_p), ("given", c_double),
         ("promised", c_double), ("count", c_int32), ("cost_count", c_int32), ("stride", c_int32),
     ]  # fmt: skip
 
@@ -159,9 +159,10 @@ class SamplingStruct(ctypes.Structure):
 class ArrayStepStruct(ctypes.Structure):
     _fields_ = [
         ("passed", PassStruct), ("sampling", SamplingStruct), ("last", c_void_p), ("next", c_void_p),
-        ("positions", c_void_p), ("depths", c_void_p), ("masks", c_void_p), ("table", c_void_p),
-        ("cos", c_void_p * 2), ("sin", c_void_p * 2), ("scale", c_float), ("numbers", c_int32),
-        ("blocks", c_int32),
+        ("positions", c_void_p), ("depths", c_void_p), ("sizes", c_void_p), ("drafts", c_void_p),
+        ("emitted", c_void_p), ("kept", c_void_p), ("choices", c_void_p), ("choice_counts", c_void_p),
+        ("masks", c_void_p), ("table", c_void_p), ("cos", c_void_p * 2), ("sin", c_void_p * 2), ("scale", c_float),
+        ("numbers", c_int32), ("blocks", c_int32), ("room", c_int32), ("stride", c_int32),
     ]  # fmt: skip
 
 
@@ -173,7 +174,7 @@ _STRUCTS = (
 )  # fmt: skip
 
 
-_NEWEST = ("decodery_propose", "decodery_pack_codes", "decodery_copy_pages", "decodery_step")
+_NEWEST = ("decodery_pack_codes", "decodery_copy_pages", "decodery_choose_tokens", "decodery_learn_step")
 
 
 @functools.cache
@@ -222,11 +223,13 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_ngrams_extend.argtypes = [c_void_p, c_void_p, c_int64]
     lib.decodery_propose.argtypes = [c_void_p]
     lib.decodery_learn.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_int32]
+    lib.decodery_learn_step.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p]
+    lib.decodery_follow.argtypes = [c_void_p, c_void_p, c_void_p, c_int32]
     lib.decodery_read_rows.argtypes = lib.decodery_write_rows.argtypes = [c_void_p]
     lib.decodery_copy_pages.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64]
     lib.decodery_sample.argtypes = [c_void_p]
-    lib.decodery_prepare.argtypes = [c_void_p, c_void_p]
-    lib.decodery_step.argtypes = [c_void_p, c_void_p]
+    for called in (lib.decodery_prepare, lib.decodery_choose_tokens, lib.decodery_step):
+        called.argtypes = [c_void_p, c_void_p]
     lib.decodery_keep.argtypes = [c_void_p, c_void_p, c_int32]
     lib.decodery_allow.argtypes = [c_int32]
     lib.decodery_threads(torch.get_num_threads())

@@ -14,7 +14,7 @@ from decodery.core.threads import one_thread
 from ..cache.open_rows import OpenRows
 from ..layer_plan import WHOLE, layer_steps
 from ..torch_state import in_plain_state
-from .stack import NativeStack
+from .stack import NativeRows, NativeStack
 
 if TYPE_CHECKING:
     from ..tokenizers.vocabularies import Padding
@@ -23,13 +23,21 @@ if TYPE_CHECKING:
 _NUMBERS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """What embeddings are made of, by the number of `Numbers` in csrc/abi.h."""
 _ROWS_OF_BLOCKS = 4
+_FEW = 16
+"""Rows that there is room for at least: drafts of one text come and go."""
 _OF_TEXTS: dict[str, type[np.generic]] = {
     "last": np.int64, "next": np.int64, "seeds": np.uint64, "drawn": np.int64, "processors": np.uint64,
-    "processor_counts": np.int32, "greedy": np.uint8, "accepted": np.int32, "chosen": np.int64,
+    "processor_counts": np.int32, "greedy": np.uint8, "accepted": np.int32, "chosen": np.int64, "sizes": np.int32,
+    "kept": np.int32, "choice_counts": np.int32,
 }  # fmt: skip
 _OF_ROWS: dict[str, type[np.generic]] = {
     "tokens": np.int64, "parents": np.int32, "positions": np.int64, "depths": np.int32, "paths": np.int32,
+    "emitted": np.int64,
 }  # fmt: skip
+_OF_SAMPLING = (
+    "tokens", "parents", "seeds", "processors", "processor_counts", "greedy", "paths", "accepted", "chosen",
+)  # fmt: skip
+_OF_STEP = ("last", "next", "positions", "depths", "sizes", "emitted", "kept", "choice_counts")
 
 
 class ArraySteps:
@@ -42,9 +50,12 @@ class ArraySteps:
         next: [texts] the position it stands at.
         seeds, drawn: [texts] what hashes the noise of the next token: the text's seed and output position.
         processors, processor_counts, greedy: [texts] how tokens are chosen, see `Sampling` in csrc/abi.h.
-        first: [texts + 1] the first row of each text.
-        tokens, parents: [rows] the nodes of their trees; roots are written by the step.
+        sizes: [texts] the nodes of each text's tree, its root included; 1 for its last token alone.
+        drafts: [2 (tokens, parents), texts, stride] those of trees with more; roots need not be written.
+        first: [texts + 1] the first row of each text in the last step.
+        tokens, parents: [rows] the nodes of the trees.
         accepted, chosen, paths: What became of a step, see `Sampling`.
+        emitted, kept, choices, choice_counts: What each text goes on by, see `ArrayStep`.
         logits: [rows, vocab] of the last step, the model's own.
     """
 
@@ -57,6 +68,10 @@ class ArraySteps:
     greedy: np.ndarray
     accepted: np.ndarray
     chosen: np.ndarray
+    sizes: np.ndarray
+    kept: np.ndarray
+    choice_counts: np.ndarray
+    emitted: np.ndarray
     tokens: np.ndarray
     parents: np.ndarray
     positions: np.ndarray
@@ -69,6 +84,7 @@ class ArraySteps:
         self._lib = library()
         assert self._lib is not None
         self._room = self._row_room = self._mask_room = 0
+        self.drafts = np.zeros((2, 1, 1), dtype=np.int64)
         self._struct = ArrayStepStruct()
         self._at = ctypes.addressof(self._struct)
         self._model_at = stack.address
@@ -102,6 +118,8 @@ class ArraySteps:
 
     def grow(self, texts: int, rows: int, squares: int) -> None:
         """Have room for so many texts, rows of their trees, and pairs of rows of one tree."""
+        if texts <= self._room and rows <= self._row_room and squares <= self._mask_room:
+            return
         if texts > self._room:
             self._room = max(texts, 2 * self._room)
             for name, dtype in _OF_TEXTS.items():
@@ -113,17 +131,26 @@ class ArraySteps:
             self._segments = segments
             self._described += [None] * (self._room - len(self._described))
         if rows > self._row_room:
-            self._row_room = max(rows, self._row_room + self._row_room // 4)
+            self._row_room = max(rows, 2 * self._row_room, _FEW)
             for name, dtype in _OF_ROWS.items():
                 setattr(self, name, _longer(getattr(self, name, None), self._row_room, dtype))
             config, half = self._config, self._config.head_dim // 2
+            self.choices = np.zeros((self._row_room, 2), dtype=np.int32)
             self._hidden = np.empty((self._row_room, config.hidden_size), dtype=np.float32)
-            self.logits = torch.empty(self._row_room, config.vocab_size, dtype=torch.float32, device="cpu")
+            self._logits = torch.empty(self._row_room, config.vocab_size, dtype=torch.float32, device="cpu")
             self._angles = np.empty((4, self._row_room, half), dtype=np.float32)
         if squares > self._mask_room:
             self._mask_room = 2 * squares
             self._masks = np.empty(self._mask_room, dtype=np.uint8)
+        self.widen(self.drafts.shape[2])
         self._point()
+
+    def widen(self, nodes: int) -> None:
+        """Have room for trees of so many nodes, roots included; what was drafted is gone."""
+        if nodes > self.drafts.shape[2] or self._room > self.drafts.shape[1]:
+            self.drafts = np.zeros((2, self._room, max(nodes, self.drafts.shape[2])), dtype=np.int64)
+        self._struct.drafts = address(self.drafts, np.int64, 2, None, None)
+        _, self._struct.room, self._struct.stride = self.drafts.shape
 
     def _point(self) -> None:
         """Write into the struct where everything lies."""
@@ -131,21 +158,25 @@ class ArraySteps:
         places = {
             name: address(getattr(self, name), dtype, None) for name, dtype in (*_OF_TEXTS.items(), *_OF_ROWS.items())
         }
-        for name in ("last", "next", "positions", "depths"):
+        for name in _OF_STEP:
             setattr(step, name, places[name])
-        for name in (
-            "tokens", "parents", "seeds", "processors", "processor_counts", "greedy", "paths", "accepted", "chosen",
-        ):  # fmt: skip
+        for name in _OF_SAMPLING:
             setattr(sampling, name, places[name])
         sampling.positions = places["drawn"]
         sampling.first = address(self.first, np.int32, None)
-        sampling.logits = address(self.logits, torch.float32, None, self._config.vocab_size)
+        step.choices = address(self.choices, np.int32, None, 2)
+        self._choose_by(self._logits)
         step.masks = address(self._masks, np.uint8, None)
         step.passed.hidden = address(self._hidden, np.float32, None, self._config.hidden_size)
         step.passed.segments = self._segments
         for kind in range(2):
             step.passed.cos[kind] = address(self._angles[2 * kind], np.float32, None, half)
             step.passed.sin[kind] = address(self._angles[2 * kind + 1], np.float32, None, half)
+
+    def _choose_by(self, logits: torch.Tensor) -> None:
+        """Choose tokens by these logits [rows, vocab]."""
+        self.logits = logits
+        self._struct.sampling.logits = address(logits, torch.float32, None, self._config.vocab_size)
 
     def turn_to(self, positions: int) -> None:
         """Know the angles of so many positions."""
@@ -167,23 +198,29 @@ class ArraySteps:
         """Let go of the caches: each text is described anew before the next step."""
         self._described = [None] * self._room
 
-    def plain(self, texts: int) -> None:
-        """Let each of so many texts have one row: its last token."""
+    def hold(self, texts: int) -> None:
+        """Have so many texts, each with one row: its last token."""
         self.grow(texts, texts, texts)
-        self.texts = self.rows = texts
-        self.first[: texts + 1] = np.arange(texts + 1)
-        self.parents[:texts] = -1
-        self._count()
+        self.texts = texts
+        self.sizes[:texts] = 1
+        self.count()
 
-    def trees(self, sizes: list[int]) -> None:
-        """Let texts have trees of so many nodes, which are written to `tokens` and `parents` next."""
-        texts, rows = len(sizes), sum(sizes)
-        self.grow(texts, rows, sum(size * size for size in sizes))
-        self.texts, self.rows = texts, rows
-        self.first[1 : texts + 1] = np.cumsum(sizes)
-        self._count()
+    def draft(self, text: int, tokens: np.ndarray, parents: np.ndarray) -> None:
+        """Let one text have a tree: its tokens and parents [nodes], the root's first."""
+        nodes = len(tokens)
+        self.sizes[text], self.drafts[0, text, :nodes], self.drafts[1, text, :nodes] = nodes, tokens, parents
 
-    def _count(self) -> None:
+    def count(self, drafted: bool = False) -> None:
+        """Have room for all rows of the step.
+
+        Args:
+            drafted: Whether any text has more than one.
+        """
+        self.rows = self.texts
+        if drafted:
+            sizes = self.sizes[: self.texts]
+            self.rows = int(sizes.sum())
+            self.grow(self.texts, self.rows, int(sizes @ sizes))
         passed, sampling = self._struct.passed, self._struct.sampling
         passed.rows, passed.segment_count, sampling.texts = self.rows, self.texts, self.texts
 
@@ -197,12 +234,38 @@ class ArraySteps:
         if self._table is None:
             self._lib.decodery_prepare(self._model_at, self._at)
             self._embed()
+        if self.logits is not self._logits:
+            self._choose_by(self._logits)
         check(self._lib.decodery_step(self._model_at, self._at))
 
+    def segment(self) -> NativeRows:
+        """The rows of all texts, for a pass that they share with others: to be its last segment.
+
+        `choose` ends the step.
+        """
+        assert self._lib is not None
+        self._lib.decodery_prepare(self._model_at, self._at)
+        return NativeRows(self.positions[: self.rows], self.tokens[: self.rows], structs=self._segments[: self.texts])
+
+    def choose(self, logits: torch.Tensor) -> None:
+        """Choose tokens by the logits [rows, vocab] of a pass over `segment`, and keep the rows that stay.
+
+        Raises:
+            OutOfMemory: And then nothing has changed.
+        """
+        assert self._lib is not None
+        self._choose_by(logits)
+        check(self._lib.decodery_choose_tokens(self._model_at, self._at))
+
     def keep(self, text: int) -> None:
-        """Keep the rows of one text, whose `accepted`, `paths` and `chosen` have been written."""
+        """Keep the rows of one text, whose `accepted`, `paths` and `chosen` Python has written."""
         assert self._lib is not None
         self._lib.decodery_keep(self._model_at, self._at, text)
+
+    @property
+    def address(self) -> int:
+        """Where the `ArrayStep` of csrc/abi.h stands, as long as this object lives."""
+        return self._at
 
     @in_plain_state
     @one_thread()

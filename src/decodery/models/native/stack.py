@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import Array, c_int32, c_void_p
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,17 @@ class NativeStack:
         return address(kept, torch.float32, width)
 
 
+@dataclass
+class NativeRows(Segment):
+    """Rows of several texts whose caches kernels find by themselves: the last segment of a pass.
+
+    Attributes:
+        structs: What kernels read of each text; it is right as long as nothing else changes the texts' caches.
+    """
+
+    structs: Sequence[SegmentStruct] = ()
+
+
 class _Walk:
     """One pass: a native call as far as the next hook point where Python has something to do, and so on to the end."""
 
@@ -175,7 +187,8 @@ class _Walk:
         self._hidden, self._batch, self._run, self._visits = hidden, batch, run, hooks
         self._picking = [number for number, segment in enumerate(batch.segments) if segment.sparse]
         self._alive: list[object] = []
-        self._segments = (SegmentStruct * len(batch.segments))(*(self._segment(segment) for segment in batch.segments))
+        structs = [struct for segment in batch.segments for struct in self._structs(segment)]
+        self._segments = (SegmentStruct * len(structs))(*structs)
         order, marks, states = stack.plan(run)
         streams = hooks.streams() and not self._picking
         if not streams:
@@ -193,7 +206,7 @@ class _Walk:
         tables = [stack.table(rope, batch.positions) for rope in (config.rope, config.local_rope) if rope is not None]
         for i, (cos, sin) in enumerate(tables):
             step.cos[i], step.sin[i] = (address(each, torch.float32, rows, half) for each in (cos, sin))
-        step.rows, step.segment_count, step.run_count = rows, len(batch.segments), len(run)
+        step.rows, step.segment_count, step.run_count = rows, len(structs), len(run)
         if config.temperature is not None:
             tempers = config.temperature.at(batch.positions)
             step.tempers = address(tempers, np.float32, rows)
@@ -277,6 +290,9 @@ class _Walk:
             offset = self._batch.offsets[number]
             context = _floats(self._step.context, len(self._hidden), width)[offset : offset + picked.rows]
             picked.settle(context)
+
+    def _structs(self, segment: Segment) -> Sequence[SegmentStruct]:
+        return segment.structs if isinstance(segment, NativeRows) else [self._segment(segment)]
 
     def _segment(self, segment: Segment) -> SegmentStruct:
         n, kv_heads = len(segment), self.config.num_kv_heads

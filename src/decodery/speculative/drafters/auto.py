@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from decodery.core.errors import NumericalError, SettingsError, UnsupportedModel
+from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.method_spec import is_untrusted
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
-from decodery.core.topk import NAN
 from decodery.models.loaders import drafts
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader, is_open
@@ -22,7 +22,7 @@ from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine
-from decodery.step.pass_prices import MARGIN, ROWS, Promises, prices_of
+from decodery.step.pass_prices import MARGIN
 from decodery.step.sequence import Sequence
 
 from ..heads.advice import HeadAdvice
@@ -34,8 +34,9 @@ from ..stores.ngrams import Occurrences
 from ..stores.past import PastTexts
 from ..stores.warm import WarmContexts
 from ..tree_building.likeliest import TOGETHER, ExpectedSpeedup, LikeliestTree, heeds
-from ..tree_building.native_tree import NativeText, learn_together, propose_together
+from ..tree_building.native_tree import NativeText
 from .advice import Advice
+from .auto_text import AutoBatch, AutoText, draft, learn, text_of
 from .model_advice import ModelAdvice
 
 if TYPE_CHECKING:
@@ -46,10 +47,6 @@ if TYPE_CHECKING:
 SHIPPED, FOUND = "shipped", "found"
 _LONG = 3
 """Repetitions of fewer tokens are no reason to copy another text."""
-_REST = 8
-"""Steps that a text whose drafts cannot pay lets pass before it computes again."""
-_FRUITLESS, _PAUSE = 8, 4
-"""Steps without a draft after which a text by itself lets one pass, then one more each time, so many at most."""
 
 
 @register("auto", lossless=True)
@@ -130,7 +127,7 @@ class Auto(Drafter):
     def largest(self) -> int:
         return self.most
 
-    def start(self, seq: Sequence) -> _State:
+    def start(self, seq: Sequence) -> AutoText:
         width = min(self.width, seq.request.vocab_size)
 
         def make() -> _Shared:
@@ -145,7 +142,7 @@ class Auto(Drafter):
         key = ("auto", seq.request.vocab_size, width, self.orders, self.warm)
         contexts, rates, past, trusted = seq.request.memory.recall("process", seq, key, make)
         expected = Expectations(Occurrences(self.orders), contexts, rates, past, trusted)
-        return _State(expected, self._advice(seq))
+        return AutoText(expected, self._advice(seq))
 
     def _advice(self, seq: Sequence) -> Advice | None:
         from ..heads.drafter import bound
@@ -167,7 +164,7 @@ class Auto(Drafter):
         return 0 if self.model is None else nodes + 1 + 3 * TOGETHER
 
     def forget(self, seq: Sequence) -> None:
-        state: _State = seq.states[self]
+        state: AutoText = seq.states[self]
         if state.advice is not None:
             state.advice.forget()
 
@@ -196,59 +193,47 @@ class Auto(Drafter):
         return self.trained is not None or self.model is not None
 
     def prepare(self, texts: list[tuple[Sequence, Budget]]) -> bool:
-        states = [_own(seq) for seq, _ in texts]
-        if any(state.native(seq, self.most) is None for state, (seq, _) in zip(states, texts, strict=True)):
+        sequences = [seq for seq, _ in texts]
+        if self._calls(sequences) is None:
             return False
-        for state in states:
-            state.together = True
-        self._draft(texts, states, rests=True)
+        for seq in sequences:
+            text_of(seq).together = True
+        self._draft(texts, skips=True)
         return True
 
+    def batch(self, sequences: Ordered[Sequence], places: Ordered[int]) -> AutoBatch | None:
+        calls = None if self.advised else self._calls(sequences)
+        limits = [min(self.most, seq.request.max_draft_tokens) for seq in sequences]
+        return None if calls is None else AutoBatch(sequences, places, limits, calls)
+
+    def _calls(self, sequences: Ordered[Sequence]) -> list[NativeText] | None:
+        """The native calls of some texts; None where one has none."""
+        calls = [call for seq in sequences if (call := text_of(seq).native(seq, self.most)) is not None]
+        return calls if len(calls) == len(sequences) else None
+
     def skips_step(self, seq: Sequence, budget: Budget) -> bool:
-        state: _State = seq.states[self]
+        state: AutoText = seq.states[self]
         if state.tree is None and not self._consults(seq, state, budget):
             if state.native(seq, self.most) is None:
-                state.rests = state.lets_pass(budget)
+                state.rests = state.skips.skip(budget)
             else:
-                self._draft([(seq, budget)], [state], rests=True)
+                self._draft([(seq, budget)], skips=True)
         if state.rests:
             state.tree = None
         return state.rests
 
-    def _draft(self, texts: list[tuple[Sequence, Budget]], states: list[_State], *, rests: bool) -> None:
-        """The trees of texts that share a step, in one native call, for `propose`.
-
-        rests: whether they may let it pass.
-        """
+    def _draft(self, texts: list[tuple[Sequence, Budget]], *, skips: bool) -> None:
+        """The trees of texts that share a step, for `propose`. skips: whether they may skip it."""
         sequences, budget = [seq for seq, _ in texts], texts[0][1]
-        passed = [state.lets_pass(budget) for state in states] if rests else [False]
-        for state, seq in zip(states, sequences, strict=True):
-            state.rests, state.tree, state.promised = all(passed), DraftTree.root(seq.last_token), 0.0
-        if all(passed):
-            return
-        limits = [min(self.most, each.nodes) for _, each in texts]
         context = sum(len(seq.tokens) for seq in sequences) // len(sequences)
-        costs = replace(budget, context=context).seconds(
-            budget.sequences + np.arange(min(sum(limits), ROWS - budget.sequences) + 1)
-        )
-        calls = [call for state in states if (call := state.calls) is not None]
-        # A promise that is worth less than a token is the same as steps that give more without any.
-        rate = 1.0
-        if budget.measured:
-            rate = _promises(sequences[0]).rate(budget.sequences)
-            costs[1:] *= MARGIN
-        depths = [each.depth for _, each in texts]
-        found = propose_together(calls, sequences, costs, budget.sequences / rate, limits, depths)
-        for number, state in enumerate(states):
-            state.note(budget, found is None, 1 if found is None else len(found[0][number]))
-            if found is not None:
-                state.tree, state.promised = found[0][number], found[1] / len(states)
+        limits = [min(self.most, each.nodes) for _, each in texts]
+        draft(sequences, replace(budget, context=context), limits, skips=skips)
 
     def asks(self, seq: Sequence) -> bool:
-        state: _State = seq.states[self]
+        state: AutoText = seq.states[self]
         return state.advice is not None
 
-    def _consults(self, seq: Sequence, state: _State, budget: Budget) -> bool:
+    def _consults(self, seq: Sequence, state: AutoText, budget: Budget) -> bool:
         """Whether the adviser is asked in this step; where it is not, the step is as it would be without one."""
         if state.advice is None or state.consults is not None:
             return bool(state.consults)
@@ -273,19 +258,19 @@ class Auto(Drafter):
         return ExpectedSpeedup(costs, budget.sequences)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        state: _State = seq.states[self]
+        state: AutoText = seq.states[self]
         consults = self._consults(seq, state, budget)
         tree = None
         if state.native(seq, self.most) is not None:
             if state.tree is None:
-                self._draft([(seq, budget)], [state], rests=False)
+                self._draft([(seq, budget)], skips=False)
             tree, state.tree = state.tree, None
             assert tree is not None
             if not consults:
                 return tree
         worth = self._worth(budget)
         if worth.full or worth.bar() >= 1:
-            state.note(budget, silent=True, size=1)
+            state.skips.note(budget.sequences, silent=True, size=1)
             return DraftTree.root(seq.last_token)
         state.memory.find(seq.tokens, min(self.most, budget.nodes, budget.depth))
         if tree is None or not consults:
@@ -293,11 +278,11 @@ class Auto(Drafter):
         if consults and state.advice is not None:
             state.advice.without, worth = tree, self._worth(budget)
             tree = yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown()
-        state.note(budget, silent=False, size=len(tree))
+        state.skips.note(budget.sequences, silent=False, size=len(tree))
         return tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        state: _State = seq.states[self]
+        state: AutoText = seq.states[self]
         memory, advice, consulted = state.memory, state.advice, bool(state.consults)
         state.consults = None
         if advice is not None:
@@ -313,46 +298,18 @@ class Auto(Drafter):
         if not consulted and state.native(seq, self.most) is not None:
             state.seen = seen
             if not state.together:
-                self._settle([seq], [state])
+                learn([seq], self.most)
             return
         # Who was not asked was not wrong.
         if not state.rests:
-            if not state.silent:
+            if not state.skips.silent:
                 memory.learn_all(seq.tokens, len(seq.tokens) - len(seen.emitted))
             memory.contexts.learn(seq.tokens, seen)
         if seq.finished:
             memory.past.add(seq.generated)
 
     def settle(self, texts: list[Sequence]) -> None:
-        self._settle(texts, [_own(seq) for seq in texts])
-
-    def _settle(self, texts: list[Sequence], states: list[_State]) -> None:
-        """Learn of a step from the texts that were observed in it."""
-        steps = [(seq, state, state.seen) for seq, state in zip(texts, states, strict=True)]
-        asked = [(seq, state, seen) for seq, state, seen in steps if seen is not None and not state.rests]
-        calls = [call for seq, state, _ in asked if (call := state.native(seq, self.most)) is not None]
-        if asked:
-            for number in learn_together(calls, [seq for seq, _, _ in asked], [seen for _, _, seen in asked]):
-                asked[number][0].fail(NumericalError(NAN))
-            promised, kept = sum(state.promised for _, state, _ in asked), sum(len(seen.path) for _, _, seen in asked)
-            if promised:
-                _promises(texts[0]).learn(asked[0][1].texts, promised, kept)
-        for seq, state, seen in steps:
-            state.seen, state.together = None, False
-            if seen is not None and seq.finished:
-                state.memory.past.add(seq.generated)
-
-
-def _own(seq: Sequence) -> _State:
-    """The state of a text that has a drafter of its own, equal to those of the others."""
-    assert seq.request.drafter is not None
-    state: _State = seq.states[seq.request.drafter]
-    return state
-
-
-def _promises(seq: Sequence) -> Promises:
-    """What is known of the drafts for the text's model."""
-    return prices_of(cast(LanguageModel, seq.request.model))[1]
+        learn(texts, self.most)
 
 
 _Shared = tuple[Contexts, SuccessorRates, PastTexts, CopyRates]
@@ -367,52 +324,3 @@ def _kind(trained: TrainedHead) -> type[DraftHead]:
     if not issubclass(kind, DraftHead):
         raise SettingsError(f"auto cannot ask a head for {trained.kind}: give one that drafts alone, such as eagle-3")
     return kind
-
-
-@dataclass(slots=True)
-class _State:
-    """What `auto` knows of a text.
-
-    silent: In this step no draft could pay, however sure. resting: steps it lets pass without an estimate, as long as
-    no fewer texts than `texts` take part. fruitless: steps since its last draft. rests: whether it lets this step pass.
-    tree, promised: the draft of this step and its part of the tokens that all drafts promise. together: whether the
-    step is learned with that of others, until which `seen` is what became of it. consults: whether the adviser is asked
-    in this step, None before that is decided.
-    """
-
-    memory: Expectations
-    advice: Advice | None
-    silent: bool = False
-    resting: int = 0
-    texts: int = 0
-    fruitless: int = 0
-    rests: bool = False
-    calls: NativeText | None = None
-    tree: DraftTree | None = None
-    promised: float = 0.0
-    together: bool = False
-    consults: bool | None = None
-    seen: VerificationFeedback | None = None
-
-    def native(self, seq: Sequence, most: int) -> NativeText | None:
-        """Its native calls, None where there are none. most: nodes of a tree."""
-        if self.calls is None and NativeText.fits(seq, self.memory):
-            self.calls = NativeText(seq, self.memory, most)
-        return self.calls
-
-    def lets_pass(self, budget: Budget) -> bool:
-        """Whether nothing is to be guessed in this step."""
-        if self.resting and budget.sequences >= self.texts:
-            self.resting -= 1
-            return True
-        return budget.measured and not budget.plain_known
-
-    def note(self, budget: Budget, silent: bool, size: int) -> None:
-        """What came of an estimate: no row could pay, or a tree of so many nodes."""
-        self.silent, self.texts = silent, budget.sequences
-        if budget.sequences > 1:
-            # With as many texts as now it will not pay in the next steps either.
-            self.resting = _REST if silent else 0
-        elif not silent:
-            self.fruitless = 0 if size > 1 else self.fruitless + 1
-            self.resting = min(max(self.fruitless - _FRUITLESS, 0), _PAUSE)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
-from contextlib import ExitStack, contextmanager
 from ctypes import addressof, c_int64, c_void_p
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 from decodery.core.native.kernels import ExpectedStruct, HappenedStruct, ProposedStruct, address, library
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
+from decodery.step.drafter_memory import Guarded
 from decodery.step.sequence import Sequence
 
 from ..stores.expectations import CONTEXTS, HEED, MEAN, Expectations
@@ -64,6 +63,16 @@ class NativeText:
         """Where the `Expected` of csrc/abi.h stands, for native calls, as long as this object lives."""
         return addressof(self._known)
 
+    @property
+    def past(self) -> int | None:
+        """The n-grams of earlier texts, of `decodery_ngrams`; None where there are none."""
+        found: int | None = self._known.past
+        return found
+
+    @past.setter
+    def past(self, handle: int | None) -> None:
+        self._known.past = handle
+
     def stand(self, seq: Sequence, end: int) -> None:
         """Begin with the text up to `end`, where the native calls have not moved it there themselves."""
         known, tokens = self._known, seq.tokens
@@ -113,11 +122,11 @@ def propose_together(
     bounds = np.array([[min(limit, text.limit) for limit, text in zip(limits, texts, strict=True)], depths], np.int32)
     places = (c_void_p * count)(*(text.address for text in texts))
     step = ProposedStruct(
-        addressof(places), bounds[0].ctypes.data, bounds[1].ctypes.data, address(costs, np.float64, None),
+        addressof(places), bounds[0].ctypes.data, bounds[1].ctypes.data, None, address(costs, np.float64, None),
         None if own is None else address(own, np.float64, count), nodes[0].ctypes.data, nodes[1].ctypes.data,
         sizes.ctypes.data, given, 0.0, count, len(costs), stride,
     )  # fmt: skip
-    with _locked(texts):
+    with Held(stores_of(texts)):
         drafted = lib.decodery_propose(addressof(step))
     if drafted < 0:
         return None
@@ -153,17 +162,32 @@ def learn_together(
         step.logits = address(logits, torch.float32, rows, vocab)
     places = (c_void_p * count)(*(text.address for text in texts))
     begins = (c_void_p * count)(*(addressof(step) for step in steps))
-    with _locked(texts):
+    with Held(stores_of(texts)):
         width = min(texts[0].memory.contexts.width, vocab)
         failed = lib.decodery_learn(addressof(places), addressof(begins), count, vocab, width)
     return [number for number, step in enumerate(steps) if step.failed] if failed else []
 
 
-@contextmanager
-def _locked(texts: Ordered[NativeText]) -> Iterator[None]:
-    """The stores that texts share are theirs for a while; every thread takes locks in the same order."""
+def stores_of(texts: Ordered[NativeText]) -> list[Guarded]:
+    """The stores that texts share, in the order in which every thread takes their locks."""
     stores = {id(store): store for text in texts for store in (text.memory.contexts, text.memory.past)}
-    with ExitStack() as held:
-        for name in sorted(stores):
-            held.enter_context(stores[name].lock)
-        yield
+    return [stores[name] for name in sorted(stores)]
+
+
+class Held:
+    """Stores that belong to one thread for a while, as a context; ExitStack takes a dozen calls for each.
+
+    Args:
+        stores: In the order in which every thread takes their locks.
+    """
+
+    def __init__(self, stores: Ordered[Guarded]) -> None:
+        self._locks = [store.lock for store in stores]
+
+    def __enter__(self) -> None:
+        for lock in self._locks:
+            lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        for lock in self._locks:
+            lock.release()

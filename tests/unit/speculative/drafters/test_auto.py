@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import decodery.models.loaders.load as load_module
-import decodery.speculative.drafters.auto as auto_module
+import decodery.speculative.drafters.auto_text as auto_module
 import decodery.speculative.heads.advice as advice_module
 from decodery.cli.main import main
 from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
@@ -280,7 +280,7 @@ def test_nothing_is_looked_for_where_no_row_can_pay(target: LoadedModel) -> None
             seq = engine.submit(Request([256, 65], 24, drafter=Auto(warm=None)))
             engine.run([seq])
         drafted[power], state = seq.trace.rows - seq.trace.passes, seq.states[seq.request.drafter]
-        assert state.silent == (power > 1)
+        assert state.skips.silent == (power > 1)
         texts.append(seq.tokens)
     assert drafted[0.5] > 0 and drafted[1.2] == 0 and texts[0] == texts[1]
 

@@ -221,11 +221,11 @@ struct Expected {
 // Trees of `count` texts that share a pass. texts: pointers to each. limits, depths: [count], nodes of a tree and its depth at
 // most. costs: [cost_count], seconds of the step with 0, 1, 2, ... drafted nodes of all of them together. own: [count] or null,
 // seconds that each node of a text takes beyond these, by its context. given: tokens of the step without any draft, also those of
-// other texts in it. Comes out: tokens, parents [count][stride] and sizes [count], the root included; and promised, the sum of the
-// chances of all drafted nodes.
+// other texts in it. Comes out: tokens, parents [.][stride] and sizes [.], the root included, text i's at places[i], or at i
+// where that is null; and promised, the sum of the chances of all drafted nodes.
 struct Proposed {
     Expected* const* texts;
-    const int32_t *limits, *depths;
+    const int32_t *limits, *depths, *places;
     const double *costs, *own;
     int64_t *tokens, *parents;
     int32_t* sizes;
@@ -280,17 +280,24 @@ enum Numbers : int32_t { no_numbers, float32_numbers, bfloat16_numbers, float16_
 
 // One step of n texts: a pass over all layers, whose segments are those of the texts in order, the head, the choice of
 // tokens, and their rows kept. last, next: [texts] the token at the root of each tree and its position, which move on, as
-// sampling.positions do. rows of the pass follow sampling.first; tokens of its roots are written, and so are positions
-// [rows], depths [rows], masks (room for the squares of all trees' rows), the pass's angles, from tables [positions]
-// [head_dim / 2], and the hidden states, from a table [vocab][hidden] of `numbers` (and `blocks`), times `scale`, unless there is none.
+// sampling.positions do. sizes: [texts] the nodes of each tree, the root included, of which drafts has the tokens and then the
+// parents, [2][texts that there is room for][stride]; where each tree begins, the rows of sampling, positions [rows], depths
+// [rows], masks (room for the squares of all trees' rows) and the pass's angles, from tables [positions][head_dim / 2], are
+// written, and the hidden states, from a table [vocab][hidden] of `numbers` (and `blocks`), times `scale`, unless there is none.
+// Comes out: emitted [rows], from a tree's first row on what its text goes on by, kept [texts] tokens, 0 where Python must look;
+// and choices [rows][2], from there on, of each node on the way that has children which of them came, -1 for none, and how many
+// there are, of choice_counts [texts] nodes.
 struct ArrayStep {
     Pass pass;
     Sampling sampling;
     int64_t *last, *next, *positions;
-    int32_t* depths;
+    int32_t *depths, *sizes;
+    const int64_t* drafts;
+    int64_t* emitted;
+    int32_t *kept, *choices, *choice_counts;
     uint8_t* masks;
     const void* table;
     const float *cos[2], *sin[2];
     float scale;
-    int32_t numbers, blocks;
+    int32_t numbers, blocks, room, stride;
 };

@@ -127,12 +127,13 @@ EXPORT int32_t decodery_propose(Proposed* step) {
         heap.push_back({-(chance - text.own * second), chance, number, parent, place});
         std::push_heap(heap.begin(), heap.end());
     };
+    const auto at = [&](int32_t i) { return int64_t(step->places == nullptr ? i : step->places[i]); };
     for (int32_t i = 0; i < step->count; ++i) {
         Expected* e = step->texts[i];
         e->asked = !silent;
-        step->sizes[i] = 1;
-        step->tokens[i * step->stride] = e->last[0];
-        step->parents[i * step->stride] = -1;
+        step->sizes[at(i)] = 1;
+        step->tokens[at(i) * step->stride] = e->last[0];
+        step->parents[at(i) * step->stride] = -1;
         const int32_t limit = std::min(step->limits[i], step->stride - 1);
         if (silent) continue;
         if (e->text != nullptr) find(e, std::min(limit, step->depths[i]));
@@ -153,15 +154,15 @@ EXPORT int32_t decodery_propose(Proposed* step) {
         taken.push_back(top.text);
         const Node& parent = text.nodes[top.parent];
         const int64_t token = parent.offers[top.place].token;
-        step->tokens[top.text * step->stride + number] = token;
-        step->parents[top.text * step->stride + number] = top.parent;
+        step->tokens[at(top.text) * step->stride + number] = token;
+        step->parents[at(top.text) * step->stride + number] = top.parent;
         text.nodes.push_back({token, parent.depth + 1, top.chance, text.guesses.follows(parent.followed, token),
                               parent.context.behind(token), {}});
         offer(top.text, top.parent, top.place + 1);
         text.expand(least);
         offer(top.text, number, 0);
     }
-    for (int32_t n = 0; n < worth.best; ++n) ++step->sizes[taken[n]];
+    for (int32_t n = 0; n < worth.best; ++n) ++step->sizes[at(taken[n])];
     step->promised = worth.best_promised;
     return silent ? -1 : worth.best;
 }
@@ -184,4 +185,37 @@ EXPORT int32_t decodery_learn(Expected* const* texts, Happened* const* steps, in
         if (!step.failed) learn_step(texts[i], step, ranked.data() + first * k, k);
     }
     return failed;
+}
+
+// As decodery_learn, of texts whose numbers in a step are `places`. failed: [count], set where logits are no numbers.
+EXPORT int32_t decodery_learn_step(Expected* const* texts, const int32_t* places, const ArrayStep* step, int32_t count, int32_t k, int32_t* failed) {
+    const Sampling& s = step->sampling;
+    std::vector<Happened> each(count);
+    std::vector<int64_t> wide(size_t(s.first[s.texts]) * 2);
+    std::vector<Expected*> learning;
+    std::vector<Happened*> steps;
+    std::vector<int32_t> numbers;
+    for (int32_t i = 0; i < count; ++i) {
+        const int32_t text = places[i], first = s.first[text], rows = step->sizes[text], length = s.accepted[text];
+        failed[i] = 0;
+        if (step->kept[text] == 0) continue;
+        int64_t *parents = wide.data() + 2 * first, *path = parents + rows;
+        std::copy(s.parents + first, s.parents + first + rows, parents);
+        std::copy(s.paths + first, s.paths + first + length, path);
+        each[i] = {step->emitted + first, s.tokens + first, parents, path, s.logits + int64_t(first) * s.vocab, step->kept[text], rows, length, 0};
+        learning.push_back(texts[i]);
+        steps.push_back(&each[i]);
+        numbers.push_back(i);
+    }
+    const int32_t found = decodery_learn(learning.data(), steps.data(), int32_t(steps.size()), s.vocab, k);
+    for (size_t i = 0; i < numbers.size(); ++i) failed[numbers[i]] = steps[i]->failed;
+    return found;
+}
+
+// The texts go on by what a step gave them, and nothing is learned of it.
+EXPORT void decodery_follow(Expected* const* texts, const int32_t* places, const ArrayStep* step, int32_t count) {
+    for (int32_t i = 0; i < count; ++i) {
+        const int32_t text = places[i];
+        move(texts[i], step->emitted + step->sampling.first[text], step->kept[text]);
+    }
 }

@@ -57,13 +57,18 @@ void embed(const ArrayStep& step, int64_t token, int32_t hidden, float* to) {
 void prepare(const Model& model, ArrayStep& step, int32_t text, uint8_t*& masks) {
     const Sampling& sampling = step.sampling;
     Segment& segment = const_cast<Segment*>(step.pass.segments)[text];
-    const int32_t first = sampling.first[text], rows = sampling.first[text + 1] - first;
+    const int32_t first = sampling.first[text], rows = step.sizes[text];
+    const_cast<int32_t*>(sampling.first)[text + 1] = first + rows;
     int64_t* tokens = const_cast<int64_t*>(sampling.tokens) + first;
-    const int32_t* parents = sampling.parents + first;
+    int32_t* parents = const_cast<int32_t*>(sampling.parents) + first;
+    const int64_t *drafted = step.drafts + int64_t(text) * step.stride, *below = drafted + int64_t(step.room) * step.stride;
     tokens[0] = step.last[text];
+    parents[0] = -1;
     step.depths[first] = 0;
     bool chain = true;
     for (int32_t row = 1; row < rows; ++row) {
+        tokens[row] = drafted[row];
+        parents[row] = int32_t(below[row]);
         step.depths[first + row] = step.depths[first + parents[row]] + 1;
         chain = chain && parents[row] == row - 1;
     }
@@ -91,8 +96,25 @@ void prepare(const Model& model, ArrayStep& step, int32_t text, uint8_t*& masks)
 // Makes content of the root's row and of those of the accepted nodes, which move up to it.
 void keep(const Model& model, ArrayStep& step, int32_t text) {
     const Segment& segment = step.pass.segments[text];
-    const int32_t accepted = step.sampling.accepted[text];
-    const int32_t* path = step.sampling.paths + step.sampling.first[text];
+    const int32_t first = step.sampling.first[text], rows = step.sizes[text], accepted = step.sampling.accepted[text];
+    const int32_t *path = step.sampling.paths + first, *parents = step.sampling.parents + first;
+    int32_t* choices = step.choices + int64_t(first) * 2;
+    step.kept[text] = accepted + 1;
+    step.choice_counts[text] = 0;
+    for (int32_t i = 0; i <= accepted; ++i) {
+        const int32_t node = i == 0 ? 0 : path[i - 1], next = i < accepted ? path[i] : -1;
+        step.emitted[first + i] = i < accepted ? step.sampling.tokens[first + next] : step.sampling.chosen[text];
+        int32_t taken = -1, children = 0;
+        for (int32_t child = node + 1; child < rows; ++child) {
+            if (parents[child] != node) continue;
+            if (child == next) taken = children;
+            ++children;
+        }
+        if (children == 0) continue;
+        int32_t* choice = choices + 2 * step.choice_counts[text]++;
+        choice[0] = taken;
+        choice[1] = children;
+    }
     int64_t* lengths = const_cast<int64_t*>(segment.lengths);
     int32_t* slots = const_cast<int32_t*>(segment.slots);
     for (int32_t i = 0; i < accepted; ++i) {
@@ -119,14 +141,21 @@ EXPORT void decodery_prepare(const Model* model, ArrayStep* step) {
     for (int32_t text = 0; text < step->sampling.texts; ++text) prepare(*model, *step, text, masks);
 }
 
+// Chooses the tokens of all texts by the logits of their rows, and keeps the rows that stay. Returns as `decodery_step`.
+EXPORT int32_t decodery_choose_tokens(const Model* model, ArrayStep* step) {
+    if (decodery_sample(&step->sampling) != 0) return 1;
+    for (int32_t text = 0; text < step->sampling.texts; ++text) {
+        step->kept[text] = 0;
+        if (step->sampling.accepted[text] >= 0) keep(*model, *step, text);
+    }
+    return 0;
+}
+
 // A step of all texts, see `ArrayStep`. Returns 0, or 1 when there is no memory, and then nothing is kept.
 EXPORT int32_t decodery_step(const Model* model, ArrayStep* step) {
     if (step->numbers != no_numbers) decodery_prepare(model, step);
     step->pass.next = step->pass.stopped = 0;
     if (decodery_layers(model, &step->pass, nullptr) != 0) return 1;
     if (decodery_head(model, step->pass.hidden, step->pass.rows, step->sampling.logits) != 0) return 1;
-    if (decodery_sample(&step->sampling) != 0) return 1;
-    for (int32_t text = 0; text < step->sampling.texts; ++text)
-        if (step->sampling.accepted[text] >= 0) keep(*model, *step, text);
-    return 0;
+    return decodery_choose_tokens(model, step);
 }

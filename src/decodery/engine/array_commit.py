@@ -1,0 +1,153 @@
+"""What becomes of a step of the texts in arrays: tokens, ledgers, traces, and what drafters learn of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from decodery.core.trace import Step
+from decodery.models.torch_state import in_plain_state
+from decodery.step.draft_batch import DraftBatch
+
+from .array_text import ArrayText
+
+if TYPE_CHECKING:
+    from decodery.models.native.array_step import ArraySteps
+
+_Choices = list[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class ArrayTimes:
+    """When the parts of a step began.
+
+    Attributes:
+        begin: Of the step.
+        proposed: After its drafts.
+        scored: After its pass.
+        rows: Of that pass.
+        texts: Tasks that shared the pass.
+    """
+
+    begin: float
+    proposed: float
+    scored: float
+    rows: int
+    texts: int
+
+
+def commit(
+    steps: ArraySteps, texts: Ordered[ArrayText], drafts: Ordered[DraftBatch], times: ArrayTimes, passes: int
+) -> bool:
+    """Append the step's tokens to the texts, and let drafters learn of it.
+
+    Args:
+        steps: The batch after the step.
+        texts: Those in it.
+        drafts: Who drafted for them.
+        times: Of the step.
+        passes: Of the model before it.
+
+    Returns:
+        Whether a text has ended.
+    """
+    n, scored = len(texts), times.scored
+    propose, score = times.proposed - times.begin, scored - times.proposed
+    accepted, chosen, share = steps.accepted[:n].tolist(), steps.chosen[:n].tolist(), score / max(times.rows, 1)
+    failed = {place: error for batch in drafts if batch.failed for place, error in batch.failed.items()}
+    branched = steps.sizes[:n].tolist() if steps.rows > n else ()
+    ended, trees, looked = list[int](), dict[int, Step](), dict[int, _Choices]()
+    for place, text in enumerate(texts):
+        count = accepted[place]
+        if count < 0:
+            choices = look(steps, place, text)
+            if choices is None:
+                steps.kept[place] = 0
+                ended.append(place)
+                continue
+            looked[place], count, chosen[place] = choices, int(steps.accepted[place]), int(steps.chosen[place])
+        if failed and place in failed:
+            fail(steps, place, text, count, failed[place])
+            ended.append(place)
+            continue
+        text.cache.next_position += count + 1
+        size = branched[place] if branched else 1
+        if size > 1:
+            trees[place] = step_of_tree(steps, place, text, size, looked)
+        else:
+            token = chosen[place]
+            text.tokens.append(token)
+            text.length += 1
+            text.ledger.tokens += 1
+            stream = text.stream
+            if stream is not None and stream.lazy and token not in text.eos and text.length < text.most:
+                stream.waiting.append(token)
+            elif stream is not None or token in text.eos or text.length >= text.most:
+                text.end(token)
+            if text.stateful:
+                text.after(token)
+        text.spend(size, share * size, passes)
+        if text.windowed:
+            text.cache.release_passed()
+        seq = text.seq
+        if text.drafts:
+            seq.observed = text.length - 1
+        if seq.finish_reason is not None:
+            ended.append(place)
+    for batch in drafts:
+        for place, error in learn(batch, steps, ended).items():
+            texts[place].seq.fail(error)
+            ended.append(place)
+    took, shared = perf_counter() - scored, times.texts
+    for place, text in enumerate(texts):
+        if place in trees:
+            step = trees[place]
+            step.propose, step.score, step.commit, step.sequences = propose, score, took, shared
+        else:
+            step = Step(0, 0, 1, 1, False, propose, score, 0.0, took, shared, [], None)
+        text.steps.append(step)
+    return bool(ended)
+
+
+def step_of_tree(steps: ArraySteps, place: int, text: ArrayText, size: int, looked: dict[int, _Choices]) -> Step:
+    """Append what was accepted of a tree of `size` nodes, up to the first token that ends the text."""
+    first, kept = int(steps.first[place]), int(steps.kept[place])
+    run: list[int] = steps.emitted[first : first + kept].tolist()
+    emitted = text.emit(run)
+    if len(emitted) < kept:
+        text.rows.cut(kept - len(emitted))
+        steps.kept[place] = len(emitted)
+    if text.stateful:
+        for token in emitted:
+            text.after(token)
+    step = Step(size - 1, min(kept - 1, len(emitted)), len(emitted), size)
+    if place in looked:
+        step.choices = looked[place]
+    else:
+        last = first + int(steps.choice_counts[place])
+        step.choices = [(rank, children) for rank, children in steps.choices[first:last].tolist()]
+    return step
+
+
+def fail(steps: ArraySteps, place: int, text: ArrayText, count: int, error: Exception) -> None:
+    """End a text whose drafter failed: nothing of the step stays."""
+    text.rows.keep(count + 1)
+    text.rows.cut(count + 1)
+    steps.kept[place] = 0
+    text.seq.fail(error)
+
+
+@in_plain_state
+def look(steps: ArraySteps, place: int, text: ArrayText) -> _Choices | None:
+    """See `ArrayText.look`."""
+    return text.look(steps, place)
+
+
+def learn(batch: DraftBatch, steps: ArraySteps, ended: Ordered[int]) -> dict[int, Exception]:
+    """What went wrong, by text; an error that ends all of its texts is that of each."""
+    try:
+        return batch.learn(steps, ended)
+    except Exception as error:
+        return dict.fromkeys(batch.places, error)

@@ -1,0 +1,220 @@
+"""What `auto` knows of a text, and its drafts for the texts of a step together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from decodery.core.errors import NumericalError
+from decodery.core.topk import NAN
+from decodery.models.protocol import LanguageModel
+from decodery.step.draft_batch import DraftBatch, JointBudget
+from decodery.step.draft_length_policy import Budget
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
+from decodery.step.pass_prices import MARGIN, ROWS, Promises, prices_of
+from decodery.step.sequence import Sequence
+
+from ..stores.expectations import Expectations
+from ..tree_building.native_batch import NativeBatch
+from ..tree_building.native_tree import NativeText, learn_together, propose_together
+from .advice import Advice
+
+if TYPE_CHECKING:
+    from decodery.models.native.array_step import ArraySteps
+
+_REST = 8
+"""Steps that a text whose drafts cannot pay lets pass before it computes again."""
+_FRUITLESS, _PAUSE = 8, 4
+"""Steps without a draft after which a text by itself lets one pass, then one more each time, so many at most."""
+
+
+@dataclass(slots=True)
+class Skips:
+    """Which steps pass without an estimate.
+
+    Attributes:
+        silent: In this step no draft could pay, however sure.
+        resting: Steps to skip, as long as no fewer texts than `texts` take part.
+        fruitless: Steps since the last draft.
+    """
+
+    silent: bool = False
+    resting: int = 0
+    texts: int = 0
+    fruitless: int = 0
+
+    def skip(self, budget: Budget | JointBudget) -> bool:
+        """Whether nothing is to be drafted in this step."""
+        if self.resting and budget.sequences >= self.texts:
+            self.resting -= 1
+            return True
+        return budget.measured and not budget.plain_known
+
+    def note(self, texts: int, silent: bool, size: int) -> None:
+        """What came of an estimate: no row could pay, or a tree of so many nodes."""
+        self.silent, self.texts = silent, texts
+        if texts > 1:
+            # With as many texts as now it will not pay in the next steps either.
+            self.resting = _REST if silent else 0
+        elif not silent:
+            self.fruitless = 0 if size > 1 else self.fruitless + 1
+            self.resting = min(max(self.fruitless - _FRUITLESS, 0), _PAUSE)
+
+
+@dataclass(slots=True)
+class AutoText:
+    """What `auto` knows of a text.
+
+    Attributes:
+        skips: The steps that it skips.
+        rests: Whether it skips this step.
+        tree, promised: The draft of this step and its part of the tokens that all drafts promise.
+        together: Whether the step is learned with that of others, until which `seen` is what became of it.
+        consults: Whether the adviser is asked in this step, None before that is decided.
+    """
+
+    memory: Expectations
+    advice: Advice | None
+    skips: Skips = field(default_factory=Skips)
+    rests: bool = False
+    calls: NativeText | None = None
+    tree: DraftTree | None = None
+    promised: float = 0.0
+    together: bool = False
+    consults: bool | None = None
+    seen: VerificationFeedback | None = None
+
+    def native(self, seq: Sequence, most: int) -> NativeText | None:
+        """Its native calls, None where there are none; trees have `most` nodes at most."""
+        if self.calls is None and NativeText.fits(seq, self.memory):
+            self.calls = NativeText(seq, self.memory, most)
+        return self.calls
+
+
+def text_of(seq: Sequence) -> AutoText:
+    """What is known of a text by its own drafter, which is equal to those of the others."""
+    assert seq.request.drafter is not None
+    state: AutoText = seq.states[seq.request.drafter]
+    return state
+
+
+def draft(sequences: Ordered[Sequence], budget: Budget, limits: Ordered[int], *, skips: bool) -> None:
+    """The trees of texts that share a step, in one native call; they become their states' `tree`.
+
+    Args:
+        sequences: [n] the texts, all of which have native calls.
+        budget: Of this step; its times are those after their mean context.
+        limits: [n] nodes of each tree at most.
+        skips: Whether they may skip the step.
+    """
+    states = [text_of(seq) for seq in sequences]
+    skipped = [state.skips.skip(budget) for state in states] if skips else [False]
+    for state, seq in zip(states, sequences, strict=True):
+        state.rests, state.tree, state.promised = all(skipped), DraftTree.root(seq.last_token), 0.0
+    if all(skipped):
+        return
+    costs, given = _priced(budget, sum(limits), promises_of(sequences[0]))
+    calls = [call for state in states if (call := state.calls) is not None]
+    depths = [max(seq.remaining - 1, 0) for seq in sequences]
+    found = propose_together(calls, sequences, costs, given, limits, depths)
+    for number, state in enumerate(states):
+        state.skips.note(budget.sequences, found is None, 1 if found is None else len(found[0][number]))
+        if found is not None:
+            state.tree, state.promised = found[0][number], found[1] / len(states)
+
+
+def learn(texts: Ordered[Sequence], most: int) -> None:
+    """Learn of a step from the texts that were observed in it.
+
+    Args:
+        texts: The texts.
+        most: Nodes of a tree.
+    """
+    steps = [(seq, state := text_of(seq), state.seen) for seq in texts]
+    asked = [(seq, state, seen) for seq, state, seen in steps if seen is not None and not state.rests]
+    calls = [call for seq, state, _ in asked if (call := state.native(seq, most)) is not None]
+    if asked:
+        for number in learn_together(calls, [seq for seq, _, _ in asked], [seen for _, _, seen in asked]):
+            asked[number][0].fail(NumericalError(NAN))
+        promised, kept = sum(state.promised for _, state, _ in asked), sum(len(seen.path) for _, _, seen in asked)
+        if promised:
+            promises_of(texts[0]).learn(asked[0][1].skips.texts, promised, kept)
+    for seq, state, seen in steps:
+        state.seen, state.together = None, False
+        if seen is not None and seq.finished:
+            state.memory.past.add(seq.generated)
+
+
+def promises_of(seq: Sequence) -> Promises:
+    """What is known of the drafts for the text's model."""
+    return prices_of(cast(LanguageModel, seq.request.model))[1]
+
+
+def _priced(budget: Budget | JointBudget, nodes: int, promises: Promises) -> tuple[np.ndarray, float]:
+    """What the step takes with 0, 1, 2, ... drafted nodes, and how many tokens it gives without any.
+
+    A promise that is worth less than a token is the same as steps that give more without any.
+    """
+    costs = budget.drafted(min(nodes, ROWS - budget.sequences))
+    if not budget.measured:
+        return costs, float(budget.sequences)
+    costs[1:] *= MARGIN
+    return costs, budget.sequences / promises.rate(budget.sequences)
+
+
+class AutoBatch(DraftBatch):
+    """The drafts of texts in arrays.
+
+    Args:
+        sequences: [n] the texts.
+        places: [n] their numbers in the batch.
+        limits: [n] nodes of each tree at most.
+        calls: [n] their native calls.
+    """
+
+    def __init__(
+        self, sequences: Ordered[Sequence], places: Ordered[int], limits: Ordered[int], calls: Ordered[NativeText]
+    ) -> None:
+        super().__init__(places)
+        self._sequences, self._native = sequences, NativeBatch(calls, sequences, places, limits)
+        self._states = [text_of(seq) for seq in sequences]
+        self._promises, self._promised = promises_of(sequences[0]), 0.0
+        # All of them skip a step where all would.
+        self._skips = replace(min((state.skips for state in self._states), key=lambda each: each.resting))
+        self._skipped = False
+
+    def propose(self, steps: ArraySteps, budget: JointBudget) -> bool:
+        self._promised = 0.0
+        self._skipped = self._skips.skip(budget)
+        if self._skipped:
+            return False
+        nodes = min(self._native.nodes, len(self._sequences) * budget.nodes)
+        costs, given = _priced(budget, nodes, self._promises)
+        drafted = self._native.propose(steps, costs, given, budget.nodes)
+        self._skips.note(budget.sequences, drafted < 0, 1 + drafted)
+        if drafted > 0:
+            self._promised = self._native.promised
+        return drafted > 0
+
+    def learn(self, steps: ArraySteps, ended: Ordered[int]) -> dict[int, Exception]:
+        failed: list[int] = []
+        if self._skipped:
+            self._native.follow(steps)
+        else:
+            failed = self._native.learn(steps)
+            if self._promised:
+                accepted = sum([max(count, 0) for count in steps.accepted[self.places].tolist()])
+                self._promises.learn(self._skips.texts, self._promised, accepted)
+        for place in ended:
+            if place in self.places:
+                number = self.places.index(place)
+                self._states[number].memory.past.add(self._sequences[number].generated)
+        return {place: NumericalError(NAN) for place in failed}
+
+    def leave(self) -> None:
+        for state in self._states:
+            state.skips = replace(self._skips)
