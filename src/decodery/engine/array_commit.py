@@ -57,8 +57,8 @@ def commit(
     propose, score = times.proposed - times.begin, scored - times.proposed
     accepted, chosen, share = steps.accepted[:n].tolist(), steps.chosen[:n].tolist(), score / max(times.rows, 1)
     failed = {place: error for batch in drafts if batch.failed for place, error in batch.failed.items()}
-    branched = steps.sizes[:n].tolist() if steps.rows > n else ()
-    ended, trees, looked = list[int](), dict[int, Step](), dict[int, _Choices]()
+    trees = Trees(steps, n) if steps.rows > n else None
+    ended, recorded, looked = list[int](), dict[int, Step](), dict[int, _Choices]()
     for place, text in enumerate(texts):
         count = accepted[place]
         if count < 0:
@@ -73,9 +73,9 @@ def commit(
             ended.append(place)
             continue
         text.cache.next_position += count + 1
-        size = branched[place] if branched else 1
-        if size > 1:
-            trees[place] = step_of_tree(steps, place, text, size, looked)
+        size = 1 if trees is None else trees.sizes[place]
+        if trees is not None and size > 1:
+            recorded[place] = trees.commit(place, text, looked)
         else:
             token = chosen[place]
             text.tokens.append(token)
@@ -102,8 +102,8 @@ def commit(
             ended.append(place)
     took, shared = perf_counter() - scored, times.texts
     for place, text in enumerate(texts):
-        if place in trees:
-            step = trees[place]
+        if place in recorded:
+            step = recorded[place]
             step.propose, step.score, step.commit, step.sequences = propose, score, took, shared
         else:
             step = Step(0, 0, 1, 1, False, propose, score, 0.0, took, shared, [], None)
@@ -111,24 +111,48 @@ def commit(
     return bool(ended)
 
 
-def step_of_tree(steps: ArraySteps, place: int, text: ArrayText, size: int, looked: dict[int, _Choices]) -> Step:
-    """Append what was accepted of a tree of `size` nodes, up to the first token that ends the text."""
-    first, kept = int(steps.first[place]), int(steps.kept[place])
-    run: list[int] = steps.emitted[first : first + kept].tolist()
-    emitted = text.emit(run)
-    if len(emitted) < kept:
-        text.rows.cut(kept - len(emitted))
-        steps.kept[place] = len(emitted)
-    if text.stateful:
-        for token in emitted:
-            text.after(token)
-    step = Step(size - 1, min(kept - 1, len(emitted)), len(emitted), size)
-    if place in looked:
-        step.choices = looked[place]
-    else:
-        last = first + int(steps.choice_counts[place])
-        step.choices = [(rank, children) for rank, children in steps.choices[first:last].tolist()]
-    return step
+class Trees:
+    """What became of the trees of a step: the arrays as lists, made once for all texts.
+
+    Args:
+        steps: The batch after the step.
+        texts: How many are in it.
+    """
+
+    def __init__(self, steps: ArraySteps, texts: int) -> None:
+        self.sizes: list[int] = steps.sizes[:texts].tolist()
+        self._steps = steps
+        self._first, self._kept = steps.first[:texts].tolist(), steps.kept[:texts].tolist()
+        self._emitted, self._choices = steps.emitted[: steps.rows].tolist(), steps.choices[: steps.rows].tolist()
+        self._counts = steps.choice_counts[:texts].tolist()
+
+    def commit(self, place: int, text: ArrayText, looked: dict[int, _Choices]) -> Step:
+        """Append what was accepted of a text's tree, up to the first token that ends the text.
+
+        Args:
+            place: The text's number in the batch.
+            text: The text.
+            looked: The choices of texts that Python has chosen for.
+        """
+        first, kept, size = self._first[place], self._kept[place], self.sizes[place]
+        if place in looked:
+            kept = int(self._steps.kept[place])
+            run, choices = self._steps.emitted[first : first + kept].tolist(), looked[place]
+        else:
+            run = self._emitted[first : first + kept]
+            choices = [(rank, children) for rank, children in self._choices[first : first + self._counts[place]]]
+        emitted = text.emit(run)
+        taken = kept
+        if emitted is not run:
+            taken = len(emitted)
+            text.rows.cut(kept - taken)
+            self._steps.kept[place] = taken
+        if text.stateful:
+            for token in emitted:
+                text.after(token)
+        step = Step(size - 1, taken - (taken == kept), taken, size)
+        step.choices = choices
+        return step
 
 
 def fail(steps: ArraySteps, place: int, text: ArrayText, count: int, error: Exception) -> None:

@@ -121,13 +121,14 @@ class ArrayText:
     def emit(self, tokens: list[int]) -> list[int]:
         """Append accepted tokens up to the first that ends the text; returns those."""
         seq, stream, emitted = self.seq, self.stream, list[int]()
-        self.ledger.tokens += len(tokens)
+        length = self.length + len(tokens)
         # Where no token can end the text, and nobody waits for it, all are taken at once.
-        if (stream is None or stream.lazy) and self.length + len(tokens) < self.most and self.eos.isdisjoint(tokens):
-            self.tokens.extend(tokens)
+        if (stream is None or stream.lazy) and length < self.most and self.eos.isdisjoint(tokens):
+            self.tokens += tokens
             if stream is not None:
-                stream.waiting.extend(tokens)
-            self.length += len(tokens)
+                stream.waiting += tokens
+            self.ledger.tokens += length - self.length
+            self.length = length
             return tokens
         for token in tokens:
             self.tokens.append(token)
@@ -136,7 +137,7 @@ class ArrayText:
             if seq.finish_reason is not None:
                 break
         self.length += len(emitted)
-        self.ledger.tokens += len(emitted) - len(tokens)
+        self.ledger.tokens += len(emitted)
         return emitted
 
     def end(self, token: int) -> None:

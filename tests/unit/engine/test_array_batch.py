@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.forward_request import ForwardCoroutine, run_sync, score
+from decodery.step.pass_prices import PassPrices
+from decodery.step.prior_prices import PriorPrices
 from decodery.step.sequence import Sequence
 from decodery.testing import Oracle, tiny_transformer, to_int8
 from decodery.testing.models import Counted
@@ -211,15 +214,8 @@ def test_a_search_that_fails_harms_no_text() -> None:
     assert isinstance(job.error, IndexError) and [seq.tokens for seq in seqs] == expected
 
 
-def calls(texts: int, known: int = 3, **settings: Any) -> float:
-    """Calls of Python and C functions in one step of so many texts, after `known` tokens of each."""
-    engine = Engine(MODEL, detokenizer=Letters)
-    seqs = [
-        engine.submit(Request([3, 1 + number % 60], max_new_tokens=known + 60, seed=number, **settings))
-        for number in range(texts)
-    ]
-    while any(seq.position < known for seq in seqs):
-        engine.step()
+def counted(work: Callable[[], object], times: int) -> float:
+    """Calls of Python and C functions in one of some runs of `work`."""
     count = 0
 
     def seen(frame: Any, event: str, argument: Any) -> None:
@@ -228,15 +224,40 @@ def calls(texts: int, known: int = 3, **settings: Any) -> float:
 
     sys.setprofile(seen)
     try:
-        for _ in range(4):
-            engine.step()
+        for _ in range(times):
+            work()
     finally:
         sys.setprofile(None)
-    return count / 4
+    return count / times
 
 
-@pytest.mark.parametrize(("name", "known"), [("greedy", 3), ("truncated", 3), ("auto", 40)])
-def test_a_step_is_few_calls(name: str, known: int) -> None:
+def calls(texts: int, **settings: Any) -> float:
+    """Calls in one step of so many texts."""
+    costs = 1.0 + 0.01 * np.arange(1024)
+    engine = Engine(MODEL, detokenizer=Letters, pass_seconds=lambda context: costs)
+    seqs = [
+        engine.submit(Request([3, 1 + number % 60], max_new_tokens=60, seed=number, **settings))
+        for number in range(texts)
+    ]
+    while any(seq.position < 3 for seq in seqs):
+        engine.step()
+    return counted(engine.step, 4)
+
+
+@pytest.mark.parametrize("name", ["greedy", "truncated", "auto"])
+def test_a_step_is_few_calls(name: str) -> None:
     settings = SETTINGS[name]
-    assert calls(1, known, **settings) <= (250 if name == "auto" else 150)
-    assert calls(64, known, **settings) <= 750
+    assert calls(1, **settings) <= 150
+    assert calls(64, **settings) <= 750
+
+
+def test_prices_are_few_calls() -> None:
+    """What a step with drafts takes beside those of `test_a_step_is_few_calls` where prices are learned."""
+    prices = PassPrices(PriorPrices(1.0, 0.01))
+
+    def step() -> None:
+        prices.learn(5, 1, 40.0, 1.1)
+        prices.seconds(1, 40.0, 32)
+
+    counted(step, 300)
+    assert counted(step, 16) <= 60
