@@ -70,8 +70,8 @@ class Auto(Drafter):
     Contexts begin with those of `warm`, a file made by `decodery train ngram-cache`: by default of the one that comes
     along for the model, if one does; None: with none. Neither is asked by default, as long as having one costs what it
     brings. Scope: the request for copies, the process for contexts, earlier texts, all rates and what steps take.
-    Memory: 2^17 * (8 + 4 * width) bytes per context length, one entry per order and token of text, and the adviser's
-    keys and values.
+    Memory: 2^17 * (8 + 4 * width) bytes per context length at most, one entry per order and token of text, and the
+    adviser's keys and values.
 
     Attributes:
         width: Tokens kept per context, and candidates from it.
@@ -131,11 +131,9 @@ class Auto(Drafter):
         width = min(self.width, seq.request.vocab_size)
 
         def make() -> _Shared:
-            contexts, rates = Contexts(CONTEXTS, width), SuccessorRates(len(CONTEXTS), width)
-            if (warm := self._warm(seq)) is not None:
-                rates = SuccessorRates(len(CONTEXTS), width, warm.rates)
-                for order in CONTEXTS:
-                    contexts.fill(order, warm.contexts[order], warm.rows[order])
+            warm = self._warm(seq)
+            contexts = Contexts(CONTEXTS, width) if warm is None else warm.store(width)
+            rates = SuccessorRates(len(CONTEXTS), width, None if warm is None else warm.rates)
             past = PastTexts([order for order in self.orders if order >= _LONG])
             return contexts, rates, past, CopyRates()
 

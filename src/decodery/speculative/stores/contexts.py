@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from decodery.core.copied_pages import CopiedPages
 from decodery.core.topk import topk
 from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Guarded
@@ -19,17 +20,21 @@ class Contexts(Guarded):
     """Per order n a table from the n last tokens to the tokens the model ranked highest after them.
 
     A table has 2^17 places; where two contexts fall on one, the later one has it. Memory: 2^17 * (8 + 4 * width) bytes
-    per order, whatever happens.
+    per order at most; pages of it are taken when they are first written, whatever the store begins with.
 
     Args:
         orders: The lengths n, longest first.
+        width: Tokens kept per context, no more than there are.
+        begins: A store of the same kind whose content this one begins with.
     """
 
-    def __init__(self, orders: Sequence[int], width: int) -> None:
+    def __init__(self, orders: Sequence[int], width: int, begins: Contexts | None = None) -> None:
         self.orders, self.width = tuple(orders), width
         self.longest = self.orders[0]
-        keys = np.zeros((len(self.orders), 1 << _BITS), dtype=np.uint64)
-        rows = np.full((len(self.orders), width << _BITS), -1, dtype=np.int32)
+        places = len(self.orders) << _BITS
+        self._memory = CopiedPages(4 * places * (2 + width)) if begins is None else begins._memory.copy()
+        keys = self._memory.bytes[: 8 * places].view(np.uint64).reshape(len(self.orders), -1)
+        rows = self._memory.bytes[8 * places :].view(np.int32).reshape(len(self.orders), -1)
         # Steps look up and learn a handful of contexts: single places of memory are many times faster at that than
         # array operations.
         self._keys = [each.data for each in keys]
@@ -85,8 +90,9 @@ class Contexts(Guarded):
         places, first = np.unique(places, return_index=True)
         with self.lock:
             np.asarray(self._keys[number])[places] = keys[first]
-            kept = rows[first, : self.width]
-            np.asarray(self._rows[number]).reshape(-1, self.width)[places, : kept.shape[1]] = kept
+            kept = np.full((len(first), self.width), -1, dtype=np.int32)
+            kept[:, : rows.shape[1]] = rows[first, : self.width]
+            np.asarray(self._rows[number]).reshape(-1, self.width)[places] = kept
 
     def _put(self, context: list[int], row: memoryview) -> None:
         hashes = _hashes(context, self.longest)
@@ -94,7 +100,7 @@ class Contexts(Guarded):
             if order < len(hashes):
                 place = (key := hashes[order]) >> (64 - _BITS)
                 self._keys[number][place] = key
-                self._rows[number][place * self.width : place * self.width + len(row)] = row
+                self._rows[number][place * self.width : (place + 1) * self.width] = row
 
 
 def _hashes(context: Sequence[int], longest: int) -> list[int]:

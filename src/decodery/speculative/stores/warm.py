@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from decodery.models.config import TOKENS
 from decodery.models.loaders.fields import Anything, Kind, Named, Text
 from decodery.models.trained.artifact import Artifact, TrainedPart, expect
 
+from .contexts import Contexts
 from .expectations import CONTEXTS
 
 
@@ -44,6 +46,14 @@ class WarmContexts(TrainedPart):
     vocabulary: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def store(self, width: int) -> Contexts:
+        """A store that begins with these contexts; it shares what no text has changed with others.
+
+        Args:
+            width: Tokens kept per context.
+        """
+        return Contexts(CONTEXTS, width, begins=_filled(self, width))
+
     def artifact(self) -> Artifact:
         # Half the size where all ids fit; the largest number stands for no token.
         kind = np.uint16 if self.vocab_size < 1 << 16 else np.uint32
@@ -67,6 +77,15 @@ class WarmContexts(TrainedPart):
         warm = cls(contexts, rows, rates, facts["vocab_size"], facts["vocabulary"], facts["trained"])
         expect(_sound(warm))
         return replace(warm, rows={order: ranked.astype(np.int32) for order, ranked in rows.items()})
+
+
+@lru_cache(maxsize=4)
+def _filled(warm: WarmContexts, width: int) -> Contexts:
+    """A store of them that nothing else is written to."""
+    contexts = Contexts(CONTEXTS, width)
+    for order in CONTEXTS:
+        contexts.fill(order, warm.contexts[order], warm.rows[order])
+    return contexts
 
 
 def _sound(warm: WarmContexts) -> bool:

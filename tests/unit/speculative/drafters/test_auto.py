@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import decodery.models.loaders.load as load_module
 import decodery.speculative.drafters.auto_text as auto_module
@@ -28,6 +29,8 @@ from decodery.speculative.stores.expectations import CONTEXTS, LEAST, SuccessorR
 from decodery.speculative.stores.past import PastTexts
 from decodery.speculative.stores.warm import WarmContexts
 from decodery.speculative.tree_building.likeliest import ExpectedSpeedup
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Memory
 from decodery.testing import tiny_transformer
 from decodery.training.data import Corpus, write_texts
@@ -148,6 +151,19 @@ def test_a_store_filled_at_once_knows_what_one_filled_by_hand_knows(warm: WarmCo
         assert all(row is None or good for row, good in zip(found, right, strict=True))
     rates = SuccessorRates(3, 6, warm.rates)
     assert np.allclose(np.array(rates.of)[:, :, :4], warm.rates)
+
+
+def test_stores_that_begin_with_the_same_contexts_change_apart(warm: WarmContexts) -> None:
+    """What one learns the other does not know, nor one that begins later, also after a copy has been dropped."""
+    one, other = warm.store(6), warm.store(6)
+    context = warm.contexts[3][0].tolist()
+    before = other.rows(context)
+    assert before[0] is not None and one.rows(context) == before
+    tree, logits = DraftTree.root(context[-1]), torch.arange(VOCAB, 0, -1.0)[None]
+    one.learn(context, VerificationFeedback(tree, logits, {}, [], [0], 2))
+    assert one.rows(context) == [[0, 1, 2, 3, 4, 5]] * 3
+    del one
+    assert other.rows(context) == before and warm.store(6).rows(context) == before
 
 
 def test_a_warm_start_guesses_more_of_the_first_text(target: LoadedModel, warm: WarmContexts, tmp_path: Path) -> None:
