@@ -3,11 +3,12 @@
     python benchmarks/never_slower.py [-m smollm2] [--texts 1 4 16 64] [--new 64] [--real] [--out FILE]
 
 Texts answer the built-in questions of `decodery bench`. Each has a cache namespace of its own, so that none profits of
-another, and prices of steps are unknown at the beginning of each run. By default the clock is simulated: a step takes what its
-pass takes by rows in benchmarks/results/passes.json, with a disturbance in 3 of 100 steps, and what
+another, and prices of steps are unknown at the beginning of each run. By default the clock is simulated: a step takes
+what its pass takes by rows in benchmarks/results/passes.json, with a disturbance in 3 of 100 steps, and what
 benchmarks/results/step-calls.json says of the time beside it; the tokens are the model's own. With --real steps take
-what they take, and runs of both alternate: that is for a quiet machine. Reported is the speed of `auto` beside plain decoding,
-in tokens per second after the prompts: at one text by category, which should not fall below 0.98, else of all, not below 0.99.
+what they take, and runs of both alternate: that is for a quiet machine. Reported is the speed of `auto` beside plain
+decoding, in tokens per second after the prompts: at one text by category, which should not fall below 0.98, else of
+all, not below 0.99.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ class Clock:
         points = {each["rows"]: each["ms"] / 1000 for each in known if each["precision"] == "int8"}
         self._rows, self._times = zip(*sorted(points.items()), strict=True)
         calls = json.loads((RESULTS / "step-calls.json").read_text("utf-8"))["rows"]
-        self._beside = {
-            name: zip(*[(each["texts"], each["beside_us"] / 1e6) for each in calls if each["setting"] == name], strict=True)
-            for name in ("greedy", "auto")
-        }
-        self._beside = {name: tuple(each) for name, each in self._beside.items()}
+        self._beside: dict[str, tuple[list[int], list[float]]] = {"greedy": ([], []), "auto": ([], [])}
+        for each in calls:
+            if each["setting"] in self._beside:
+                texts, seconds = self._beside[each["setting"]]
+                texts.append(each["texts"])
+                seconds.append(each["beside_us"] / 1e6)
         self._chance = np.random.default_rng(seed)
 
     def step(self, rows: int, texts: int, drafting: bool) -> float:

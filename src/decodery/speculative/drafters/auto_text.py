@@ -49,7 +49,10 @@ class Skips:
 
     def skip(self, budget: Budget | JointBudget) -> bool:
         """Whether nothing is to be drafted in this step."""
-        if self.resting and budget.sequences >= self.texts:
+        if budget.sequences < self.texts:
+            # What did not pay with more texts may pay now.
+            self.resting = 0
+        if self.resting:
             self.resting -= 1
             return True
         return budget.measured and not budget.plain_known
