@@ -15,7 +15,7 @@ class CopiedPages:
 
     Args:
         size: How many.
-        bytes: [size] uint8.
+        bytes: [size] uint8; none from the first copy on.
     """
 
     def __init__(self, size: int) -> None:
@@ -23,19 +23,20 @@ class CopiedPages:
         self._file: int | None = None
 
     def copy(self) -> CopiedPages:
-        """Another one with what this one holds at its first copy; nothing may be written here after that."""
+        """Another one with the same bytes, of which this one has none of its own from now on."""
         clone = object.__new__(CopiedPages)
         clone._file = None
         if not hasattr(os, "memfd_create"):
             clone.bytes = self.bytes.copy()
             return clone
         if self._file is None:
-            self._file = os.memfd_create("decodery")
-            with open(self._file, "wb", closefd=False) as file:
-                file.write(self.bytes)
-        clone.bytes = np.frombuffer(mmap.mmap(self._file, len(self.bytes), access=mmap.ACCESS_COPY), dtype=np.uint8)
+            made = os.memfd_create("decodery")
+            with open(made, "wb", closefd=False) as file:
+                file.write(self.bytes.data)
+            self._file, self.bytes = made, np.empty(0, dtype=np.uint8)
+        clone.bytes = np.frombuffer(mmap.mmap(self._file, 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
         return clone
 
     def __del__(self) -> None:
-        if getattr(self, "_file", None) is not None:
-            os.close(self._file)  # type: ignore[arg-type]
+        if (made := getattr(self, "_file", None)) is not None:
+            os.close(made)

@@ -25,16 +25,16 @@ class Contexts(Guarded):
     Args:
         orders: The lengths n, longest first.
         width: Tokens kept per context, no more than there are.
-        begins: A store of the same kind whose content this one begins with.
+        begins: The `pages` of a store of the same kind, whose content this one begins with.
     """
 
-    def __init__(self, orders: Sequence[int], width: int, begins: Contexts | None = None) -> None:
+    def __init__(self, orders: Sequence[int], width: int, begins: CopiedPages | None = None) -> None:
         self.orders, self.width = tuple(orders), width
         self.longest = self.orders[0]
         places = len(self.orders) << _BITS
-        self._memory = CopiedPages(4 * places * (2 + width)) if begins is None else begins._memory.copy()
-        keys = self._memory.bytes[: 8 * places].view(np.uint64).reshape(len(self.orders), -1)
-        rows = self._memory.bytes[8 * places :].view(np.int32).reshape(len(self.orders), -1)
+        self.pages = CopiedPages(4 * places * (2 + width)) if begins is None else begins.copy()
+        keys = self.pages.bytes[: 8 * places].view(np.uint64).reshape(len(self.orders), -1)
+        rows = self.pages.bytes[8 * places :].view(np.int32).reshape(len(self.orders), -1)
         # Steps look up and learn a handful of contexts: single places of memory are many times faster at that than
         # array operations.
         self._keys = [each.data for each in keys]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from decodery.core.copied_pages import CopiedPages
 from decodery.models.config import TOKENS
 from decodery.models.loaders.fields import Anything, Kind, Named, Text
 from decodery.models.trained.artifact import Artifact, TrainedPart, expect
@@ -80,12 +81,12 @@ class WarmContexts(TrainedPart):
 
 
 @lru_cache(maxsize=4)
-def _filled(warm: WarmContexts, width: int) -> Contexts:
-    """A store of them that nothing else is written to."""
+def _filled(warm: WarmContexts, width: int) -> CopiedPages:
+    """What a store of them holds."""
     contexts = Contexts(CONTEXTS, width)
     for order in CONTEXTS:
         contexts.fill(order, warm.contexts[order], warm.rows[order])
-    return contexts
+    return contexts.pages
 
 
 def _sound(warm: WarmContexts) -> bool:
