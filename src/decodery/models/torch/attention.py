@@ -35,7 +35,7 @@ def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 
 def near(slots: np.ndarray, positions: np.ndarray, window: int) -> np.ndarray:
-    """[n, m] bool, which slots at positions [m] lie in the window of rows at [n], see `ModelConfig.window`."""
+    """[n, m] bool, which slots at [m] lie in the window of rows at [n], see `ModelConfig.window`."""
     if window < 0:
         return np.asarray(slots[None, :] // -window == positions[:, None] // -window)
     return np.asarray(np.abs(slots[None, :] - positions[:, None]) < window)
