@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
     "seed_oss": "seed_oss", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
+HYBRIDS = {"granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h", "lfm2_moe": "lfm2moe"}
 GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 _MIXED = (
@@ -57,6 +58,8 @@ def write_dense(
     metadata: keys after the architecture's name that are written beside, by what follows the last dot but for "__".
     """
     config, family = model.config, model.config.model_type
+    if family in HYBRIDS:
+        return write_hybrid(path, model)
     named = ARCHITECTURES[family]
     arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == named)
     writer = gguf.GGUFWriter(path, named)
@@ -196,6 +199,123 @@ def _delta_part(name: str, stored: np.ndarray, config: Any) -> tuple[str, np.nda
     if name.endswith(".A_log"):
         return name, -np.exp(stored)
     return name.replace(".dt_bias", ".dt_proj.bias"), stored
+
+
+_MIXER = {
+    "in_proj": "ssm_in", "out_proj": "ssm_out", "conv1d": "ssm_conv1d", "dt_bias": "ssm_dt.bias", "A_log": "ssm_a",
+    "D": "ssm_d", "norm": "ssm_norm",
+}  # fmt: skip
+_INNER = {
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}, "self_attn.o_proj": "attn_output",
+    **{f"mixer.{part}_proj": f"attn_{part}" for part in "qkv"}, "mixer.o_proj": "attn_output", "norm": "attn_norm",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output", "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
+    "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj", "conv.conv": "shortconv.conv",
+    "feed_forward.w1": "ffn_gate", "feed_forward.w2": "ffn_down", "feed_forward.w3": "ffn_up",
+    "feed_forward.gate": "ffn_gate_inp", "block_sparse_moe.router": "ffn_gate_inp", "mixer.gate": "ffn_gate_inp",
+    "mixer.up_proj": "ffn_up", "mixer.down_proj": "ffn_down",
+    **{f"mixer.shared_experts.{half}_proj": f"ffn_{half}_shexp" for half in ("up", "down")},
+}  # fmt: skip
+
+
+def _hybrid_tensors(name: str, weight: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
+    """What the converter makes of a tensor of a hybrid with Mamba-2 layers or convolutions."""
+    whole = {"embed_tokens": "token_embd", "embeddings": "token_embd", "norm_f": "output_norm", "lm_head": "output",
+             "embedding_norm": "token_embd_norm", "norm": "output_norm"}  # fmt: skip
+    if ".layers." not in name:
+        return {f"{whole[name.split('.')[-2]]}.weight": weight}
+    _, _, layer, inner = name.split(".", 3)
+    stem, shared = f"blk.{layer}.", "_shexp" if getattr(config, "num_local_experts", 0) else ""
+    if inner.startswith(("mamba.", "mixer.")) and inner.split(".")[1] in _MIXER:
+        part = inner.split(".")[1]
+        weight = weight[:, 0] if part == "conv1d" and weight.ndim == 3 else weight
+        weight = -weight.exp() if part == "A_log" else weight
+        if part in ("A_log", "D"):
+            return {stem + _MIXER[part]: weight[:, None]}
+        if part == "norm":
+            weight = weight.view(getattr(config, "n_groups", None) or config.mamba_n_groups, -1)
+        return {stem + _MIXER[part] + ("" if part == "dt_bias" else f".{inner.split('.')[2]}"): weight}
+    if "experts." in inner and not inner.startswith("mixer.shared"):
+        half = inner.split("experts.")[1].removesuffix(".weight").removesuffix("_proj")
+        if half == "gate_up":
+            return dict(zip((f"{stem}ffn_gate_exps.weight", f"{stem}ffn_up_exps.weight"), weight.chunk(2, dim=1),
+                            strict=True))  # fmt: skip
+        return {f"{stem}ffn_{half}_exps.weight": weight}
+    if inner.startswith("shared_mlp.input"):
+        gate, up = weight.chunk(2)
+        return {f"{stem}ffn_gate{shared}.weight": gate, f"{stem}ffn_up{shared}.weight": up}
+    if inner.startswith("shared_mlp.output"):
+        return {f"{stem}ffn_down{shared}.weight": weight}
+    if inner.endswith(("expert_bias", "e_score_correction_bias")):
+        return {f"{stem}exp_probs_b.bias": weight}
+    if config.model_type == "granitemoehybrid" and inner.startswith(("self_attn.q", "self_attn.k")):
+        dim = config.hidden_size // config.num_attention_heads
+        weight = weight.view(-1, 2, dim // 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+    return {f"{stem}{_INNER[inner.removesuffix('.weight')]}.weight": weight.squeeze(1) if weight.ndim == 3 else weight}
+
+
+def write_hybrid(path: Path, model: transformers.PreTrainedModel) -> None:
+    """Write a hybrid with Mamba-2 layers or convolutions in float32, as llama.cpp's converter does."""
+    config, family = model.config, model.config.model_type
+    mixed = family == "nemotron_h" and "moe" in config.layers_block_type
+    writer = gguf.GGUFWriter(path, HYBRIDS[family] + ("_moe" if mixed else ""))
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kinds = config.layers_block_type if family == "nemotron_h" else config.layer_types
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv([config.num_key_value_heads * (kind == "full_attention") for kind in kinds])
+    writer.add_key_length(dim)
+    writer.add_value_length(dim)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_dimension_count(dim)
+    eps = {"nemotron_h": "layer_norm_epsilon", "lfm2_moe": "norm_eps"}.get(family, "rms_norm_eps")
+    writer.add_layer_norm_rms_eps(getattr(config, eps))
+    if family == "lfm2_moe":
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif family == "nemotron_h":
+        writer.add_feed_forward_length([config.intermediate_size * (kind in ("mlp", "moe")) for kind in kinds])
+        writer.add_rope_scaling_finetuned(False)
+        if mixed:
+            writer.add_expert_group_count(1)
+            writer.add_expert_weights_scale(config.routed_scaling_factor)
+            writer.add_expert_weights_norm(config.norm_topk_prob)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    if family == "lfm2_moe" or mixed or (getattr(config, "num_local_experts", 0) and family == "granitemoehybrid"):
+        writer.add_expert_count(config.num_experts if family == "lfm2_moe" else config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if family != "lfm2_moe":
+        granite = family == "granitemoehybrid"
+        heads = config.mamba_n_heads if granite else config.mamba_num_heads
+        writer.add_ssm_conv_kernel(config.mamba_d_conv if granite else config.conv_kernel)
+        writer.add_ssm_state_size(config.mamba_d_state if granite else config.ssm_state_size)
+        writer.add_ssm_group_count(config.mamba_n_groups if granite else config.n_groups)
+        writer.add_ssm_inner_size(heads * (config.mamba_d_head if granite else config.mamba_head_dim))
+        writer.add_ssm_time_step_rank(heads)
+    _add_tokenizer(writer, {})
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for new, stored in _hybrid_tensors(name, weight, config).items():
+            writer.add_tensor(new, np.ascontiguousarray(stored.float().numpy()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _next_rows(name: str, config: Any) -> np.ndarray:

@@ -65,6 +65,16 @@ _ZAMBA2 = {
 _FALCON = {
     "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_state": 8, "mamba_chunk_size": 16, "pad_token_id": 0,
 }  # fmt: skip
+_GRANITE = {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "shared_intermediate_size": 48,
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.5,
+    "pad_token_id": 0,
+}  # fmt: skip
+_NEMOTRON = {
+    "mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 8, "chunk_size": 16, "head_dim": 16,
+    "pad_token_id": 0, "num_hidden_layers": None,
+}  # fmt: skip
 _DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 20,
     "linear_conv_kernel_dim": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -207,6 +217,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2_moe",
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
          "shared_expert_intermediate_size": 64},
+    ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        _GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
+    ),
+    "granitemoehybrid, dense, rotated": (
+        "granitemoehybrid",
+        _GRANITE | {"num_local_experts": 0, "position_embedding_type": "rope", "num_key_value_heads": 1,
+                    "layer_types": ["full_attention", "linear_attention", "linear_attention"]},
+    ),
+    "nemotron_h": ("nemotron_h", _NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp",
+                                                                    "linear_attention"]}),
+    "nemotron_h, experts": (
+        "nemotron_h",
+        _NEMOTRON | {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "n_routed_experts": 8,
+                     "num_experts_per_tok": 3, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48,
+                     "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2},
+    ),
+    "lfm2_moe": (
+        "lfm2_moe",
+        {"pad_token_id": 0, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 6,
+         "num_experts_per_tok": 3, "moe_intermediate_size": 32},
+    ),
+    "lfm2_moe, untied, not normed": (
+        "lfm2_moe",
+        {"pad_token_id": 0, "layer_types": ["full_attention", "conv", "conv"], "num_dense_layers": 0, "num_experts": 4,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 32, "use_expert_bias": False, "norm_topk_prob": False,
+         "routed_scaling_factor": 1.5, "tie_word_embeddings": False, "conv_L_cache": 4},
     ),
     "qwen3_next": ("qwen3_next", _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 24}),
     "qwen3_next, biases, yarn": (

@@ -237,6 +237,7 @@ class ModelConfig:
         latent: What attention keeps in place of keys and values, of which there is one head.
         short_conv: Convolutions on queries, keys and values of every layer, None for none.
         gated_attention: What attention finds is multiplied by the sigmoid of a gate of its own.
+        mixing_layers, mlp_layers: Which layers attend or keep a state, and which have an MLP; () for all.
         gated_conv: Rows that a convolution between two gates reaches over, the row itself included, which layers that
             are marked in conv_layers have in place of attention; 0: none have.
         operators: Rotated queries are multiplied by a matrix per head before they meet keys (see `power_law`).
@@ -333,6 +334,8 @@ class ModelConfig:
     sinks: bool = False
     head_bias: bool = False
     gated_attention: bool = False
+    mixing_layers: tuple[bool, ...] = ()
+    mlp_layers: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
@@ -355,7 +358,7 @@ class ModelConfig:
         """Whether native kernels run its blocks."""
         others = self.centred_norms or self.parallel or self.learned_positions or self.keeps_order or self.operators
         others = others or self.latent is not None or self.joined_norms or self.head_bias
-        others = others or self.gated_attention
+        others = others or self.gated_attention or bool(self.mixing_layers or self.mlp_layers)
         activations = ("silu", "gelu_tanh", CLAMPED) if self.experts else ("silu", "gelu_tanh")
         return self.gated and not others and self.activation in activations
 
@@ -363,7 +366,7 @@ class ModelConfig:
     def portable(self) -> bool:
         """Whether its passes in int8 and int4 can be run in the kernels' order of sums, exact to the bit."""
         others = self.keeps_order or self.latent or self.joined_norms or self.operators or self.gated_attention
-        return not others
+        return not (others or self.mixing_layers or self.mlp_layers)
 
     @property
     def static_shapes(self) -> bool:
@@ -410,7 +413,16 @@ class ModelConfig:
 
     def attends(self, layer: int) -> bool:
         """Whether a layer has keys and values."""
-        return self.attends_too(layer) or not (self.recurrent(layer) or self.convolves(layer))
+        others = self.recurrent(layer) or self.convolves(layer) or not self.has_mixer(layer)
+        return self.attends_too(layer) or not others
+
+    def has_mixer(self, layer: int) -> bool:
+        """Whether a layer attends, keeps a state or convolves."""
+        return not self.mixing_layers or self.mixing_layers[layer]
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has an MLP, or experts."""
+        return self.intermediate_size > 0 and (not self.mlp_layers or self.mlp_layers[layer])
 
     def attends_too(self, layer: int) -> bool:
         """Whether a recurrent layer has keys and values beside its state."""

@@ -31,6 +31,9 @@ def default(family: str) -> dict[str, Any]:
     if family == "starcoder2":
         # Its class names an end of texts that its vocabulary does not have.
         config |= {"bos_token_id": 0, "eos_token_id": 0}
+    if family == "lfm2_moe":
+        # The class does not say which layers attend.
+        config |= {"layer_types": ["conv", "full_attention"] * (config["num_hidden_layers"] // 2)}
     if family == "glm4_moe":
         # Heads of the class are not made of pairs.
         config |= {"head_dim": 128}
@@ -82,6 +85,7 @@ def test_fields_that_nobody_knows_are_refused_by_their_name(family: str) -> None
     raw |= {"head_dim": 128} if family == "glm4_moe" else {}
     raw |= {"moe_intermediate_size": 64} if family == "llada2_moe" else {}
     raw |= {"hybrid_layer_ids": [6]} if family == "zamba2" else {}
+    raw |= {"layer_types": ["conv"] * 32} if family == "lfm2_moe" else {}
     read_config(raw | {"clip_qkv": None, "some_switch": False, "_name_or_path": "x", "unsloth_version": "2025.1"})
     for change in ({"clip_qkv": 8.0}, {"some_switch": True}, {"quantization": {"bits": 4}}):
         with pytest.raises(UnsupportedModel, match=f"the field {next(iter(change))} = .* is not known here"):

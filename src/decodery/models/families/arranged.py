@@ -33,6 +33,7 @@ FUSED: dict[str, dict[str, str]] = {
     "llama4_text": {},
     "gpt2": {name: LAYERS_OF["gpt2"][name] for name in "qkv"},
     **{family: {} for family in GATED},
+    "granitemoehybrid": dict.fromkeys(("gate", "up", "shared_gate", "shared_up"), "shared_mlp.input_linear"),
 }
 """By family and part of a layer, the tensor that holds it together with others."""
 _PAIRED = ("glm", "glm4", "ernie4_5", "llama4_text")
@@ -65,6 +66,8 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
         "v": (queries + keys, keys),
         "gate": (0, inner),
         "up": (inner,) * 2,
+        "shared_gate": (0, config.shared_inner),
+        "shared_up": (config.shared_inner,) * 2,
     }
     if name not in sizes or (not fused and name not in ("q", "k")):
         return None

@@ -79,6 +79,7 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu": "gelu",
+    "relu2": "relu2",
 }
 TOKEN_IDS = Either(TOKEN_ID, Listed(TOKEN_ID, 1 << 12))
 _CONFIG: dict[str, Kind] = {

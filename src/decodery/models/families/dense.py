@@ -176,6 +176,15 @@ _MINISTRAL_ROPE = {
     **{"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, _ORIGINAL: 16_384, "llama_4_scaling_beta": 0.1},
     **{"mscale": 1.0, "mscale_all_dim": 1.0},
 }
+LFM2_PARTS = {
+    "attention_norm": "operator_norm",
+    "q_norm": "self_attn.q_layernorm",
+    "k_norm": "self_attn.k_layernorm",
+    "output": "self_attn.out_proj",
+    "mlp_norm": "ffn_norm",
+    **{"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"},
+}
+LFM2_CONVOLVING = {"qkv": "conv.in_proj", "output": "conv.out_proj", "conv": "conv.conv"}
 _AFTER_NAMES = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
 DENSE: dict[str, Family] = {
     "gemma": Family(fields={"hidden_activation": Text(64)}, derived=_gemma),
@@ -245,15 +254,8 @@ DENSE: dict[str, Family] = {
         },
         switches={"qk_norm": True},
         derived=_lfm2,
-        parts={
-            "attention_norm": "operator_norm",
-            "q_norm": "self_attn.q_layernorm",
-            "k_norm": "self_attn.k_layernorm",
-            "output": "self_attn.out_proj",
-            "mlp_norm": "ffn_norm",
-            **{"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"},
-        },
-        convolving={"qkv": "conv.in_proj", "output": "conv.out_proj", "conv": "conv.conv"},
+        parts=LFM2_PARTS,
+        convolving=LFM2_CONVOLVING,
         whole={"norm": "model.embedding_norm"},
     ),
     "ministral3": Family(

@@ -37,9 +37,11 @@ class Family:
         derived: From those fields, further ones of `ModelConfig`, and of the configuration in Llama's names.
         parts: What checkpoints call the parts of a layer, where Llama's differ, but for their endings.
         exact: The same with their endings.
+        experts: Of gate, up and down of an expert, where {} is its number.
         convolving: Of a layer with a convolution in place of attention.
         recurrent: Of a layer with a state in place of attention, with their endings.
         whole: The same of parts of the whole model.
+        layers: What the names of layers begin with.
     """
 
     theta: float = 10_000.0
@@ -49,9 +51,11 @@ class Family:
     derived: Callable[[Fields, Raw], Raw] | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
     exact: Mapping[str, str] = field(default_factory=dict)
+    experts: Mapping[str, str] = field(default_factory=dict)
     convolving: Mapping[str, str] = field(default_factory=dict)
     recurrent: Mapping[str, str] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
+    layers: str = "model.layers"
 
 
 def windows(fields: Fields, period: int = 0) -> Raw:

@@ -73,7 +73,10 @@ def stack_rows(part: str, outputs: int) -> torch.Tensor:
     return own if half == "down" else own[("gate", "up").index(half) :: 2]
 
 
-STACKS = ("experts.gate_up_proj", "experts.down_proj")
+STACKS = (
+    *("experts.gate_up_proj", "experts.down_proj"),
+    *("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+)
 """How tensors of all experts end, of families that may have them in one: [experts, out, in]."""
 
 

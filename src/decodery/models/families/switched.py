@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..config import ModelConfig
 from ..loaders.fields import Fields
 from .dense import DENSE
 from .family import KINDS, Family, Raw
 from .gated import GATED_DELTA
 from .mixed import MIXED
+from .recurrent import RECURRENT
 
-SWITCHED: dict[str, Family] = {**DENSE, **MIXED, **GATED_DELTA}
+SWITCHED: dict[str, Family] = {**DENSE, **MIXED, **GATED_DELTA, **RECURRENT}
 _WINDOWS = ("sliding_window", "layer_types", "use_sliding_window")
 
 
@@ -37,16 +40,28 @@ def switched_name(name: str, layer: str | None, kind: str, config: ModelConfig) 
     if layer is None:
         return f"{own.whole[name]}.{kind}" if name in own.whole else None
     if name in own.convolving and config.convolves(int(layer)):
-        return f"model.layers.{layer}.{own.convolving[name]}.{kind}"
+        return f"{own.layers}.{layer}.{own.convolving[name]}.{kind}"
     if name in own.recurrent and config.recurrent(int(layer)):
-        return f"model.layers.{layer}.{own.recurrent[name]}"
+        return f"{own.layers}.{layer}.{own.recurrent[name]}"
     if name in own.exact:
-        return f"model.layers.{layer}.{own.exact[name]}"
-    return f"model.layers.{layer}.{own.parts[name]}.{kind}" if name in own.parts else None
+        return f"{own.layers}.{layer}.{own.exact[name]}"
+    if name.startswith("experts.") and own.experts:
+        return f"{own.layers}.{layer}.{expert_name(name, own.experts, kind)}"
+    return f"{own.layers}.{layer}.{own.parts[name]}.{kind}" if name in own.parts else None
+
+
+def expert_name(name: str, names: Mapping[str, str], kind: str) -> str:
+    """What a checkpoint calls a part such as "experts.3.gate".
+
+    Args:
+        names: By half, what it calls that of an expert, where {} is its number.
+    """
+    _, number, half = name.split(".")
+    return f"{names[half].format(number)}.{kind}"
 
 
 def factors(raw: Raw, config: ModelConfig) -> dict[str, float]:
     """By part of a layer, or of the whole model, what its weights are multiplied by as they are read."""
-    scaling = raw.get("logits_scaling") if config.family == "granite" else None
+    scaling = raw.get("logits_scaling") if config.family in ("granite", "granitemoehybrid") else None
     # Before the head, whose table may be the embeddings' too.
     return {} if scaling is None else {"norm": 1.0 / scaling}

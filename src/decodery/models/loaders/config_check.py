@@ -51,6 +51,9 @@ def check_config(config: ModelConfig, origin: str) -> None:
         states.heads % states.groups or states.inner % states.groups or len(config.state_layers) != config.num_layers
     ):
         raise CorruptFile(f"{origin}: {states.groups} groups do not fit {states.heads} states, or the layers do not")
+    for marked in (config.mixing_layers, config.mlp_layers):
+        if len(marked) not in (0, config.num_layers):
+            raise CorruptFile(f"{origin}: the layers of each kind do not fit {config.num_layers} layers")
     if bool(config.gated_conv) != bool(config.conv_layers) or len(config.conv_layers) not in (0, config.num_layers):
         raise CorruptFile(f"{origin}: the layers that convolve do not fit {config.num_layers} layers")
     if config.attending_layers and (

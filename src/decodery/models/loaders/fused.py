@@ -111,6 +111,10 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
             nothing = tensors["norm.weight"].new_empty(0)
             weights["mlp_norm"] = nothing
             linears |= dict.fromkeys(("gate_up", "down"), Dense(nothing[None, :0]))
+        if "qkv" not in linears:
+            nothing = tensors["norm.weight"].new_empty(0)
+            weights["attention_norm"] = nothing
+            linears |= dict.fromkeys(("qkv", "output"), Dense(nothing[None, :0]))
         return Layer(**weights, **linears)  # type: ignore[arg-type]
 
     def use(prefix: str) -> Use:

@@ -51,7 +51,8 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             if bias:
                 yield Slot(f"{prefix}{name}.bias", shape[:1], tuple(f"{part}.bias" for part in names))
 
-        yield norm("attention_norm", whole_norm)
+        if config.has_mixer(index):
+            yield norm("attention_norm", whole_norm)
         if config.recurrent(index):
             yield from _mixer(config, prefix, ("mix_in", "mix_out") if config.beside(index) else ("qkv", "output"))
             if (delta := config.delta) is not None:
@@ -72,7 +73,7 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             yield from linear("qkv", (3 * hidden, hidden), ("qkv",), False)
             yield from linear("output", (hidden, hidden), ("output",), False)
             yield Slot(f"{prefix}conv.weight", (hidden, config.gated_conv), (f"{prefix}conv.weight",))
-        elif config.beside(index) or not config.recurrent(index):
+        elif config.beside(index) or (config.has_mixer(index) and not config.recurrent(index)):
             yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
             yield from linear("output", (hidden, attention), ("output",), config.output_bias)
             if config.gated_attention:
@@ -93,24 +94,28 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
         if config.qk_norm and config.attends(index):
             yield norm("q_norm", attention if config.wide_qk_norm else dim)
             yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
-        if inner:
+        if config.has_mlp(index):
             yield norm("mlp_norm", whole_norm)
-        if config.mixes(index):
+        if not config.has_mlp(index):
+            pass
+        elif config.mixes(index):
             each = [f"experts.{number}." for number in range(config.experts)]
-            both = tuple(part + half for part in each for half in ("gate", "up"))
+            halves = ("gate", "up") if config.gated else ("up",)
+            both = tuple(part + half for part in each for half in halves)
             yield Slot(f"{prefix}router.weight", (config.experts, hidden), (f"{prefix}router.weight",))
             for name, there in (("router_bias", config.router_bias), ("choice_bias", config.choice_bias)):
                 if there:
                     yield Slot(f"{prefix}{name}.weight", (config.experts,), (f"{prefix}{name}.weight",))
             bias, downs = config.expert_bias, tuple(part + "down" for part in each)
-            yield from linear("gate_up", (config.experts * 2 * inner, hidden), both, bias)
+            yield from linear("gate_up", (len(both) * inner, hidden), both, bias)
             yield from linear("down", (config.experts * hidden, inner), downs, bias)
             if config.shared_gate:
                 yield Slot(f"{prefix}shared_router.weight", (1, hidden), (f"{prefix}shared_router.weight",))
             if shared := config.shared_inner:
-                yield from linear("shared_gate_up", (2 * shared, hidden), ("shared_gate", "shared_up"), False)
+                own_halves = tuple(f"shared_{half}" for half in halves)
+                yield from linear("shared_gate_up", (len(halves) * shared, hidden), own_halves, False)
                 yield from linear("shared_down", (hidden, shared), ("shared_down",), False)
-        elif inner:
+        else:
             own = config.dense_inner if config.experts else inner
             halves = ("gate", "up") if config.gated else ("up",)
             yield from linear("gate_up", (len(halves) * own, hidden), halves, config.mlp_bias)

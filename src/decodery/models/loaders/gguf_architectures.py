@@ -6,71 +6,16 @@ ready to multiply in these files; rows of queries and keys are in the order that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from decodery.core.errors import CorruptFile
 
-from ..config import EXPERTS, HEAD_DIM, HEADS, KERNEL, LAYERS, SCALE, TOKENS, WIDTH, ModelConfig
+from ..config import ModelConfig
 from ..families.config_json import read_config
-from .fields import Array, Either, Fields, Flag, Kind, Number, Whole
+from .fields import Fields
+from .gguf_architecture import MULTIPLIER, Architecture, Raw, biased, experts, inner, turned
 from .gguf_file import GGUFFile
-
-Raw = dict[str, Any]
-MULTIPLIER = "rope.scaling.yarn_log_multiplier"
-KINDS: dict[str, Kind] = {
-    "attention.layer_norm_epsilon": Number(1e-20, 1.0),
-    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), Number(0.0, 1e6)),
-    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), SCALE),
-    **dict.fromkeys(("expert_count", "expert_used_count", "expert_shared_count"), EXPERTS),
-    **dict.fromkeys(("expert_group_count", "expert_group_used_count"), EXPERTS),
-    **dict.fromkeys(("attention.q_lora_rank", "attention.kv_lora_rank"), Whole(0, WIDTH.most)),
-    **dict.fromkeys(("attention.key_length_mla", "attention.value_length_mla"), HEAD_DIM),
-    **dict.fromkeys(("expert_feed_forward_length", "expert_shared_feed_forward_length"), WIDTH),
-    "leading_dense_block_count": Whole(0, LAYERS.most),
-    "expert_weights_norm": Flag(),
-    "expert_gating_func": Whole(0, 16),
-    **dict.fromkeys(("nextn_predict_layers", "interleave_moe_layer_step"), Whole(0, LAYERS.most)),
-    "rope.scaling.finetuned": Flag(),
-    "vocab_size": TOKENS,
-    "attention.head_count_kv": Either(HEADS, Array(LAYERS.most)),
-    "shortconv.l_cache": KERNEL,
-    "full_attention_interval": LAYERS,
-    "attention.recurrent_layers": Array(LAYERS.most),
-    "rope.dimension_sections": Array(4),
-}
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How files of one architecture of llama.cpp are read.
-
-    Attributes:
-        family: Of the family that runs them, its name in a config.json.
-        paired: Rotated neighbours stand side by side.
-        more: From the metadata and the file, what its config.json says beside sizes.
-        parts: What a file calls the parts of a layer, where Llama's differ, but for their endings.
-        exact: The same with their endings.
-        convolving: Of a layer with a convolution in place of attention.
-        recurrent: Of a layer with a state in place of attention, with their endings.
-        in_turns: Groups of Gated DeltaNet layers take turns from head to head.
-        norm: What it calls the last norm.
-        theta: Base of the rotation of a file that has none.
-        read: Keys that it reads and most architectures have no part for.
-    """
-
-    family: str
-    paired: bool = False
-    more: Callable[[Fields, GGUFFile, Raw], Raw] | None = None
-    parts: Mapping[str, str] = field(default_factory=dict)
-    exact: Mapping[str, str] = field(default_factory=dict)
-    convolving: Mapping[str, str] = field(default_factory=dict)
-    recurrent: Mapping[str, str] = field(default_factory=dict)
-    in_turns: bool = False
-    norm: str = "output_norm"
-    theta: float = 10_000.0
-    read: tuple[str, ...] = ()
+from .gguf_hybrids import HYBRIDS
 
 
 def _types(fields: Fields, layers: int, period: int, window: int | None = None) -> Raw:
@@ -89,14 +34,6 @@ def _types(fields: Fields, layers: int, period: int, window: int | None = None) 
     return {"sliding_window": window if any(sliding) else None, "layer_types": kinds}
 
 
-def _turned(fields: Fields, raw: Raw) -> Raw:
-    return {"partial_rotary_factor": fields.get("rope.dimension_count", raw["head_dim"]) / raw["head_dim"]}
-
-
-def _biased(file: GGUFFile, part: str = "attn_q") -> bool:
-    return f"blk.0.{part}.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
-
-
 def _gemma2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     layers = raw["num_hidden_layers"]
     # The largest one alone scales by the width of its heads in the residual stream.
@@ -110,7 +47,7 @@ def _gemma2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
 
 
 def _phi3(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
-    return {"sliding_window": fields.get("attention.sliding_window") or None, **_turned(fields, raw)}
+    return {"sliding_window": fields.get("attention.sliding_window") or None, **turned(fields, raw)}
 
 
 def _olmo2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
@@ -119,7 +56,7 @@ def _olmo2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
 
 
 def _smollm3(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
-    return {"no_rope_layer_interval": 4, "attention_bias": _biased(file), "mlp_bias": _biased(file, "ffn_down")}
+    return {"no_rope_layer_interval": 4, "attention_bias": biased(file), "mlp_bias": biased(file, "ffn_down")}
 
 
 def _granite(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
@@ -131,8 +68,8 @@ def _granite(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
         "embedding_multiplier": fields.get("embedding_scale", 1.0),
         "residual_multiplier": fields.get("residual_scale", 1.0),
         "logits_scaling": fields.get("logit_scale", 1.0),
-        "attention_bias": _biased(file),
-        "mlp_bias": _biased(file, "ffn_down"),
+        "attention_bias": biased(file),
+        "mlp_bias": biased(file, "ffn_down"),
     }
 
 
@@ -142,56 +79,46 @@ def _exaone4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
 
 
 def _glm4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
-    return {"attention_bias": _biased(file), **_turned(fields, raw)}
+    return {"attention_bias": biased(file), **turned(fields, raw)}
 
 
 def _starcoder2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     eps, window = fields.need("attention.layer_norm_epsilon"), fields.get("attention.sliding_window") or None
-    return {"norm_epsilon": eps, "use_bias": _biased(file), "sliding_window": window}
+    return {"norm_epsilon": eps, "use_bias": biased(file), "sliding_window": window}
 
 
 def _phi2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
-    return {"layer_norm_eps": fields.need("attention.layer_norm_epsilon"), **_turned(fields, raw)}
+    return {"layer_norm_eps": fields.need("attention.layer_norm_epsilon"), **turned(fields, raw)}
 
 
 def _seed(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     return {
-        "attention_bias": _biased(file),
-        "attention_out_bias": _biased(file, "attn_output"),
-        "mlp_bias": _biased(file, "ffn_down"),
+        "attention_bias": biased(file),
+        "attention_out_bias": biased(file, "attn_output"),
+        "mlp_bias": biased(file, "ffn_down"),
     }
-
-
-def _experts(fields: Fields) -> Raw:
-    return {"num_experts": fields.need("expert_count"), "num_experts_per_tok": fields.need("expert_used_count")}
 
 
 def _qwen2moe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     shared = file.info("blk.0.ffn_gate_shexp.weight").shape[0]
     return {
-        **_experts(fields),
-        "moe_intermediate_size": _inner(fields, file),
+        **experts(fields),
+        "moe_intermediate_size": inner(fields, file),
         "shared_expert_intermediate_size": shared,
         "norm_topk_prob": fields.get("expert_weights_norm", False),
-        "qkv_bias": _biased(file),
+        "qkv_bias": biased(file),
     }
 
 
 def _qwen3moe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
-    inner = _inner(fields, file)
-    return {**_experts(fields), "moe_intermediate_size": inner, "norm_topk_prob": True, "attention_bias": _biased(file)}
-
-
-def _inner(fields: Fields, file: GGUFFile) -> int:
-    """Inner units of an expert."""
-    layer = fields.get("leading_dense_block_count", 0)
-    return fields.get("expert_feed_forward_length", file.info(f"blk.{layer}.ffn_gate_exps.weight").shape[1])
+    units = inner(fields, file)
+    return {**experts(fields), "moe_intermediate_size": units, "norm_topk_prob": True, "attention_bias": biased(file)}
 
 
 def _glm4moe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     if fields.get("expert_gating_func", 2) != 2:
         raise fields.unsupported("expert_gating_func")
-    counts = _experts(fields)
+    counts = experts(fields)
     # Layers that predict further tokens are counted among the others.
     layers = raw["num_hidden_layers"] - fields.get("nextn_predict_layers", 0)
     return {
@@ -199,69 +126,26 @@ def _glm4moe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
         "n_routed_experts": counts["num_experts"],
         "num_experts_per_tok": counts["num_experts_per_tok"],
         "n_shared_experts": fields.get("expert_shared_count", 1),
-        "moe_intermediate_size": _inner(fields, file),
+        "moe_intermediate_size": inner(fields, file),
         "first_k_dense_replace": fields.get("leading_dense_block_count", 0),
         "routed_scaling_factor": fields.get("expert_weights_scale", 1.0),
         "norm_topk_prob": fields.get("expert_weights_norm", True),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
-        "attention_bias": _biased(file),
-        **_turned(fields, raw),
+        "attention_bias": biased(file),
+        **turned(fields, raw),
     }
 
 
 def _gpt_oss(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
-    counts = _experts(fields)
+    counts = experts(fields)
     return {
         "num_local_experts": counts["num_experts"],
         "num_experts_per_tok": counts["num_experts_per_tok"],
-        "intermediate_size": _inner(fields, file),
-        "attention_bias": _biased(file),
+        "intermediate_size": inner(fields, file),
+        "attention_bias": biased(file),
         # Said by the file's own keys.
         "rope_parameters": {"rope_type": "default", "rope_theta": 150_000.0},
         **_types(fields, raw["num_hidden_layers"], 2),
-    }
-
-
-def _lfm2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
-    # There are no key-value heads where a layer convolves.
-    kinds = [f"blk.{layer}.shortconv.conv.weight" in file.tensors for layer in range(raw["num_hidden_layers"])]
-    return {
-        "layer_types": ["conv" if convolves else "full_attention" for convolves in kinds],
-        "conv_L_cache": fields.need("shortconv.l_cache"),
-        "norm_eps": fields.need("attention.layer_norm_rms_epsilon"),
-        "block_auto_adjust_ff_dim": False,
-    }
-
-
-def _gated(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
-    heads, inner = fields.need("ssm.time_step_rank"), fields.need("ssm.inner_size")
-    if inner % heads:
-        raise CorruptFile(f"{fields.origin}: {heads} states do not fit {inner} inner units")
-    # Layers that predict further tokens are counted among the others.
-    layers = raw["num_hidden_layers"] - fields.get("nextn_predict_layers", 0)
-    interval = fields.get("full_attention_interval", 4)
-    every = [(layer + 1) % interval != 0 for layer in range(max(layers, 0))]
-    recurrent = [bool(each) for each in fields.get("attention.recurrent_layers", every)][:layers]
-    return {
-        "num_hidden_layers": layers,
-        "layer_types": ["linear_attention" if each else "full_attention" for each in recurrent],
-        "linear_num_value_heads": heads,
-        "linear_value_head_dim": inner // heads,
-        "linear_num_key_heads": fields.need("ssm.group_count"),
-        "linear_key_head_dim": fields.need("ssm.state_size"),
-        "linear_conv_kernel_dim": fields.need("ssm.conv_kernel"),
-        "attention_bias": any(f"blk.{layer}.attn_q.bias" in file.tensors for layer in range(max(layers, 0))),
-        **_turned(fields, raw),
-    }
-
-
-def _gated_mixture(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
-    return {
-        **_gated(fields, file, raw),
-        **_experts(fields),
-        "moe_intermediate_size": _inner(fields, file),
-        "shared_expert_intermediate_size": file.info("blk.0.ffn_gate_shexp.weight").shape[0],
-        "norm_topk_prob": True,
     }
 
 
@@ -282,11 +166,11 @@ _CHUNK = 8192
 
 def _llama4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     layers, step = raw["num_hidden_layers"], fields.need("interleave_moe_layer_step")
-    experts = fields.get("expert_count", 0)
+    count = fields.get("expert_count", 0)
     # A window of zero says that all layers see everything and turn; else every fourth layer does not turn.
     whole = fields.get("attention.sliding_window", _CHUNK) == 0
-    mixed = [layer for layer in range(layers) if experts and step and (layer + 1) % step == 0]
-    counts = {"num_local_experts": experts, "num_experts_per_tok": fields.need("expert_used_count")} if mixed else {}
+    mixed = [layer for layer in range(layers) if count and step and (layer + 1) % step == 0]
+    counts = {"num_local_experts": count, "num_experts_per_tok": fields.need("expert_used_count")} if mixed else {}
     return {
         **counts,
         "intermediate_size": fields.need("expert_feed_forward_length") if mixed else raw["intermediate_size"],
@@ -295,8 +179,8 @@ def _llama4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
         **({"no_rope_layers": [1] * layers, "layer_types": ["full_attention"] * layers} if whole else {}),
         "attn_temperature_tuning": not whole,
         "attention_chunk_size": _CHUNK,
-        "use_qk_norm": experts != 128,
-        "attention_bias": _biased(file),
+        "use_qk_norm": count != 128,
+        "attention_bias": biased(file),
     }
 
 
@@ -307,7 +191,7 @@ def _deepseek2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     gate = fields.get("expert_gating_func", 2 if flash else 1)
     if gate not in (1, 2):
         raise fields.unsupported("expert_gating_func")
-    turned, counts = fields.need("rope.dimension_count"), _experts(fields)
+    rotated, counts = fields.need("rope.dimension_count"), experts(fields)
     whole = fields.get("attention.key_length_mla") or fields.need("attention.key_length")
     groups, taken = fields.get("expert_group_count", 1), fields.get("expert_group_used_count", 1)
     softly = {"topk_method": "group_limited_greedy" if taken < groups else "greedy"} if gate == 1 else {}
@@ -316,13 +200,13 @@ def _deepseek2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
         "num_hidden_layers": layers,
         "kv_lora_rank": fields.need("attention.kv_lora_rank"),
         "q_lora_rank": fields.get("attention.q_lora_rank") or None,
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": whole - turned,
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": whole - rotated,
         "v_head_dim": fields.get("attention.value_length_mla") or fields.need("attention.value_length"),
         "n_routed_experts": counts["num_experts"],
         "num_experts_per_tok": counts["num_experts_per_tok"],
         "n_shared_experts": fields.get("expert_shared_count", 0),
-        "moe_intermediate_size": _inner(fields, file),
+        "moe_intermediate_size": inner(fields, file),
         "first_k_dense_replace": fields.get("leading_dense_block_count", 0),
         "routed_scaling_factor": fields.get("expert_weights_scale", 1.0),
         "norm_topk_prob": fields.get("expert_weights_norm", False),
@@ -332,23 +216,13 @@ def _deepseek2(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
 
 
 def _mixtral(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
-    counts = _experts(fields)
+    counts = experts(fields)
     return {"num_local_experts": counts["num_experts"], "num_experts_per_tok": counts["num_experts_per_tok"]}
 
 
-_DELTA = {
-    "output": "ssm_out.weight",
-    "mixed": "attn_qkv.weight",
-    "mix_gate": "attn_gate.weight",
-    "conv": "ssm_conv1d.weight",
-    "step_bias": "ssm_dt.bias",
-    "decay": "ssm_a",
-    "gate_norm": "ssm_norm.weight",
-}
-_APART = _DELTA | {"mix_written": "ssm_beta.weight", "mix_steps": "ssm_alpha.weight"}
-_GATED = {"mlp_norm": "post_attention_norm", "out_gate": "attn_q"}
 _AFTER = {"attention_norm": "post_attention_norm", "mlp_norm": "post_ffw_norm"}
 ARCHITECTURES: dict[str, Architecture] = {
+    **HYBRIDS,
     "gemma": Architecture("gemma"),
     "gemma2": Architecture("gemma2", more=_gemma2),
     "phi3": Architecture("phi3", more=_phi3),
@@ -357,10 +231,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture("smollm3", paired=True, more=_smollm3),
     "granite": Architecture("granite", paired=True, more=_granite),
     "exaone4": Architecture("exaone4", more=_exaone4, parts=_AFTER),
-    "ernie4_5": Architecture("ernie4_5", paired=True, more=lambda fields, file, raw: {"use_bias": _biased(file)}),
+    "ernie4_5": Architecture("ernie4_5", paired=True, more=lambda fields, file, raw: {"use_bias": biased(file)}),
     "glm4": Architecture("glm4", paired=True, more=_glm4),
     "starcoder2": Architecture("starcoder2", more=_starcoder2),
-    "hunyuan-dense": Architecture("hunyuan_v1_dense", more=lambda fields, file, raw: {"attention_bias": _biased(file)}),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", more=lambda fields, file, raw: {"attention_bias": biased(file)}),
     "mistral3": Architecture("mistral", paired=True, more=_mistral3, read=(MULTIPLIER, "attention.temperature_scale")),
     "deepseek2": Architecture(
         "deepseek_v3",
@@ -381,21 +255,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt-oss": Architecture(
         "gpt_oss", more=_gpt_oss, parts={"mlp_norm": "post_attention_norm"}, exact={"router_bias": "ffn_gate_inp.bias"}
     ),
-    "lfm2": Architecture(
-        "lfm2",
-        more=_lfm2,
-        convolving={"qkv": "shortconv.in_proj", "output": "shortconv.out_proj", "conv": "shortconv.conv"},
-        norm="token_embd_norm",
-        theta=1_000_000.0,
-    ),
-    "qwen3next": Architecture(
-        "qwen3_next",
-        more=_gated_mixture,
-        parts=_GATED,
-        recurrent=_DELTA | dict.fromkeys(("mix_written", "mix_steps"), "ssm_ba.weight"),
-    ),
-    "qwen35": Architecture("qwen3_5_text", more=_gated, parts=_GATED, recurrent=_APART, in_turns=True),
-    "qwen35moe": Architecture("qwen3_5_moe_text", more=_gated_mixture, parts=_GATED, recurrent=_APART, in_turns=True),
     "seed_oss": Architecture("seed_oss", more=_seed, parts={"mlp_norm": "post_attention_norm"}),
 }
 """By what files call them."""
@@ -422,6 +281,12 @@ def _kv_heads(fields: Fields, heads: int) -> int:
     return some.pop()
 
 
+def _units(fields: Fields) -> int | None:
+    """Inner units of an MLP, where all layers have as many."""
+    found = fields.get("feed_forward_length", fields.get("expert_feed_forward_length"))
+    return found if isinstance(found, int) else None
+
+
 def architecture_config(own: Architecture, file: GGUFFile, fields: Fields, vocab_size: int) -> ModelConfig:
     """The configuration of such a file but for its rotation.
 
@@ -437,7 +302,7 @@ def architecture_config(own: Architecture, file: GGUFFile, fields: Fields, vocab
         "num_attention_heads": heads,
         "num_key_value_heads": _kv_heads(fields, heads),
         "head_dim": fields.get("attention.key_length", max(hidden // heads, 1)),
-        "intermediate_size": fields.get("feed_forward_length", fields.get("expert_feed_forward_length")),
+        "intermediate_size": _units(fields),
         "max_position_embeddings": fields.need("context_length"),
         "rms_norm_eps": fields.get("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in file.tensors,

@@ -25,8 +25,8 @@ from ..families.masked import MASKED
 from ..torch import latent
 from .config_check import check_config
 from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
+from .gguf_architecture import KINDS as OTHERS
 from .gguf_architectures import ARCHITECTURES, architecture_config, architecture_of
-from .gguf_architectures import KINDS as OTHERS
 from .gguf_file import GGUFFile
 from .gguf_rope import KINDS as ROPES
 from .gguf_rope import read_rope

@@ -23,12 +23,13 @@ from ..tokenizers.tokenizer import TextFacts
 from ..torch import latent
 from ..torch.rope import head_order
 from .fused_slots import slots
-from .gguf_architectures import Architecture, architecture_of
+from .gguf_architecture import Architecture
+from .gguf_architectures import architecture_of
 from .gguf_blocks import FOUR_BITS, READ
 from .gguf_config import read_gguf_config
 from .gguf_file import EXPERTS, GGUFFile
 from .gguf_rope import FACTORS
-from .gguf_states import flat_part, state_name, vector
+from .gguf_states import STATES, flat_part, state_name, vector
 from .gguf_tokenizer import read_texts
 from .in_place import Piece
 
@@ -264,7 +265,7 @@ class GGUFCheckpoint:
 
     def _plain_name(self, part: str) -> str:
         """What a file calls `part` where it has a tensor of its own."""
-        if self.config.mamba is not None and part.startswith("layers."):
+        if self.config.family in STATES.values() and part.startswith("layers."):
             _, layer, name = part.split(".", 2)
             if (own := state_name(name, self.config.family)) is not None:
                 return f"blk.{layer}.{own}"

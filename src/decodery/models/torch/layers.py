@@ -68,7 +68,7 @@ class TorchLayers:
         config, index = self.config, stop.layer
         layer = self.weights.layers[index]
         turned = hidden if layer.attention_shortcut is None else hidden @ layer.attention_shortcut
-        if stop.attention:
+        if stop.attention and config.has_mixer(index):
             read = hidden + self._shared(index, hidden, entered, step) if index in self._sharing else hidden
             normed = self._reads(read, layer.attention_norm)
             context = self._attention(index, layer, normed, step)
@@ -82,7 +82,7 @@ class TorchLayers:
             turned = self._joined(turned + hooks.visit(HookPoint("attn_out", index), branch), layer.attention_norm)
         read, hidden = hidden if config.parallel else turned, turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
-        if stop.mlp and config.intermediate_size:
+        if stop.mlp and config.has_mlp(index):
             normed = self._reads(read, layer.mlp_norm)
             if index in self._mixtures:
                 branch, chosen = self._mixtures[index](normed, hooks.shared)
@@ -98,6 +98,8 @@ class TorchLayers:
 
     def _activation(self, gate: torch.Tensor) -> torch.Tensor:
         kind = self.config.activation
+        if kind == "relu2":
+            return gate.relu().square()
         return (
             silu(gate)
             if kind in ("silu", CLAMPED)

@@ -17,8 +17,8 @@ from ..native.super_blocks import SuperBlockLinear
 from .weights import Dense, Layer, Linear, Weights
 
 _ALPHA, _LIMIT = 1.702, 7.0
-_NOTHING = 1e-20
-"""Added to the sum of weights, which may all be 0 where each expert is judged by itself."""
+_NOTHING = {"lfm2_moe": 1e-6}
+"""Added to the sum of weights, which may all be 0 where each expert is judged by itself; 1e-20 in other families."""
 
 
 class Sharing(Protocol):
@@ -87,15 +87,14 @@ class Mixture:
         if config.summed_experts:
             chosen, weights = chosen.sort(dim=-1).values, torch.ones_like(weights)
         elif config.normed_experts:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + _NOTHING)
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + _NOTHING.get(config.family, 1e-20))
         weights = (weights * config.experts_scale).to(rows.dtype)
         found = torch.zeros(*chosen.shape, rows.shape[1], dtype=rows.dtype, device=rows.device)
         for number in chosen.unique().tolist():
             row, place = torch.where((chosen == number) & (weights != 0) if self._floor else chosen == number)
             gate_up, down = self._expert(number)
             share = weights[row, place, None]
-            gate, up = gate_up(rows[row] * share if config.scaled_inputs else rows[row]).chunk(2, dim=-1)
-            made = down(self._gated(gate, up))
+            made = down(self._opened(gate_up(rows[row] * share if config.scaled_inputs else rows[row])))
             found[row, place] = made if config.scaled_inputs else made * share
         # One after the other, the most likely first, or in their own order where they are summed: a row's sum is the
         # same whatever else is in the pass.
@@ -103,8 +102,12 @@ class Mixture:
         for each in range(1, found.shape[1]):
             total = total + found[:, each]
         if self._layer.shared_gate_up is not None and self._layer.shared_down is not None:
-            gate, up = self._layer.shared_gate_up(rows).chunk(2, dim=-1)
-            more = self._layer.shared_down(self._activation(gate) * up)
+            opened = self._layer.shared_gate_up(rows)
+            if config.gated:
+                gate, up = opened.chunk(2, dim=-1)
+                more = self._layer.shared_down(self._activation(gate) * up)
+            else:
+                more = self._layer.shared_down(self._activation(opened))
             if self._layer.shared_router is not None:
                 # In float64, as the router.
                 share = (rows.double() @ self._layer.shared_router.double().T).sigmoid()
@@ -112,8 +115,11 @@ class Mixture:
             total = total + more
         return total, chosen
 
+    def _opened(self, found: torch.Tensor) -> torch.Tensor:
+        """What an expert's second matrix reads of what its first one gives."""
+        return self._gated(*found.chunk(2, dim=-1)) if self._config.gated else self._activation(found)
+
     def _gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """What an expert's second matrix reads."""
         if self._config.activation != CLAMPED:
             return self._activation(gate) * up
         gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT)
@@ -142,7 +148,7 @@ class Mixture:
     def _expert(self, number: int) -> tuple[Linear, Linear]:
         if number in self._made:
             return self._made[number]
-        inner, hidden = 2 * self._config.intermediate_size, self._config.hidden_size
+        inner, hidden = (1 + self._config.gated) * self._config.intermediate_size, self._config.hidden_size
         made = _rows(self._layer.gate_up, number * inner, inner), _rows(self._layer.down, number * hidden, hidden)
         if not isinstance(made[0], Dense):
             # The kernels lay an expert out when it is first taken, and once. What can be trained is cut each time: a

@@ -37,7 +37,8 @@ class PortableStack:
         self.config = config
         self.weights = weights
         self._angles = angles
-        self._activation = {"silu": silu, CLAMPED: silu, "gelu": exact_gelu}.get(config.activation, gelu)
+        others = {"silu": silu, CLAMPED: silu, "gelu": exact_gelu, "relu2": relu2}
+        self._activation = others.get(config.activation, gelu)
         self._mixtures = mixtures(weights, config, self._activation)
 
     def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], hooks: Hooks) -> torch.Tensor:
@@ -355,6 +356,11 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     """The tanh form of GELU."""
     u = (x + x * x * x * 0.044715) * 0.7978845608
     return x * 0.5 * (2.0 - 2.0 / (exponential(u + u) + 1.0))
+
+
+def relu2(x: torch.Tensor) -> torch.Tensor:
+    """The square of what is above 0."""
+    return x.relu().square()
 
 
 def exact_gelu(x: torch.Tensor) -> torch.Tensor:
