@@ -23,8 +23,9 @@ from .view import Commit, View
 class EntropyBounded(UnmaskingPolicy):
     """Writes as many of the surest proposals as share at most gamma nats.
 
-    Beside the largest, their entropies sum to at most gamma. That sum bounds the information that the tokens share, which writing them at once leaves out. SDAR's released
-    sampler has a bound of this name on another sum, which is not this one.
+    Beside the largest, their entropies sum to at most gamma. That sum bounds the information that the tokens share,
+    which writing them at once leaves out. SDAR's released sampler has a bound of this name on another sum, which is not
+    this one.
 
     Attributes:
         gamma: The bound in nats; 0 writes one token a pass, and others that have no entropy.

@@ -73,6 +73,7 @@ class Held:
         self._closing = Closing(hold.constraint, hold.vocabulary, [*canvas.eos_ids, canvas.mask_id])
         self._state = self._constraint.init([int(token) for token in canvas.tokens[: canvas.prompt_length]])
         self.place, self.tokens, self.checks = canvas.prompt_length, dict[int, int](), Checks()
+        self._pass, self._known = -1, list[list[_Filling]]()
         canvas.checks = self.checks
         if self._closing.find(self._state, canvas.limit, thorough=True) is None:
             raise SettingsError(
@@ -89,14 +90,17 @@ class Held:
         self.checks.tried += 1
         if self.tokens.get(place) == token:
             self.checks.known += 1
+            # Those from there on took it for a hole.
+            self._known = self._known[: max(place - self.place, 0)]
             return True
         written = self._canvas.tokens.copy()
         written[place] = token
-        found = self._filling(view, written)
+        fillings = [*self._before(view, place)]
+        found = self._filling(view, written, fillings)
         if found is None:
             self.checks.refused += 1
             return False
-        self.tokens = found.tokens
+        self.tokens, self._known = found.tokens, fillings
         return True
 
     def next_token(self, view: View) -> int:
@@ -106,8 +110,8 @@ class Held:
             return self.tokens[self.place]
         allowed = self._constraint.allowed(self._state)
         law = _law(view, self.place, len(allowed))
-        order = np.argsort(np.where(allowed, -law, np.inf), kind="stable")[: self._width.likely]
-        fit = (int(token) for token in order if allowed[token] and self.accepts(view, self.place, int(token)))
+        order = _best(allowed, law, self._width.likely)
+        fit = (int(token) for token in order if self.accepts(view, self.place, int(token)))
         found = next(fit, None)
         if found is None:
             # Before anything is written a text that fits is known, and from then on a filling that ends.
@@ -123,6 +127,8 @@ class Held:
         while self.place < len(canvas) and canvas.tokens[self.place] != canvas.mask_id:
             self._state = self._constraint.advance(self._state, int(canvas.tokens[self.place]))
             self.place += 1
+            # Fillings are kept from the first hole on.
+            self._known = []
         if self.place < len(canvas):
             forced = self._constraint.forced(self._state, 1)
             if forced and forced[0] in canvas.eos_ids:
@@ -136,8 +142,30 @@ class Held:
         ends = [token for token in self._canvas.eos_ids if allowed[token]]
         return len(ends) > 0 and int(np.count_nonzero(allowed)) == len(ends)
 
-    def _filling(self, view: View, written: np.ndarray) -> _Filling | None:
-        """Tokens for the holes before what is written last, that fit in front of it and leave room for an end."""
+    def _before(self, view: View, place: int) -> list[list[_Filling]]:
+        """Fillings of the canvas as it is, of all places from the first hole to the one before `place`.
+
+        All that is tried after a pass needs them, so they are kept until something before them is written.
+        """
+        if self._pass != self._canvas.passes:
+            self._pass, self._known = self._canvas.passes, []
+        known = self._known = self._known[: max(place - self.place, 0)]
+        for each in range(self.place + len(known), place):
+            known.append(self._extended(known[-1] if known else self._first, view, each, self._canvas.tokens[each]))
+        return known
+
+    @property
+    def _first(self) -> list[_Filling]:
+        return [_Filling(0.0, self._state, {})]
+
+    def _filling(self, view: View, written: np.ndarray, fillings: list[list[_Filling]]) -> _Filling | None:
+        """Tokens for the holes before what is written last, that fit in front of it and leave room for an end.
+
+        Args:
+            view: The last pass.
+            written: [L] the canvas with what is tried.
+            fillings: Of the first holes, to which those of the other places are added.
+        """
         canvas, first = self._canvas, self._canvas.prompt_length
         is_end = np.isin(written[first:], list(canvas.eos_ids))
         body = np.flatnonzero((written[first:] != canvas.mask_id) & ~is_end)
@@ -145,11 +173,11 @@ class Held:
         end = first + int(np.argmax(is_end)) if is_end.any() else None
         if end is not None and end < last:
             return None
-        found = [_Filling(0.0, self._state, {})]
-        for place in range(self.place, last + 1):
-            found = self._extended(found, view, place, int(written[place]))
-            if not found:
+        for place in range(self.place + len(fillings), last + 1):
+            fillings.append(self._extended(fillings[-1] if fillings else self._first, view, place, int(written[place])))
+            if not fillings[-1]:
                 return None
+        found = fillings[last - self.place] if last >= self.place else self._first
         stop = self._stop if end is None else min(end, self._stop)
         closed = (self._closed(each, last + 1, stop) for each in found)
         return next((each for each in closed if each is not None), None)
@@ -174,8 +202,8 @@ class Held:
         row = int(np.searchsorted(view.positions, place))
         some = False
         if row < len(view) and view.positions[row] == place:
-            best, ids = view.logprobs[row].topk(min(self._width.likely, view.logprobs.shape[1]))
-            for token, logprob in zip(ids.tolist(), best.tolist(), strict=True):
+            ids, best = view.likely(self._width.likely)
+            for token, logprob in zip(ids[row], best[row], strict=True):
                 if token not in self._canvas.eos_ids and np.isfinite(logprob) and self._may(filling, token):
                     some = True
                     yield token, logprob
@@ -183,9 +211,8 @@ class Held:
             return
         allowed = self._free(filling)
         law = _law(view, place, len(allowed))
-        for token in np.argsort(np.where(allowed, -law, np.inf), kind="stable")[: self._width.likely]:
-            if allowed[token]:
-                yield int(token), float(max(law[token], -1e3))
+        for token in _best(allowed, law, self._width.likely):
+            yield int(token), float(max(law[token], -1e3))
 
     def _closed(self, filling: _Filling, first: int, stop: int, *, thorough: bool = False) -> _Filling | None:
         """A filling that goes on from `first` to where the text ends, at `stop` or before; None where none is found."""
@@ -208,6 +235,17 @@ class Held:
 
     def _after(self, filling: _Filling, token: int) -> Any:
         return self._constraint.advance(filling.state, token)
+
+
+def _best(allowed: np.ndarray, law: np.ndarray, count: int) -> np.ndarray:
+    """[n] the most likely allowed tokens, at most `count`; of equals the lower id first."""
+    ids = np.flatnonzero(allowed)
+    own = law[ids]
+    if len(ids) > count:
+        kept = own >= np.partition(own, len(own) - count)[len(own) - count]
+        ids, own = ids[kept], own[kept]
+    found: np.ndarray = ids[np.argsort(-own, kind="stable")][:count]
+    return found
 
 
 def _law(view: View, place: int, size: int) -> np.ndarray:

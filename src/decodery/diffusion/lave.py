@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
@@ -20,6 +19,47 @@ from .view import Commit, View
 
 _MOST = 64
 """What a stranger may ask for of each: a pass then takes so many times so many looks at the constraint."""
+
+
+class _Left:
+    """Proposals of a pass that are not tried yet, the most likely first.
+
+    Args:
+        view: The pass.
+        tried: Places and tokens that are no longer left.
+    """
+
+    def __init__(self, view: View, tried: list[tuple[int, int]]) -> None:
+        self._view, self._gone = view, [set[int]() for _ in range(len(view))]
+        self._best: list[tuple[float, int]] | None = None
+        for place, token in tried:
+            self._gone[int(np.searchsorted(view.positions, place))].add(token)
+
+    def next(self, masked: np.ndarray) -> tuple[int, int] | None:
+        """Row and token of the most likely proposal at an open place, which is then tried; None where there is none.
+
+        Args:
+            masked: [m] bool, which places are open.
+        """
+        if self._best is None:
+            self._best = [self._of(row) for row in range(len(self._view))]
+        rows = [row for row in np.flatnonzero(masked).tolist() if self._best[row][0] > -np.inf]
+        if not rows:
+            return None
+        row = max(rows, key=lambda each: (self._best[each][0], -each))  # type: ignore[index]
+        token = self._best[row][1]
+        self._gone[row].add(token)
+        self._best[row] = self._of(row)
+        return row, token
+
+    def _of(self, row: int) -> tuple[float, int]:
+        """The most likely token of a row that is left, and its log-probability."""
+        law = self._view.logprobs[row]
+        best, ids = law.topk(min(len(self._gone[row]) + 1, len(law)))
+        pairs = zip(best.tolist(), ids.tolist(), strict=True)
+        return next(((share, token) for share, token in pairs if token not in self._gone[row]), (-np.inf, 0))
+
+
 _OWN: dict[str, Any] = {field.name: field.default for field in fields(DiffusionDecoder)}
 """Settings of every method; lave's own are those that count."""
 
@@ -112,9 +152,7 @@ class LAVE(DiffusionDecoder):
         # One is tried after the other: each is looked at with those before it written.
         count = sum(self._try(run, held, view, *each) for each in wanted)
         due = len(wanted) if isinstance(self.policy, Scheduled) else 1
-        left = view.logprobs.clone()
-        for place, token in wanted:
-            left[int(np.searchsorted(view.positions, place)), token] = -np.inf
+        left = _Left(view, wanted)
         while not run.canvas.ended:
             if (end := held.advance()) is not None:
                 run.close(held.place, end)
@@ -125,21 +163,19 @@ class LAVE(DiffusionDecoder):
                 continue
             return
 
-    def _retry(self, run: Run, held: Held, view: View, left: torch.Tensor) -> bool:
+    def _retry(self, run: Run, held: Held, view: View, left: _Left) -> bool:
         """Whether some other likely token could be written.
 
         Args:
             run: The canvas and its model.
             held: The constraint of the canvas.
             view: Proposals of the pass.
-            left: [m, vocab] scores of what is not tried yet; tried tokens become -inf.
+            left: What is not tried yet.
         """
         for _ in range(self.retries):
-            left[torch.from_numpy(~run.canvas.masked[view.positions])] = -np.inf
-            row, token = divmod(int(left.argmax()), left.shape[1])
-            if not np.isfinite(float(left[row, token])):
+            if (found := left.next(run.canvas.masked[view.positions])) is None:
                 break
-            left[row, token] = -np.inf
+            row, token = found
             if self._try(run, held, view, int(view.positions[row]), token):
                 return True
         return False

@@ -29,7 +29,8 @@ _EPS = 1e-3
 class Origin(Scheduled):
     """Writes each open place with probability 1 - t' / t, where t' is the time after t.
 
-    The `steps` times fall evenly from 1 to 0.001. The last step writes all that is open. Steps that write nothing change nothing, and their passes are left out.
+    The `steps` times fall evenly from 1 to 0.001. The last step writes all that is open. Steps that write nothing
+    change nothing, and their passes are left out.
 
     Attributes:
         steps: Time steps over the whole canvas, as many for every block; None is one a token.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -79,6 +79,7 @@ class View:
     region: tuple[int, int]
     passed: int = 0
     shown: torch.Tensor | None = None
+    _likely: tuple[int, list[list[int]], list[list[float]]] | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def of(
@@ -136,6 +137,13 @@ class View:
     def entropy(self) -> np.ndarray:
         """[m] in nats."""
         return _entropy(self.logprobs if self.shown is None else self.shown).double().cpu().numpy()
+
+    def likely(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
+        """The `count` most likely tokens of every row and their log-probabilities, looked for once."""
+        if self._likely is None or self._likely[0] != count:
+            best, ids = self.logprobs.topk(min(count, self.logprobs.shape[1]))
+            self._likely = count, ids.tolist(), best.tolist()
+        return self._likely[1:]
 
     def at(self, indices: np.ndarray) -> Commit:
         """The proposals of these places, given as indices or as a mask [m]."""
