@@ -18,7 +18,8 @@ caller: ContextVar[str] = ContextVar("caller", default="")
 class FairOrder:
     """Who is next: the caller with the fewest jobs in progress.
 
-    Of equals it is the one that was served longest ago. One caller takes all slots but one, so that another finds one free or waits for a single job of somebody else.
+    Of equals it is the one that was served longest ago. One caller takes all slots but one, so that another finds
+    one free or waits for a single job of somebody else.
 
     Args:
         count: Jobs in progress at most.
