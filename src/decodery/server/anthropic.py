@@ -183,12 +183,14 @@ class Anthropic(Dialect):
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
         (choice,) = answer["choices"]
         said, calls = choice["message"]["content"], choice["message"].get("tool_calls") or ()
-        content = [{"type": "text", "text": said}] if said or not calls else []
+        thought = choice["message"].get("reasoning_content")
+        content = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
+        content += [{"type": "text", "text": said}] if said or not calls else []
         content += [_use(call, json.loads(call["function"]["arguments"])) for call in calls]
         return _message(answer, content, choice, answer["usage"])
 
     async def stream(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-        opened, block, begun, last = False, -1, False, dict[str, Any]()
+        opened, block, begun, last = "", -1, False, dict[str, Any]()
         usage = {"prompt_tokens": 0, "completion_tokens": 0}
         async for chunk in chunks:
             if "error" in chunk:
@@ -201,14 +203,18 @@ class Anthropic(Dialect):
             for choice in chunk["choices"]:
                 last = choice if choice.get("finish_reason") else last
                 delta = choice["delta"]
-                if said := delta.get("content"):
-                    if not opened:
-                        opened, block = True, block + 1
-                        yield _begin(block, {"type": "text", "text": ""})
-                    yield _delta(block, {"type": "text_delta", "text": said})
+                for kind, name in (("thinking", "reasoning_content"), ("text", "content")):
+                    if not (said := delta.get(name)):
+                        continue
+                    if opened and opened != kind:
+                        yield _end(block)
+                    if opened != kind:
+                        opened, block = kind, block + 1
+                        yield _begin(block, {"type": kind, kind: ""})
+                    yield _delta(block, {"type": f"{kind}_delta", kind: said})
                 for call in delta.get("tool_calls") or ():
                     if opened:
-                        opened = False
+                        opened = ""
                         yield _end(block)
                     block += 1
                     yield _begin(block, _use(call, {}))

@@ -16,10 +16,14 @@ from .languages import drop_stop, language_of
 from .messages import encoded, tools_in_use
 from .methods import CANVAS_TOKENS, cache_policy_of, fill_of, search_of, searched, settings_of
 from .plan import Form, Plan, models_of, several
+from .reasoning import ReasoningMarks, ReasoningSplitter, marks_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from decodery.diffusion.texts import Fill
     from decodery.engine.request import Request
+    from decodery.llm.llm import LLM
     from decodery.models.tokenizers.tokenizer import Tokenizer
 
     from .request_preprocessor import RequestPreprocessor
@@ -80,7 +84,11 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any)
         requests = [request] if search is not None else several(request, n)
     older = bool(body.functions) and not body.tools
     reported = bool(body.logprobs), own is not None, steps
-    form = ChatForm(lm.tokenizer, *reported, bool(tools), older, prompt_logprobs=body.prompt_logprobs is not None)
+    form = ChatForm(
+        lm.tokenizer, *reported, bool(tools), older, prompt_logprobs=body.prompt_logprobs is not None,
+        marks=_marks(lm, tokens, tools, constraint),
+        reasoning=body.include_reasoning is not False,
+    )  # fmt: skip
     return Plan(
         requests,
         n,
@@ -92,6 +100,18 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any)
     )
 
 
+def _marks(lm: LLM, tokens: Sequence[int], tools: Sequence[Any], constraint: Any) -> ReasoningMarks | None:
+    """How the answer marks what is thought; None where it follows a constraint from its first token."""
+    assert lm.chat_template is not None
+    if constraint is not None and not tools:
+        return None
+    return marks_of(lm.chat_template.source, lm.tokenizer.decode(list(tokens[-_MARKED:]), special=True))
+
+
+_MARKED = 16
+"""Tokens at the end of a prompt among which the mark of a thought may be."""
+
+
 @dataclass
 class ChatForm(Form):
     """Body of a chat completion request.
@@ -101,6 +121,8 @@ class ChatForm(Form):
         calls: Whether it may call tools.
         older: Whether calls are reported as `function_call`.
         prompt_logprobs: Whether the prompt's tokens are reported.
+        marks: How the text marks what is thought, where it does.
+        reasoning: Whether that is reported.
     """
 
     tokenizer: Tokenizer
@@ -110,13 +132,17 @@ class ChatForm(Form):
     calls: bool
     older: bool
     prompt_logprobs: bool
+    marks: ReasoningMarks | None = None
+    reasoning: bool = True
     _kept: dict[int, _Kept] = field(default_factory=dict)
+    _thoughts: dict[int, ReasoningSplitter] = field(default_factory=dict)
 
     prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def choice(self, index: int, text: FinishedText) -> dict[str, Any]:
-        said, calls = self._read(text)
+        thought, said, calls = self._read(text)
         message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
+        message |= self._thought(thought)
         if calls and self.older:
             message["function_call"] = _function(calls[0])
         elif calls:
@@ -136,14 +162,20 @@ class ChatForm(Form):
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         self._kept[index] = _Kept()
+        if self.marks is not None:
+            self._thoughts[index] = ReasoningSplitter(self.marks)
         return [self._delta(index, {"role": "assistant", "content": ""})]
 
-    def grown(self, index: int, news: Update) -> list[dict[str, Any]]:
-        said = self._kept[index].push(news.text) if self.calls else news.text
+    def grown(self, index: int, news: Update, *, final: bool = False) -> list[dict[str, Any]]:
+        thought, text = "", news.text
+        if self.marks is not None:
+            thought, text = self._thoughts[index].push(text, final=final)
+        said = self._kept[index].push(text) if self.calls else text
+        shown = self._thought(thought)
         unfolding = answer.unfolding(self.tokenizer, news) if self.steps else {}
-        if not (said or (self.logprobs and news.logprobs) or unfolding):
+        if not (said or shown or (self.logprobs and news.logprobs) or unfolding):
             return []
-        delta = self._delta(index, {"content": said} if said else {})
+        delta = self._delta(index, shown | ({"content": said} if said else {}))
         if self.logprobs and news.logprobs:
             delta["logprobs"] = answer.chat_logprobs(self.tokenizer, news.logprobs)
         if unfolding:
@@ -151,8 +183,8 @@ class ChatForm(Form):
         return [delta]
 
     def ended(self, index: int, news: Update, text: FinishedText) -> list[dict[str, Any]]:
-        found = self.grown(index, news)
-        _, calls = self._read(text)
+        found = self.grown(index, news, final=True)
+        _, _, calls = self._read(text)
         if self.calls and not calls and (rest := self._kept[index].rest):
             found.append(self._delta(index, {"content": rest}))
         for number, call in enumerate(calls):
@@ -167,8 +199,16 @@ class ChatForm(Form):
         )
         return [*found, last]
 
-    def _read(self, text: FinishedText) -> tuple[str, list[FunctionCall]]:
-        return read_calls(text.text) if self.calls else (text.text, [])
+    def _read(self, text: FinishedText) -> tuple[str, str, list[FunctionCall]]:
+        """What was thought, what is said, and the calls."""
+        thought, said = "", text.text
+        if self.marks is not None:
+            thought, said = ReasoningSplitter(self.marks).push(said, final=True)
+        return (thought, *(read_calls(said) if self.calls else (said, [])))
+
+    def _thought(self, thought: str) -> dict[str, Any]:
+        """What was thought, by the two names that clients have for it."""
+        return {"reasoning_content": thought, "reasoning": thought} if thought and self.reasoning else {}
 
     def _reason(self, text: FinishedText, calls: list[FunctionCall]) -> str:
         named = "function_call" if self.older else "tool_calls"

@@ -191,7 +191,9 @@ class Message(BaseModel):
     tool_call_id: StrictStr | None = None
     function_call: CalledFunction | None = None
     refusal: StrictStr | None = None
-    reasoning_content: StrictStr | None = None
+    reasoning_content: StrictStr | None = Field(
+        default=None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
 
     @property
     def text(self) -> str:
@@ -223,6 +225,7 @@ class ChatRequest(Shared):
     Attributes:
         functions, function_call: Tools as they were named before.
         chat_template_kwargs: Variables for the chat template, such as {"enable_thinking": false}.
+        include_reasoning: Report what the model thinks; false leaves it out.
         continue_final_message: Go on with the last message, which the assistant began.
     """
 
@@ -239,6 +242,7 @@ class ChatRequest(Shared):
     prediction: PredictedContent | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
     continue_final_message: StrictBool | None = None
+    include_reasoning: StrictBool | None = None
 
     @property
     def offered(self) -> list[Tool]:

@@ -13,7 +13,7 @@ _IRRELEVANT = frozenset(
     [
         *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("prompt_cache_retention", "verbosity", "reasoning_effort", "cache_prompt", "id_slot", "slot_id"),
-        *("timings_per_token", "return_tokens", "request_id", "include_reasoning"),
+        *("timings_per_token", "return_tokens", "request_id"),
         *("chat_template_content_format", "guided_decoding_backend", "t_max_predict_ms", "t_max_prompt_ms"),
         *("n_keep", "parse_tool_calls", "reasoning_format"),
     ]

@@ -185,7 +185,7 @@ class Ollama(Dialect):
             for choice in chunk["choices"]:
                 last = choice if choice.get("finish_reason") else last
                 delta = choice.get("delta") or {"content": choice.get("text")}
-                if delta.get("content") or delta.get("tool_calls"):
+                if delta.get("content") or delta.get("tool_calls") or delta.get("reasoning_content"):
                     yield dumps(self._line(head, delta, None, None)) + b"\n"
         yield dumps(self._line(head, {}, last, usage)) + b"\n"
 
@@ -199,12 +199,13 @@ class Ollama(Dialect):
         said = message.get("content") or ""
         created = datetime.fromtimestamp(head["created"], UTC).isoformat().replace("+00:00", "Z")
         found: dict[str, Any] = {"model": head["model"], "created_at": created}
+        thought = {"thinking": message["reasoning_content"]} if message.get("reasoning_content") else {}
         if self._chat:
-            found["message"] = {"role": "assistant", "content": said}
+            found["message"] = {"role": "assistant", "content": said, **thought}
             if calls := message.get("tool_calls"):
                 found["message"]["tool_calls"] = [_call(call) for call in calls]
         else:
-            found["response"] = said
+            found |= {"response": said, **thought}
         found["done"] = choice is not None
         if choice is not None and usage is not None:
             found["done_reason"] = "length" if choice.get("finish_reason") == "length" else "stop"

@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute
 from decodery.core.errors import DecoderyError
 
 from .app import Front
+from .connections import TimedProtocol
 from .served import ModelSource
 from .settings import ServerSettings
 
@@ -63,6 +64,7 @@ class Server(uvicorn.Server):
             self.front.app(routes, host),
             host=host,
             port=port,
+            http=TimedProtocol,
             log_level="warning",
             access_log=False,
             lifespan="off",

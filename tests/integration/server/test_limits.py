@@ -22,6 +22,7 @@ from decodery.core import registry
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.llm.llm import LLM
+from decodery.server.connections import TimedProtocol
 from decodery.server.fair import FairQueue
 from decodery.server.keys import Keys, read_keys
 from decodery.server.run import EngineFailed, Server, serve
@@ -332,6 +333,23 @@ def test_an_upload_that_breaks_off_leaves_no_trace(
         wait_until(lambda: not server.server_state.tasks)
         assert post(url).status_code == 200
     assert not capfd.readouterr().err and not caplog.records
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"POST /v1/completions HTTP/1.1\r\nHost: local", b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"],
+)
+def test_a_connection_without_a_request_is_closed(lm: LLM, begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TimedProtocol, "header_seconds", 0.2)
+    with serving(lm) as (server, url):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), SECONDS) as connection:
+            connection.sendall(begun)
+            while connection.recv(4096):
+                pass
+        # A text takes longer than headers may.
+        assert post(url, max_tokens=300, ignore_eos=True).status_code == 200
+    assert not server.server_state.connections
 
 
 def test_what_is_nested_too_deep_is_said_to_be(lm: LLM) -> None:

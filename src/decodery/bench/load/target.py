@@ -81,6 +81,6 @@ def _free_port() -> int:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/v1/models", timeout=5).status_code == 200
+        return httpx.get(f"{url}/v1/models", timeout=5).status_code in (200, 401)
     except httpx.HTTPError:
         return False
