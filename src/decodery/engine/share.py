@@ -41,7 +41,7 @@ class PassBudget:
         beginning = set(map(id, begins))
         if len(beginning) == len(runs):
             return 0
-        wants = [self._wanted(run) if id(run) in beginning else _rows(run) for run in runs]
+        wants = [self._wanted(run) if id(run) in beginning else run.unanswered_rows for run in runs]
         parts = fair([run.owner for run in runs], wants, self.rows)
         return sum(part for run, part in zip(runs, parts, strict=True) if id(run) not in beginning)
 
@@ -79,14 +79,14 @@ class PassBudget:
         texts = [each for each in asked if not isinstance(each[0].task, CoroutineTask)]
         works = [each for each in asked if isinstance(each[0].task, CoroutineTask)]
         if not works or len(asked) + len(joined) < 2 or self.seconds is None:
-            if rows + sum(_rows(run) for run, _ in asked) <= self.rows:
+            if rows + sum(run.unanswered_rows for run, _ in asked) <= self.rows:
                 return every
             return None if joined else self._fill(asked, self.rows)
         if not texts and not joined:
             return self._fill(asked, self._room([run for run, _ in asked], [run for run, _ in works]))
-        for_texts = rows + sum(_rows(run) for run, _ in texts)
+        for_texts = rows + sum(run.unanswered_rows for run, _ in texts)
         # Owners who have searches alone get their part of the rows nevertheless.
-        wants = [*(_rows(run) for run, _ in asked), *divided([self.rows] * len(joined), rows)]
+        wants = [*(run.unanswered_rows for run, _ in asked), *divided([self.rows] * len(joined), rows)]
         parts = fair([run.owner for run in (*(run for run, _ in asked), *joined)], wants, self.rows)
         kept = sum(part for (run, _), part in zip(asked, parts, strict=False) if isinstance(run.task, CoroutineTask))
         longest, numbers = min(works, key=lambda each: each[0].served)
@@ -131,7 +131,7 @@ class PassBudget:
         if self.seconds is None or not works:
             return self.rows
         if len(works) < len(runs):
-            return self._beside.rows
+            return self._beside.batch
         before = max((int(request.segment.positions[0]) for run in works for request in passes(run)[:1]), default=0)
         return max(int(min(self.wide.rows(self.seconds, before), self.rows)), min(LEAST_ROWS, self.rows))
 
@@ -163,10 +163,15 @@ class Beside:
     """
 
     def __init__(self, most: int) -> None:
-        self.rows = min(LEAST_ROWS, most)
+        self.rows = float(min(LEAST_ROWS, most))
         self._most = most
-        self._plain = self._row = 0.0
-        self._credit = self._passes = 0
+        self._plain = self._row = self._credit = 0.0
+        self._passes = 0
+
+    @property
+    def batch(self) -> int:
+        """Rows that share a pass: the first beside a text costs as much as several."""
+        return max(int(self.rows), min(LEAST_ROWS, self._most))
 
     def next(self, ask: int) -> int:
         """Rows of the next pass: an ask of more than there is room for is saved for.
@@ -177,8 +182,9 @@ class Beside:
         self._passes += 1
         if self._passes % _PLAIN_EVERY == 0:
             return 0
-        self._credit = min(self._credit + self.rows, max(self.rows, ask))
-        return self._credit
+        batch = max(self.batch, ask)
+        self._credit = min(self._credit + self.rows, batch)
+        return int(self._credit) if self._credit >= batch else 0
 
     def spend(self, rows: int) -> None:
         """So many rows of searches are in the pass."""
@@ -192,11 +198,13 @@ class Beside:
             row = max(seconds - self._plain, 0.0) / rows
             self._row = row if not self._row else _KEEP * self._row + (1 - _KEEP) * row
         if self._plain and self._row:
-            self.rows = max(1, int(min((_SLOWER - 1) * self._plain / self._row, self._most)))
+            self.rows = max(_LEAST, min((_SLOWER - 1) * self._plain / self._row, self._most))
 
 
 _SLOWER = 1.35
 """How many times as long a pass of texts takes on average with rows of searches in it."""
+_LEAST = 0.5
+"""Rows of searches in an average pass at least."""
 _PLAIN_EVERY = 16
 _KEEP = 0.8
 
@@ -247,8 +255,3 @@ def most_nodes(run: SchedulerEntry) -> int:
         if isinstance(run.task, Sequence) and run.task.request.drafter is not None
         else 0
     )
-
-
-def _rows(run: SchedulerEntry) -> int:
-    """Rows that a task waits for."""
-    return sum(len(run.requests[number].segment) for number in run.unanswered)

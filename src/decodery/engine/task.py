@@ -128,6 +128,7 @@ class SchedulerEntry:
     depth: int = 0
     owner: str = ""
     earlier: float = 0.0
+    _known: tuple[list[Answer | None], int, list[int], int] | None = None
 
     @property
     def waits(self) -> bool:
@@ -137,7 +138,22 @@ class SchedulerEntry:
     @property
     def unanswered(self) -> list[int]:
         """The numbers of the requests that wait for a pass."""
-        return [n for n, each in enumerate(self.results) if each is None and not isinstance(self.requests[n], Blocking)]
+        return self._waiting_for()[0]
+
+    @property
+    def unanswered_rows(self) -> int:
+        """Rows of these requests."""
+        return self._waiting_for()[1]
+
+    def _waiting_for(self) -> tuple[list[int], int]:
+        """Numbers and rows of the requests that wait for a pass; a wide search is looked through once a step."""
+        left = self.results.count(None)
+        if self._known is None or self._known[0] is not self.results or self._known[1] != left:
+            found = [
+                n for n, each in enumerate(self.results) if each is None and not isinstance(self.requests[n], Blocking)
+            ]
+            self._known = self.results, left, found, sum(len(self.requests[n].segment) for n in found)
+        return list(self._known[2]), self._known[3]
 
     @property
     def blocked(self) -> bool:

@@ -17,7 +17,10 @@ else:
 
 
 class TimedProtocol(Protocol):
-    """Uvicorn's protocol, which waits for headers only so long. Between requests its keep-alive time holds."""
+    """Uvicorn's protocol, which waits for headers only so long.
+
+    Between requests its keep-alive time holds.
+    """
 
     header_seconds = HEADER_SECONDS
     _timer: asyncio.TimerHandle | None = None
