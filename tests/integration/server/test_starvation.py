@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,9 +133,11 @@ def passes(lm: LLM, searches: dict[str, float]) -> tuple[int, int]:
 class FirstComeFirstServed(PassBudget):
     """A wrong rule: who has asked first fills the pass."""
 
-    def places(self, asked: list[tuple[SchedulerEntry, list[int]]]) -> list[Place]:
+    def places(
+        self, asked: list[tuple[SchedulerEntry, list[int]]], joined: Sequence[SchedulerEntry] = (), rows: int = 0
+    ) -> list[Place] | None:
         every = [(run, number) for run, numbers in asked for number in numbers]
-        return every[: self.rows]
+        return None if joined else every[: self.rows]
 
 
 def test_wide_searches_are_slow_for_themselves_alone(lm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
