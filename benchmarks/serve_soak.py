@@ -2,7 +2,7 @@
 
     python benchmarks/serve_soak.py [--seconds 3600]
 
-Known requests are answered alone first. Then clients send them mixed, whole and streamed, beside clients that leave,
+Known requests, searches, constraints, monitors and cache policies among them, are answered alone first. Then clients send them mixed, whole and streamed, beside clients that leave,
 send what is no request, prompts that are too long, schemas nothing fits, and clients that read slowly or not at all.
 What comes of it is in benchmarks/results/serve-soak.json: answers by kind and status, texts that differ from their solo
 run, and the server's resident memory over time. The status is 1 where the server failed at any of it.
@@ -104,6 +104,13 @@ def known_requests(seed: int) -> list[Known]:
         {"response_format": {"type": "json_schema", "json_schema": {"name": "item", "schema": SCHEMA}}},
         {"temperature": 0.9, "decodery": {"drafter": "prompt-lookup"}},
         {"temperature": 0.9, "decodery": {"drafter": "none"}},
+        {"structured_outputs": {"regex": "[A-Z][a-z]{2,12} [0-9]{1,3}"}, "temperature": 0.9},
+        {"structured_outputs": {"choice": ["yes", "no", "perhaps"]}, "temperature": 1.0},
+        {"temperature": 0.8, "decodery": {"search": "best-of-n:scorer=log-probability,n=3"}},
+        {"temperature": 0.8, "decodery": {"search": "step-beam:scorer=log-probability,step_tokens=8,n=4,m=2"}},
+        {"decodery": {"search": "beam:width=3"}},
+        {"temperature": 0.7, "decodery": {"cache_policy": "streaming-llm"}},
+        {"temperature": 0.7, "decodery": {"monitor": "confidence"}},
     ]
     found = []
     for number, topic in enumerate(topics):
@@ -349,13 +356,14 @@ def growth(memory: list[tuple[float, float]]) -> dict[str, float] | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "serve-soak.json")
     options = parser.parse_args()
     server = own(options.model, "auto")
-    server = replace(server, command=(*server.command, "--kv-gib", KV_GIB))
+    wide = ("--max-queue", "1024", "--max-texts-per-key", "1024")
+    server = replace(server, command=(*server.command, "--kv-gib", KV_GIB, *wide))
     with stop_on_interrupt() as stopped, progress_bar() as report, server.process(stopped) as (process, url):
         found = asyncio.run(soak(url, process, options, report, stopped))
         complete = not stopped()
