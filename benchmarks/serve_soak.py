@@ -2,8 +2,9 @@
 
     python benchmarks/serve_soak.py [--seconds 3600]
 
-Known requests, searches, constraints, monitors and cache policies among them, are answered alone first. Then clients send them mixed, whole and streamed, beside clients that leave,
-send what is no request, prompts that are too long, schemas nothing fits, and clients that read slowly or not at all.
+Known requests, searches, constraints, monitors and cache policies among them, are answered alone first. Then clients
+send them mixed, whole and streamed, beside clients that leave, send what is no request, prompts that are too long,
+schemas nothing fits, and clients that read slowly or not at all.
 What comes of it is in benchmarks/results/serve-soak.json: answers by kind and status, texts that differ from their solo
 run, and the server's resident memory over time. The status is 1 where the server failed at any of it.
 """

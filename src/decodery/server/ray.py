@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -25,11 +26,20 @@ from starlette.responses import Response, StreamingResponse
 from decodery.core.errors import SettingsError
 
 from .affinity import beginning, ranked
+from .dialect import dumps
 from .errors import ApiError, overloaded
 from .settings import GIB, ServerSettings, quarter_of_memory
 from .wire import Json
 
-_HEADERS = ("authorization", "content-type")
+_HEADERS = ("authorization", "content-type", "host", "x-api-key")
+_STREAMS = ("text/event-stream", "application/x-ndjson")
+_GONE = (RayActorError, ReplicaUnavailableError)
+"""What is raised where a replica has ended before its answer has."""
+_TRIES = 4
+_PAUSE = 0.5
+"""Seconds before a request is given to another replica."""
+_GATES = 2
+"""Gates of a fleet, so that requests come in where one of them is lost."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class Fleet:
     Attributes:
         least, most: Of them.
         cpus, gpus: Of each.
+        host: Where their gates listen.
     """
 
     settings: ServerSettings
@@ -48,6 +59,7 @@ class Fleet:
     most: int = 4
     cpus: float = 1.0
     gpus: float = 0.0
+    host: str = "0.0.0.0"
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
@@ -78,7 +90,7 @@ class Replica:
         from .app import Front
 
         self.front = Front(load(fleet.model, dtype=fleet.dtype), fleet.settings)
-        self.app = self.front.app()
+        self.app = self.front.app(host=fleet.host)
         self.name = serve.get_replica_context().replica_id.unique_id
         self.front.service.start()
 
@@ -153,28 +165,61 @@ class Gate:
         body = b"".join(parts)
         headers = {name: request.headers[name] for name in _HEADERS if name in request.headers}
         begins = beginning(headers, body)
-        stream = self.replicas.answer.remote(request.method, request.url.path, headers, body, begins=begins)
-        try:
-            status, pairs = await anext(stream)
-        except BackPressureError:
-            return _refused(overloaded("all replicas are busy, and as many requests wait as may", 2))
-        except BaseException:
-            stream.cancel()
-            raise
-        answer = StreamingResponse(_rest(stream), status_code=status)
-        answer.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
-        return answer
+        for _ in range(_TRIES):
+            stream = self.replicas.answer.remote(request.method, request.url.path, headers, body, begins=begins)
+            try:
+                return await _answer(stream)
+            except BackPressureError:
+                return _refused(overloaded("all replicas are busy, and as many requests wait as may", 2))
+            except _GONE:
+                # The client has got nothing yet, and the seed decides the text: another replica answers the same.
+                await asyncio.sleep(_PAUSE)
+            except BaseException:
+                stream.cancel()
+                raise
+        return _refused(_lost())
 
 
-async def _rest(stream: Any) -> AsyncIterator[bytes]:
+async def _answer(stream: Any) -> Response:
+    """The answer of a replica: a stream once its first part is there, anything else once all of it is."""
+    status, pairs = await anext(stream)
+    kinds = [value for name, value in pairs if name == "content-type"]
+    streams = any(kind.startswith(_STREAMS) for kind in kinds)
+    answer: Response
+    if streams:
+        first = await anext(stream, b"")
+        answer = StreamingResponse(_rest(first, stream, kinds[0]), status_code=status)
+    else:
+        answer = Response(b"".join([part async for part in stream]), status_code=status)
+    answer.raw_headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+    return answer
+
+
+async def _rest(first: bytes, stream: Any, kind: str) -> AsyncIterator[bytes]:
+    """A stream from its first part on; where the replica is lost it ends with an error event."""
     over = False
     try:
+        yield first
         async for part in stream:
             yield part
         over = True
+    except _GONE:
+        over = True
+        body = dumps(_lost().body)
+        yield b"data: " + body + b"\n\n" if kind.startswith("text/event-stream") else body + b"\n"
     finally:
         if not over:
             stream.cancel()
+
+
+def _lost() -> ApiError:
+    return ApiError(
+        503,
+        "the replica of this request was lost: send it again",
+        kind="server_error",
+        code="replica_lost",
+        retry_after=1,
+    )
 
 
 def _refused(error: ApiError) -> Response:
@@ -201,7 +246,10 @@ def fleet_application(fleet: Fleet) -> serve.Application:
     )
     # It only waits: its cores are the replicas'.
     gate = serve.deployment(
-        Gate, name="gate", max_ongoing_requests=10 * (settings.max_queue + settings.max_running * fleet.most)
+        Gate,
+        name="gate",
+        num_replicas=_GATES,
+        max_ongoing_requests=10 * (settings.max_queue + settings.max_running * fleet.most),
     ).options(ray_actor_options={"num_cpus": 0})
     return gate.bind(replicas.bind(fleet), settings.body_bytes)
 
@@ -224,7 +272,7 @@ def application(given: dict[str, str]) -> serve.Application:
         limits |= {name: int(left.pop(name)) for name in ("max_running", "max_queue") if name in left}
         if "kv_gib" in left:
             limits["kv_bytes"] = int(float(left.pop("kv_gib")) * GIB)
-        numbers = {name: float(left.pop(name)) for name in ("cpus", "gpus") if name in left}
+        numbers: dict[str, Any] = {name: float(left.pop(name)) for name in ("cpus", "gpus") if name in left}
     except (ValueError, OverflowError) as error:
         raise SettingsError(f"the application's settings: {error}") from error
     if "api_key_file" in left:
@@ -271,7 +319,7 @@ def run(fleet: Fleet, host: str, port: int, on_ready: Any) -> None:
     previous = {kind: signal.signal(kind, lambda *_: over.set()) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         serve.start(http_options={"host": host, "port": port})
-        serve.run(fleet_application(fleet))
+        serve.run(fleet_application(replace(fleet, host=host)))
         on_ready(f"http://{host}:{port}")
         over.wait()
     finally:

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -75,8 +77,18 @@ def test_busy_replicas_come_last() -> None:
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """The command with two replicas of the embedded model."""
+def server(fleet: tuple[str, int]) -> int:
+    return fleet[1]
+
+
+@pytest.fixture(scope="module")
+def url(fleet: tuple[str, int]) -> str:
+    return fleet[0]
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[tuple[str, int]]:
+    """The command with two replicas of the embedded model: its address and its process."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -94,7 +106,7 @@ def url() -> Iterator[str]:
                 break
         else:
             raise AssertionError(f"no server, status {process.wait()}")
-        yield line.split()[-1].removesuffix("/v1")
+        yield line.split()[-1].removesuffix("/v1"), process.pid
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) == 0
     finally:
@@ -156,3 +168,58 @@ def test_clients_that_leave_end_their_texts(url: str) -> None:
         return not any(loads)
 
     wait_until(idle)
+
+
+def replica_processes(server: int) -> list[int]:
+    """Those of a server's replicas, which its own Ray has started."""
+    parents, replicas = dict[int, int](), list[int]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if b"ServeReplica:default:replica" in (folder / "cmdline").read_bytes():
+                replicas.append(int(folder.name))
+        except OSError:
+            continue
+
+    def below(process: int) -> bool:
+        while process and process != server:
+            process = parents.get(process, 0)
+        return process == server
+
+    return [each for each in replicas if below(each)]
+
+
+@needs_ray
+def test_requests_of_a_lost_replica_are_answered_by_another(url: str, server: int) -> None:
+    asked: list[dict[str, Any]] = [
+        {"model": "smollm2", "prompt": f"{number} ships", "max_tokens": 60, "temperature": 0.9, "seed": number}
+        for number in range(8)
+    ]
+
+    def whole(body: dict[str, Any]) -> str:
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=SECONDS)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    def streamed(body: dict[str, Any]) -> tuple[str, str]:
+        text, last = "", ""
+        with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=SECONDS) as stream:
+            for line in filter(None, stream.iter_lines()):
+                last = line.removeprefix("data: ")
+                if last != "[DONE]" and "choices" in (found := json.loads(last)):
+                    text += found["choices"][0]["text"]
+        return text, last
+
+    with ThreadPoolExecutor(16) as pool:
+        alone = list(pool.map(whole, asked))
+        lost = replica_processes(server)[0]
+        wholes, streams = [pool.submit(whole, body) for body in asked], [pool.submit(streamed, body) for body in asked]
+        wait_until(lambda: httpx.get(f"{url}/decodery/load").json()["running"] > 0)
+        os.kill(lost, signal.SIGKILL)
+        assert [each.result(SECONDS) for each in wholes] == alone
+        for found, expected in zip([each.result(SECONDS) for each in streams], alone, strict=True):
+            text, last = found
+            # A stream of which the client has something ends with an error event; no text has anything else in it.
+            assert (text == expected and last == "[DONE]") or json.loads(last)["error"]["code"] == "replica_lost"
+            assert expected.startswith(text)
+    wait_until(lambda: len(replica_processes(server)) == 2 and len(ids(url)) == 2)
