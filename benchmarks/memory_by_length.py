@@ -57,13 +57,9 @@ def taken(model: Transformer, kv: CachePolicy | None, length: int) -> tuple[int,
     for size in sizes:
         part = tokens[cache.next_position : cache.next_position + size]
         model.forward(Batch([Segment.chunk(part, cache, logit_rows=[])]))
-        most = max(most, _bytes(cache))
+        most = max(most, cache.bytes)
         cache.keep(range(size))
-    return _bytes(cache), most
-
-
-def _bytes(cache) -> int:  # type: ignore[no-untyped-def]
-    return int(cache.bytes) + getattr(cache.policy, "bytes", 0)
+    return cache.bytes, most
 
 
 if __name__ == "__main__":

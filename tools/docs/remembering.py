@@ -109,6 +109,24 @@ def memory_by_length() -> str:
     return f"`{found['command']}`\n\n{table(['what is kept', *(f'{int(each):,}' for each in lengths)], rows)}"
 
 
+def policy_speed() -> str:
+    """What policies take in memory and time, as shares of the full cache's."""
+    found = load("policy-speed")
+    kinds = list(found["rows"])
+    names = {"auto": "float32"}
+    rows = []
+    for policy in found["rows"][kinds[0]]:
+        told = [found["rows"][kind][policy] for kind in kinds]
+        cells = [f"{each['MiB']:.0f} ({each['memory']:.2f}) | {each['ms']:.1f} ({each['time']:.2f})" for each in told]
+        rows.append(
+            ["all" if policy == "full" else f"`{policy}`", *(part for each in cells for part in each.split(" | "))]
+        )
+    head = ["what is kept"]
+    for kind in kinds:
+        head += [f"MiB, {names.get(kind, kind)}", f"ms a token, {names.get(kind, kind)}"]
+    return f"`{found['command']}`\n\n{table(head, rows)}"
+
+
 def lengths() -> str:
     """What a pass costs by the text after it, with keys and values of three sizes, and what reading alone would."""
     found = load("lengths")
@@ -234,6 +252,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "cache-parts": cache_parts,
     "beyond-context": beyond_context,
     "memory-by-length": memory_by_length,
+    **({"policy-speed": policy_speed} if recorded("policy-speed") else {}),
     "window-memory": window_memory,
     "pass-lengths": pass_lengths,
     "lengths": lengths,

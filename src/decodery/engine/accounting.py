@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from decodery.core.trace import Step
-from decodery.models.cache.cache import resident
+from decodery.models.cache.account import resident
 from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import LanguageModel
 from decodery.step.forward_request import ForwardRequest, ForwardResult

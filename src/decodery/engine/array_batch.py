@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from decodery.models.cache.cache import resident
+from decodery.models.cache.account import resident
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch_state import in_plain_state
 from decodery.step.bound_request import BoundRequest
@@ -150,9 +150,11 @@ class ArrayBatch:
         for place, text in enumerate(texts):
             seq = text.seq
             expect(seq)
+            # Under a limit memory is taken when the schedule knows that there is some.
+            ahead = _AHEAD if self._schedule.limits.cache_bytes is None else 0
             try:
-                if not text.rows.has_room(max(text.room, _AHEAD // 2)):
-                    text.rows.open(max(text.room, min(_AHEAD, text.most - text.length)))
+                if not text.rows.has_room(max(text.room, ahead // 2)):
+                    text.rows.open(max(text.room, min(ahead, text.most - text.length)))
             except Exception:
                 return False
             if not text.rows.has_room(text.room):

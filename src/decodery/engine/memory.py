@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 
 from decodery.core.errors import OutOfMemory
-from decodery.models.cache.cache import beside
+from decodery.models.cache.account import resident
 from decodery.models.cache.page_pool import used_bytes
-from decodery.models.cache.pages import resident
 from decodery.step.sequence import Sequence
 
 from .preempt import caches, caches_of
@@ -39,7 +38,7 @@ class MemoryBudget:
         """
         read = [cache for run in runs for cache in caches(run)]
         tables = self._prefixes.tables if kept and self._prefixes is not None else []
-        return resident((*(cache.pages for cache in read), *tables)) + beside(read) + _due(runs)
+        return resident(read, tables) + _due(runs)
 
     def by_owner(self, runs: Ordered[SchedulerEntry]) -> dict[str, int]:
         """Bytes that the tasks of each owner hold."""
@@ -125,7 +124,7 @@ def _due(runs: Ordered[SchedulerEntry]) -> int:
 def _missing(seq: Sequence) -> int:
     """Bytes of its tokens, and of a step with its largest draft, that a text has not taken yet."""
     room = len(seq.tokens) + (0 if seq.request.drafter is None or reads(seq) else seq.request.max_draft_tokens)
-    return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in caches_of(seq))
+    return sum(cache.more_for(room) for cache in caches_of(seq))
 
 
 def _has_policy(run: SchedulerEntry) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 
 from decodery.models.batch import Segment
-from decodery.models.cache.cache import KVCache, resident
+from decodery.models.cache.account import resident
+from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import Reader
 from decodery.step.forward_request import Blocking, ForwardCoroutine, ForwardRequest, gather, score_all
 from decodery.step.sequence import Sequence

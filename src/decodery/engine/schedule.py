@@ -42,7 +42,7 @@ class Limits:
         texts: Tasks in progress at a time; others wait for their turn.
         cache_bytes: Of all keys and values of tasks in progress and of those that are kept for later ones, None for no
             bound. What is kept goes first; then a task that no longer fits gives its memory back and is read again
-            later; while a text's memory grows, what it had is there as well.
+            later. A search's next step is not known before it is taken.
         seconds: That a pass is to take while texts are written, by what earlier ones took; prompts are read in smaller
             chunks for it, down to 16 rows, and searches get fewer rows of a pass that others wait for. None for no
             bound.

@@ -11,6 +11,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
+from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
@@ -84,6 +85,9 @@ class Fetching(Noting):
         self._picked: dict[int, np.ndarray] = {}
         self._entropies: dict[int, float] = {}
         self._budgets: dict[int, float] = {}
+
+    def wanted(self, segment: Segment) -> bool:
+        return True
 
     def select(self, attention: Attention) -> np.ndarray | None:
         layer, segment = attention.layer, attention.segment

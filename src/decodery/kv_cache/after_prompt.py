@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn.functional import avg_pool1d, max_pool1d
 
+from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig
@@ -113,6 +114,9 @@ class Noting(State):
         self._first = prompt - min(watched, prompt)
         self._queries: dict[int, list[torch.Tensor]] = {}
         self._read: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
+
+    def wanted(self, segment: Segment) -> bool:
+        return not self.settled and bool(segment.positions.max(initial=-1) >= self._first)
 
     def select(self, attention: Attention) -> np.ndarray | None:
         if not self.settled:

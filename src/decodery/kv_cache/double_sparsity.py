@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,11 +12,13 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.models.cache.attention_policy import AttentionPolicy
+from decodery.models.cache.kernel_policy import Choice, SideStore
+from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.key_channels import KeyChannels
 from decodery.step.cache_policy import best, require_budget
 
-from .selecting import Asked, Selective, dots
+from .selecting import Asked, Selective, allowed, dots
 
 
 @register(
@@ -29,8 +32,8 @@ class DoubleSparsity(Selective):
     """Reads the tokens whose keys answer a query best in the few channels that matter most.
 
     Keeps everything. A group of query heads reads what the largest product of its heads asks for, so that a key-value
-    head is read once; the published code selects for every head by itself. Class A. Labels are computed of the keys
-    here and take no memory of their own; kept apart they would be channels * bits / 16 of bfloat16 keys.
+    head is read once; the published code selects for every head by itself. Class A. Kernels keep labels beside the
+    cache, a byte a number and their range, and choose by themselves.
 
     Attributes:
         budget: See `CachePolicy`; the published 128 tokens.
@@ -67,9 +70,7 @@ class DoubleSparsity(Selective):
         return layer < self.dense_layers
 
     def choose(self, asked: Asked) -> np.ndarray:
-        assert isinstance(self.calibration, KeyChannels)
-        order = self.calibration.order[asked.layer]
-        picked = order[:, : math.ceil(self.channels * order.shape[1])].to(asked.keys.device)
+        picked = torch.from_numpy(self.looked_at[asked.layer].astype(np.int64)).to(asked.keys.device)
         _, rows, group, _ = asked.queries.shape
         queries = asked.queries.gather(3, picked[:, None, None].expand(-1, rows, group, -1))
         labels = asked.keys.gather(2, picked[:, None].expand(-1, asked.keys.shape[1], -1))
@@ -79,6 +80,21 @@ class DoubleSparsity(Selective):
         forced = (asked.positions < self.sinks) | last | own
         scores = np.where(forced, np.inf, scores)
         return best(scores, asked.budgets(self.budget)[None], np.broadcast_to(asked.seen, scores.shape))
+
+    def choice(self, config: ModelConfig, at: np.ndarray, store: SideStore | None) -> Choice | None:
+        channels = self.looked_at
+        if store is None:
+            store = SideStore.of_labels(self.layers(config), config.num_kv_heads, channels.shape[2], self.bits)
+        counts = allowed(self.budget, at)
+        return Choice(counts, store, channels, self.bits, self.sinks, self.recent)
+
+    @cached_property
+    def looked_at(self) -> np.ndarray:
+        """[layers, kv_heads, m] int32, the channels that are looked at."""
+        assert isinstance(self.calibration, KeyChannels)
+        order = self.calibration.order
+        picked = order[..., : math.ceil(self.channels * order.shape[-1])]
+        return np.ascontiguousarray(picked.cpu().numpy(), dtype=np.int32)
 
 
 def rounded(labels: torch.Tensor, bits: int) -> torch.Tensor:

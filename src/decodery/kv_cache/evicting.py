@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from decodery.core.requirements import Provides
+from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
+from decodery.models.cache.kernel_policy import KernelPolicy
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy, State, best, entries
@@ -32,12 +34,21 @@ class Scored(CachePolicy):
     def provides(self) -> Provides:
         return Provides()
 
-    def read(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Scores [kv_heads, slots] after more of the prompt was read: weights [kv_heads, group, rows, slots].
+    @property
+    def newest(self) -> bool:
+        """Whether scores are made of the last row of a prompt alone."""
+        return False
+
+    def read(self, scores: np.ndarray, paid: np.ndarray) -> np.ndarray:
+        """Scores [kv_heads, slots] after more of the prompt was read.
 
         By default what all rows so far have paid, averaged over the heads of a group.
+
+        Args:
+            scores: [kv_heads, slots].
+            paid: [kv_heads, slots] by the new rows, or where `newest` by the last one: the mean of a group's heads.
         """
-        found: np.ndarray = scores + weights.sum(axis=2).mean(axis=1)
+        found: np.ndarray = scores + paid
         return found
 
     def written(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -110,10 +121,12 @@ class Evicting(State):
         self._behind: dict[int, tuple[int, list[Held]]] = {}
         self._read: dict[int, np.ndarray] = {}
 
-    @property
-    def observes(self) -> bool:  # type: ignore[override]
-        """Attention's weights are wanted of prompts; those of later rows are computed before they are read."""
-        return not self.settled
+    def summed_from(self, segment: Segment) -> int | None:
+        """Weights are wanted of prompts; those of later rows are computed before they are read."""
+        return None if self.settled else len(segment) - 1 if self.method.newest else 0
+
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        return None if self.settled else KernelPolicy(summed_from=self.summed_from(segment))
 
     @property
     def bytes(self) -> int:
@@ -121,13 +134,11 @@ class Evicting(State):
         held = [*self._held.values(), *(each for _, states in self._behind.values() for each in states)]
         return sum(each.scores.nbytes for each in held) + sum(each.nbytes for each in self._read.values())
 
-    def observe(self, attention: Attention) -> None:
-        layer, weights = attention.layer, attention.weights
-        assert weights is not None
-        kv_heads, slots = len(attention.keys), weights.shape[-1]
-        grouped = weights.double().cpu().numpy().reshape(kv_heads, -1, *weights.shape[1:])
+    def take_sums(self, layer: int, paid: np.ndarray) -> None:
+        kv_heads, slots = paid.shape
         known = self._held[layer].scores if layer in self._held else np.zeros((kv_heads, 0))
-        self._read[layer] = self.method.read(np.pad(known, ((0, 0), (0, slots - known.shape[1]))), grouped)
+        mean = paid * (self.config.num_kv_heads / self.config.num_heads)
+        self._read[layer] = self.method.read(np.pad(known, ((0, 0), (0, slots - known.shape[1]))), mean)
 
     def select(self, attention: Attention) -> np.ndarray | None:
         layer, segment = attention.layer, attention.segment

@@ -164,9 +164,9 @@ class Serving(State):
         begins = window_begins(method.window, method.sinks, cache.next_position) // SLOTS * SLOTS
         if begins <= method.sinks:
             return
-        for layer, streams in enumerate(self.streams):
-            heads, length = np.flatnonzero(streams), int(cache.lengths[layer])
-            if not len(heads) or self.config.window(layer) is not None:
+        for layer in self.full_layers:
+            heads, length = np.flatnonzero(self.streams[layer]), int(cache.lengths[layer])
+            if not len(heads):
                 continue
             first, last = np.searchsorted(cache.positions[layer, :length], [method.sinks, begins]).tolist()
             lost = cache.losses.of(layer, length)

@@ -105,7 +105,7 @@ class Flowing(Probing):
             kept_keys, kept_values = [], []
             for head, stays in enumerate(torch.from_numpy(chosen).to(keys.device)):
                 kept_keys.append(keys[head][stays])
-                folded = values[head][stays] if seen is None else self._folded(seen, head, stays, paid[head])
+                folded = values[head][stays] if seen is None else self._folded(seen, head, stays, paid[head].to(values))
                 kept_values.append(folded.to(values.dtype))
             places = cache.positions[layer, : self.prompt]
             slots = np.nonzero(chosen)[1].reshape(len(chosen), -1)

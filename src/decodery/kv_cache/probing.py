@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import numpy as np
 import torch
 
 from decodery.models.batch import Segment
-from decodery.models.cache.attention_policy import Attention
 from decodery.models.cache.cache import KVCache
+from decodery.models.cache.kernel_policy import KernelPolicy
 from decodery.models.config import ModelConfig
 from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
 
 from .after_prompt import SPARE, Noting
-from .selecting import precise
 
 
 class Probing(Noting):
@@ -29,17 +29,20 @@ class Probing(Noting):
         super().__init__(config, prompt, watched)
         self.asking = False
         self.paid: dict[int, torch.Tensor] = {}
+        self._rows = 1
 
-    @property
-    def observes(self) -> bool:  # type: ignore[override]
-        return self.asking
+    def wanted(self, segment: Segment) -> bool:
+        return self.asking or super().wanted(segment)
 
-    def observe(self, attention: Attention) -> None:
-        weights = attention.weights
-        if not self.asking or weights is None:
-            return
-        grouped = precise(weights).reshape(len(attention.keys), -1, *weights.shape[1:])
-        self.paid[attention.layer] = grouped[..., : self.prompt].mean(dim=(1, 2))
+    def summed_from(self, segment: Segment) -> int | None:
+        self._rows = len(segment) * self.config.num_heads // self.config.num_kv_heads
+        return 0 if self.asking else None
+
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        return KernelPolicy(summed_from=self.summed_from(segment)) if self.asking else None
+
+    def take_sums(self, layer: int, paid: np.ndarray) -> None:
+        self.paid[layer] = torch.from_numpy(paid[:, : self.prompt] / self._rows)
 
     def _settle(self, cache: KVCache) -> None:
         pass

@@ -149,11 +149,10 @@ class Storing(State):
         if not rows or cache.next_position < self.prompt or end <= self.stored:
             return
         first = self.stored == 0
-        for layer in range(self.config.num_layers):
-            if self.config.window(layer) is None:
-                slots = np.arange(end - self.stored)
-                self.groups.setdefault(layer, []).extend(self._coded(*cache.view(layer), slots))
-                cache.evict(layer, slots.tolist())
+        for layer in self.full_layers:
+            slots = np.arange(end - self.stored)
+            self.groups.setdefault(layer, []).extend(self._coded(*cache.view(layer), slots))
+            cache.evict(layer, slots.tolist())
         self.stored = end
         if first:
             cache.shrink(SPARE)

@@ -9,9 +9,12 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.models.cache.kernel_policy import Choice, SideStore
+from decodery.models.cache.page_pool import SLOTS
+from decodery.models.config import ModelConfig
 from decodery.step.cache_policy import best, require_budget
 
-from .selecting import Asked, Selective, dots
+from .selecting import Asked, Selective, allowed, dots
 
 
 @register(
@@ -26,7 +29,8 @@ class Quest(Selective):
     Keeps everything. Of every page the least and the largest value of each channel of its keys bound the scores: sum
     over channels of the larger product with the query. A group of query heads takes the largest bound of its heads, so
     that a key-value head is read once. The page a row stands in is always read. Class A. Read per row: 2 vectors a page
-    and the keys and values of the pages chosen.
+    and the keys and values of the pages chosen. Pages of 16 are those of the cache: kernels keep their bounds in 32
+    bits beside it and choose by themselves; bounds of other pages are computed anew for each row.
 
     Attributes:
         budget: See `CachePolicy`; rounded up to pages, of which at least `least` are read.
@@ -52,6 +56,13 @@ class Quest(Selective):
         pages = best_pages(asked, self.budget, self.page, self.least)
         chosen: np.ndarray = pages[..., asked.positions // self.page]
         return chosen
+
+    def choice(self, config: ModelConfig, at: np.ndarray, store: SideStore | None) -> Choice | None:
+        if self.page != SLOTS:
+            return None
+        if store is None:
+            store = SideStore.of_bounds(self.layers(config), config.num_kv_heads, config.head_dim)
+        return Choice(np.maximum(-(-allowed(self.budget, at) // SLOTS), self.least), store)
 
 
 def best_pages(asked: Asked, budget: float, page: int, least: int, logical: int | None = None) -> np.ndarray:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from decodery.core.requirements import Provides
+from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.kernel_policy import Choice, KernelPolicy, SideStore, whole
+from decodery.models.cache.page_pool import SLOTS, MappedPool
+from decodery.models.cache.pages import PageTable
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.portable import lane_sum
@@ -35,21 +40,67 @@ class Selective(CachePolicy):
     def dense(self, layer: int) -> bool:
         """Whether the rows of a layer read everything."""
 
+    @abstractmethod
+    def choice(self, config: ModelConfig, at: np.ndarray, store: SideStore | None) -> Choice | None:
+        """What kernels choose by in place of `choose`; None where they cannot.
+
+        Args:
+            config: Of the model.
+            at: [rows] positions.
+            store: What rows of the same text were chosen by before, None at first.
+        """
+
+    def layers(self, config: ModelConfig) -> np.ndarray:
+        """[layers] bool, those whose rows select."""
+        every = range(config.num_layers)
+        return np.array([not self.dense(layer) and config.window(layer) is None for layer in every])
+
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Selecting(self, model.config, prompt)
 
 
 class Selecting(State):
-    """Nothing is remembered beside the cache, so that rows which were rejected leave no trace."""
+    """Nothing is remembered but of full pages of content, so that rows which were rejected leave no trace."""
 
     anew = True
 
     def __init__(self, method: Selective, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt)
         self.method, self.untouched = method, prompt
+        self._store: SideStore | None = None
+
+    @property
+    def tables(self) -> tuple[PageTable, ...]:
+        return () if self._store is None else (self._store.pages,)
 
     def fork(self) -> Selecting:
-        return self
+        clone = Selecting(self.method, self.config, self.prompt)
+        clone._store = None if self._store is None else self._store.fork()
+        return clone
+
+    def more_for(self, cache: KVCache, slots: int) -> int:
+        if not isinstance(cache.pages.pool, MappedPool) or not whole(cache):
+            return 0
+        choice = self.method.choice(self.config, np.zeros(1, dtype=np.int64), self._store)
+        self._store = self._store if choice is None else choice.store
+        return 0 if choice is None else choice.store.more_for(slots // SLOTS)
+
+    def cut(self, cache: KVCache) -> None:
+        if self._store is not None:
+            self._store.cut(cache.length // SLOTS)
+
+    def wanted(self, segment: Segment) -> bool:
+        return bool(segment.positions.max(initial=-1) >= self.prompt)
+
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        cache = segment.cache
+        assert cache is not None
+        choice = self.method.choice(self.config, segment.positions, self._store) if whole(cache) else None
+        if choice is None:
+            return None
+        self._store = choice.store
+        counts = np.where(segment.positions >= self.prompt, choice.counts, 0).astype(np.int32)
+        return KernelPolicy(replace(choice, counts=counts))
 
     def select(self, attention: Attention) -> np.ndarray | None:
         rows = np.flatnonzero(attention.segment.positions >= self.prompt)
@@ -96,7 +147,12 @@ class Asked:
 
     def budgets(self, budget: float) -> np.ndarray:
         """[rows] how many tokens each row may read."""
-        return np.array([entries(budget, int(at) + 1) for at in self.at])
+        return allowed(budget, self.at)
+
+
+def allowed(budget: float, at: np.ndarray) -> np.ndarray:
+    """[rows] how many tokens rows at these positions may read."""
+    return np.array([entries(budget, position + 1) for position in at.tolist()])
 
 
 def precise(values: torch.Tensor) -> torch.Tensor:

@@ -10,14 +10,16 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
+from decodery.models.cache.kernel_policy import KernelPolicy, Windows
 from decodery.models.cache.page_pool import SLOTS
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy, State, require_budget, window_begins
 
-from .after_prompt import turned
+from .after_prompt import angles, turned
 
 
 @register(
@@ -113,6 +115,19 @@ class Streaming(State):
         found = context.clone()
         found[rows] = (share * context[rows].double() + (1 - share) * first).to(context.dtype)
         return found
+
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        cache, config = segment.cache, self.config
+        assert cache is not None
+        ropes = {config.layer_rope(layer) for layer in self.full_layers}
+        if cache.prefix or config.latent is not None or len(ropes) != 1:
+            return None
+        at, begins = segment.positions, np.array([self.method.begins(int(each)) for each in segment.positions])
+        far = begins > self.method.sinks
+        nearer = np.where(far & self.merges, begins - self.method.sinks, 0)
+        cos, sin = (each.float() for each in angles(config, self.full_layers[0], -nearer))
+        widths = np.where(far, at + 1 - begins, 0).astype(np.int32)
+        return KernelPolicy(windows=Windows(widths, self.method.sinks, (cos, sin)))
 
     def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
         # By whole blocks, wherever passes end: what is held is a function of the text's length.

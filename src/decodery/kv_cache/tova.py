@@ -33,8 +33,12 @@ class TOVA(Scored):
     def __post_init__(self) -> None:
         require_budget("tova", self.budget)
 
-    def read(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        return self.written(scores, weights[:, :, -1])
+    @property
+    def newest(self) -> bool:
+        return True
+
+    def read(self, scores: np.ndarray, paid: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(paid.mean(axis=0), scores.shape)
 
     def written(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
         return np.broadcast_to(weights.mean(axis=(0, 1)), scores.shape)

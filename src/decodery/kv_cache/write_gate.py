@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from decodery.core.errors import SettingsError
+from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
@@ -60,6 +60,11 @@ class WriteGate(CachePolicy):
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         gate = WriteGates.load(self.gate, "write-gate:gate")
         gate.require(model)
+        if model.config.window(gate.layer) is not None:
+            raise UnsupportedModel(
+                f"write-gate looks at tokens in layer {gate.layer}, which has a sliding window in this model: train a "
+                "gate of a layer without one, or take another policy"
+            )
         return Admitting(replace(self, gate=gate), gate, model.config, prompt)
 
 
@@ -80,9 +85,6 @@ class Admitting(State):
         self._least = gate.least(method.budget)
         self._stored = np.zeros(0, dtype=bool)
 
-    def acts(self, layer: int) -> bool:
-        return layer == self.gate.layer or super().acts(layer)
-
     def fork(self) -> Admitting:
         return Admitting(self.method, self.gate, self.config, self.prompt)
 
@@ -94,7 +96,7 @@ class Admitting(State):
                 margins = self.gate.margins(looked_at(self.config, attention)).cpu().numpy()
                 stored |= margins > self._least
             self._stored = np.concatenate((self._stored[: segment.retained], stored))
-        if layer < self.gate.layer or self.config.window(layer) is not None:
+        if layer < self.gate.layer:
             return None
         read = np.ones((len(segment), attention.seen.shape[-1]), dtype=bool)
         read[:, read.shape[1] - len(self._stored) :] = self._stored
@@ -105,8 +107,8 @@ class Admitting(State):
         self._stored = np.zeros(0, dtype=bool)
         if not len(dropped):
             return
-        for layer in range(self.gate.layer, self.config.num_layers):
-            if self.config.window(layer) is None:
+        for layer in self.full_layers:
+            if layer >= self.gate.layer:
                 behind = int(cache.lengths[layer]) - len(rows)
                 cache.evict(layer, (behind + dropped).tolist())
 

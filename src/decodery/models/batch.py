@@ -52,9 +52,11 @@ class Segment:
 
     @property
     def sparse(self) -> bool:
-        """Whether Python does the attention: for a policy, lost slots or changed scores."""
+        """Whether what its rows read is decided apart: for a policy, lost slots or changed scores."""
         cache = self.cache
-        return cache is not None and (cache.policy is not None or bool(cache.losses) or self.steered)
+        if cache is None:
+            return False
+        return (cache.policy is not None and cache.policy.wanted(self)) or bool(cache.losses) or self.steered
 
     @property
     def steered(self) -> bool:

@@ -120,17 +120,22 @@ class Remembering(OwnCaches):
 class State(AttentionPolicy):
     """What a policy remembers of one text.
 
+    It has no say in layers with a sliding window: they are small already, and their rows never see further back.
+
     Args:
         config: The model's configuration.
         prompt: How many tokens its prompt has.
     """
 
+    windows = False
+
     def __init__(self, config: ModelConfig, prompt: int) -> None:
         self.config, self.prompt = config, prompt
 
-    def acts(self, layer: int) -> bool:
-        # Layers with a sliding window are small already, and their rows never see further back.
-        return self.config.window(layer) is None
+    @property
+    def full_layers(self) -> list[int]:
+        """The layers that it has a say in."""
+        return [layer for layer in range(self.config.num_layers) if self.config.window(layer) is None]
 
     def fork(self) -> Self:
         return deepcopy(self, {id(self.config): self.config})

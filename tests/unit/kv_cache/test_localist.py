@@ -9,7 +9,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.kv_cache.localist import Localist
 from decodery.models.batch import Batch, Segment
-from decodery.models.cache.attention_policy import Attention
+from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.torch.transformer import Transformer
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import to_int8
@@ -18,14 +18,13 @@ MODEL = tiny_transformer(0)
 IDS = np.random.default_rng(0).integers(0, 64, 40)
 
 
-class Watched:
+class Watched(AttentionPolicy):
     """A policy whose first layer is written down."""
 
-    def __init__(self, policy: object, into: list[Attention]) -> None:
-        self.policy, self.into, self.observes, self.merges = policy, into, True, False
+    observes = True
 
-    def acts(self, layer: int) -> bool:
-        return True
+    def __init__(self, policy: object, into: list[Attention]) -> None:
+        self.policy, self.into = policy, into
 
     def select(self, attention: Attention) -> np.ndarray | None:
         return self.policy.select(attention)  # type: ignore[attr-defined, no-any-return]
@@ -38,7 +37,7 @@ class Watched:
 def read(method: Localist, model: Transformer = MODEL) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of all rows, and the first layer's weights [heads, n, n]."""
     cache, seen = model.new_cache(), list[Attention]()
-    cache.policy = Watched(method.state(model, 1), seen)  # type: ignore[assignment]
+    cache.policy = Watched(method.state(model, 1), seen)
     logits = model.forward(Batch([Segment.chunk(IDS, cache)])).logits
     assert seen[0].weights is not None
     return logits, seen[0].weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from decodery.core.errors import ContextFull, OutOfMemory
 from decodery.kv_cache.streaming_llm import Streaming, StreamingLLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.kernel_policy import KernelPolicy
 from decodery.models.config import ModelConfig, Rope
 from decodery.models.torch.rope import turns
 from decodery.testing import LawBroken, decode, tiny_transformer, to_int8
@@ -92,6 +94,13 @@ class Nearest(Streaming):
     def _begins(self, attention: Attention) -> np.ndarray:
         found = super()._begins(attention)
         return np.full_like(found, found[0])
+
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        found = super().by_kernel(segment)
+        assert found is not None and found.windows is not None
+        cos, sin = found.windows.turned
+        turned = cos[:1].expand_as(cos).contiguous(), sin[:1].expand_as(sin).contiguous()
+        return replace(found, windows=replace(found.windows, turned=turned))
 
 
 class MetTogether(StreamingLLM):

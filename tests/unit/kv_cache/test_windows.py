@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from decodery.core.errors import UnsupportedModel
 from decodery.kv_cache.coprocessor import Coprocessor
 from decodery.kv_cache.localist import Localist
 from decodery.kv_cache.streaming_llm import StreamingLLM
+from decodery.kv_cache.write_gate import WriteGate
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.page_pool import SLOTS
@@ -42,8 +44,14 @@ def read(model: Transformer, policy: CachePolicy | None) -> tuple[torch.Tensor, 
     return torch.cat(found), cache
 
 
-# Latents of a coprocessor are read in windowed layers, too, and leave their window as tokens do.
-LEAVING = {name: kv for name, kv in KVS.items() if not isinstance(kv, Coprocessor)}
+# Latents of a coprocessor are read in windowed layers, too, and leave their window as tokens do. A write gate needs a
+# layer without a window.
+LEAVING = {name: kv for name, kv in KVS.items() if not isinstance(kv, Coprocessor | WriteGate)}
+
+
+def test_a_write_gate_in_a_windowed_layer_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="layer 1, which has a sliding window"):
+        KVS["write-gate"].state(sliding(True, True), 31)
 
 
 @pytest.mark.parametrize("kv", LEAVING.values(), ids=LEAVING)

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from decodery.core.errors import OutOfMemory
 from decodery.models.batch import Batch, Segment
-from decodery.models.cache.cache import KVCache, Snapshot, resident
+from decodery.models.cache.account import resident
+from decodery.models.cache.cache import KVCache, Snapshot
 from decodery.models.cache.page_pool import SLOTS
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.protocol import LanguageModel

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from decodery.core.errors import OutOfMemory
-from decodery.models.cache.cache import KVCache, resident
+from decodery.models.cache.account import resident
+from decodery.models.cache.cache import KVCache
 from decodery.models.cache.page_pool import SLOTS, MappedPool, PagePool, TensorPool, page_bytes
 from decodery.models.cache.pages import PageTable
 

@@ -65,13 +65,23 @@ class PageRowsStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class PolicyStruct(ctypes.Structure):
+    _fields_ = [
+        ("acts", c_void_p), ("widths", c_void_p), ("cos", c_void_p), ("sin", c_void_p), ("counts", c_void_p),
+        ("channels", c_void_p), ("side_base", c_void_p), ("side_table", c_void_p), ("summarised", c_void_p),
+        ("picked", c_void_p), ("paid", c_void_p), ("side_bytes", c_int64), ("sinks", c_int32),
+        ("channel_count", c_int32), ("bits", c_int32), ("first", c_int32), ("recent", c_int32), ("known", c_int32),
+        ("side_pages", c_int32), ("room", c_int32), ("paid_from", c_int32), ("paid_slots", c_int32),
+    ]  # fmt: skip
+
+
 class SegmentStruct(ctypes.Structure):
     _fields_ = [
         ("base", c_void_p), ("pages", c_void_p), ("lengths", c_void_p), ("slots", c_void_p), ("positions", c_void_p),
         ("mask", c_void_p), ("page_bytes", c_int64), ("table_layer", c_int64), ("table_head", c_int64),
         ("lengths_layer", c_int64), ("lengths_head", c_int64), ("slots_layer", c_int64), ("slots_head", c_int64),
         ("rows", c_int32), ("stays", c_int32), ("element", c_int32), ("table_pages", c_int32), ("starts", c_void_p),
-        ("picked", c_void_p), ("weights", c_void_p), ("mass", c_void_p),
+        ("picked", c_void_p), ("weights", c_void_p), ("mass", c_void_p), ("policy", c_void_p),
     ]  # fmt: skip
 
 
@@ -168,9 +178,9 @@ class ArrayStepStruct(ctypes.Structure):
 
 # In the order of csrc/abi.h.
 _STRUCTS = (
-    LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, SegmentStruct, PassStruct, DraftStruct, GuessStruct,
-    MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, HappenedStruct, ProcessorStruct, SamplingStruct,
-    ArrayStepStruct,
+    LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, PolicyStruct, SegmentStruct, PassStruct, DraftStruct,
+    GuessStruct, MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, HappenedStruct, ProcessorStruct,
+    SamplingStruct, ArrayStepStruct,
 )  # fmt: skip
 
 

@@ -14,6 +14,11 @@ from decodery.core.abstract import Contract
 if TYPE_CHECKING:
     from ..batch import Segment
     from .cache import KVCache
+    from .kernel_policy import KernelPolicy
+    from .pages import PageTable
+
+PAID_UNIT = 2.0**40
+"""As in csrc/state.h."""
 
 
 @dataclass(eq=False)
@@ -26,7 +31,8 @@ class Attention:
         layer: The layer's number.
         segment: The rows.
         queries: [n, heads, head_dim], normed, turned and scaled.
-        keys, values: [kv_heads, slots, head_dim], the rows' own included.
+        keys, values: [kv_heads, slots, head_dim], the rows' own included. Where attention is computed in pages they are
+            read from these at their first use.
         seen: [n, slots] bool, what mask, causal order and window let each row see, or [kv_heads, n, slots] where some
             heads have lost slots. Afterwards weights: [heads, n, slots], 0 where nothing was read.
         bias: [n, slots] float64, what is added to the scores of all heads, None for nothing.
@@ -45,6 +51,14 @@ class Attention:
     mass: torch.Tensor | None = None
     context: torch.Tensor | None = None
 
+    def __getattr__(self, name: str) -> torch.Tensor:
+        cache = self.segment.cache
+        if name not in ("keys", "values") or cache is None:
+            raise AttributeError(name)
+        # Policies compute in the precision of the queries, whatever the cache holds.
+        self.keys, self.values = (each.to(self.queries.dtype) for each in cache.view(self.layer))
+        return self.keys if name == "keys" else self.values
+
     @property
     def seen_by_any(self) -> np.ndarray:
         """[n, slots] bool, what each row sees in some head at least."""
@@ -62,6 +76,7 @@ class AttentionPolicy(Contract):
     Attributes:
         observes: Whether `observe` wants attention's weights.
         merges: Whether `merge` has anything to add.
+        windows: Whether it acts in layers with a sliding window.
         most: How many slots of a layer it leaves, however long the text is; None where that is not known.
         untouched: How many of the first tokens a cache holds as it does without a policy, with nothing noted beside it.
         anew: Whether what it leaves follows from a text's tokens alone, however they are read, so that a text can be
@@ -70,6 +85,7 @@ class AttentionPolicy(Contract):
 
     observes: bool = False
     merges: bool = False
+    windows: bool = True
     most: int | None = None
     untouched: int = 0
     anew: bool = False
@@ -79,12 +95,35 @@ class AttentionPolicy(Contract):
         """Of what it holds beside the cache."""
         return 0
 
-    def acts(self, layer: int) -> bool:
-        """Whether it decides and observes anything in a layer.
+    @property
+    def tables(self) -> tuple[PageTable, ...]:
+        """Pages that it holds beside the cache's."""
+        return ()
+
+    def more_for(self, cache: KVCache, slots: int) -> int:
+        """Bytes of pages that it takes beside those it holds until the cache has so many slots."""
+        return 0
+
+    def wanted(self, segment: Segment) -> bool:
+        """Whether it decides or observes anything in a pass over these rows.
 
         Elsewhere attention is what it is without a policy.
         """
         return True
+
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        """What kernels do for these rows in place of `select` and `merge`; None where they cannot."""
+        return None
+
+    def summed_from(self, segment: Segment) -> int | None:
+        """The first row whose weights are summed for `take_sums`, None for none."""
+        return None
+
+    def take_sums(self, layer: int, paid: np.ndarray) -> None:
+        """Take what tentative rows from `summed_from` on pay to each slot: [kv_heads, slots] float64.
+
+        Summed over rows and the heads of a group.
+        """
 
     def select(self, attention: Attention) -> np.ndarray | None:
         """Which of the slots that are seen are read: [kv_heads, n, slots] or [n, slots] bool.
@@ -126,9 +165,23 @@ class AttentionPolicy(Contract):
         return self
 
 
-def reads(policy: AttentionPolicy | None, attention: Attention, kv_heads: int) -> np.ndarray:
-    """[kv_heads, n, slots] bool: what each row of each key-value head reads."""
-    chosen = policy.select(attention) if policy is not None and policy.acts(attention.layer) else None
+def acting(segment: Segment, window: int | None) -> AttentionPolicy | None:
+    """The policy of a segment's cache where it has something to say in a layer.
+
+    Policies of caches leave layers with a window alone: rows of these see little, and nothing before it.
+
+    Args:
+        segment: The rows.
+        window: Of the layer, None where it has none.
+    """
+    policy = None if segment.cache is None else segment.cache.policy
+    if policy is None or (window is not None and not policy.windows) or not policy.wanted(segment):
+        return None
+    return policy
+
+
+def reads(chosen: np.ndarray | None, attention: Attention, kv_heads: int) -> np.ndarray:
+    """[kv_heads, n, slots] bool: what each row of each key-value head reads of what was chosen."""
     seen = attention.seen if chosen is None else attention.seen & chosen
     seen = np.broadcast_to(seen, (kv_heads, *seen.shape[-2:])).copy()
     n, slots = seen.shape[1:]
@@ -141,8 +194,12 @@ def settle(policy: AttentionPolicy | None, attention: Attention) -> torch.Tensor
     assert attention.context is not None
     if attention.bias is not None:
         _steer(attention, attention.bias)
-    if policy is None or not policy.acts(attention.layer):
+    if policy is None:
         return attention.context
+    if (first := policy.summed_from(attention.segment)) is not None and attention.weights is not None:
+        # Integers, which no order of the sum changes: as kernels do it.
+        weights = (attention.weights[:, first:] * PAID_UNIT).to(torch.int64).unflatten(0, (len(attention.keys), -1))
+        policy.take_sums(attention.layer, weights.sum(dim=(1, 2)).cpu().numpy() / PAID_UNIT)
     if policy.observes:
         policy.observe(attention)
     return policy.merge(attention) if policy.merges else attention.context

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..mapped_memory import discards
-from . import pages as blocks
+from .account import resident
 from .attention_policy import AttentionPolicy
 from .cross_memory import CrossMemory
 from .evicted_slots import Losses
@@ -184,6 +184,14 @@ class KVCache:
     def room_for(self, tokens: int) -> int:
         """Slots that memory is taken for when a text of so many tokens is read."""
         return -(-max(self._slots_of(tokens), self.capacity, self._first) // SLOTS) * SLOTS
+
+    def more_for(self, tokens: int) -> int:
+        """Bytes that have yet to be taken, copies of shared pages included, where a text has so many tokens."""
+        ends = self.store.ends(self.lengths)
+        slots = self.room_for(tokens)
+        pages = self.pages.wanting(ends, ends + max(slots - self.length, 0))
+        beside = 0 if self.policy is None else self.policy.more_for(self, slots)
+        return pages * self.pages.pool.page_bytes + beside
 
     def expect(self, tokens: int) -> None:
         """Take memory at once for all that is to be read.
@@ -537,21 +545,3 @@ class KVCache:
         """No row is tentative any more."""
         self.tentative = self.retained = 0
         self.written[:] = 0
-
-
-def resident(caches: Iterable[KVCache]) -> int:
-    """Bytes that these caches keep in memory together, with what their policies hold beside them.
-
-    Pages, policies and sources that they share count once.
-    """
-    every = list(caches)
-    sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
-    states = sum(cache.states.bytes for cache in every)
-    pages = blocks.resident(cache.pages for cache in every)
-    return pages + sum(sources.values()) + states + beside(every)
-
-
-def beside(caches: Iterable[KVCache]) -> int:
-    """Bytes that the policies of these caches hold beside them."""
-    policies = {id(cache.policy): cache.policy.bytes for cache in caches if cache.policy is not None}
-    return sum(policies.values())

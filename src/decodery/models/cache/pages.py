@@ -111,12 +111,8 @@ class PageTable:
             size = (last - first) * self.slot_bytes / 2**30
             raise OutOfMemory(f"no memory for a key-value cache of {last} tokens ({size:.1f} GiB): {SHORTER}")
         self._widen(end)
-        span, columns = self._room[:, :, begin:end], np.arange(begin, end)
-        wanted = (columns >= _by_head(starts // SLOTS)) & (columns < _by_head(-(-stops // SLOTS)))
-        there = span >= 0
-        shared = wanted & there
-        shared[shared] = self.pool.holders[span[shared]] > 1
-        needed = shared | (wanted & ~there)
+        span = self._room[:, :, begin:end]
+        shared, needed = self._wanting(span, begin, starts, stops)
         if count := int(np.count_nonzero(needed)):
             try:
                 pages = self.pool.take(count)
@@ -134,6 +130,27 @@ class PageTable:
         self._columns = max(self._columns, end)
         # Pages are owned as a whole.
         self.written_from = int(starts.max()) // SLOTS * SLOTS, -(-int(stops.min()) // SLOTS) * SLOTS
+
+    def wanting(self, starts: np.ndarray, stops: np.ndarray) -> int:
+        """How many pages `own` would take."""
+        begin, end = int(starts.min()) // SLOTS, -(-int(stops.max()) // SLOTS)
+        if end <= begin:
+            return 0
+        span = np.full((*self._room.shape[:2], end - begin), NO_PAGE, dtype=np.int32)
+        there = self._room[:, :, begin:end]
+        span[:, :, : there.shape[2]] = there
+        return int(np.count_nonzero(self._wanting(span, begin, starts, stops)[1]))
+
+    def _wanting(
+        self, span: np.ndarray, begin: int, starts: np.ndarray, stops: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Which pages of a part of the table, from page `begin` on, have to be copied, and which to be taken."""
+        columns = np.arange(begin, begin + span.shape[2])
+        wanted = (columns >= _by_head(starts // SLOTS)) & (columns < _by_head(-(-stops // SLOTS)))
+        there = span >= 0
+        shared = wanted & there
+        shared[shared] = self.pool.holders[span[shared]] > 1
+        return shared, shared | (wanted & ~there)
 
     def trim(self, stops: np.ndarray) -> None:
         """Give back the pages that begin at slot `stop` of each layer or later.

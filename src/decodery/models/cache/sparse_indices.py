@@ -11,7 +11,7 @@ import torch
 
 from ..batch import Segment
 from ..torch.attention import visible
-from .attention_policy import Attention, reads, settle
+from .attention_policy import Attention, AttentionPolicy, acting, reads, settle
 
 
 @dataclass(eq=False)
@@ -19,6 +19,7 @@ class SparseIndices:
     """What one segment reads in one layer.
 
     Attributes:
+        policy: What selects, None where nothing does.
         read: [kv_heads, n, slots] bool.
         slots: The ones that are read, row after row of head after head, int32.
         starts: [kv_heads * n + 1] int32, where each row's begin.
@@ -26,36 +27,48 @@ class SparseIndices:
             them.
     """
 
+    policy: AttentionPolicy | None
     attention: Attention
     read: np.ndarray
     slots: np.ndarray
     starts: np.ndarray
     weights: torch.Tensor | None
-    mass: torch.Tensor
+    mass: torch.Tensor | None
 
     @classmethod
-    def of(cls, segment: Segment, layer: int, queries: torch.Tensor, window: int | None) -> SparseIndices:
-        """To be asked when the rows' keys and values are written.
+    def of(cls, segment: Segment, layer: int, queries: torch.Tensor, window: int | None) -> SparseIndices | None:
+        """To be called when the rows' keys and values are written.
 
         Args:
+            segment, layer: The rows, and where.
             queries: [n, heads, head_dim], scaled.
+            window: Of the layer.
+
+        Returns:
+            None where the rows read all that they see and nothing else is wanted.
         """
-        cache = segment.cache
+        cache, policy = segment.cache, acting(segment, window)
         assert cache is not None
-        # Policies compute in the precision of the queries, whatever the cache holds.
-        keys, values = (each.to(queries.dtype) for each in cache.view(layer))
-        attention = Attention(
-            layer, segment, queries, keys, values, visible(segment, layer, window), segment.bias(layer)
-        )
-        read = reads(cache.policy, attention, len(keys))
+        kv_heads = cache.pages.nothing.shape[2]
+        nothing = queries[:0]
+        attention = Attention(layer, segment, queries, nothing, nothing, np.zeros((0, 0), bool), segment.bias(layer))
+        # They are read from the cache where somebody uses them.
+        del attention.keys, attention.values
+        attention.seen = visible(segment, layer, window)
+        chosen = None if policy is None else policy.select(attention)
+        sums = policy is not None and policy.summed_from(segment) is not None
+        weighs = attention.bias is not None or sums or (policy is not None and policy.observes)
+        masses = weighs or (policy is not None and policy.merges)
+        if chosen is None and not masses and attention.seen.ndim == 2:
+            return None
+        read = reads(chosen, attention, kv_heads)
         counts = read.reshape(-1, read.shape[-1]).sum(axis=1)
         starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         slots = np.concatenate([np.flatnonzero(head) % read.shape[-1] for head in read]).astype(np.int32)
         n, heads = queries.shape[:2]
-        wanted = attention.bias is not None
-        wanted |= cache.policy is not None and (cache.policy.observes or cache.policy.merges)
-        weights = torch.empty(heads // len(keys), len(slots), dtype=torch.float32, device="cpu") if wanted else None
-        return cls(attention, read, slots, starts, weights, torch.empty(n, heads, dtype=torch.float32, device="cpu"))
+        weights = torch.empty(heads // kv_heads, len(slots), dtype=torch.float32, device="cpu") if weighs else None
+        mass = torch.empty(n, heads, dtype=torch.float32, device="cpu") if masses else None
+        return cls(policy, attention, read, slots, starts, weights, mass)
 
     @cached_property
     def rows_read(self) -> np.ndarray:
@@ -82,14 +95,15 @@ class SparseIndices:
 
     def settle(self, context: torch.Tensor) -> None:
         """Show the policy what was read, [n, heads * head_dim]; what it makes of that is written in its place."""
-        attention, cache = self.attention, self.attention.segment.cache
-        assert cache is not None
-        if self.weights is None:
+        attention = self.attention
+        if self.mass is None:
             return
         kv_heads, n, slots = self.read.shape
-        every = torch.zeros(kv_heads, len(self.weights), n, slots, dtype=torch.float32, device="cpu")
-        for group, weights in enumerate(self.weights):
-            every[:, group][torch.from_numpy(self.read)] = weights
-        attention.weights, attention.mass = every.flatten(0, 1), self.mass
+        if self.weights is not None:
+            every = torch.zeros(kv_heads, len(self.weights), n, slots, dtype=torch.float32, device="cpu")
+            for group, weights in enumerate(self.weights):
+                every[:, group][torch.from_numpy(self.read)] = weights
+            attention.weights = every.flatten(0, 1)
+        attention.mass = self.mass
         attention.context = context.view(n, -1, context.shape[1] // self.mass.shape[1]).clone()
-        context.copy_(settle(cache.policy, attention).reshape(context.shape))
+        context.copy_(settle(self.policy, attention).reshape(context.shape))

@@ -23,6 +23,7 @@ from decodery.core.native.kernels import (
 )
 
 from ..batch import Batch, Segment
+from ..cache.kernel_policy import kernel_policy
 from ..cache.open_rows import ELEMENTS
 from ..cache.page_pool import SLOTS, MappedPool, page_bytes
 from ..cache.sparse_indices import SparseIndices
@@ -185,10 +186,19 @@ class _Walk:
         config = self.config = stack.config
         self._model = stack.address
         self._hidden, self._batch, self._run, self._visits = hidden, batch, run, hooks
-        self._picking = [number for number, segment in enumerate(batch.segments) if segment.sparse]
         self._alive: list[object] = []
-        structs = [struct for segment in batch.segments for struct in self._structs(segment)]
+        sparse = [number for number, segment in enumerate(batch.segments) if segment.sparse]
+        own = {number: kernel_policy(batch.segments[number], config) for number in sparse}
+        self._own = {number: policy for number, policy in own.items() if policy is not None}
+        self._picking = [number for number in sparse if number not in self._own]
+        structs: list[SegmentStruct] = []
+        self._firsts: list[int] = []
+        for segment in batch.segments:
+            self._firsts.append(len(structs))
+            structs += self._structs(segment)
         self._segments = (SegmentStruct * len(structs))(*structs)
+        for number, policy in self._own.items():
+            self._segments[self._firsts[number]].policy = policy.describe()
         order, marks, states = stack.plan(run)
         streams = hooks.streams() and not self._picking
         if not streams:
@@ -223,10 +233,12 @@ class _Walk:
             room = np.empty(lib.decodery_room(self._model, ctypes.addressof(step)) + 64, dtype=np.uint8)
             step.memory = -(-room.ctypes.data // 64) * 64
             self._alive.append(room)
-        indices: dict[int, SparseIndices] = {}
+        indices: dict[int, SparseIndices | None] = {}
         while True:
             check(lib.decodery_layers(self._model, ctypes.addressof(step), None))
             if step.next == len(run):
+                for policy in self._own.values():
+                    policy.settle(run)
                 return
             layer = run[step.next].layer
             if step.stopped == _AT_SELECT:
@@ -263,8 +275,8 @@ class _Walk:
         if self._visits.changed(place):
             rows.copy_(changed)
 
-    def _pick(self, number: int, layer: int) -> SparseIndices:
-        """Tell the kernels which slots the rows of one segment read in one layer."""
+    def _pick(self, number: int, layer: int) -> SparseIndices | None:
+        """Tell the kernels which slots the rows of one segment read in one layer; None for all that they see."""
         segment, offset = self._batch.segments[number], self._batch.offsets[number]
         heads, dim = self.config.num_heads, self.config.head_dim
         wide = -(-dim // 16) * 16
@@ -272,21 +284,26 @@ class _Walk:
         indices = SparseIndices.of(
             segment, layer, queries.view(-1, heads, wide)[..., :dim].clone(), self.config.window(layer)
         )
-        struct = self._segments[number]
+        struct = self._segments[self._firsts[number]]
+        # Not every layer's weights are wanted: those of an earlier one may be gone.
+        struct.starts = struct.picked = struct.weights = struct.mass = None
+        if indices is None:
+            return None
         struct.starts = address(indices.starts, np.int32, self.config.num_kv_heads * indices.rows + 1)
         struct.picked = address(indices.rows_read, np.int32, len(indices.slots))
-        # Not every layer's weights are wanted: those of an earlier one may be gone.
-        struct.weights = struct.mass = None
         if indices.weights is not None:
             group = heads // self.config.num_kv_heads
             struct.weights = address(indices.weights, torch.float32, group, len(indices.slots))
+        if indices.mass is not None:
             struct.mass = address(indices.mass, torch.float32, indices.rows, heads)
         return indices
 
-    def _read(self, indices: dict[int, SparseIndices]) -> None:
+    def _read(self, indices: dict[int, SparseIndices | None]) -> None:
         """Show policies what was read in this layer."""
         width = self.config.num_heads * self.config.head_dim
         for number, picked in indices.items():
+            if picked is None:
+                continue
             offset = self._batch.offsets[number]
             context = _floats(self._step.context, len(self._hidden), width)[offset : offset + picked.rows]
             picked.settle(context)

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..batch import Segment
-from ..cache.attention_policy import Attention, reads, settle
+from ..cache.attention_policy import Attention, acting, reads, settle
 
 
 class Rows(Protocol):
@@ -134,9 +134,10 @@ def attend_by_policy(
     Queries are scaled already.
     """
     assert segment.cache is not None
-    policy, (n, heads, dim), kv_heads = segment.cache.policy, queries.shape, len(keys)
+    policy, (n, heads, dim), kv_heads = acting(segment, window), queries.shape, len(keys)
     attention = Attention(layer, segment, queries, keys, values, visible(segment, layer, window), segment.bias(layer))
-    read = torch.from_numpy(reads(policy, attention, kv_heads)).to(queries.device)
+    chosen = None if policy is None else policy.select(attention)
+    read = torch.from_numpy(reads(chosen, attention, kv_heads)).to(queries.device)
     grouped = queries.view(n, kv_heads, heads // kv_heads, dim)
     scores = capped(torch.einsum("nkgd,ksd->kgns", grouped, keys), cap).masked_fill(~read[:, None], -torch.inf)
     attention.mass = scores.logsumexp(dim=-1).permute(2, 0, 1).reshape(n, heads)

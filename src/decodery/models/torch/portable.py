@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from ..batch import Batch, Segment
+from ..batch import Batch
 from ..cache import coded
 from ..cache.sparse_indices import SparseIndices
 from ..config import CLAMPED, ModelConfig, Rope
@@ -140,8 +140,9 @@ class PortableStack:
                 seen_keys, seen_values = segment.cache.stored(index)
             if seen_keys.dtype not in (coded.DTYPE, torch.float16):
                 seen_keys, seen_values = seen_keys.float(), seen_values.float()
-            if segment.sparse:
-                parts.append(attend_picked(queries[rows], seen_keys, seen_values, segment, index, config))
+            indices = SparseIndices.of(segment, index, queries[rows], config.window(index)) if segment.sparse else None
+            if indices is not None:
+                parts.append(attend_picked(queries[rows], seen_keys, seen_values, indices, config.attention_cap))
                 continue
             slots = [np.flatnonzero(row) for row in visible(segment, index, config.window(index))]
             cap = config.attention_cap
@@ -150,18 +151,19 @@ class PortableStack:
 
 
 def attend_picked(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segment: Segment, layer: int, config: ModelConfig
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, indices: SparseIndices, cap: float
 ) -> torch.Tensor:
     """`attend` of what each key-value head of a segment's cache still has and its policy selects."""
-    indices = SparseIndices.of(segment, layer, queries, config.window(layer))
     n, heads, dim = queries.shape
     group = heads // len(keys)
     context = torch.empty(n, heads, dim, dtype=torch.float32, device="cpu")
     for head in range(len(keys)):
         own = slice(head * group, (head + 1) * group)
-        found, weights, indices.mass[:, own] = attend(
-            queries[:, own], keys[head : head + 1], values[head : head + 1], indices.lists(head), config.attention_cap
+        found, weights, mass = attend(
+            queries[:, own], keys[head : head + 1], values[head : head + 1], indices.lists(head), cap
         )
+        if indices.mass is not None:
+            indices.mass[:, own] = mass
         context[:, own] = found.view(n, group, dim)
         if indices.weights is not None:
             indices.weights[:, indices.starts[head * n] : indices.starts[(head + 1) * n]] = weights

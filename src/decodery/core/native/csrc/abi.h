@@ -69,6 +69,29 @@ struct Model {
 // What a cache's rows of head_dim numbers are made of: floats, or bytes with a scale of the row, see pages.h.
 enum Element : int32_t { float32_elements, float16_elements, coded_elements };
 
+// What kernels do by themselves for the policy of a sequence's cache, in layers where `acts` [layers] is not 0.
+// widths: [rows] or null. A row sees slots at less than so many positions before its own, 0: all. It then reads the slots at
+// the first `sinks` positions, too, by queries turned by cos and sin, [rows][head_dim / 2].
+// counts: [rows] or null, how many units a row reads of those it sees, 0: all; its own is one of them. A unit is a page,
+// chosen by the bounds of its keys' channels. Where `channels` [layers][kv_heads][channel_count] is given a unit is a slot,
+// chosen by these channels of its key in `bits` bits, 0: as they are; slots at the first `first` positions and at less than
+// `recent` before the row come before others. What the first `known` pages of a head are chosen by lies in pages of its own
+// (see select.h): side_table [layers][kv_heads][side_pages]. It is there for the first summarised[layer] of them, and is
+// computed for the others. picked: [kv_heads][rows][room], where the choice goes.
+// paid: [layers][kv_heads][paid_slots] or null: the weights of rows from `paid_from` on are added, times `paid_unit`.
+struct Policy {
+    const uint8_t* acts;
+    const int32_t* widths;
+    const float *cos, *sin;
+    const int32_t *counts, *channels;
+    char* side_base;
+    const int32_t* side_table;
+    int32_t *summarised, *picked;
+    int64_t* paid;
+    int64_t side_bytes;
+    int32_t sinks, channel_count, bits, first, recent, known, side_pages, room, paid_from, paid_slots;
+};
+
 // One sequence's rows. Slot s of a layer's key-value head is row s % 16 of the page that pages[layer * table_layer + head *
 // table_head + s / 16] names, and begins at base + name * page_bytes; -1: no page, whose slots nobody may read. Content is
 // slots [0, length) of lengths[layer * lengths_layer + head * lengths_head], then come `stays` tentative rows of earlier
@@ -79,6 +102,7 @@ enum Element : int32_t { float32_elements, float16_elements, coded_elements };
 // head h reads picked[starts[h * rows + r]] up to where the next one's begin, [kv_heads * rows + 1] in all.
 // weights, mass: null, or where attention's weights go, [heads / kv_heads][starts' last], and the logarithms of their
 // sums before they were made to sum to one, [rows][heads].
+// policy: null, or what is done for a policy without `starts`.
 struct Segment {
     char* base;
     const int32_t* pages;
@@ -92,9 +116,11 @@ struct Segment {
     int32_t table_pages;                                // that a table of one head has room for
     const int32_t *starts, *picked;
     float *weights, *mass;
+    const Policy* policy;
 
     int64_t length(int32_t layer, int32_t head) const { return lengths[layer * lengths_layer + head * lengths_head]; }
     const int32_t* table(int32_t layer, int32_t head) const { return pages + layer * table_layer + head * table_head; }
+    const Policy* acting(int32_t layer) const { return policy != nullptr && policy->acts[layer] != 0 ? policy : nullptr; }
 };
 
 // Rows of some layers' key-value heads in pages, to be read or written. tables: [layers][heads][table_pages]. slots: [count]

@@ -99,6 +99,7 @@ INLINE int64_t now() {
 #include "coded.h"
 #include "tiles.h"
 #include "attention.h"
+#include "select.h"
 #include "pass.h"
 #include "topk.h"
 #include "race.h"

@@ -102,9 +102,8 @@ INLINE void begin(Query& query, int32_t wide, const float* sink) {
 INLINE void finish(const Query& query, int32_t dim) {
     const float inverse = 1.0f / query.total;
     for (int32_t i = 0; i < dim; i += 16) store(query.out + i, load(query.sum + i) * inverse, dim - i);
-    if (query.given == nullptr) return;
-    for (int32_t i = 0; i < query.seen.total(); ++i) query.given[i] *= inverse;
-    *query.mass = query.largest + __builtin_logf(query.total);
+    for (int32_t i = 0; query.given != nullptr && i < query.seen.total(); ++i) query.given[i] *= inverse;
+    if (query.mass != nullptr) *query.mass = query.largest + __builtin_logf(query.total);
 }
 
 // Queries of one key-value head, and the pages they read. The first `common` slots are the same memory for all.
@@ -148,7 +147,9 @@ struct Item {
         if (from == 0)
             for (int32_t p = 0; p < page_count; ++p)
                 for (int32_t i = 0; i < page_slots * wide * int32_t(sizeof(E)); i += 64) fetch(pages[p] + i);
-        score_pages<E>(own, n, pages, page_count, dim, wide, [&](int32_t i) { return own[i].scores; });
+        char* ahead[key_chunk / page_slots + 1];
+        for (int32_t p = 0; p < page_count; ++p) ahead[p] = values_of(pages[p]);
+        score_pages<E>(own, n, pages, ahead, page_count, dim, wide, [&](int32_t i) { return own[i].scores; });
         for (int32_t i = 0; i < n; ++i) own[i].scores += skipped;
         score_list(own, n, source, chunk);
         Part parts[most_queries];
@@ -162,10 +163,12 @@ struct Item {
         }
     }
 
-    // Scores of the slots that are listed, after those before them.
+    char* values_of(char* page) const { return page + page_slots * wide * int32_t(sizeof(E)); }
+
+    // Scores of the slots that are listed, after those before them. Where few of a page are, not all its values are wanted.
     void score_list(Query* own, int32_t n, const Pages<E>& source, const Chunk& chunk) const {
         for (int32_t first = 0, last; first < chunk.listed; first = last) {
-            char* pages[key_chunk / page_slots];
+            char *pages[key_chunk / page_slots], *ahead[key_chunk / page_slots];
             int32_t place[key_chunk], page = -1, found = 0;
             for (last = first; last < chunk.listed; ++last) {
                 const int32_t slot = chunk.list[last];
@@ -176,7 +179,10 @@ struct Item {
                 }
                 place[last - first] = (found - 1) * page_slots + slot % page_slots;
             }
-            score_pages<E>(own, n, pages, found, dim, wide, [&](int32_t i) { return spare + i * key_chunk; });
+            const bool dense = last - first >= found * page_slots / 2;
+            for (int32_t p = 0; p < found; ++p)
+                ahead[p] = dense ? values_of(pages[p]) : p + key_tiles < found ? pages[p + key_tiles] : last < chunk.listed ? source[chunk.list[last]] : pages[p];
+            score_pages<E>(own, n, pages, ahead, found, dim, wide, [&](int32_t i) { return spare + i * key_chunk; });
             for (int32_t i = 0; i < n; ++i)
                 for (int32_t k = first; k < last; ++k) own[i].scores[chunk.straight + k] = spare[i * key_chunk + place[k - first]];
         }
@@ -188,6 +194,7 @@ struct Item {
     }
     float* given_to(const Query& query, int32_t from) const { return query.given == nullptr ? nullptr : query.given + from; }
 
+    static constexpr int32_t fetched = 12;
     void add_float_values(Query* own, int32_t n, const Pages<E>& source, const Chunk& chunk, int32_t from, int32_t on, Part* parts) const {
         const E *rows[key_chunk], *next[key_chunk];
         for (int32_t k = 0; k < chunk.total(); ++k) {
@@ -195,7 +202,9 @@ struct Item {
             const int32_t slot = listed ? chunk.list[k - chunk.straight] : chunk.first + k, lane = slot % page_slots;
             if (listed || k == 0 || lane == 0) {
                 rows[k] = numbers_of<E>(source[slot], 1, wide) + lane * wide;
-                next[k] = numbers_of<E>(source[listed ? slot : slot + on], 0, wide) + lane * wide;
+                next[k] = listed ? rows[k] : numbers_of<E>(source[slot + on], 0, wide) + lane * wide;
+                // Rows that are listed lie apart: they are asked for some rows before they are read.
+                if (listed && k >= fetched) next[k - fetched] = rows[k];
             } else {
                 rows[k] = rows[k - 1] + wide;
                 next[k] = next[k - 1] + wide;
@@ -273,15 +282,14 @@ struct Item {
         for (int32_t i = 0; i < count; ++i) most = queries[i].seen.total() > most ? queries[i].seen.total() : most;
         return most;
     }
-    // All of it.
-    void whole() const {
+    // All of it, but for what `finish` does.
+    void add_up() const {
         for (int32_t i = 0; i < count; ++i) begin(queries[i], wide, queries[i].sink);
         for (int32_t from = 0; from < longest(); from += key_chunk)
             chunk(from, [&](Query& query, Part part) {
                 if (query.given != nullptr) rescale(query, part, from);
                 merge(query, part, query.chunk, wide);
             });
-        for (int32_t i = 0; i < count; ++i) finish(queries[i], dim);
     }
     // Makes weights given so far, and the chunk's, those of the largest score of both.
     static void rescale(const Query& query, Part part, int32_t from) {

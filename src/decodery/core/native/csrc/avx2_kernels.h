@@ -105,6 +105,7 @@ INLINE Bytes looked_up(Bytes low, const int8_t* values) {
 #include "coded.h"
 #include "tiles.h"
 #include "attention.h"
+#include "select.h"
 #include "pass.h"
 #include "topk.h"
 #include "race.h"

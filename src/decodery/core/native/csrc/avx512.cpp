@@ -100,6 +100,7 @@ INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 #include "coded.h"
 #include "tiles.h"
 #include "attention.h"
+#include "select.h"
 #include "pass.h"
 #include "topk.h"
 #include "race.h"

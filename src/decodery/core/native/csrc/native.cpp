@@ -124,6 +124,7 @@ struct Layout {
 // Slots one row can see; visible tentative rows in all; rows with a mask; slots that rows may see one by one.
 struct Sizes {
     int64_t longest = 0, listed = 0, marked = 0, lone = 0;
+    bool policies = false, chooses = false;
 };
 
 int64_t longest(const Model& model, const Pass& pass, const Segment& segment) {
@@ -142,8 +143,12 @@ bool windows(const Model& model, const Pass& pass) {
 
 // How many slots a row of a segment may see one by one.
 int32_t lone(const Segment& segment, bool windowed) {
-    return segment.mask != nullptr || windowed ? segment.stays + segment.rows : 0;
+    const bool near = segment.policy != nullptr && segment.policy->widths != nullptr;
+    const int32_t own = segment.mask != nullptr || windowed || near ? segment.stays + segment.rows : 0;
+    return own + (near ? segment.policy->sinks : 0);
 }
+// Whether a segment reads for itself what a policy says.
+bool alone(const Segment& segment) { return segment.starts != nullptr || segment.policy != nullptr; }
 
 Sizes measure(const Model& model, const Pass& pass) {
     Sizes sizes;
@@ -153,6 +158,8 @@ Sizes measure(const Model& model, const Pass& pass) {
         const int64_t seen = longest(model, pass, segment);
         if (seen > sizes.longest) sizes.longest = seen;
         sizes.lone += int64_t(segment.rows) * lone(segment, windowed);
+        sizes.policies |= segment.policy != nullptr;
+        sizes.chooses |= segment.policy != nullptr && segment.policy->counts != nullptr;
         if (segment.mask == nullptr) continue;
         sizes.marked += segment.rows + 1;
         const int64_t cells = int64_t(segment.rows) * (segment.stays + segment.rows);
@@ -186,6 +193,12 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     layout.take(notes.own, sizes.listed);
     layout.take(notes.lists, sizes.lone);
     layout.take(state.seen, n);
+    layout.take(state.firsts, sizes.policies ? n : 0);
+    layout.take(state.chosen, sizes.chooses ? n * model.kv_heads : 0);
+    state.longest = sizes.longest;
+    state.chooses = sizes.chooses;
+    state.aside_stride = sizes.policies ? aside_floats(model, sizes.longest) : 0;
+    layout.take(state.aside, usable_threads() * state.aside_stride);
     layout.take(state.qkv, n * (heads + 2 * model.kv_heads * model.head_dim));
     layout.take(state.queries, n * model.heads * wide);
     layout.take(state.context, n * heads);
@@ -197,8 +210,8 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     layout.take(state.narrow.floats, n * model.hidden);
     state.wide.floats = state.context;
     state.inner.floats = state.act;
-    // See Runner::gather.
-    const int64_t attention = most_queries * (2 * key_chunk + 2 * page_slots + weight_bytes / 2 + 3 * wide);
+    // See Runner::gather and Runner::read_first.
+    const int64_t attention = (most_queries + 1) * (2 * key_chunk + 2 * page_slots + weight_bytes / 2 + 4 * wide);
     const int64_t normed = round_up(model.hidden > 2 * wide ? model.hidden : 2 * wide, 16);
     state.scratch_stride = attention > normed ? attention : normed;
     layout.take(state.scratch, usable_threads() * state.scratch_stride);
@@ -236,8 +249,8 @@ int32_t group_segments(const Model& model, const Pass& pass, const Notes& notes)
         const Segment& segment = pass.segments[order[i]];
         Group* last = notes.groups + groups - 1;
         // What a policy picks is read by each text for itself.
-        const Segment* first = groups == 0 || segment.starts != nullptr ? nullptr : &pass.segments[order[last->first]];
-        const int32_t common = first == nullptr || first->starts != nullptr ? 0 : in_common(model, pass, *first, segment);
+        const Segment* first = groups == 0 || alone(segment) ? nullptr : &pass.segments[order[last->first]];
+        const int32_t common = first == nullptr || alone(*first) ? 0 : in_common(model, pass, *first, segment);
         if (common == 0) *++last = {i, i, INT32_MAX, 0, 0, false}, ++groups;
         else if (common < last->common) last->common = common;
         const int64_t seen = longest(model, pass, segment);
@@ -280,7 +293,7 @@ void note(State& state, const Sizes& sizes, const Notes& notes) {
         Group& group = notes.groups[i];
         // What a policy picks has no order that chunks could follow.
         group.divided = few && group.longest >= long_text && group.rows * (model.heads / model.kv_heads) < few_queries &&
-                        pass.segments[notes.order[group.first]].starts == nullptr;
+                        !alone(pass.segments[notes.order[group.first]]);
         state.divided += group.divided;
     }
 }
@@ -289,7 +302,7 @@ void note(State& state, const Sizes& sizes, const Notes& notes) {
 
 // Size of the i-th struct of abi.h, 0 past the last: callers compare them with their own before the first pass.
 EXPORT int32_t decodery_size(int32_t i) {
-    constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(PageRows), sizeof(Segment), sizeof(Pass),
+    constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(PageRows), sizeof(Policy), sizeof(Segment), sizeof(Pass),
                                 sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
                                 sizeof(Proposed), sizeof(Happened), sizeof(Processor), sizeof(Sampling), sizeof(ArrayStep)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;

@@ -203,16 +203,37 @@ struct Runner {
         int32_t s = 0;
         for (int32_t row = mine.begin; row < mine.end; ++row) {
             while (row >= state.rows[s].first + pass.segments[s].rows) ++s;
-            look(pass.segments[s], state.rows[s], layer, index, row - state.rows[s].first, state.seen[row]);
+            const Segment& segment = pass.segments[s];
+            const int32_t own = row - state.rows[s].first;
+            const Policy* policy = segment.acting(index);
+            const int32_t width = policy != nullptr && policy->widths != nullptr ? policy->widths[own] : 0;
+            look(segment, state.rows[s], width != 0 ? width : layer.window, index, own, state.seen[row]);
+            if (segment.policy == nullptr) continue;
+            state.firsts[row] = {};
+            if (width != 0) look_first(segment, state.rows[s], *policy, index, own, state.firsts[row]);
         }
+    }
+    // The slots at the first positions that one row sees.
+    void look_first(const Segment& segment, const Rows& rows, const Policy& policy, int32_t index, int32_t row, Visible& seen) const {
+        int32_t* list = rows.lists + int64_t(row) * rows.list_stride + segment.stays + segment.rows;
+        const int32_t length = int32_t(segment.length(index, 0));
+        const int32_t* slots = segment.slots + index * segment.slots_layer;
+        seen = {0, 0, list, 0};
+        for (int32_t i = 0; i < length && slots[i] < policy.sinks; ++i) *list++ = i;
+        const int32_t first = rows.starts == nullptr ? 0 : rows.starts[row], last = rows.starts == nullptr ? row + 1 : rows.starts[row + 1];
+        for (int32_t i = first; i < last; ++i) {
+            const int32_t slot = length + (rows.starts == nullptr ? i : rows.own[i]);
+            if (slots[slot] < policy.sinks) *list++ = slot;
+        }
+        seen.count = int32_t(list - seen.list);
     }
 
     // What one row sees; slots that are not one run go to its list.
-    void look(const Segment& segment, const Rows& rows, const Layer& layer, int32_t index, int32_t row, Visible& seen) const {
+    void look(const Segment& segment, const Rows& rows, int32_t window, int32_t index, int32_t row, Visible& seen) const {
         int32_t* list = rows.lists + int64_t(row) * rows.list_stride;
         const int32_t length = int32_t(segment.length(index, 0));
         const int32_t* slots = segment.slots + index * segment.slots_layer;
-        const int64_t position = segment.positions[row], window = layer.window;
+        const int64_t position = segment.positions[row];
         const auto near = [&](int64_t other) {
             if (window < 0) return other / -window == position / -window;
             const int64_t distance = other > position ? other - position : position - other;
@@ -291,11 +312,13 @@ struct Runner {
                 query.sum = take(wide());
                 prepare(state.queries + at * wide(), wide(), take(wide()), query, E());
                 if (segment.starts != nullptr) pick(segment, kv_head, row, member, query);
+                else if (const Policy* policy = segment.acting(index)) follow(*policy, segment, kv_head, row, state.rows[s].first + row, i, mine.begin, query, sources);
             }
             if (own.begin < own.end) sources[source++] = pages_of<E>(segment, index, kv_head);
             first = last;
         }
-        return {queries, sources, count, group.common, model.head_dim, wide(), model.attention_cap, room};
+        const bool alone = pass.segments[state.order[group.first]].policy != nullptr;
+        return {queries, sources, count, alone ? 0 : group.common, model.head_dim, wide(), model.attention_cap, room};
     }
     const float* sink_of(int32_t index, int32_t head) const {
         const float* sinks = model.layers[index].sinks;
@@ -305,23 +328,131 @@ struct Runner {
     void pick(const Segment& segment, int32_t kv_head, int32_t row, int32_t member, Query& query) const {
         const int32_t* starts = segment.starts + kv_head * segment.rows;
         query.seen = {0, 0, segment.picked + starts[row], starts[row + 1] - starts[row]};
-        if (segment.weights == nullptr) return;
         const int64_t picked = segment.starts[model.kv_heads * segment.rows];
-        query.given = segment.weights + member * picked + starts[row];
-        query.mass = segment.mass + int64_t(row) * model.heads + kv_head * head_group() + member;
+        if (segment.weights != nullptr) query.given = segment.weights + member * picked + starts[row];
+        if (segment.mass != nullptr) query.mass = segment.mass + int64_t(row) * model.heads + kv_head * head_group() + member;
+    }
+
+    float* aside() const { return state.aside + thread * state.aside_stride; }
+    // What kernels do for a policy with one query of its segment, the i-th, of a work item that begins with another.
+    template <class E>
+    void follow(const Policy& policy, const Segment& segment, int32_t kv_head, int32_t row, int32_t pass_row, int32_t i, int32_t begin,
+                Query& query, Pages<E>* sources) const {
+        if (policy.counts != nullptr && policy.counts[row] != 0) {
+            const Chosen& chosen = state.chosen[int64_t(pass_row) * model.kv_heads + kv_head];
+            query.seen = {0, chosen.run, chosen.list, chosen.count};
+            if (chosen.table != nullptr) {
+                // Rows of one work item have a table each; the text's own comes before these.
+                query.source = 1 + i / head_group() - begin / head_group();
+                sources[query.source] = {segment.base, chosen.table, segment.page_bytes};
+            }
+        }
+        if (policy.paid == nullptr || row < policy.paid_from) return;
+        query.given = aside() + (i - begin) * round_up(int32_t(state.longest) + 16, 16);
     }
 
     template <class E>
     void attend_whole(int32_t index, const Group& group, int32_t kv_head, Range mine) const {
         Query queries[most_queries];
-        Pages<E> sources[most_queries];
-        gather(index, group, kv_head, mine, queries, sources).whole();
+        Pages<E> sources[most_queries + 2];
+        const Item<E> item = gather(index, group, kv_head, mine, queries, sources);
+        item.add_up();
+        const int32_t s = state.order[group.first];
+        const Policy* policy = pass.segments[s].acting(index);
+        for (int32_t i = 0; i < item.count; ++i) {
+            if (policy != nullptr && policy->widths != nullptr) read_first(*policy, state.rows[s].first, item, queries[i]);
+            finish(queries[i], item.dim);
+        }
+        if (policy != nullptr && policy->paid != nullptr) pay(*policy, index, kv_head, queries, item.count);
+    }
+    // Adds what a query reads at the first positions, turned for them, to what it has read.
+    template <class E>
+    void read_first(const Policy& policy, int32_t first_row, const Item<E>& item, Query& query) const {
+        const int64_t at = (query.out - state.context) / model.head_dim, row = at / model.heads;
+        Query first = {};
+        first.seen = state.firsts[row];
+        if (first.seen.count == 0) return;
+        first.source = query.source;
+        float* room = item.spare + most_queries * key_chunk;
+        const auto take = [&](int64_t floats) { return (room += floats) - floats; };
+        first.scores = take(key_chunk + 2 * page_slots);
+        for (uint8_t*& weights : first.weights) weights = reinterpret_cast<uint8_t*>(take(weight_bytes / 4));
+        first.chunk = take(wide());
+        first.sum = take(wide());
+        float* turned = take(wide());
+        const int64_t half = model.head_dim / 2, angles = (row - first_row) * half;
+        rotate(state.queries + at * wide(), policy.cos + angles, policy.sin + angles, model.head_dim, 1.0f, turned);
+        for (int32_t i = model.head_dim; i < wide(); ++i) turned[i] = 0.0f;
+        prepare(turned, wide(), take(wide()), first, E());
+        const Item<E> alone = {&first, item.sources, 1, 0, item.dim, item.wide, item.cap, item.spare};
+        alone.add_up();
+        merge(query, {first.largest, first.total}, first.sum, wide());
+    }
+    // Adds the weights of queries of one key-value head to what its slots were paid.
+    void pay(const Policy& policy, int32_t index, int32_t kv_head, const Query* queries, int32_t count) const {
+        int32_t most = 0;
+        for (int32_t i = 0; i < count; ++i)
+            if (queries[i].given != nullptr) {
+                const Visible& seen = queries[i].seen;
+                const int32_t end = seen.count > 0 ? seen.list[seen.count - 1] + 1 : seen.end;
+                most = end > most ? end : most;
+            }
+        const int64_t stride = round_up(int32_t(state.longest) + 16, 16);
+        int64_t* sums = reinterpret_cast<int64_t*>(aside() + most_queries * stride);
+        for (int32_t i = 0; i < most; ++i) sums[i] = 0;
+        for (int32_t i = 0; i < count; ++i) {
+            const float* given = queries[i].given;
+            if (given == nullptr) continue;
+            const Visible& seen = queries[i].seen;
+            const int32_t run = seen.end - seen.begin;
+            for (int32_t k = 0; k < run; ++k) sums[seen.begin + k] += int64_t(given[k] * paid_unit);
+            for (int32_t k = 0; k < seen.count; ++k) sums[seen.list[k]] += int64_t(given[run + k] * paid_unit);
+        }
+        int64_t* paid = policy.paid + (int64_t(index) * model.kv_heads + kv_head) * policy.paid_slots;
+        if (team.threads == 1)
+            for (int32_t i = 0; i < most; ++i) paid[i] += sums[i];
+        else
+            for (int32_t i = 0; i < most; ++i) __atomic_fetch_add(paid + i, sums[i], __ATOMIC_RELAXED);
+    }
+
+    // Calls work(segment, its policy, its first row, kv_head) for the segments whose slots kernels choose, of its threads' part.
+    template <class Work>
+    void each_choosing(int32_t index, bool by_row, const Work& work) const {
+        int32_t item = 0;
+        for (int32_t s = 0; s < pass.segment_count; ++s) {
+            const Segment& segment = pass.segments[s];
+            const Policy* policy = segment.acting(index);
+            if (policy == nullptr || policy->counts == nullptr) continue;
+            for (int32_t i = 0; i < model.kv_heads * (by_row ? segment.rows : 1); ++i)
+                if (item++ % team.threads == thread) work(segment, *policy, s, i / (by_row ? segment.rows : 1), by_row ? i % segment.rows : 0);
+        }
+    }
+    // Which slots rows read, where kernels choose them.
+    void choose(int32_t index) {
+        if (!state.chooses) return;
+        each_choosing(index, false, [&](const Segment& segment, const Policy& policy, int32_t, int32_t kv_head, int32_t) {
+            by_element(segment.element, [&](auto element) {
+                Side<decltype(element)>{model, segment, policy, index, kv_head}.summarise(aside());
+            });
+        });
+        meet(stage_attention);
+        each_choosing(index, true, [&](const Segment& segment, const Policy& policy, int32_t s, int32_t kv_head, int32_t row) {
+            if (row == 0 && kv_head == 0) policy.summarised[index] = policy.known;
+            if (policy.counts[row] == 0) return;
+            const int64_t at = int64_t(kv_head) * segment.rows + row, pass_row = state.rows[s].first + row;
+            const float* queries = state.queries + (pass_row * model.heads + kv_head * head_group()) * wide();
+            by_element(segment.element, [&](auto element) {
+                const Side<decltype(element)> side = {model, segment, policy, index, kv_head};
+                state.chosen[pass_row * model.kv_heads + kv_head] = side.choose(queries, row, state.seen[pass_row], aside(), policy.picked + at * policy.room);
+            });
+        });
+        meet(stage_attention);
     }
     // The same of one chunk of what they see, to where threads share it.
     template <class E>
     void attend_chunk(int32_t index, const Group& group, int32_t kv_head, Range mine, int32_t from) const {
         Query queries[most_queries];
-        Pages<E> sources[most_queries];
+        Pages<E> sources[most_queries + 2];
         gather(index, group, kv_head, mine, queries, sources).chunk(from, [&](const Query& query, Part part) {
             float* to = part_of((query.out - state.context) / model.head_dim, from);
             __builtin_memcpy(to, query.chunk, size_t(wide()) * sizeof(float));
@@ -398,6 +529,7 @@ struct Runner {
     }
 
     void attention(const Layer& layer, int32_t index) {
+        choose(index);
         // Behind a window every row's indices begin elsewhere.
         const bool windowed = layer.window != 0;
         if (windowed || state.divided < state.group_count) attend_apart(index, windowed);

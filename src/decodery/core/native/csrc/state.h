@@ -20,6 +20,7 @@ constexpr int32_t most_queries = 24;   // queries of one attention work item
 constexpr int32_t key_chunk = 256;     // logical indices whose values attention sums up before it merges them with others
 // Bytes of a query's weights for values of a chunk, four slots at a time, from each of which one may be seen.
 constexpr int32_t weight_bytes = 4 * key_chunk + key_chunk + 64;
+constexpr float paid_unit = 1099511627776.0f;    // 2^40: integers that no order of a sum changes
 constexpr int32_t long_text = 512;     // slots from which on they do
 constexpr int32_t few_queries = 12;    // of a key-value head, below which they do
 constexpr int64_t most_shared = 1 << 20;    // numbers that there is room for then
@@ -138,6 +139,18 @@ struct Visible {
     int32_t total() const { return end - begin + count; }
 };
 
+// Numbers that a thread works in for policies, of rows that see `longest` slots: what slots, or pages, are worth, or the
+// weights of the queries of one work item and their sums in integers.
+inline int64_t aside_floats(const Model& model, int64_t longest) {
+    return (most_queries + 3) * ((longest + 47) / 16 * 16) + int64_t(model.heads) * model.head_dim;
+}
+
+// What a row reads of what it sees: slots [0, run), then `count` more at `list`, in pages of the table, null: the text's.
+struct Chosen {
+    int32_t run, count;
+    const int32_t *list, *table;
+};
+
 // Where a segment's rows start in the pass and, if it has a mask, which tentative rows each of them sees, ascending.
 struct Rows {
     int32_t first;
@@ -162,6 +175,11 @@ struct State {
     const Group* groups;
     int32_t group_count;
     Visible* seen;                         // [rows], in the layer at hand
+    Visible* firsts;                       // [rows], the first slots that a policy has read by themselves
+    bool chooses;                          // whether kernels choose slots for a policy
+    Chosen* chosen;                        // then [rows][kv_heads]
+    float* aside;                          // per thread, for policies: see aside_floats
+    int64_t aside_stride, longest;
     float *qkv, *queries, *context, *branch, *act;
     Quantized narrow, wide, inner;         // over hidden, heads * head_dim, intermediate
     float* scratch;                        // per thread: a normed row, then attention's queries, accumulators and scores

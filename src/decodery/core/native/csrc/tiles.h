@@ -63,9 +63,10 @@ INLINE void in_parts(int32_t count, const Work& work) {
 // Asks for what is needed soon: a text's pages are more than what the machine foresees.
 INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// Scores of Q queries and T pages; to(i): where the 16 T scores of the i-th go. The pages' values are asked for meanwhile.
+// Scores of Q queries and T pages; to(i): where the 16 T scores of the i-th go. As many bytes as keys have are asked for
+// meanwhile at each of `ahead`.
 template <int Q, int T, class To>
-INLINE void score_tiles(const Query* queries, char* const* pages, int32_t, int32_t wide, Coded, const To& to) {
+INLINE void score_tiles(const Query* queries, char* const* pages, char* const* ahead, int32_t, int32_t wide, Coded, const To& to) {
     constexpr int32_t V = T * tile_vectors;
     Ints upper[Q][V], lower[Q][V];
     each<Q>([&](auto i) ALWAYS_INLINE {
@@ -73,7 +74,7 @@ INLINE void score_tiles(const Query* queries, char* const* pages, int32_t, int32
     });
     for (int32_t d = 0; d < wide; d += 4) {
         Bytes keys[V];
-        each<T>([&](auto t) ALWAYS_INLINE { fetch(pages[t] + (wide + d) * page_slots); });
+        each<T>([&](auto t) ALWAYS_INLINE { fetch(ahead[t] + d * page_slots); });
         each<V>([&](auto v) ALWAYS_INLINE {
             const char* key = pages[v / tile_vectors] + d * page_slots + v % tile_vectors * int32_t(sizeof(Bytes));
             keys[v] = weights(reinterpret_cast<const uint8_t*>(key));
@@ -99,13 +100,13 @@ INLINE f16 added(f16 sum, f16 x, f16 y) {
     else return sum + x * y;
 }
 template <int Q, int T, class E, class To>
-INLINE void score_tiles(const Query* queries, char* const* pages, int32_t dim, int32_t wide, E, const To& to) {
+INLINE void score_tiles(const Query* queries, char* const* pages, char* const* ahead, int32_t dim, int32_t wide, E, const To& to) {
     f16 sums[Q][T];
     each<Q>([&](auto i) ALWAYS_INLINE { each<T>([&](auto t) ALWAYS_INLINE { sums[i][t] = splat(0.0f); }); });
     for (int32_t d = 0; d < dim; ++d) {
         f16 keys[T];
         each<T>([&](auto t) ALWAYS_INLINE {
-            if (d * page_slots * sizeof(E) % 64 == 0) fetch(numbers_of<E>(pages[t], 0, wide) + (wide + d) * page_slots);
+            if (d * page_slots * sizeof(E) % 64 == 0) fetch(ahead[t] + d * page_slots * int32_t(sizeof(E)));
             keys[t] = load(numbers_of<E>(pages[t], 0, wide) + d * page_slots);
         });
         each<Q>([&](auto i) ALWAYS_INLINE {
@@ -117,11 +118,11 @@ INLINE void score_tiles(const Query* queries, char* const* pages, int32_t dim, i
 }
 // Of all queries and n pages.
 template <class E, class To>
-static void score_pages(const Query* queries, int32_t count, char* const* pages, int32_t n, int32_t dim, int32_t wide, const To& to) {
+static void score_pages(const Query* queries, int32_t count, char* const* pages, char* const* ahead, int32_t n, int32_t dim, int32_t wide, const To& to) {
     in_parts<key_tiles>(n, [&](int32_t at, auto tiles) {
         constexpr int32_t T = decltype(tiles)::value;
         in_parts<key_queries>(count, [&](int32_t first, auto some) {
-            score_tiles<decltype(some)::value, T>(queries + first, pages + at, dim, wide, E(),
+            score_tiles<decltype(some)::value, T>(queries + first, pages + at, ahead + at, dim, wide, E(),
                                                   [&](int32_t i) { return to(first + i) + at * page_slots; });
         });
     });

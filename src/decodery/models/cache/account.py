@@ -1,0 +1,30 @@
+"""What texts keep in memory: the one count that admission, ledgers and reports go by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from . import pages
+from .pages import PageTable
+
+if TYPE_CHECKING:
+    from .cache import KVCache
+
+
+def resident(caches: Iterable[KVCache], kept: Iterable[PageTable] = ()) -> int:
+    """Bytes that these caches keep in memory together, with what their policies hold beside them.
+
+    Pages, policies and sources that they share count once.
+
+    Args:
+        caches: The caches.
+        kept: Pages that are kept without one.
+    """
+    every = list(caches)
+    policies = {id(cache.policy): cache.policy for cache in every if cache.policy is not None}.values()
+    sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
+    beside = [table for policy in policies for table in policy.tables]
+    held = pages.resident((*(cache.pages for cache in every), *beside, *kept))
+    other = sum(policy.bytes for policy in policies) + sum(cache.states.bytes for cache in every)
+    return held + other + sum(sources.values())
