@@ -27,7 +27,7 @@ _SHOWN = "Passage: {passage}. Please write a question based on this passage."
 
 @register(
     "question-likelihood",
-    paper="Improving Passage Retrieval with Zero-Shot Question Generation (EMNLP 2022)",
+    paper="Improving Passage Retrieval with Zero-Shot Question Generation (2022)",
     guarantee="none: as good as the model; a score depends on one passage alone",
     requirements=("a prompt that is text or chat",),
     texts=("shown",),

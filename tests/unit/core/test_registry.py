@@ -27,6 +27,7 @@ from decodery.diffusion.experts.base import ExpertSharing
 from decodery.sampling import LogitBias, LogitsProcessor, MinNewTokens, Stage, TopK, TopP
 from decodery.sampling.constraint import Constraint
 from decodery.search.base import Search
+from decodery.search.steps import Stepped
 from decodery.speculative.acceptance.lookahead import LookaheadRule
 from decodery.speculative.drafters.combine import Cascade, Union
 from decodery.speculative.drafters.copyspec import CopySpec
@@ -320,9 +321,12 @@ def test_a_method_that_leaves_something_out_is_not_registered() -> None:
     assert "mine" not in {method.name for method in methods()}
 
 
+STEPPED = [each.name for each in methods("search") if issubclass(each.cls, Stepped)]
 LOCAL = {
     *(("search", name, files) for name in ("drag", "iter-drag") for files in ("documents", "examples")),
     ("search", "cheatsheet", "file"),
+    # Asked after every token, so a slow one would hold up others.
+    *(("search", name, "step_pattern") for name in STEPPED),
     *(("logits-source", "adapter", "file"), ("compression", "s2ft", "file")),
     ("logits-processor", "no-citation", "texts"),
     ("diffusion", "learn2pd", "filter"),

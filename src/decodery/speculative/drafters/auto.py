@@ -195,18 +195,18 @@ class Auto(Drafter):
         if self._calls(sequences) is None:
             return False
         for seq in sequences:
-            text_of(seq).together = True
+            text_of(seq, self).together = True
         self._draft(texts, skips=True)
         return True
 
     def batch(self, sequences: Ordered[Sequence], places: Ordered[int]) -> AutoBatch | None:
         calls = None if self.advised else self._calls(sequences)
         limits = [min(self.most, seq.request.max_draft_tokens) for seq in sequences]
-        return None if calls is None else AutoBatch(sequences, places, limits, calls)
+        return None if calls is None else AutoBatch(self, sequences, places, limits, calls)
 
     def _calls(self, sequences: Ordered[Sequence]) -> list[NativeText] | None:
         """The native calls of some texts; None where one has none."""
-        calls = [call for seq in sequences if (call := text_of(seq).native(seq, self.most)) is not None]
+        calls = [call for seq in sequences if (call := text_of(seq, self).native(seq, self.most)) is not None]
         return calls if len(calls) == len(sequences) else None
 
     def skips_step(self, seq: Sequence, budget: Budget) -> bool:
@@ -225,7 +225,7 @@ class Auto(Drafter):
         sequences, budget = [seq for seq, _ in texts], texts[0][1]
         context = sum(len(seq.tokens) for seq in sequences) // len(sequences)
         limits = [min(self.most, each.nodes) for _, each in texts]
-        draft(sequences, replace(budget, context=context), limits, skips=skips)
+        draft(self, sequences, replace(budget, context=context), limits, skips=skips)
 
     def asks(self, seq: Sequence) -> bool:
         state: AutoText = seq.states[self]
@@ -296,7 +296,7 @@ class Auto(Drafter):
         if not consulted and state.native(seq, self.most) is not None:
             state.seen = seen
             if not state.together:
-                learn([seq], self.most)
+                learn(self, [seq], self.most)
             return
         # Who was not asked was not wrong.
         if not state.rests:
@@ -307,7 +307,7 @@ class Auto(Drafter):
             memory.past.add(seq.generated)
 
     def settle(self, texts: list[Sequence]) -> None:
-        learn(texts, self.most)
+        learn(self, texts, self.most)
 
 
 _Shared = tuple[Contexts, SuccessorRates, PastTexts, CopyRates]

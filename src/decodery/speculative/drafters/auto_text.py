@@ -14,7 +14,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.step.draft_batch import DraftBatch, JointBudget
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
-from decodery.step.drafter import VerificationFeedback
+from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.pass_prices import MARGIN, ROWS, Promises, prices_of
 from decodery.step.sequence import Sequence
 
@@ -98,23 +98,27 @@ class AutoText:
         return self.calls
 
 
-def text_of(seq: Sequence) -> AutoText:
-    """What is known of a text by its own drafter, which is equal to those of the others."""
-    assert seq.request.drafter is not None
-    state: AutoText = seq.states[seq.request.drafter]
+def text_of(seq: Sequence, drafter: Drafter) -> AutoText:
+    """What `auto` knows of a text: by the text's own drafter, or where that is another one, by its part `drafter`.
+
+    Texts that draft together have drafters that are alike, not the same one.
+    """
+    own = seq.request.drafter
+    state: AutoText = seq.states[own if type(own) is type(drafter) else drafter]
     return state
 
 
-def draft(sequences: Ordered[Sequence], budget: Budget, limits: Ordered[int], *, skips: bool) -> None:
+def draft(drafter: Drafter, sequences: Ordered[Sequence], budget: Budget, limits: Ordered[int], *, skips: bool) -> None:
     """The trees of texts that share a step, in one native call; they become their states' `tree`.
 
     Args:
+        drafter: Theirs.
         sequences: [n] the texts, all of which have native calls.
         budget: Of this step; its times are those after their mean context.
         limits: [n] nodes of each tree at most.
         skips: Whether they may skip the step.
     """
-    states = [text_of(seq) for seq in sequences]
+    states = [text_of(seq, drafter) for seq in sequences]
     skipped = [state.skips.skip(budget) for state in states] if skips else [False]
     for state, seq in zip(states, sequences, strict=True):
         state.rests, state.tree, state.promised = all(skipped), DraftTree.root(seq.last_token), 0.0
@@ -130,14 +134,15 @@ def draft(sequences: Ordered[Sequence], budget: Budget, limits: Ordered[int], *,
             state.tree, state.promised = found[0][number], found[1] / len(states)
 
 
-def learn(texts: Ordered[Sequence], most: int) -> None:
+def learn(drafter: Drafter, texts: Ordered[Sequence], most: int) -> None:
     """Learn of a step from the texts that were observed in it.
 
     Args:
+        drafter: Theirs.
         texts: The texts.
         most: Nodes of a tree.
     """
-    steps = [(seq, state := text_of(seq), state.seen) for seq in texts]
+    steps = [(seq, state := text_of(seq, drafter), state.seen) for seq in texts]
     asked = [(seq, state, seen) for seq, state, seen in steps if seen is not None and not state.rests]
     calls = [call for seq, state, _ in asked if (call := state.native(seq, most)) is not None]
     if asked:
@@ -173,6 +178,7 @@ class AutoBatch(DraftBatch):
     """The drafts of texts in arrays.
 
     Args:
+        drafter: Theirs.
         sequences: [n] the texts.
         places: [n] their numbers in the batch.
         limits: [n] nodes of each tree at most.
@@ -180,11 +186,16 @@ class AutoBatch(DraftBatch):
     """
 
     def __init__(
-        self, sequences: Ordered[Sequence], places: Ordered[int], limits: Ordered[int], calls: Ordered[NativeText]
+        self,
+        drafter: Drafter,
+        sequences: Ordered[Sequence],
+        places: Ordered[int],
+        limits: Ordered[int],
+        calls: Ordered[NativeText],
     ) -> None:
         super().__init__(places)
         self._sequences, self._native = sequences, NativeBatch(calls, sequences, places, limits)
-        self._states = [text_of(seq) for seq in sequences]
+        self._states = [text_of(seq, drafter) for seq in sequences]
         self._promises, self._promised = promises_of(sequences[0]), 0.0
         # All of them skip a step where all would.
         self._skips = replace(min((state.skips for state in self._states), key=lambda each: each.resting))
