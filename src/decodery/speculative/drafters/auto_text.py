@@ -99,9 +99,10 @@ class AutoText:
 
 
 def text_of(seq: Sequence, drafter: Drafter) -> AutoText:
-    """What `auto` knows of a text: by the text's own drafter, or where that is another one, by its part `drafter`.
+    """What `auto` knows of a text.
 
-    Texts that draft together have drafters that are alike, not the same one.
+    It is the state of the text's own drafter, or where that is another one, of its part `drafter`. Texts that draft
+    together have drafters that are alike, not the same one.
     """
     own = seq.request.drafter
     state: AutoText = seq.states[own if type(own) is type(drafter) else drafter]
