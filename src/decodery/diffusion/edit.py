@@ -28,9 +28,9 @@ class Edit(DiffusionDecoder):
     Models must have learned to correct tokens, as LLaDA 2.1 has.
 
     Attributes:
-        tau: Confidence above which an open place is written.
+        tau: Confidence above which an open position is written.
         replace: Confidence above which a written token becomes another one.
-        least: How many open places every pass writes at least.
+        least: How many open positions every pass writes at least.
         more: Passes over a block in which nothing is open.
     """
 
@@ -74,6 +74,6 @@ class Edit(DiffusionDecoder):
             found = np.flatnonzero(chosen | changed)
             if not len(found):
                 return
-            places = view.positions[found]
-            canvas.reopen(places[changed[found]])
-            run.write(view, Commit(places, view.tokens[found]))
+            positions = view.positions[found]
+            canvas.reopen(positions[changed[found]])
+            run.write(view, Commit(positions, view.tokens[found]))

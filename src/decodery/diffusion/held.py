@@ -109,8 +109,8 @@ class Held:
         if self.place in self.tokens:
             return self.tokens[self.place]
         allowed = self._constraint.allowed(self._state)
-        law = _law(view, self.place, len(allowed))
-        order = _best(allowed, law, self._width.likely)
+        logprobs = _logprobs(view, self.place, len(allowed))
+        order = _best(allowed, logprobs, self._width.likely)
         fit = (int(token) for token in order if self.accepts(view, self.place, int(token)))
         found = next(fit, None)
         if found is None:
@@ -210,9 +210,9 @@ class Held:
         if some:
             return
         allowed = self._free(filling)
-        law = _law(view, place, len(allowed))
-        for token in _best(allowed, law, self._width.likely):
-            yield int(token), float(max(law[token], -1e3))
+        logprobs = _logprobs(view, place, len(allowed))
+        for token in _best(allowed, logprobs, self._width.likely):
+            yield int(token), float(max(logprobs[token], -1e3))
 
     def _closed(self, filling: _Filling, first: int, stop: int, *, thorough: bool = False) -> _Filling | None:
         """A filling that goes on from `first` to where the text ends, at `stop` or before; None where none is found."""
@@ -237,10 +237,10 @@ class Held:
         return self._constraint.advance(filling.state, token)
 
 
-def _best(allowed: np.ndarray, law: np.ndarray, count: int) -> np.ndarray:
+def _best(allowed: np.ndarray, logprobs: np.ndarray, count: int) -> np.ndarray:
     """[n] the most likely allowed tokens, at most `count`; of equals the lower id first."""
     ids = np.flatnonzero(allowed)
-    own = law[ids]
+    own = logprobs[ids]
     if len(ids) > count:
         kept = own >= np.partition(own, len(own) - count)[len(own) - count]
         ids, own = ids[kept], own[kept]
@@ -248,10 +248,10 @@ def _best(allowed: np.ndarray, law: np.ndarray, count: int) -> np.ndarray:
     return found
 
 
-def _law(view: View, place: int, size: int) -> np.ndarray:
+def _logprobs(view: View, place: int, size: int) -> np.ndarray:
     """[size] log-probabilities of a place, all alike where the pass says nothing of it."""
     row = int(np.searchsorted(view.positions, place))
     if row < len(view) and view.positions[row] == place:
-        law: np.ndarray = view.logprobs[row, :size].double().cpu().numpy()
-        return law
+        found: np.ndarray = view.logprobs[row, :size].double().cpu().numpy()
+        return found
     return np.zeros(size)

@@ -54,8 +54,8 @@ class _Left:
 
     def _of(self, row: int) -> tuple[float, int]:
         """The most likely token of a row that is left, and its log-probability."""
-        law = self._view.logprobs[row]
-        best, ids = law.topk(min(len(self._gone[row]) + 1, len(law)))
+        own = self._view.logprobs[row]
+        best, ids = own.topk(min(len(self._gone[row]) + 1, len(own)))
         pairs = zip(best.tolist(), ids.tolist(), strict=True)
         return next(((share, token) for share, token in pairs if token not in self._gone[row]), (-np.inf, 0))
 

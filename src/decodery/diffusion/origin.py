@@ -1,4 +1,4 @@
-"""Dream's `origin`: every open place is written by chance, however sure its proposal is."""
+"""Dream's `origin`: every open position is written by chance, however sure its proposal is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EPS = 1e-3
 )
 @dataclass(frozen=True)
 class Origin(Scheduled):
-    """Writes each open place with probability 1 - t' / t, where t' is the time after t.
+    """Writes each open position with probability 1 - t' / t, where t' is the time after t.
 
     The `steps` times fall evenly from 1 to 0.001. The last step writes all that is open. Steps that write nothing
     change nothing, and their passes are left out.

@@ -144,7 +144,7 @@ class Run:
         Args:
             variants: The states.
             region: First and last position (exclusive).
-            written: Look at all places of the region after the prompt, those that are written too.
+            written: Look at all positions of the region after the prompt, those that are written too.
         """
         plan = self._plan(region)
         every = np.arange(max(region[0], self.canvas.prompt_length), region[1])
@@ -174,7 +174,7 @@ class Run:
                 region,
                 measure=self.method.measure,
                 temperature=self.temperature,
-                law=Truncation(self.method.top_k, self.method.top_p),
+                truncation=Truncation(self.method.top_k, self.method.top_p),
                 tempered=self.method.tempered,
                 seed=seed,
                 first=first,

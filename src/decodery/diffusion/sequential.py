@@ -1,4 +1,4 @@
-"""Sequential unmasking: the first open places are written, as many in every pass."""
+"""Sequential unmasking: the first open positions are written, as many in every pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class Sequential(Scheduled):
-    """Writes the first open places of every pass, by default one.
+    """Writes the first open positions of every pass, by default one.
 
     Attributes:
         steps: Passes over the whole canvas, as many for every block; None is one a token.

@@ -31,7 +31,7 @@ class Static(Scheduled):
 
     Attributes:
         steps: Passes over the whole canvas, as many for every block; None is one a token.
-        alg_temp: Temperature of the confidences by which places are drawn, as in Dream's code; 0 takes the most
+        alg_temp: Temperature of the confidences by which positions are drawn, as in Dream's code; 0 takes the most
             confident ones.
     """
 

@@ -54,7 +54,7 @@ class Truncation(NamedTuple):
         return logits
 
 
-WHOLE_LAW = Truncation()
+ALL_TOKENS = Truncation()
 
 
 @dataclass(eq=False)
@@ -94,7 +94,7 @@ class View:
         first: int = 0,
         late: Sequence[int] = (),
         passed: int = 0,
-        law: Truncation = WHOLE_LAW,
+        truncation: Truncation = ALL_TOKENS,
         tempered: bool = False,
     ) -> View:
         """What logits [m, vocab] say, -inf for what cannot be written.
@@ -109,11 +109,11 @@ class View:
             temperature, seed: Of the draws; temperature 0 takes the most likely tokens.
             first: Where the output begins.
             late: Tokens whose proposals rank after all others.
-            law: Which tokens are proposed.
+            truncation: Which tokens are proposed.
             tempered: Whether confidence is that of the distribution that proposals are drawn from.
         """
         logprobs = logits.log_softmax(dim=-1)
-        drawn = law.applied(logprobs / temperature if temperature > 0 else logprobs)
+        drawn = truncation.applied(logprobs / temperature if temperature > 0 else logprobs)
         if temperature > 0:
             tokens = gumbel_argmax(drawn, seed, [int(place) - first for place in positions])
         else:

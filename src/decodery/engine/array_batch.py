@@ -252,6 +252,7 @@ class ArrayBatch:
                 raise answer
             steps.choose(answer.logits)
         except Exception:
+            # The engine's own step finds out whose fault it is.
             self.release()
         times.proposed, times.scored, times.rows, times.texts = begin, perf_counter(), rows, texts
 

@@ -196,19 +196,19 @@ class Tokenizer:
             for each, n, text in zip(found, ends, texts, strict=True)
         ]
 
-    def infill(self, before: str, behind: str, files: Sequence[tuple[str, str]] = ()) -> list[int] | None:
+    def infill(self, before: str, after: str, files: Sequence[tuple[str, str]] = ()) -> list[int] | None:
         """Token ids of a gap between two texts, for a model to fill; None where it has no tokens for that.
 
         Nothing in the texts is a special token.
 
         Args:
-            before, behind: The text before and after the gap.
+            before, after: The text before and after the gap.
             files: Name and text of others that the model reads first.
         """
         for prefix, suffix, middle, repository, separator in _GAPS:
             if any(self.token_id(sign) is None for sign in (prefix, suffix, middle)):
                 continue
-            signs = [(prefix, before), (suffix, behind), (middle, "")]
+            signs = [(prefix, before), (suffix, after), (middle, "")]
             if files and separator and self.token_id(separator) is not None:
                 known = bool(repository) and self.token_id(repository) is not None
                 opened = [(separator, f"{name}\n{text}") for name, text in files]
