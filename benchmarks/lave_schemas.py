@@ -2,8 +2,9 @@
 
     DECODERY_THREADS=1 python benchmarks/lave_schemas.py --out benchmarks/results/lave-schemas.json
 
-Schemas come from DECODERY_DATA. SmolLM2 is run as a masked model, whose texts mean nothing: what is measured is the work per pass. CPU seconds of one
-thread, the lesser of two runs that take turns; every text that ended must be valid under its schema.
+Schemas come from DECODERY_DATA. SmolLM2 is run as a masked model, whose texts mean nothing: what is measured is the
+work per pass. CPU seconds of one thread, the lesser of two runs that take turns; every text that ended must be valid
+under its schema.
 """
 
 from __future__ import annotations
