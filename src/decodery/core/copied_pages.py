@@ -31,8 +31,12 @@ class CopiedPages:
             return clone
         if self._file is None:
             made = os.memfd_create("decodery")
-            with open(made, "wb", closefd=False) as file:
-                file.write(self.bytes.data)
+            try:
+                with open(made, "wb", closefd=False) as file:
+                    file.write(self.bytes.data)
+            except BaseException:
+                os.close(made)
+                raise
             self._file, self.bytes = made, np.empty(0, dtype=np.uint8)
         clone.bytes = np.frombuffer(mmap.mmap(self._file, 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
         return clone

@@ -19,7 +19,7 @@ class FairOrder:
     """Who is next: the caller with the fewest jobs in progress.
 
     Of equals it is the one that was served longest ago. One caller takes all slots but one, so that another finds
-    one free or waits for a single job of somebody else.
+    one free or waits for a single job of another caller.
 
     Args:
         count: Jobs in progress at most.
@@ -32,7 +32,7 @@ class FairOrder:
         """Callers that run or wait, the one served last at the end."""
 
     def next(self, waiting: Sequence[str]) -> str | None:
-        """The caller whose job begins now; None where no slot is free for anybody who waits."""
+        """The caller whose job begins now; None where no slot is free for a waiting caller."""
         if self.running.total() >= self.count:
             return None
         ready = [each for each in waiting if self.running[each] < max(1, self.count - 1)]

@@ -46,7 +46,7 @@ class ArrayBatch:
         self._model, self._schedule, self._budgets = model, schedule, budgets
         self._texts: list[ArrayText] = []
         self._drafts: list[DraftBatch] = []
-        self._alone = False
+        self._alone = self._failed = False
         self._changes = -1
         self._steps: ArraySteps | None = None
         self._known: dict[int, ArrayText] = {}
@@ -182,7 +182,7 @@ class ArrayBatch:
             The texts, and the rows of the pass; None where something else has to be done first.
         """
         texts, steps = self._texts, self._steps
-        if not self._alone or steps is None:
+        if not self._alone or self._failed or steps is None:
             return None
         if not self._valid():
             # What has no room for another step gets some; where tasks have come or left, others decide what is next.
@@ -198,8 +198,7 @@ class ArrayBatch:
         try:
             steps.run()
         except Exception:
-            # The engine's own step finds out whose fault it is.
-            self.release()
+            self._fail()
             return None
         times.scored, times.rows = perf_counter(), steps.rows
         if self._drafts:
@@ -216,6 +215,10 @@ class ArrayBatch:
             begun: Tasks, how many unread tokens each reads, and how many nodes it may draft.
         """
         self._nodes = {id(run): nodes for run, rows, nodes in begun if not rows}
+        if self._failed:
+            self._failed = False
+            self.release()
+            return set()
         if not self._valid():
             self.gather()
         if any(id(text.run) not in self._nodes for text in self._texts):
@@ -252,9 +255,13 @@ class ArrayBatch:
                 raise answer
             steps.choose(answer.logits)
         except Exception:
-            # The engine's own step finds out whose fault it is.
-            self.release()
+            self._fail()
         times.proposed, times.scored, times.rows, times.texts = begin, perf_counter(), rows, texts
+
+    def _fail(self) -> None:
+        """Give up the batch; in the next step each text is scored by itself, so that the one that fails ends."""
+        self.release()
+        self._failed = True
 
     def commit(self, passes: int) -> None:
         """Append the tokens that were chosen."""

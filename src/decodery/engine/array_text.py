@@ -122,7 +122,7 @@ class ArrayText:
         """Append accepted tokens up to the first that ends the text; returns those."""
         seq, stream, emitted = self.seq, self.stream, list[int]()
         length = self.length + len(tokens)
-        # Where no token can end the text, and nobody waits for it, all are taken at once.
+        # Where no token can end the text, and no caller waits for it, all are taken at once.
         if (stream is None or stream.lazy) and length < self.most and self.eos.isdisjoint(tokens):
             self.tokens += tokens
             if stream is not None:

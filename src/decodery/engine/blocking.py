@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from decodery.core.errors import SettingsError
 from decodery.core.fair_slots import caller
 from decodery.core.ledger import charging
 from decodery.core.threads import one_thread
@@ -28,8 +29,8 @@ _Call = tuple[SchedulerEntry, int, Blocking, Lock]
 class BlockingCalls:
     """Runs blocking functions of tasks on daemon threads, and collects their results.
 
-    Each owner has threads of its own, so that no function waits for those of others, and one that never ends holds up
-    neither the engine nor the end of the process.
+    Each owner has `_EACH` threads of its own, so that no owner's function waits for those of another. One that never
+    ends keeps its thread, and holds up neither the engine nor the end of the process.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,13 @@ class BlockingCalls:
                 with charging(call[0].ledger):
                     context = copy_context()
                 context.run(caller.set, owner)
-                Thread(target=context.run, args=(self._work, *call), name="blocking", daemon=True).start()
+                thread = Thread(target=context.run, args=(self._work, *call), name="blocking", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    # The process has no room for another one.
+                    self._running[owner] -= 1
+                    self._results.put((*call[:3], error))
             if not waiting:
                 self._waiting.pop(owner, None)
 
@@ -67,12 +74,16 @@ class BlockingCalls:
         # Gradients are each thread's own setting, and a loop computes none.
         begin = thread_time()
         try:
+            run.ledger.require_time()
             with lock, torch.no_grad(), one_thread():
                 result = result_of(call)
+        except SettingsError as error:
+            result = error
         except BaseException as error:
             # Such as SystemExit, which ends the text and not the engine.
             result = RuntimeError(f"{type(error).__name__}: {error}")
-        run.ledger.side_seconds += thread_time() - begin
+        with self._changing:
+            run.ledger.side_seconds += thread_time() - begin
         self._results.put((run, number, call, result))
         with self._changing:
             self._running[run.owner] -= 1

@@ -55,6 +55,7 @@ class MemoryBudget:
         while over > 0 and self._prefixes is not None and len(self._prefixes):
             # Pages that texts hold too are not free then.
             wanted = self._prefixes.bytes - over
+            self._prefixes.evict()
             while self._prefixes.bytes > max(wanted, 0) and self._prefixes.evict():
                 pass
             over = self.held(runs, kept=True) + more - self._most
@@ -101,7 +102,7 @@ class MemoryBudget:
 
     def _surely(self, runs: Ordered[SchedulerEntry], more: int, most: int) -> bool:
         """Whether it fits if all pages of this process were theirs, which is known without looking at each text."""
-        if any(_has_policy(run) for run in runs):
+        if any(_holds_beside(run) for run in runs):
             return False
         return used_bytes() + _due(runs) + more <= most
 
@@ -127,7 +128,12 @@ def _missing(seq: Sequence) -> int:
     return sum(cache.more_for(room) for cache in caches_of(seq))
 
 
-def _has_policy(run: SchedulerEntry) -> bool:
-    """Whether a cache policy may hold something beside the pages; the branches of a search have one policy."""
+def _holds_beside(run: SchedulerEntry) -> bool:
+    """Whether caches hold something beside pages: recurrent states, an encoder's memory or what a policy keeps.
+
+    The branches of a search are alike in this.
+    """
     seq = run.task if isinstance(run.task, Sequence) else next(iter(run.branches.values()), None)
-    return seq is not None and any(cache.policy is not None for cache in caches_of(seq))
+    return seq is not None and any(
+        cache.policy is not None or cache.memory is not None or cache.states.bytes > 0 for cache in caches_of(seq)
+    )

@@ -60,7 +60,7 @@ class PassRunner:
             ]
             if not asked:
                 break
-            places = self._schedule.budget.places(asked) or []
+            places = self._schedule.budget.places(asked, side=True) or []
             for run, number in places:
                 had[run.owner] += len(run.requests[number].segment) if isinstance(run.task, CoroutineTask) else 0
             self.run(places, clock, side=True)

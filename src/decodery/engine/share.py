@@ -60,7 +60,12 @@ class PassBudget:
         return max(1, min(parts[runs.index(run)], self._room(runs, works) // max(len(works), 1)))
 
     def places(
-        self, asked: list[tuple[SchedulerEntry, list[int]]], joined: Ordered[SchedulerEntry] = (), rows: int = 0
+        self,
+        asked: list[tuple[SchedulerEntry, list[int]]],
+        joined: Ordered[SchedulerEntry] = (),
+        rows: int = 0,
+        *,
+        side: bool = False,
     ) -> list[Place] | None:
         """Which of these asks share the next pass, by their tasks and numbers.
 
@@ -71,6 +76,7 @@ class PassBudget:
             asked: Tasks, and the numbers of their asks.
             joined: Texts that take part all together.
             rows: Of these.
+            side: The pass is one of another model, whose time searches do not spend.
 
         Returns:
             Asks, without those of `joined`; None where not all of these have room.
@@ -78,7 +84,7 @@ class PassBudget:
         every = [(run, number) for run, numbers in asked for number in numbers]
         texts = [each for each in asked if not isinstance(each[0].task, CoroutineTask)]
         works = [each for each in asked if isinstance(each[0].task, CoroutineTask)]
-        if not works or len(asked) + len(joined) < 2 or self.seconds is None:
+        if not works or len(asked) + len(joined) < 2 or self.seconds is None or side:
             if rows + sum(run.unanswered_rows for run, _ in asked) <= self.rows:
                 return every
             return None if joined else self._fill(asked, self.rows)
@@ -95,26 +101,24 @@ class PassBudget:
             return None
         credit = self._beside.next(ask)
         room = min(credit, max(self.rows - for_texts, kept))
-        found = self._fill(works, room, whole=credit >= ask) if credit else []
+        found = self._fill(works, room) if credit else []
         taken = sum(len(run.requests[number].segment) for run, number in found)
         self._beside.spend(taken)
         return [*(self._fill(texts, max(self.rows - rows - taken, 1)) if texts else ()), *found]
 
-    def _fill(self, asked: list[tuple[SchedulerEntry, list[int]]], room: int, *, whole: bool = True) -> list[Place]:
-        """As many of these asks as there is room for, in fair parts.
+    def _fill(self, asked: list[tuple[SchedulerEntry, list[int]]], room: int) -> list[Place]:
+        """As many of these asks as there is room for, in fair parts; the task that has waited longest gets one.
 
         Args:
             asked: Tasks and the numbers of their asks.
             room: Rows.
-            whole: Whether the task that has waited longest gets one in any case.
         """
         runs = [run for run, _ in asked]
         left = [[(number, len(run.requests[number].segment)) for number in numbers] for run, numbers in asked]
         order = sorted(range(len(runs)), key=lambda n: runs[n].served)
-        found, taken = list[tuple[int, int]](), [0] * len(runs)
-        if whole or left[order[0]][0][1] <= room:
-            number, rows = left[order[0]].pop(0)
-            found, taken[order[0]], room = [(order[0], number)], rows, max(room - rows, 0)
+        taken = [0] * len(runs)
+        number, rows = left[order[0]].pop(0)
+        found, taken[order[0]], room = [(order[0], number)], rows, max(room - rows, 0)
         parts = fair([run.owner for run in runs], [sum(rows for _, rows in each) for each in left], room)
         # Rows of an ask stand together, so that parts are not filled to the last row: what is left then goes to
         # whoever can use it.

@@ -15,6 +15,7 @@ from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
 from decodery.models.batch import Segment
+from decodery.models.native.array_step import ArraySteps
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
@@ -212,6 +213,47 @@ def test_a_search_that_fails_harms_no_text() -> None:
         engine.step()
     engine.run(seqs)
     assert isinstance(job.error, IndexError) and [seq.tokens for seq in seqs] == expected
+
+
+@pytest.mark.parametrize("calls", [("run",), ("choose",), ("run", "choose")])
+@pytest.mark.parametrize("often", [1, 10_000])
+def test_texts_go_on_by_themselves_where_the_step_of_all_fails(
+    often: int, calls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once or in every step; alone and beside a search, whose pass they join."""
+    expected, left = [seq.tokens for seq in written(MODEL, SETTINGS["sampled"])], [often]
+
+    def failing(call: str) -> Callable[..., Any]:
+        real = getattr(ArraySteps, call)
+
+        def either(self: ArraySteps, *arguments: Any) -> Any:
+            left[0] -= 1
+            if left[0] >= 0:
+                raise MemoryError("no room for the step of all")
+            return real(self, *arguments)
+
+        return either
+
+    for call in calls:
+        monkeypatch.setattr(ArraySteps, call, failing(call))
+    engine = Engine(MODEL)
+    seqs = [
+        engine.submit(Request(prompt, max_new_tokens=24 + number, seed=number, **SETTINGS["sampled"]))
+        for number, prompt in enumerate(PROMPTS)
+    ]
+
+    def search() -> ForwardCoroutine[None]:
+        cache = MODEL.new_cache()
+        for token in range(6):
+            yield from score(MODEL, Segment.chunk([token], cache))
+
+    job = engine.enter(search())
+    for _ in range(600):
+        if job.finished and all(seq.finished for seq in seqs):
+            break
+        engine.step()
+    assert job.error is None and [seq.tokens for seq in seqs] == expected
+    assert left[0] < often, "nothing failed"
 
 
 def counted(work: Callable[[], object], times: int) -> float:

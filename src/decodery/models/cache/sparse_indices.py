@@ -52,7 +52,7 @@ class SparseIndices:
         kv_heads = cache.pages.nothing.shape[2]
         nothing = queries[:0]
         attention = Attention(layer, segment, queries, nothing, nothing, np.zeros((0, 0), bool), segment.bias(layer))
-        # They are read from the cache where somebody uses them.
+        # They are read from the cache at their first use.
         del attention.keys, attention.values
         attention.seen = visible(segment, layer, window)
         chosen = None if policy is None else policy.select(attention)

@@ -225,8 +225,9 @@ class AutoBatch(DraftBatch):
                 accepted = sum([max(count, 0) for count in steps.accepted[self.places].tolist()])
                 self._promises.learn(self._skips.texts, self._promised, accepted)
         for place in ended:
-            if place in self.places:
-                number = self.places.index(place)
+            number = self.places.index(place) if place in self.places and place not in failed else None
+            # A text that failed is no example for later ones.
+            if number is not None and self._sequences[number].error is None:
                 self._states[number].memory.past.add(self._sequences[number].generated)
         return {place: NumericalError(NAN) for place in failed}
 
