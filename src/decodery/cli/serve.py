@@ -208,6 +208,8 @@ def serve(
         search=None if search is None else resolve("search", search),
         **given,
     )
+    if not extra_model and (memory_gib is not None or "idle_seconds" in given):
+        raise click.UsageError("--memory-gib and --idle-seconds need --extra-model")
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key go together")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -233,6 +235,8 @@ def serve(
     loaded = load(model, dtype=dtype, kv_dtype=kv_dtype, masking=masking)
     if settings.search is not None:
         settings.search.bind(loaded.tokenizer).fits(loaded.model)
+    if scorer is not None:
+        resolve("scorer", scorer).bind(loaded.tokenizer).fits(loaded.model)
     tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)
     where: dict[str, Any] = {"host": host, "port": port, "tls": tls}
     size = _size(model) if more else 0

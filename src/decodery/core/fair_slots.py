@@ -18,15 +18,16 @@ caller: ContextVar[str] = ContextVar("caller", default="")
 class FairOrder:
     """Who is next: the caller with the fewest jobs in progress.
 
-    Of equals it is the one that was served longest ago. One caller takes all slots but one, so that another finds
-    one free or waits for a single job of another caller.
+    Of equals it is the one that was served longest ago. One caller leaves some slots free, so that another
+    finds one or waits for a single job.
 
     Args:
         count: Jobs in progress at most.
+        spare: Of these, how many one caller leaves to others.
     """
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, spare: int = 1) -> None:
+        self.count, self._each = count, max(1, count - spare)
         self.running = Counter[str]()
         self._served: list[str] = []
         """Callers that run or wait, the one served last at the end."""
@@ -35,7 +36,7 @@ class FairOrder:
         """The caller whose job begins now; None where no slot is free for a waiting caller."""
         if self.running.total() >= self.count:
             return None
-        ready = [each for each in waiting if self.running[each] < max(1, self.count - 1)]
+        ready = [each for each in waiting if self.running[each] < self._each]
         served = {each: number for number, each in enumerate(self._served)}
         return min(ready, key=lambda each: (self.running[each], served.get(each, -1)), default=None)
 

@@ -78,6 +78,10 @@ class Curiosity(Scorer):
         return self.inner is None or self.inner.prefixes
 
     @property
+    def writes(self) -> bool:
+        return self.inner is not None and self.inner.writes
+
+    @property
     def answers(self) -> bool:
         return self.inner is None or self.inner.answers
 

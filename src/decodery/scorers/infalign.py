@@ -57,6 +57,10 @@ class InfAlign(Wrapper):
     t: float = 10.0
     beta: float = 1.0
 
+    @property
+    def writes(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_number("the t of infalign", self.t)

@@ -53,6 +53,10 @@ class Product(Scorer):
         return any(factor.prefixes for factor in self.scorers)
 
     @property
+    def writes(self) -> bool:
+        return any(factor.writes for factor in self.scorers)
+
+    @property
     def log(self) -> bool:
         return True
 

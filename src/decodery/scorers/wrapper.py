@@ -41,6 +41,10 @@ class Wrapper(Scorer):
         return self.inner.answers
 
     @property
+    def writes(self) -> bool:
+        return self.inner.writes
+
+    @property
     def requirements(self) -> Requirements:
         return self.inner.requirements
 

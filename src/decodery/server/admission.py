@@ -7,19 +7,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from decodery.core.fair_slots import FairOrder, caller
 from decodery.core.ledger import Ledger, charging
 
-from .errors import invalid, overloaded
+from .errors import invalid, overloaded, stopping
 from .settings import ServerSettings
 
 T = TypeVar("T")
 
 OWNER_PART = 0.75
 """Of the places and of the memory, what one key takes at most where there are several."""
-_PREPARED = 64
+PREPARED = 64
 """Requests of one key that are read, or whose grammars are compiled, at a time, those that wait included."""
 
 
@@ -95,13 +95,15 @@ class FairThreads:
         threads: How many.
         name: Of the threads.
         seconds: Of compiling and the like for one request.
+        most: Requests of one key that wait or run at a time.
+        spare: Threads that one key leaves to others.
     """
 
-    def __init__(self, threads: int, name: str, seconds: float) -> None:
+    def __init__(self, threads: int, name: str, seconds: float, most: int = PREPARED, spare: int = 1) -> None:
         self._pool = ThreadPoolExecutor(threads, name)
-        self._order = FairOrder(threads)
+        self._order, self._most = FairOrder(threads, spare), most
         self._lock = threading.Lock()
-        self._waiting: list[tuple[str, Callable[[], None]]] = []
+        self._waiting: list[tuple[str, Future[Any], Callable[[], None]]] = []
         self._seconds = seconds
 
     async def run(self, what: Callable[[], T]) -> T:
@@ -123,33 +125,36 @@ class FairThreads:
                 found.set_exception(error)
 
         with self._lock:
-            if sum(each == own for each, _ in self._waiting) + self._order.running[own] >= _PREPARED:
-                raise overloaded(f"this key has {_PREPARED} requests that are being read; send them after each other")
-            self._waiting.append((own, work))
+            if sum(each == own for each, _, _ in self._waiting) + self._order.running[own] >= self._most:
+                raise overloaded(f"this key has {self._most} requests that are being read; send them after each other")
+            self._waiting.append((own, found, work))
         self._start()
         return await asyncio.wrap_future(found)
 
     def close(self) -> None:
-        """End the threads once they are done; what waits is not begun."""
+        """End the threads once they are done; what waits is not begun, and its requests hear that."""
         with self._lock:
-            self._waiting.clear()
+            left, self._waiting = self._waiting, []
+        for _, found, _ in left:
+            if found.set_running_or_notify_cancel():
+                found.set_exception(stopping())
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
         """Begin what there is a thread for."""
         while (begun := self._next()) is not None:
             own, work = begun
-            # A slot is held until its thread is done, even if nobody waits for the result any more.
+            # A slot is held until its thread is done, even if the request was cancelled.
             self._pool.submit(work).add_done_callback(lambda _, own=own: self._end(own))  # type: ignore[misc]
 
     def _next(self) -> tuple[str, Callable[[], None]] | None:
         with self._lock:
-            owners = [each for each, _ in self._waiting]
+            owners = [each for each, _, _ in self._waiting]
             if (own := self._order.next(owners)) is None:
                 return None
-            found = self._waiting.pop(owners.index(own))
+            _, _, work = self._waiting.pop(owners.index(own))
             self._order.begin(own, owners)
-            return found
+            return own, work
 
     def _end(self, own: str) -> None:
         with self._lock:

@@ -204,7 +204,11 @@ class Front:
         self.owner(request)
         name = self.models.check(request.query_params.get("model"))
         found = self.models.slots(name)
-        if request.query_params.get("fail_on_no_slot") and all(each["is_processing"] for each in found):
+        if (
+            request.query_params.get("fail_on_no_slot") not in (None, "", "0")
+            and found
+            and all(each["is_processing"] for each in found)
+        ):
             raise ApiError(503, "no slot is free", kind="server_error", code="no_slot", retry_after=1)
         return Json(found)
 

@@ -70,7 +70,7 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any)
         preprocessor.check_length(body.prediction.text)
         settings["predicted_output"] = body.prediction.text
     steps, n = own is not None and own.trace == "steps", body.n or 1
-    fill = fill_of(body, lm, tokens, settings)
+    fill = fill_of(body, lm, tokens, settings, preprocessor.settings.search)
     search = None if fill is not None else search_of(body, lm, preprocessor.settings.search)
     requests: list[Request] | list[Fill]
     if fill is not None:

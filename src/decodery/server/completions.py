@@ -73,7 +73,7 @@ def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint
         # A text of no tokens is one that is cut before its first.
         most = max(preprocessor.room(len(tokens), body.max_tokens, _DEFAULT_TOKENS, cache_policy_of(body)), 1)
         counted = {} if logprobs is None else {"logprobs": logprobs}
-        fill = fill_of(body, lm, tokens, settings | counted | {"max_new_tokens": most})
+        fill = fill_of(body, lm, tokens, settings | counted | {"max_new_tokens": most}, preprocessor.settings.search)
         if fill is not None:
             requests += several(fill, n)
             continue

@@ -95,14 +95,17 @@ def searched(settings: dict[str, Any], search: Search, given: Search | None) -> 
         settings.setdefault("temperature", 1.0)
 
 
-def fill_of(body: Shared, lm: LLM, tokens: list[int], settings: dict[str, Any]) -> Fill | None:
+def fill_of(body: Shared, lm: LLM, tokens: list[int], settings: dict[str, Any], own: Search | None) -> Fill | None:
     """The canvas that a request asks for.
 
     Args:
         settings: Those of a text, with `max_new_tokens`.
+        own: The search of the server, which answers every request.
     """
     if body.decodery is None or body.decodery.diffuse is None:
         return None
+    if own is not None:
+        raise invalid("this server answers by a search of its own: leave diffuse out", "decodery.diffuse")
     others = {name: value for name, value in settings.items() if name not in _DIFFUSED}
     if body.decodery.search is not None or others:
         named = next(iter(others), "search")

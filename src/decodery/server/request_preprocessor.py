@@ -10,7 +10,7 @@ from decodery.constraints.base import ConstraintSpec
 from decodery.llm.resolve_settings import resolve_cache_policy
 from decodery.models.config import POSITIONS
 
-from .admission import FairThreads
+from .admission import PREPARED, FairThreads
 from .errors import ApiError, as_api_error, invalid, log_failure
 from .methods import Compiled, untrusted
 from .settings import ServerSettings
@@ -40,8 +40,13 @@ class RequestPreprocessor:
         self.lm = lm
         self.settings = settings
         self._compiled = Compiled(lm)
-        self._reading = FairThreads(2, "prompts", settings.side_seconds)
-        self._compiling = FairThreads(2, "constraints", settings.side_seconds)
+        # Where all clients are one owner, it has all threads, and as many requests as may wait for the engine.
+        alone = len(settings.keys) < 2
+        most = settings.max_running + settings.max_queue if alone else PREPARED
+        self._reading, self._compiling = (
+            FairThreads(2, name, settings.side_seconds, most, spare=0 if alone else 1)
+            for name in ("prompts", "constraints")
+        )
 
     def close(self) -> None:
         """End its threads after what they are doing."""

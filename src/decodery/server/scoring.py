@@ -134,6 +134,12 @@ def plan(preprocessor: RequestPreprocessor, body: RerankRequest | ScoreRequest) 
     lm, named = preprocessor.lm, None if body.decodery is None else body.decodery.scorer
     scorer: Scorer = resolve("scorer", named or preprocessor.settings.scorer).bind(lm.tokenizer)
     scorer.fits(lm.model)
+    if scorer.writes:
+        raise invalid(
+            "this scorer writes texts of its own for each document: rerank with one that reads, such as "
+            "question-likelihood",
+            "decodery.scorer",
+        )
     found: list[Scoring] = []
     for query, document in body.pairs:
         preprocessor.check_length(query)

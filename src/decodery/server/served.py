@@ -146,7 +146,7 @@ class ModelPool:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for anything."""
+        """Whether no request is in progress."""
         return all(entry.loading is None and (entry.model is None or entry.idle) for entry in self._entries.values())
 
     def states(self) -> dict[str, str]:
@@ -280,7 +280,7 @@ class ModelPool:
             entry.timer = asyncio.get_running_loop().call_later(max(seconds, _LEAST), self._look, entry)
 
     def _look(self, entry: _Entry) -> None:
-        """Unload a model that nobody has used for long enough."""
+        """Unload a model after `idle_seconds` without a request."""
         entry.timer = None
         if entry.model is None or self.draining:
             return
@@ -297,9 +297,11 @@ class ModelPool:
         model, entry.model = entry.model, None
 
         async def unload() -> None:
-            await asyncio.to_thread(model.stop)
-            entry.metrics.unloaded()
-            entry.unloading, entry.held = None, 0
+            try:
+                await asyncio.to_thread(model.stop)
+            finally:
+                entry.metrics.unloaded()
+                entry.unloading, entry.held = None, 0
 
         entry.unloading = asyncio.create_task(unload())
         return entry.unloading

@@ -76,6 +76,7 @@ class Service:
         self._active: dict[Job, None] = {}
         self._lock = threading.Lock()
         self._unbegun = self._jobs = 0
+        self._closed = False
         self.load = self._measure()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -95,7 +96,7 @@ class Service:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for anything."""
+        """Whether no request is in progress."""
         with self._lock:
             return not self._jobs
 
@@ -119,9 +120,14 @@ class Service:
         search, texts = jobs[0].search is not None, sum(job.texts for job in jobs)
         self._admission.enter(jobs[0].owner, texts, search=search, patience=self._patience())
         with self._lock:
-            self._unbegun += len(jobs)
-            self._jobs += len(jobs)
-        self._inbox.put(partial(self._enqueue, jobs))
+            # The thread takes what was put before it closes, and nothing after that.
+            if not (closed := self._closed):
+                self._unbegun += len(jobs)
+                self._jobs += len(jobs)
+                self._inbox.put(partial(self._enqueue, jobs))
+        if closed:
+            self._admission.leave(jobs[0].owner, texts)
+            raise stopping()
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """End these where they are not over; nothing more is told of them. Takes effect before the next pass."""
@@ -141,6 +147,11 @@ class Service:
         except BaseException as error:
             self.failure = error
             ending = ApiError(500, f"the engine failed ({type(error).__name__}): the server ends", kind="server_error")
+        with self._lock:
+            self._closed = True
+        while not self._inbox.empty():
+            if (wish := self._inbox.get()) is not None:
+                wish()
         for job in [*self._queue.all(), *self._active]:
             self._end(job, ending)
         if self.failure is not None:

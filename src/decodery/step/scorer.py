@@ -98,6 +98,11 @@ class Scorer(Contract):
         return True
 
     @property
+    def writes(self) -> bool:
+        """Whether it writes texts of its own beside those that it scores."""
+        return False
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """The least and the largest score there can be."""
         return -float("inf"), float("inf")

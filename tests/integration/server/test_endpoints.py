@@ -79,6 +79,12 @@ def test_documents_are_ranked_by_the_scorer(lm: LLM, url: str) -> None:
         assert each["score"] == pytest.approx(sum(known) / len(known), abs=1e-6)
 
 
+def test_scorers_that_write_texts_rank_nothing(url: str) -> None:
+    body = {"query": "tides", "documents": ["the moon"], "decodery": {"scorer": "infalign:scorer=log-probability"}}
+    refused = httpx.post(f"{url}/v1/rerank", json={"model": "tiny", **body})
+    assert refused.status_code == 400 and "writes texts of its own" in refused.json()["error"]["message"]
+
+
 def test_a_server_may_have_a_scorer_of_its_own() -> None:
     with serving(tiny_lm(None), scorer=TextScore(lambda text: float(len(text)))) as (_, url):
         found = post(url, "/rerank", {"query": "q", "documents": ["a", "aaa", "aa"], "return_documents": False})

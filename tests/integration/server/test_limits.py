@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,9 @@ from decodery.core import registry
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.llm.llm import LLM
+from decodery.server.admission import FairThreads
 from decodery.server.connections import TimedProtocol
+from decodery.server.errors import ApiError
 from decodery.server.fair import FairQueue
 from decodery.server.keys import Keys, read_keys
 from decodery.server.run import EngineFailed, Server, serve
@@ -432,6 +436,48 @@ def test_an_engine_that_fails_is_reported_and_ends_the_server(lm: LLM, capfd: py
     thread.join(SECONDS)
     assert not thread.is_alive() and "Broken" in str(failed[0])
     assert "the engine failed (Broken: on purpose)" in capfd.readouterr().err
+
+
+def test_texts_that_arrive_while_an_engine_fails_are_answered_and_counted_no_more(lm: LLM) -> None:
+    with serving(lm) as (server, url):
+        service = server.front.service
+        service.on_failure = lambda error: None
+        arrived = threading.Event()
+
+        def fails() -> None:
+            arrived.set()
+            wait_until(lambda: service._inbox.qsize() > 0)
+            raise Broken("on purpose")
+
+        service._turn = fails  # type: ignore[method-assign]
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(post, url)
+            assert arrived.wait(SECONDS)
+            second = pool.submit(post, url)
+            assert [each.result(SECONDS).status_code for each in (first, second)] == [500, 500]
+        assert service._admission.total == 0 and service.idle
+
+
+def test_what_waits_for_a_thread_hears_that_the_server_stops() -> None:
+    asyncio.run(_closed_while_one_waits())
+
+
+async def _closed_while_one_waits() -> None:
+    threads, begun, held = FairThreads(1, "test", 60.0), threading.Event(), threading.Event()
+
+    def slow() -> bool:
+        begun.set()
+        return held.wait(SECONDS)
+
+    running = asyncio.create_task(threads.run(slow))
+    await asyncio.to_thread(begun.wait, SECONDS)
+    waiting = asyncio.create_task(threads.run(lambda: True))
+    await asyncio.sleep(0)
+    threads.close()
+    with pytest.raises(ApiError, match="stop"):
+        await asyncio.wait_for(waiting, SECONDS)
+    held.set()
+    assert await running
 
 
 def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:

@@ -3,7 +3,7 @@
 import { el } from "./dom.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
@@ -108,7 +108,7 @@ function blocks(lines, depth = 0) {
       at += 1;
     } else if (HEADING.test(line)) {
       const [, signs, text] = HEADING.exec(line);
-      found.push(el(`h${Math.min(signs.length + 3, 6)}`, {}, inline(text)));
+      found.push(el(`h${Math.min(signs.length + 3, 6)}`, {}, inline(text.trimEnd().replace(/#+$/, "").trimEnd())));
       at += 1;
     } else if (RULE.test(line)) {
       found.push(el("hr", {}));
