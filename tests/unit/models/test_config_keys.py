@@ -92,6 +92,17 @@ def test_fields_that_nobody_knows_are_refused_by_their_name(family: str) -> None
             read_config(raw | change)
 
 
+def test_nemotrons_layers_are_named_in_three_ways() -> None:
+    raw = {
+        "model_type": "nemotron_h", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "mamba_num_heads": 8, "mamba_head_dim": 16, "intermediate_size": 96, "vocab_size": 288,
+    }  # fmt: skip
+    kinds = ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]
+    named = {"hybrid_override_pattern": "M-*-M"}, {"layers_block_type": kinds}, {"layer_types": kinds}
+    first, *rest = (read_config(raw | each) for each in named)
+    assert first.num_layers == 5 and first.mlp_layers == (False, True, False, True, False) and rest == [first] * 2
+
+
 LLADA = {
     "block_type": "llama", "layer_norm_type": "rms", "rope": True, "include_bias": False, "d_model": 64, "n_heads": 4,
     "n_layers": 2, "mlp_hidden_size": 96, "embedding_size": 288, "activation_type": "silu", "weight_tying": False,

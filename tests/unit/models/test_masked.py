@@ -251,6 +251,9 @@ def test_masks_of_released_models_are_known_where_their_configurations_name_none
     ):  # fmt: skip
         own = {} if kind == "Fast_dLLM_Qwen" else moe
         assert read_config({"model_type": kind, "vocab_size": vocabulary, **own}).mask_id == mask
+    for kind, field in (("Dream", "block_length"), ("a2d-qwen3", "block_size"), ("sdar", "bd_size")):
+        with pytest.raises(UnsupportedModel, match=field):
+            read_config({"model_type": kind, "mask_token_id": 5, field: 32})
     for change in ({"norm_head": True}, {"score_function": "softmax"}, {"norm_topk_prob": False}):
         with pytest.raises(UnsupportedModel, match=next(iter(change))):
             read_config({"model_type": "llada2_moe", **moe, **change})

@@ -58,9 +58,10 @@ TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")
 """Special tokens that end an answer, of which configurations name the end of texts alone."""
 
 BLOCK = Whole(1, 1 << 16)
+_BLOCKS = ("block_size", "bd_size", "block_length")
 FIELDS: dict[str, Kind] = {
     "mask_token_id": TOKEN_ID,
-    **dict.fromkeys(("block_size", "bd_size", "block_length"), BLOCK),
+    **dict.fromkeys(_BLOCKS, BLOCK),
     # The released code sees in both directions whatever it says, and counts passes by its caller's setting.
     **dict.fromkeys(("is_causal",), Flag()),
     "num_diffusion_steps": Whole(1, 1 << 20),
@@ -71,6 +72,9 @@ FIELDS: dict[str, Kind] = {
 def of_config(fields: Fields, family: str, vocabulary: int) -> dict[str, Any]:
     """Masks, shifts and blocks of a family and a configuration, as fields of `ModelConfig`."""
     own = MASKED[family]
+    for name in _BLOCKS:
+        if name != own.block_field and fields.get(name):
+            raise fields.unsupported(name)
     known = own.mask if own.mask is not None and own.mask < vocabulary else None
     return {
         "causal": False,

@@ -9,7 +9,7 @@ from decodery.core.errors import CorruptFile
 from ..config import EPS, EXPERTS, HEAD_DIM, HEADS, KERNEL, LAYERS, MOST_LAYERS, SCALE, WIDTH, Mamba, Rope
 from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Text, Whole
 from .dense import LFM2_CONVOLVING, LFM2_PARTS
-from .family import Family, Raw
+from .family import Family, Raw, first_dense
 from .mamba_fields import MIXER, limits
 
 _STATES = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
@@ -63,9 +63,9 @@ def _nemotron(fields: Fields, raw: Raw) -> Raw:
         "use_bias": False, "mamba_proj_bias": False, "use_conv_bias": True, "mamba_hidden_act": "silu",
         "mlp_hidden_act": "relu2", "attention_bias": False, "moe_latent_size": None,
     })  # fmt: skip
-    blocks = fields.get("layers_block_type", fields.get("hybrid_override_pattern"))
-    if blocks is None:
-        raise CorruptFile(f"{fields.origin}: layers_block_type should name the kind of each layer")
+    plain = ["linear_attention", "moe", "full_attention", "mlp"]
+    names = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    blocks = next((found for name in names if (found := fields.get(name)) is not None), plain)
     kinds = [_BLOCKS.get(each, each) for each in blocks]
     if any(kind not in _BLOCKS.values() for kind in kinds) or not kinds:
         raise CorruptFile(f"{fields.origin}: layers_block_type should name the kind of each layer")
@@ -107,7 +107,7 @@ def _lfm2(fields: Fields, raw: Raw) -> Raw:
         "normed_experts": fields.get("norm_topk_prob", True),
         "experts_scale": float(fields.get("routed_scaling_factor", 1.0)),
         "choice_bias": fields.get("use_expert_bias", True),
-        "dense_layers": tuple(layer < dense for layer in range(layers)),
+        "dense_layers": first_dense(dense, layers),
         "dense_inner": fields.need("intermediate_size"),
     }
     raw["intermediate_size"] = fields.need("moe_intermediate_size")

@@ -326,7 +326,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 7688,
         "moe_shared_expert_intermediate_size": 7688,
-        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
         "vocab_size": 131_072,
     },
     "lfm2_moe": {

@@ -58,6 +58,6 @@ class Masking:
                 f"masking: the vocabulary of {config.vocab_size} tokens has no token {self.mask!r}: give the text of "
                 "one of its special tokens, or an id"
             )
-        if config.mamba is not None or config.gated_conv:
+        if config.keeps_order:
             raise SettingsError("masking: rows of a recurrent model cannot see later ones: load another model")
         return replace(config, causal=False, mask_id=found, shifted=self.shifted, block_length=self.block)
