@@ -143,7 +143,7 @@ class Held:
         return len(ends) > 0 and int(np.count_nonzero(allowed)) == len(ends)
 
     def _before(self, view: View, place: int) -> list[list[_Filling]]:
-        """Fillings of the canvas as it is, of all places from the first hole to the one before `place`.
+        """Fillings of the canvas as it is, of all positions from the first hole to the one before `place`.
 
         All that is tried after a pass needs them, so they are kept until something before them is written.
         """
@@ -164,7 +164,7 @@ class Held:
         Args:
             view: The last pass.
             written: [L] the canvas with what is tried.
-            fillings: Of the first holes, to which those of the other places are added.
+            fillings: Of the first holes, to which those of the other positions are added.
         """
         canvas, first = self._canvas, self._canvas.prompt_length
         is_end = np.isin(written[first:], list(canvas.eos_ids))

@@ -26,7 +26,7 @@ class _Left:
 
     Args:
         view: The pass.
-        tried: Places and tokens that are no longer left.
+        tried: Positions and tokens that are no longer left.
     """
 
     def __init__(self, view: View, tried: list[tuple[int, int]]) -> None:
@@ -36,10 +36,10 @@ class _Left:
             self._gone[int(np.searchsorted(view.positions, place))].add(token)
 
     def next(self, masked: np.ndarray) -> tuple[int, int] | None:
-        """Row and token of the most likely proposal at an open place, which is then tried; None where there is none.
+        """Row and token of the most likely proposal at an open position, which is then tried; None where there is none.
 
         Args:
-            masked: [m] bool, which places are open.
+            masked: [m] bool, which positions are open.
         """
         if self._best is None:
             self._best = [self._of(row) for row in range(len(self._view))]

@@ -124,7 +124,7 @@ class Run:
             start = end
 
     def look(self, region: tuple[int, int], *, written: bool = False) -> ForwardCoroutine[View]:
-        """One pass, and what it says of the open places of a region.
+        """One pass, and what it says of the open positions of a region.
 
         Args:
             region: First and last position (exclusive).

@@ -83,7 +83,7 @@ class AdaptiveSampling(JudgedSearch):
             yield from pool.write(progress, takes_part)
             begun, drawn = drawn, min(drawn + self.width, len(pool.texts))
             try:
-                yield from self._score(pool.texts[:drawn], begun)
+                yield from self.score_from(pool.texts[:drawn], begun)
             except OutOfMemory:
                 raise
             except Exception as error:
@@ -102,7 +102,7 @@ class AdaptiveSampling(JudgedSearch):
     def _satisfied(self, texts: list[Sequence]) -> bool:
         return any(seq.score is not None and seq.score >= self.threshold for seq in texts)
 
-    def _score(self, texts: list[Sequence], begun: int) -> ForwardCoroutine[None]:
+    def score_from(self, texts: list[Sequence], begun: int) -> ForwardCoroutine[None]:
         """Give the texts from number `begun` on a score, asking only about what no earlier text says already."""
         first = same_tokens(texts)
         fresh = [number for number in range(begun, len(texts)) if first[number] == number]

@@ -49,10 +49,11 @@ _ATTACHED = frozenset(
     ]
 )
 """Units that may stand at the digits; other letters there are variables."""
-_OPTION_FIRST = re.compile(r"^[\s:*({\[]*([A-Ja-j])(?![\w'])")
+_OPTION_FIRST = re.compile(r"^[\s:*({\[]*(?:([A-Ja-j])(?=[\s*]*(?:$|[)\]}.,:;]))|([B-H])(?![\w']))")
+"""An option by itself, or before other words where it is no word of its own."""
 _OPTION_BRACKETS = re.compile(r"[(\[]([A-J])[)\]]")
 _OPTION_LINE = re.compile(r"^[\s*]*([A-J])(?:[.)\s*]*$|[.):]\s)", re.MULTILINE)
-_QUANTITY = re.compile(rf"([$€£]?)\s?({_NUMBER.pattern})\s*({UNIT_NAMES})?(?![A-Za-z])")
+_QUANTITY = re.compile(rf"([$€£]?)\s?((?>{_NUMBER.pattern}))(?:\s*({UNIT_NAMES})(?![A-Za-z]))?")
 _BEFORE, _AFTER = " \t\"'`*$,;:", " \t\"'`*$,;:.!?"
 """What stands around an answer and does not belong to it."""
 
@@ -165,7 +166,7 @@ def choice_of(text: str) -> str | None:
     marked = _marked(text)
     for form in (_OPTION_FIRST, _OPTION_BRACKETS):
         if marked is not None and (found := form.search(marked)):
-            return found[1].upper()
+            return next(letter for letter in found.groups() if letter).upper()
     for form in (_OPTION_BRACKETS, _OPTION_LINE):
         if letters := form.findall(text):
             return str(letters[-1]).upper()

@@ -6,19 +6,22 @@ import re
 from collections import deque
 from collections.abc import Callable
 
+_Question = tuple[str, list[str]] | tuple[str, list[str], bool]
+"""A pattern, texts, and whether the whole match counts where the pattern has groups."""
 
-def begin() -> Callable[[tuple[str, list[str]]], list[str | None]]:
+
+def begin() -> Callable[[_Question], list[str | None]]:
     return _found
 
 
-def _found(question: tuple[str, list[str]]) -> list[str | None]:
-    pattern, texts = question
+def _found(question: _Question) -> list[str | None]:
+    pattern, texts, *whole = question
     compiled = re.compile(pattern)
-    return [_last(compiled, text) for text in texts]
+    return [_last(compiled, text, any(whole)) for text in texts]
 
 
-def _last(compiled: re.Pattern[str], text: str) -> str | None:
+def _last(compiled: re.Pattern[str], text: str, whole: bool) -> str | None:
     last = deque(compiled.finditer(text), maxlen=1)
     if not last:
         return None
-    return last[0][1] if compiled.groups else last[0][0]
+    return last[0][1] if compiled.groups and not whole else last[0][0]

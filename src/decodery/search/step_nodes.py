@@ -132,10 +132,10 @@ def require_pattern(pattern: str) -> None:
 
 def _matches(pattern: str, text: str) -> bool:
     try:
-        (found,) = patterns.ask([pattern, [text]], _PATTERN_SECONDS)
+        (found,) = patterns.ask([pattern, [text], True], _PATTERN_SECONDS)
     except (NotStarted, Unanswered) as error:
         raise SettingsError(f"step_pattern {pattern!r} cannot be used here: {error}; simplify it") from error
-    return bool(found)
+    return found is not None
 
 
 def identity(seq: Sequence) -> Hashable:

@@ -10,7 +10,7 @@ _KINDS: dict[str, dict[float, str]] = {
         1000.0: "km kilometre kilometres kilometer kilometers",
         0.01: "cm centimetre centimetres centimeter centimeters",
         0.001: "mm millimetre millimetres millimeter millimeters",
-        0.0254: "inch inches in",
+        0.0254: "inch inches",
         0.3048: "ft foot feet",
         0.9144: "yd yard yards",
         1609.344: "mi mile miles",

@@ -261,6 +261,11 @@ def test_a_number_that_is_a_part_of_mathematics_is_not(said: str) -> None:
         ("quantity", "90 km/h", "25 m/s"),
         ("quantity", "there are 7 apples", "7"),
         ("quantity", "none", None),
+        ("quantity", "15kWh", "15"),
+        ("quantity", "the 20th", "20"),
+        ("quantity", "5 in total", "5"),
+        ("choice", "The answer is a bit hard.", None),
+        ("choice", "The answer is B because of C", "B"),
     ],
 )
 def test_options_and_quantities_are_compared_as_such(kind: Any, text: str, answer: str | None) -> None:

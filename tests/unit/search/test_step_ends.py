@@ -20,6 +20,7 @@ def test_a_step_ends_by_a_pattern_or_by_time() -> None:
     assert seq.text is not None
     marker = StepEnd(seq, None, 100, r"\\boxed\{[^{}]*\}|####.*\n")
     late, soon = StepEnd(seq, None, 100, seconds=1e-9), StepEnd(seq, None, 100, seconds=1e6)
+    empty = [StepEnd(seq, None, 100, pattern) for pattern in (r"is #### (\.\d)?", r"\\boxed\{4(.*?)\}")]
     ended = []
     for letter in "so \\boxed{4} is #### 4\n":
         seq.tokens.append(ord(letter))
@@ -27,6 +28,7 @@ def test_a_step_ends_by_a_pattern_or_by_time() -> None:
         ended.append(marker(seq))
         assert late(seq) and not soon(seq)
     assert ended.index(True) == len("so \\boxed{4") and not StepEnd(seq, None, 100, "boxed")(seq)
+    assert all(each(seq) for each in empty), "a group that matches nothing is no miss"
     for pattern, words in (("(", "no regular expression"), ("a" * 1001, "at most 1000 characters")):
         with pytest.raises(SettingsError, match=words):
             StepBeam(Even(), step_pattern=pattern)

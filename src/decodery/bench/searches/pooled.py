@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from decodery.core.errors import DecoderyError
+from decodery.core.errors import DecoderyError, OutOfMemory
 from decodery.core.ledger import charged
 from decodery.core.trace import Trace
 from decodery.engine.engine import Engine
@@ -15,7 +15,7 @@ from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.search.adaptive_sampling import AdaptiveSampling
 from decodery.search.base import Search, written
-from decodery.search.pool import Sampled, TextPool, scored
+from decodery.search.pool import Sampled, TextPool
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
@@ -86,10 +86,19 @@ class Pooled(Search):
     @staticmethod
     def _until(search: AdaptiveSampling, texts: list[Sequence]) -> ForwardCoroutine[list[Sequence]]:
         """The first texts, up to one that is good enough."""
+        failed: DecoderyError | None = None
         for number, seq in enumerate(texts):
-            (seq.score,) = yield from scored(search.judge, [seq])
+            try:
+                yield from search.score_from(texts[: number + 1], number)
+            except OutOfMemory:
+                raise
+            except DecoderyError as error:
+                # The search leaves such a text out too.
+                failed = error
             if seq.score is not None and seq.score >= search.threshold:
                 return texts[: number + 1]
+        if failed is not None and all(seq.score is None for seq in texts):
+            raise failed
         return texts
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from decodery.core.errors import SettingsError
 from decodery.scorers.program_tests import ProgramTests
 from decodery.scorers.sandbox import Sandbox
-from decodery.search.answers import AnswerExtractor
+from decodery.search.answers import AnswerExtractor, canonical
 
 _QUESTION = ("prompt", "question", "problem")
 _MOST_BYTES = 1 << 28
@@ -47,8 +47,10 @@ class Problem:
         if self.tests:
             return ProgramTests(tests=self.tests, head=self.question, sandbox=sandbox).verdict(text).share == 1
         assert self.answer is not None
-        said = self.answer if answers.pattern or "####" in self.answer or "\\boxed" in self.answer else None
-        found, wanted = answers.of([text, said or f"#### {self.answer}"])
+        bare = answers.pattern or answers.kind == "whole" or "####" in self.answer or "\\boxed" in self.answer
+        found, wanted = answers.of([text, self.answer if bare else f"#### {self.answer}"])
+        # A pattern is for what texts say, and the answer of a file may be bare.
+        wanted = canonical(self.answer) if wanted is None else wanted
         return found is not None and found == wanted
 
 
