@@ -153,6 +153,7 @@ from decodery.search.spec_reason import SpecReason
 from decodery.search.step_beam import StepBeam
 from decodery.search.tree_of_thoughts import TreeOfThoughts
 from decodery.search.value_guided import ValueGuided
+from decodery.search.ved import VED
 from decodery.search.weighted_vote import WeightedVote
 from decodery.speculative.acceptance.adadec import AdaDec
 from decodery.speculative.acceptance.cntp import CNTP
@@ -627,6 +628,7 @@ SEARCHES: dict[str, Search] = {
     "step-beam": StepBeam(Even(), delimiter=(7,), step_tokens=3, n=4, m=2),
     "tree-of-thoughts": TreeOfThoughts(Even(), delimiter=(7,), step_tokens=3, n=2, b=2),
     "value-guided": ValueGuided(Even(), step_tokens=4, n=4, choose="best"),
+    "ved": VED(Even(), k=3, width=3, budget=40),
     "weighted-vote": WeightedVote(Even(), n=4),
 }
 

@@ -46,6 +46,7 @@ from .context_law import SplitResult as SplitResult
 from .step_beam import StepBeam as StepBeam
 from .tree_of_thoughts import TreeOfThoughts as TreeOfThoughts
 from .archon_search import Tried as Tried
+from .ved import VED as VED
 from .value_guided import ValueGuided as ValueGuided
 from .weighted_vote import WeightedVote as WeightedVote
 from .archon_search import best_archons as best_archons
