@@ -148,6 +148,7 @@ from decodery.search.pg_td import PGTD
 from decodery.search.phase_handoff import PhaseHandoff
 from decodery.search.revisions import Revisions
 from decodery.search.self_consistency import SelfConsistency
+from decodery.search.self_refine import SelfRefine
 from decodery.search.smc import SMC
 from decodery.search.spec_reason import SpecReason
 from decodery.search.step_beam import StepBeam
@@ -638,6 +639,7 @@ PIPELINES: dict[str, Search] = {
     "iad": IAD(LLMJudge(), n=2, rounds=1),
     "iter-drag": IterDRAG(Documents(("the sky is blue", "grass is green")), k=1, n=1),
     "revisions": Revisions(LLMJudge(), n=2, length=2),
+    "self-refine": SelfRefine(iterations=1),
 }
 """Searches by prompts of their own, which are searched for through an `LLM`; cheatsheet, with a file, is not here."""
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from decodery.core.conversation import Conversation, Prompt
-from decodery.core.errors import ServerError, SettingsError
+from decodery.core.errors import ContextFull, ServerError, SettingsError
 from decodery.core.ledger import charged
 from decodery.core.noise import nth_seed
 from decodery.core.trace import Trace
 from decodery.models.loaders.store import Progress, silent
-from decodery.models.protocol import Reader
+from decodery.models.protocol import LanguageModel, Reader
 from decodery.sampling.constraint import Constrained, constrained
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.coupled import Coupled
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .request import Request
 
+SECOND = "second"
+"""What other models than the request's go by in the ledger."""
 _JUDGED, _COMPARED = 1 << 63, 1 << 62
 """So far from those of texts that answer are the seeds of texts that judge, and of those that others are compared with.
 """
@@ -68,18 +70,25 @@ class Calls:
         return clone
 
     def answer(
-        self, prompts: Ordered[Conversation], progress: Progress = silent, *, sampler: Sampler | None = None
+        self,
+        prompts: Ordered[Conversation],
+        progress: Progress = silent,
+        *,
+        sampler: Sampler | None = None,
+        writer: LanguageModel | None = None,
     ) -> ForwardCoroutine[list[Sequence]]:
         """A text for each prompt, as the request would be answered there, at seeds that count up from its own.
 
         Args:
             sampler: In place of the request's.
+            writer: A model with the same tokens in place of the request's.
         """
         self.engine.check_width(len(prompts))
         first, self._answered = self._answered, self._answered + len(prompts)
         request = copy(self.request)
         request.reuse, request.sampler = None, sampler or request.sampler
-        texts = [self._open(request, each, nth_seed(self.request.seed, first + n)) for n, each in enumerate(prompts)]
+        seeds = [nth_seed(self.request.seed, first + n) for n in range(len(prompts))]
+        texts = [self._open(request, each, seed, writer) for each, seed in zip(prompts, seeds, strict=True)]
         self.trace.ledger = texts[0].trace.ledger if texts else self.trace.ledger
         yield from self._write(texts, self.trace, progress)
         return texts
@@ -93,6 +102,7 @@ class Calls:
         sampler: Sampler | None = None,
         constraint: Any = None,
         progress: Progress = silent,
+        writer: LanguageModel | None = None,
     ) -> ForwardCoroutine[list[Sequence]]:
         """What a judge or critic writes after each prompt, without the request's constraint and stop strings.
 
@@ -101,6 +111,7 @@ class Calls:
             logprobs: As in `Request`.
             sampler: Greedy by default.
             constraint: What holds the texts to a form, as a name or a language.
+            writer: See `answer`.
         """
         self.engine.check_width(len(prompts))
         first, self._judged = self._judged, self._judged + len(prompts)
@@ -116,7 +127,7 @@ class Calls:
             request.sampler = Sampler((form, *request.sampler.processors))
         request.max_new_tokens = most or request.max_new_tokens
         seed = nth_seed(self.request.seed, _JUDGED)
-        texts = [self._open(request, each, nth_seed(seed, first + n)) for n, each in enumerate(prompts)]
+        texts = [self._open(request, each, nth_seed(seed, first + n), writer) for n, each in enumerate(prompts)]
         read = charged().counts.get("prompt_tokens", 0)
         yield from self._write(texts, Trace(ledger=charged()), progress)
         counts, own = charged().counts, sum(seq.request.prompt_length for seq in texts)
@@ -143,7 +154,7 @@ class Calls:
         """
         return len(said.tokens()) + room <= self.engine.model.config.max_positions
 
-    def _open(self, request: Request, said: Conversation, seed: int) -> Sequence:
+    def _open(self, request: Request, said: Conversation, seed: int, writer: LanguageModel | None = None) -> Sequence:
         if request.prompt_embeds is not None:
             raise SettingsError(
                 "this search continues other prompts, which have no embeddings of this one: use another search, or a "
@@ -151,13 +162,25 @@ class Calls:
             )
         clone = copy(request)
         clone.prompt, clone.seed, clone.conversation = said.tokens(), seed, said
-        return self.engine.open(clone)
+        if writer is None or writer is self.engine.model:
+            return self.engine.open(clone)
+        if (room := writer.config.max_positions) < len(clone.prompt) + clone.max_new_tokens:
+            raise ContextFull(
+                f"{len(clone.prompt)} tokens and {clone.max_new_tokens} new ones are more than the {room} that another "
+                "model of this search reads: request fewer new tokens"
+            )
+        clone.drafter = clone.draft_length = clone.logits_source = clone.cache_policy = None
+        clone.acceptance_rule, clone.monitors = Coupled(), ()
+        seq = self.engine.open(clone)
+        seq.cache = writer.new_cache()
+        seq.rebind(model=writer, role=SECOND)
+        return seq
 
     def _write(self, texts: list[Sequence], trace: Trace, progress: Progress) -> ForwardCoroutine[None]:
         """All of them to their ends. Those that are left unfinished by an error are cancelled."""
-        firsts: dict[int, Sequence] = {}
+        firsts: dict[tuple[int, int], Sequence] = {}
         for seq in texts:
-            owner = firsts.setdefault(id(seq.request.conversation), seq)
+            owner = firsts.setdefault((id(seq.request.conversation), id(seq.request.model)), seq)
             seq.scheduling.prompt_owner = None if owner is seq else owner
         try:
             while active := [seq for seq in texts if not seq.finished]:

@@ -243,7 +243,7 @@ class RemoteModel(WholeTexts):
             if isinstance(details := piece.usage.get("prompt_tokens_details"), dict):
                 cached = _number(details, "cached_tokens")
             rows = max(read - cached, 0) + _number(piece.usage, "completion_tokens")
-            ledger.spend("server", rows, time.monotonic() - call.begun, first=True)
+            ledger.spend(seq.request.role or "server", rows, time.monotonic() - call.begun, first=True)
             ledger.counts["prompt_tokens"] = ledger.counts.get("prompt_tokens", 0) + read
             seq.scheduling.cached = cached
         if seq.finished:
@@ -272,7 +272,9 @@ class RemoteModel(WholeTexts):
             # The stream is closed, and a later step is asked for anew.
             call.closed = True
             if piece.usage is None:
-                ledger.spend("server", seq.position - before, time.monotonic() - call.begun, first=True)
+                ledger.spend(
+                    seq.request.role or "server", seq.position - before, time.monotonic() - call.begun, first=True
+                )
                 ledger.counts["unreported"] = ledger.counts.get("unreported", 0) + 1
             return
         if piece.reason is not None:

@@ -40,6 +40,7 @@ from .revisions import Revisions as Revisions
 from .smc import SMC as SMC
 from .base import Search as Search
 from .self_consistency import SelfConsistency as SelfConsistency
+from .self_refine import SelfRefine as SelfRefine
 from .spec_reason import SpecReason as SpecReason
 from .context_law import Split as Split
 from .context_law import SplitResult as SplitResult

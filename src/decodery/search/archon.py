@@ -29,13 +29,17 @@ Layers = tuple[tuple[str, ...], ...]
 )
 @dataclass(frozen=True)
 class Archon(Pipeline):
-    """Passes candidates through layers that generate, criticise, rank, fuse or test, by one model.
+    """Passes candidates through layers that generate, criticise, rank, fuse or test, by one model or several.
 
     Components: generator (n, temperature), critic (tries), ranker (top_k), fuser (n, temperature), verifier, unit-tests
     (most), evaluator (top_k). The first layer generates, and no other does; critics, rankers, verifiers and tests are
     alone in their layer; a critic comes before a ranker or a fuser, and an evaluator right after unit-tests. All that a
     layer asks for shares passes. Where several candidates are left, the first is the best: they are in the order of the
     last ranker or evaluator (the published code draws one). All ask at the request's temperature, 0.7 in the paper.
+
+    Each component may have a model of its own. For a model behind a server that is the URL of another server, with
+    #NAME where it has several models, as in generator(n=2,model=http://localhost:8001#large). Else it is a model with
+    the same tokens, which reads prompts in the chat template of the first one.
 
     Verdicts are read in brackets alone: [2] > [1], [Correct], [Passed]. A model that is run here is held to that by a
     constraint; what a server says without them is asked for again at another seed, 10 times at most in all, and counted

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decodery.core.abstract import Contract
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress
+from decodery.models.protocol import LanguageModel
 from decodery.sampling.sampler import Sampler
 from decodery.sampling.temperature import Temperature
 from decodery.step.forward_request import ForwardCoroutine
@@ -18,6 +19,7 @@ from decodery.step.sequence import Sequence
 
 from .archon_verdicts import correct, passed, ranking, sections
 from .pool import require_count
+from .second import second_model
 from .verdicts import characters, spoken, verdicts
 
 _ITEM = re.compile(r"^[ \t]*(?:\d{1,4}[.):]|[-*])[ \t]+(.+)$", re.MULTILINE)
@@ -48,11 +50,22 @@ class LayerState:
 
 @dataclass(frozen=True)
 class Component(Contract):
-    """A part of a layer."""
+    """A part of a layer.
+
+    Attributes:
+        model: What writes for it: "" for the request's model, else what `SecondModel` takes, such as the URL of another
+            server.
+    """
+
+    model: str = field(default="", kw_only=True)
 
     @abstractmethod
     def calls(self, candidates: int) -> tuple[int, int]:
         """How many texts it requests for so many candidates, without retries, and how many it leaves."""
+
+    def writer(self, calls: Calls) -> LanguageModel | None:
+        """The model that writes for it, None for the request's."""
+        return second_model(self.model, "auto", calls.engine.model) if self.model else None
 
     @abstractmethod
     def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
@@ -77,7 +90,12 @@ class Generator(Component):
         return self.n, self.n
 
     def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
-        texts = yield from calls.answer([calls.conversation] * self.n, progress, sampler=_at(calls, self.temperature))
+        texts = yield from calls.answer(
+            [calls.conversation] * self.n,
+            progress,
+            sampler=_at(calls, self.temperature),
+            writer=self.writer(calls),
+        )
         return replace(state, candidates=tuple(texts))
 
 
@@ -105,7 +123,13 @@ class Critic(Component):
         length = characters(calls.request.max_new_tokens, n)
         form = r"\n".join(rf"\[{number}\] [^\n]{{1,{length}}}" for number in range(1, n + 1))
         (found,) = yield from verdicts(
-            calls, [prompt], lambda said: sections(said, n), form, tries=self.tries, progress=progress
+            calls,
+            [prompt],
+            lambda said: sections(said, n),
+            form,
+            tries=self.tries,
+            progress=progress,
+            writer=self.writer(calls),
         )
         return replace(state, critiques=tuple(found or [""] * n))
 
@@ -130,7 +154,9 @@ class Ranker(Component):
         )
         number = rf"\[{f'[1-{n}]' if n < 10 else '[1-9][0-9]*'}\]"
         form = number + rf"( > {number}){{{n - 1}}}" * (n > 1)
-        (found,) = yield from verdicts(calls, [prompt], lambda said: ranking(said, n), form, progress=progress)
+        (found,) = yield from verdicts(
+            calls, [prompt], lambda said: ranking(said, n), form, progress=progress, writer=self.writer(calls)
+        )
         return state.of((range(n) if found is None else found)[: self.top_k])
 
 
@@ -153,7 +179,9 @@ class Fuser(Component):
             f"be "
             f"wrong:\n\n{_listed(state)}\n\nWrite one answer of your own that is better than each of them."
         )
-        texts = yield from calls.answer([said] * self.n, progress, sampler=_at(calls, self.temperature))
+        texts = yield from calls.answer(
+            [said] * self.n, progress, sampler=_at(calls, self.temperature), writer=self.writer(calls)
+        )
         return replace(state, candidates=tuple(texts), critiques=())
 
 
@@ -169,15 +197,19 @@ class Verifier(Component):
 
     def apply(self, calls: Calls, state: LayerState, progress: Progress) -> ForwardCoroutine[LayerState]:
         begun = [f"{_task(calls)}\n\nAnswer:\n{_text(seq)}\n\n" for seq in state.candidates]
-        why = yield from _said(
-            calls, [each + "Give the reasoning by which this answer is right." for each in begun], progress
+        asked = [calls.conversation.apart(each + "Give the reasoning by which this answer is right.") for each in begun]
+        said = yield from calls.judge(
+            asked, sampler=calls.request.sampler, progress=progress, writer=self.writer(calls)
         )
+        why = map(spoken, said)
         prompts = [
             f"{each}Reasoning:\n{reasons}\n\nGiven this reasoning, is the answer correct? Write your verdict in "
             "brackets, [Correct] or [Incorrect], and nothing else."
             for each, reasons in zip(begun, why, strict=True)
         ]
-        found = yield from verdicts(calls, prompts, correct, r"\[(Correct|Incorrect)\]", progress=progress)
+        found = yield from verdicts(
+            calls, prompts, correct, r"\[(Correct|Incorrect)\]", progress=progress, writer=self.writer(calls)
+        )
         kept = [n for n, verdict in enumerate(found) if verdict]
         return state.of(kept or range(len(state.candidates)))
 
@@ -204,7 +236,12 @@ class UnitTests(Component):
             item = rf"{number}\. [^\n]{{1,{length}}}"
             form = item + (rf"(\n{form})?" if form else "")
         (found,) = yield from verdicts(
-            calls, [prompt], lambda said: _ITEM.findall(said) or None, form, progress=progress
+            calls,
+            [prompt],
+            lambda said: _ITEM.findall(said) or None,
+            form,
+            progress=progress,
+            writer=self.writer(calls),
         )
         return replace(state, tests=tuple(each.strip() for each in (found or [])[: self.most]))
 
@@ -232,7 +269,9 @@ class Evaluator(Component):
             for seq in state.candidates
         ]
         form = r"\n".join(rf"Unit Test #{number}: \[(Passed|Failed)\]" for number in range(1, n + 1))
-        found = yield from verdicts(calls, prompts, lambda said: passed(said, n), form, progress=progress)
+        found = yield from verdicts(
+            calls, prompts, lambda said: passed(said, n), form, progress=progress, writer=self.writer(calls)
+        )
         # What nobody could read is no pass.
         counts = [each or 0 for each in found]
         return state.of(sorted(range(len(counts)), key=lambda number: -counts[number])[: self.top_k])
@@ -248,13 +287,6 @@ COMPONENTS: dict[str, type[Any]] = {
     "evaluator": Evaluator,
 }
 """By the name they have in a text."""
-
-
-def _said(calls: Calls, prompts: list[str], progress: Progress) -> ForwardCoroutine[list[str]]:
-    """What the model says to prompts of its own, at the request's temperature."""
-    asked = [calls.conversation.apart(prompt) for prompt in prompts]
-    found = yield from calls.judge(asked, sampler=calls.request.sampler, progress=progress)
-    return [spoken(seq) for seq in found]
 
 
 def _at(calls: Calls, temperature: float | None) -> Sampler | None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from decodery.core.ledger import count
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
 from decodery.sampling.sampler import Sampler
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
@@ -33,6 +34,7 @@ def verdicts(
     sampler: Sampler | None = None,
     most: int | None = None,
     progress: Progress = silent,
+    writer: LanguageModel | None = None,
 ) -> ForwardCoroutine[list[Read | None]]:
     """What the model says to prompts of their own, read by a function.
 
@@ -47,6 +49,7 @@ def verdicts(
         sampler: The request's own by default.
         most: Tokens of each text; those of the request by default.
         progress: Told of the tokens written.
+        writer: A model in place of the request's.
 
     Returns:
         A verdict for each prompt, None where none could be read.
@@ -61,7 +64,9 @@ def verdicts(
         if not left:
             break
         asked = [calls.conversation.apart(prompts[number]) for number in left]
-        said = yield from calls.judge(asked, sampler=sampler, constraint=constraint, most=most, progress=progress)
+        said = yield from calls.judge(
+            asked, sampler=sampler, constraint=constraint, most=most, progress=progress, writer=writer
+        )
         for number, seq in zip(left, said, strict=True):
             found[number] = read(spoken(seq))
             if found[number] is None:

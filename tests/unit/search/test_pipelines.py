@@ -10,13 +10,25 @@ from typing import Any
 
 import pytest
 
+import decodery as dc
 from decodery.core.conversation import Conversation
-from decodery.core.errors import CorruptFile, ServerError, SettingsError
+from decodery.core.errors import ContextFull, CorruptFile, ServerError, SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.loaders.store import silent
 from decodery.scorers import LLMJudge, TextScore
-from decodery.search import DRAG, IAD, Archon, BestOfN, Cheatsheet, Documents, IterDRAG, WeightedVote, archon_layers
+from decodery.search import (
+    DRAG,
+    IAD,
+    Archon,
+    BestOfN,
+    Cheatsheet,
+    Documents,
+    IterDRAG,
+    SelfRefine,
+    WeightedVote,
+    archon_layers,
+)
 from decodery.search.archon_verdicts import ranking
 from decodery.search.drag import Demonstration
 from decodery.search.memory_file import Sheet, SheetFile, unless_changed
@@ -24,6 +36,8 @@ from decodery.step.forward_request import gather
 from decodery.testing import tiny_transformer
 from methods import PIPELINES
 from scripted_lm import Asked, Said, ScriptedLLM
+from scripted_server import scripted
+from scripted_server import stream as replied
 from serving import tiny_lm
 
 LAST = TextScore(lambda text: float(re.findall(r"\d+", text)[-1]))
@@ -458,3 +472,59 @@ def test_calls_of_one_layer_share_passes(lm: Any) -> None:
         before = len(steps)
         assert engine.finish(asking(["one", "two", "three", "four"], apart)) == alone
         assert len(steps) - before <= passes + 1
+
+
+def test_self_refine_rewrites_what_it_finds_wrong_and_stops_where_nothing_is() -> None:
+    def script(asked: Asked) -> str:
+        if "Look for errors" in asked.text:
+            return "[No errors]" if "draft-4" in asked.text else f"not yet: {asked.number}"
+        return f"draft-{asked.number}"
+
+    lm = ScriptedLLM(script)
+    found = lm.search("Say it.", SelfRefine(), temperature=0.7)
+    # An answer, and feedback and a new answer in turns, until the feedback says so.
+    assert [out.text for out in found] == ["draft-4", "draft-2", "draft-0"] and len(lm.asked) == 6
+    feedback, rewrite = lm.asked[3].text, lm.asked[4].text
+    assert "Say it." in feedback and "draft-2" in feedback and "draft-0" not in feedback
+    assert "draft-2" in rewrite and "not yet: 3" in rewrite and "not yet: 1" not in rewrite
+    assert len(ScriptedLLM(script).search("Say it.", SelfRefine(iterations=1), temperature=0.7)) == 2
+    plain = ScriptedLLM(script)
+    assert plain.search("Say it.", SelfRefine(iterations=0))[0].text == "draft-0" and len(plain.asked) == 1
+    with pytest.raises(SettingsError, match="iterations of at least 1"):
+        SelfRefine(iterations=-1)
+
+
+def test_components_of_archon_may_be_other_servers() -> None:
+    last = json.dumps(
+        {
+            "choices": [{"delta": {}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+        }
+    )
+    told = [replied(text, last=f"data: {last}\n\ndata: [DONE]\n\n") for text in ("yours", "[2] > [1]")]
+    with (
+        scripted(replied("mine"), replied("fused of both")) as (first, asked),
+        scripted(*told, models=("small", "large")) as (second, there),
+    ):
+        lm = dc.remote(first)
+        layers = f"generator:generator(model={second}#large)/ranker(top_k=1,model={second}#large)/fuser"
+        (out,) = lm.search("Who?", f"archon:layers={layers}", temperature=0.5)
+    assert out.text == "fused of both" and [body["model"] for body in there] == ["large", "large"]
+    # The ranker of the second server is shown what both wrote, and the fuser of the first one what was kept.
+    assert "[1] mine" in there[1]["messages"][0]["content"] and "[2] yours" in there[1]["messages"][0]["content"]
+    assert "yours" in asked[1]["messages"][0]["content"] and "mine" not in asked[1]["messages"][0]["content"]
+    assert len({body["seed"] for body in (asked[0], there[0])}) == 2
+    assert out.trace.ledger.passes == {"second": 2} and out.trace.ledger.rows == {"second": 14}
+
+
+def test_components_of_archon_may_be_other_local_models(lm: Any, monkeypatch: Any) -> None:
+    other = tiny_lm(max_positions=4096, seed=8)
+    monkeypatch.setattr(archon_layers, "second_model", lambda model, dtype, target: other.model)
+    settings = {"temperature": 0.0, "max_new_tokens": 6}
+    found = lm.search("Why?", Archon((("generator", "generator(model=other)"),)), **settings)
+    assert [out.tokens for out in found] == [each.generate("Why?", **settings).tokens for each in (lm, other)]
+    assert found[0].tokens != found[1].tokens
+    short = tiny_lm(max_positions=24, seed=8)
+    monkeypatch.setattr(archon_layers, "second_model", lambda model, dtype, target: short.model)
+    with pytest.raises(ContextFull, match="more than the 24"):
+        lm.search("Why? " * 9, Archon((("generator(model=other)",),)), **settings)
