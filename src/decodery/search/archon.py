@@ -6,8 +6,8 @@ import typing
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-from decodery.core.errors import SettingsError
-from decodery.core.method_spec import MOST_NUMBER, given, listing, parts
+from decodery.core.errors import NotTrusted, SettingsError
+from decodery.core.method_spec import MOST_NUMBER, given, is_untrusted, listing, parts
 from decodery.core.registry import register
 from decodery.engine.calls import Calls
 from decodery.models.loaders.store import Progress
@@ -29,7 +29,7 @@ Layers = tuple[tuple[str, ...], ...]
 )
 @dataclass(frozen=True)
 class Archon(Pipeline):
-    """Passes candidates through layers that generate, criticise, rank, fuse or test, by one model or several.
+    """Passes candidates through layers that generate, criticise, rank, fuse or test.
 
     Components: generator (n, temperature), critic (tries), ranker (top_k), fuser (n, temperature), verifier, unit-tests
     (most), evaluator (top_k). The first layer generates, and no other does; critics, rankers, verifiers and tests are
@@ -123,5 +123,7 @@ def _component(text: str) -> Component:
     values = given(name, settings, typing.get_type_hints(kind))
     if any(isinstance(value, int) and value > MOST_NUMBER for value in values.values()):
         raise SettingsError(f"a {name} of archon needs {MOST_NUMBER} texts at most: {text}")
+    if is_untrusted() and "model" in values:
+        raise NotTrusted(f"the model of a {name} of archon is not for requests from a network: leave it out")
     found: Component = kind(**values)
     return found

@@ -36,13 +36,13 @@ _AGAIN = (
 )
 @dataclass(frozen=True)
 class SelfRefine(Pipeline):
-    """Writes an answer, then feedback on it and a new answer, `iterations` times or until the feedback is [No errors].
+    """Writes an answer, then feedback on it and a new answer, until the feedback finds no error.
 
     The last answer comes first, and those before it after it, newest first. Feedback is written at the request's
     temperature. Where a prompt outgrows the model's context, the last answer stands.
 
     Attributes:
-        iterations: New answers at most; 0 is plain decoding.
+        iterations: New answers at most, fewer where the feedback says [No errors]; 0 is plain decoding.
     """
 
     iterations: int = 3

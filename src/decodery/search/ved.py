@@ -37,15 +37,15 @@ _FAN = 4096
 @register(
     "ved",
     paper="Spend Search Where It Pays: Value-Guided Structured Sampling and Optimization for Generative "
-    "Recommendation (V-STAR, 2026)",
+    "Recommendation (2026)",
     guarantee="every text keeps the request's constraint, and the budget is never exceeded; no exact search",
     requirements=("a scorer of beginnings and answers",),
-    local=True,
 )
 @dataclass(frozen=True)
 class VED(JudgedSearch):
-    """Grows a tree of valid beginnings where value and entropy are high, and returns the k whole texts of most value.
+    """Grows a tree of valid beginnings where value and entropy are high, within a budget of tokens.
 
+    The k whole texts of most value are returned.
     Meant for short outputs from a finite set, such as item ids in `choice`: the constraint of the request is the trie.
     A node s has G(s) = value + entropy_weight * entropy of the valid next tokens. A beam search by probability makes
     the first tree. Then each round descends to the child of largest G + beta * sqrt(ln(N_root + 1) / (N + 1)) until a

@@ -401,6 +401,7 @@ def method_is_own(setting: tuple[str, str, str]) -> bool:
         *(("drafter", "cascade:drafters=prompt-lookup/rest(datastore=a)"), ("drafter", "auto:warm=/x")),
         *(("drafter", "draft-model:model=some/model"), ("constraint", "monitor"), ("search", "pg-td:tests=x")),
         *(("search", "beam:width=100000"), ("drafter", "auto:orders=2000/3")),
+        ("search", "archon:layers=generator(n=2,model=http://localhost:1)/ranker"),
     ],
 )
 def test_untrusted_requests_name_no_files_and_nothing_endless(family: str, spec: str) -> None:
