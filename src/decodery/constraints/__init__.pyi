@@ -8,6 +8,7 @@ from .grammar import Grammar as Grammar
 from .json_schema import JSONSchema as JSONSchema
 from .monitor import Monitor as Monitor
 from .python_type import PythonType as PythonType
+from .reasoning import Reasoning as Reasoning
 from .regex import Regex as Regex
 from .tool_calls import ToolCalls as ToolCalls
 from .tool_calls import read_calls as read_calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from decodery.constraints.tool_calls import FunctionCall
 from decodery.core.trace import Trace
 from decodery.step.monitor import MonitorReport
 from decodery.step.sequence import FinishReason, KeptText, TokenLogprob
@@ -48,6 +49,8 @@ class Output:
             asked for.
         check: What it was checked for when it was finished, None where its constraint enforced all of it or there was
             none.
+        reasoning, content, tool_calls: The parts of an answer of `LLM.chat`, whose `text` is all of it: what the model
+            thinks first, what it says, and the tools that it calls.
     """
 
     text: str
@@ -64,6 +67,9 @@ class Output:
     monitors: tuple[MonitorReport, ...] = ()
     context_full: bool = False
     check: TextCheck | None = None
+    reasoning: str = ""
+    content: str | None = None
+    tool_calls: tuple[FunctionCall, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kept": None}
@@ -90,6 +96,9 @@ class Output:
             result["context_full"] = True
         if self.check is not None:
             result["check"] = asdict(self.check)
+        if self.content is not None:
+            result |= {"content": self.content, "reasoning": self.reasoning}
+            result["tool_calls"] = [asdict(each) for each in self.tool_calls]
         if self.monitors:
             result["monitors"] = [each.to_dict() for each in self.monitors]
         if self.logprobs is not None:

@@ -30,6 +30,7 @@ from decodery.models.cache.own_caches import bare
 from decodery.models.loaders.store import Progress, silent
 from decodery.step.sequence import KeptText, Sequence
 
+from .chat_answer import answered, chat_constraint
 from .checked import checked as checked_text
 from .other_names import OTHER_NAMES
 from .prompt_request import PromptRequests, naming
@@ -149,6 +150,8 @@ class LLM(PromptRequests):
         *,
         n: int = 1,
         tools: Ordered[Mapping[str, Any]] | None = None,
+        tool_choice: str = "auto",
+        thinking_token_budget: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         return_cache: bool = False,
@@ -156,11 +159,16 @@ class LLM(PromptRequests):
     ) -> Output | list[Output]:
         """Answer one conversation, or several.
 
+        Outputs have `reasoning`, `content` and `tool_calls` beside `text`, which is all of it.
+
         Args:
             messages: `{"role": ..., "content": ...}` each; or a list of such lists, which are decoded together.
             sampling_params: Settings for several calls; keyword arguments take precedence.
             n: Number of answers to each conversation; answer i has seed `seed + i`, modulo 2^64.
-            tools: Functions that the model may call, as JSON schemas in the form of the OpenAI API.
+            tools: Functions that the model may call, as JSON schemas in the form of the OpenAI API. Calls follow them.
+            tool_choice: "auto", "required", "none", or the name of the one to call.
+            thinking_token_budget: Maximum number of tokens of reasoning, of a model that writes such a part; an
+                answer's constraint begins after it.
             chat_template_kwargs: Variables for the chat template, such as {"enable_thinking": False}.
             continue_final_message: Go on with the last message, which the assistant began.
             return_cache: See `generate`.
@@ -174,14 +182,22 @@ class LLM(PromptRequests):
             SettingsError: For a model without a chat template, or a wrong setting.
         """
         given, (prompts, many) = merged(sampling_params, settings), conversations(messages)
-        form = {
+        tools = None if tool_choice == "none" else tools
+        form: dict[str, Any] = {
             "tools": tools,
             "chat_template_kwargs": chat_template_kwargs,
             "continue_final_message": continue_final_message,
         }
+        marks = None if self.reasoning_marks(()) is None else self.reasoning_marks(self.encode(prompts[0], **form))
+        constraint, marks = chat_constraint(
+            given.pop("constraint", None), tools or (), tool_choice, marks, thinking_token_budget
+        )
+        if constraint is not None:
+            given["constraint"] = self._compiled(constraint)
         engine = self.engine()
         texts = (submit(self, engine, each, n, form, given) for each in prompts)
-        found = all_outputs(engine, texts, partial(self.output, return_cache=return_cache))
+        written = all_outputs(engine, texts, partial(self.output, return_cache=return_cache))
+        found = [answered(each, marks, calls=bool(tools)) for each in written]
         return found if many or n > 1 else found[0]
 
     @checked(elsewhere=OTHER_NAMES)

@@ -45,7 +45,8 @@ _BY_ADVICE = {
     'call lm.search(prompt, "contrastive-search")': "penalty_alpha",
     "call lm.diffuse(prompt, method) instead of generate": "diffuse",
     "call lm.chat(messages)": "messages conversation",
-    "call lm.chat(messages, tools=...)": "tools",
+    "call lm.chat(messages, tools=...)": "tools tool_choice",
+    "call lm.chat(messages, thinking_token_budget=N)": "thinking_token_budget reasoning_effort max_reasoning_tokens",
     "call lm.stream(prompt)": "stream streamer",
 }
 OTHER_NAMES = {name: advice for advice, names in _BY_ADVICE.items() for name in names.split()}

@@ -19,6 +19,7 @@ from decodery.engine.request import Request
 from decodery.logits_sources.reads import Reads
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.chat_prompt import chat_tokens
+from decodery.models.tokenizers.reasoning import ReasoningMarks, marks_of
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.sampling.constraint import Constrained, Constraint
@@ -34,6 +35,7 @@ from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
 from decodery.step.sequence import Sequence
 
+from .chat_answer import described
 from .other_names import OTHER_NAMES
 from .prompts import one
 from .resolve_settings import (
@@ -50,6 +52,9 @@ from .resolve_settings import (
 
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """Where repetitions end unless a request says otherwise."""
+
+_MARKED = 16
+"""Tokens at the end of a prompt among which the mark of a reasoning part may be."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,7 +111,8 @@ class PromptRequests:
             apply_chat_template: False takes a text as it is: special tokens that it spells are special tokens.
             allow_special: let special tokens that a chat message spells be special tokens, too; they are text
                 otherwise, in every role.
-            tools: functions that the model may call, as JSON schemas, for the chat template.
+            tools: functions that the model may call, as JSON schemas, for the chat template; the system message
+                describes them where that has no form for them.
             chat_template_kwargs: variables for the chat template, such as {"enable_thinking": False}.
             continue_final_message: end with the last message, which the model goes on with.
 
@@ -128,17 +134,23 @@ class PromptRequests:
             raise SettingsError("this model has no chat template, so it takes no chat messages: give generate a text")
         elif not apply_chat_template:
             raise SettingsError("chat messages need the chat template: leave out apply_chat_template, or give a text")
-        if tools and "tools" not in self.chat_template.source:
-            raise SettingsError("this model's chat template takes no tools: describe them in a system message")
+        turns, functions = described(given, tools or (), self.chat_template.source)
         return chat_tokens(
             self.chat_template,
             self.tokenizer,
-            given,
-            tools=tools,
+            turns,
+            tools=functions,
             variables=chat_template_kwargs,
             continue_final_message=continue_final_message,
             allow_special=allow_special,
         )
+
+    def reasoning_marks(self, tokens: Ordered[int]) -> ReasoningMarks | None:
+        """How a text after this prompt marks its reasoning part, None for a model that writes none."""
+        if self.chat_template is None:
+            return None
+        end = self.tokenizer.decode(list(tokens[-_MARKED:]), special=True)
+        return marks_of(self.chat_template.source, end)
 
     def reset_memory(self) -> None:
         """Forget what drafters have learned from earlier texts; texts in progress keep what they hold.

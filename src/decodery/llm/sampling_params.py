@@ -178,6 +178,8 @@ class ChatSettings(RequestSettings, total=False):
     """The keyword arguments of `LLM.chat`."""
 
     tools: Ordered[Mapping[str, Any]] | None
+    tool_choice: str
+    thinking_token_budget: int | None
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool
     return_cache: bool

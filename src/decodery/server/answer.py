@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from decodery.core.trace import Step
+from decodery.models.tokenizers.reasoning import ReasoningMarks, ReasoningSplitter
 from decodery.step.sequence import TokenLogprob
 
 from .job import FinishedText, Update
@@ -14,11 +15,14 @@ if TYPE_CHECKING:
     from decodery.models.tokenizers.tokenizer import Tokenizer, TokenStream
 
 
-def usage(prompts: Sequence[int], cached: int, texts: Sequence[FinishedText]) -> dict[str, Any]:
+def usage(prompts: Sequence[int], cached: int, texts: Sequence[FinishedText], reasoning: int) -> dict[str, Any]:
     """Totals of a request.
 
     Args:
         prompts: Tokens of each, once however many texts it has.
+        cached: Those that were found in the prefix cache.
+        texts: The texts.
+        reasoning: Tokens of their reasoning parts.
     """
     written = sum(len(text.tokens) for text in texts)
     counts = [text.trace.ledger.counts for text in texts]
@@ -30,10 +34,22 @@ def usage(prompts: Sequence[int], cached: int, texts: Sequence[FinishedText]) ->
         "total_tokens": sum(prompts) + written,
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
+            "reasoning_tokens": reasoning,
             "accepted_prediction_tokens": rightly,
             "rejected_prediction_tokens": predicted - rightly,
         },
     }
+
+
+def reasoning_tokens(tokenizer: Tokenizer, tokens: Sequence[int], marks: ReasoningMarks) -> int:
+    """How many tokens of a text are its reasoning part, the mark of its end included."""
+    splitter, stream = ReasoningSplitter(marks), tokenizer.stream()
+    for count, token in enumerate(tokens, start=1):
+        splitter.push(stream.push([token]))
+        if splitter.answering:
+            # A text that answers from its first token has no such part.
+            return count if splitter.reasoned else 0
+    return len(tokens) if splitter.reasoned else 0
 
 
 _LEAST = -9999.0

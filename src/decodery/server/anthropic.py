@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictStr
 from .dialect import Dialect, event
 from .errors import ApiError, invalid
 from .fields import Body, Methods
+from .reasoning_fields import Effort, Thinking
 from .sampler_fields import WHOLE, Number, Share
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -74,11 +75,23 @@ class ToolChoice(BaseModel):
     disable_parallel_tool_use: StrictBool | None = None
 
 
-class Thinking(BaseModel):
-    """Whether the model thinks first, where its template has a switch for that."""
+class OutputFormat(BaseModel):
+    """A JSON schema that the answer follows."""
 
-    type: Literal["enabled", "disabled"]
-    budget_tokens: Annotated[int, Field(strict=True, ge=0), WHOLE] | None = None
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(BaseModel):
+    """How the model answers.
+
+    Attributes:
+        effort: How much it reasons first.
+        format: What the answer follows.
+    """
+
+    effort: Effort | None = None
+    format: OutputFormat | None = None
 
 
 class CountRequest(Body):
@@ -90,6 +103,7 @@ class CountRequest(Body):
     tools: Annotated[list[ToolUse], Field(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
 
 class MessagesRequest(CountRequest):
@@ -122,10 +136,19 @@ def as_chat(body: CountRequest) -> dict[str, Any]:
     if body.tool_choice is not None:
         found |= _choice(body.tool_choice)
     if body.thinking is not None:
-        if body.thinking.budget_tokens is not None:
-            raise invalid("thinking.budget_tokens is not supported: leave it out", "thinking.budget_tokens")
-        found["chat_template_kwargs"] = {"enable_thinking": body.thinking.type == "enabled"}
+        found["thinking"] = body.thinking.model_dump(exclude_none=True)
+    if body.output_config is not None:
+        found["reasoning_effort"] = body.output_config.effort
+        if body.output_config.format is not None:
+            schema = {"schema": body.output_config.format.schema_}
+            found["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(body, MessagesRequest):
+        budget = None if body.thinking is None else body.thinking.budget_tokens
+        if budget is not None and budget >= body.max_tokens:
+            raise invalid(
+                f"thinking.budget_tokens must be less than max_tokens, and {budget} is not less than {body.max_tokens}",
+                "thinking.budget_tokens",
+            )
         found |= {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "stream")}
         found |= {"stop": body.stop_sequences, "stream_options": {"include_usage": True} if body.stream else None}
         if body.decodery is not None:

@@ -6,7 +6,9 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from decodery.constraints.tool_calls import MARK, FunctionCall, read_calls
+from decodery.constraints.tool_calls import MARK, FunctionCall
+from decodery.llm.chat_answer import read_answer, reasoned
+from decodery.models.tokenizers.reasoning import ReasoningMarks, ReasoningSplitter
 
 from . import answer
 from .errors import invalid
@@ -16,14 +18,12 @@ from .languages import drop_stop, language_of
 from .messages import encoded, tools_in_use
 from .methods import CANVAS_TOKENS, cache_policy_of, fill_of, search_of, searched, settings_of
 from .plan import Form, Plan, models_of, several
-from .reasoning import ReasoningMarks, ReasoningSplitter, marks_of
+from .reasoning_fields import reasoning_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from decodery.constraints.base import ConstraintSpec
     from decodery.diffusion.texts import Fill
     from decodery.engine.request import Request
-    from decodery.llm.llm import LLM
     from decodery.models.tokenizers.tokenizer import Tokenizer
 
     from .request_preprocessor import RequestPreprocessor
@@ -35,23 +35,49 @@ async def plan(preprocessor: RequestPreprocessor, body: ChatRequest) -> Plan:
     Raises:
         ApiError: For what cannot be done.
     """
-    language = await preprocessor.do(lambda: language_of(preprocessor, body))
+    prompt = await preprocessor.do(lambda: _prompt(preprocessor, body))
+    constraint = await preprocessor.compile(prompt.language)
+    return await preprocessor.do(lambda: _plan(preprocessor, body, prompt, constraint))
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """A prompt that is read.
+
+    Attributes:
+        tokens: Its tokens.
+        turns: The messages that the template made it of.
+        language: What the answer follows, reasoning part included; None where it is free.
+        marks: How the answer marks its reasoning part; None where it has none.
+    """
+
+    tokens: list[int]
+    turns: list[Any]
+    language: ConstraintSpec | None
+    marks: ReasoningMarks | None
+
+
+def _prompt(preprocessor: RequestPreprocessor, body: ChatRequest) -> _Prompt:
+    """The prompt of a request, and what its answer follows."""
+    lm, policy = preprocessor.lm, cache_policy_of(body)
+    language = language_of(preprocessor, body)
     drop_stop(body, language)
-    constraint = await preprocessor.compile(language)
-    return await preprocessor.do(lambda: _plan(preprocessor, body, constraint))
+    template = "" if lm.chat_template is None else lm.chat_template.source
+    variables, budget, asked = reasoning_of(body, template)
+    given, turns = encoded(
+        preprocessor, body.messages, tools_in_use(body), policy,
+        variables=variables, continue_final_message=bool(body.continue_final_message),
+        allow_special=body.decodery is not None and bool(body.decodery.allow_special),
+    )  # fmt: skip
+    tokens = preprocessor.truncated(given, body.truncate_prompt_tokens, policy)
+    language, marks = reasoned(language, lm.reasoning_marks(tokens), budget, asked=asked)
+    return _Prompt(tokens, turns, language, marks)
 
 
-def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any) -> Plan:
-    lm = preprocessor.lm
+def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, prompt: _Prompt, constraint: Any) -> Plan:
+    lm, tokens = preprocessor.lm, prompt.tokens
     own = body.decodery
     allow = own is not None and bool(own.allow_special)
-    tools = tools_in_use(body)
-    variables, goes_on = body.chat_template_kwargs, bool(body.continue_final_message)
-    given, turns = encoded(
-        preprocessor, body.messages, tools, cache_policy_of(body),
-        variables=variables, continue_final_message=goes_on, allow_special=allow,
-    )  # fmt: skip
-    tokens = preprocessor.truncated(given, body.truncate_prompt_tokens, cache_policy_of(body))
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if wanted == 0:
         raise invalid("max_tokens must be at least 1", "max_tokens")
@@ -79,15 +105,15 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any)
         if search is not None:
             searched(settings, search, preprocessor.settings.search)
         request = lm.request(tokens, **settings)
-        request.conversation = lm.conversation(turns, allow_special=allow)
+        request.conversation = lm.conversation(prompt.turns, allow_special=allow)
         request.return_draft_trees, request.prompt_logprobs = steps, body.prompt_logprobs
         requests = [request] if search is not None else several(request, n)
     older = bool(body.functions) and not body.tools
     reported = bool(body.logprobs), own is not None, steps
     form = ChatForm(
-        lm.tokenizer, *reported, bool(tools), older, prompt_logprobs=body.prompt_logprobs is not None,
-        marks=_marks(lm, tokens, tools, constraint),
-        reasoning=body.include_reasoning is not False,
+        lm.tokenizer, *reported, bool(tools_in_use(body)), older, prompt_logprobs=body.prompt_logprobs is not None,
+        marks=prompt.marks,
+        reasoning=body.include_reasoning is not False and not (body.thinking and body.thinking.display == "omitted"),
     )  # fmt: skip
     return Plan(
         requests,
@@ -98,18 +124,6 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, constraint: Any)
         bool(body.stream_options and body.stream_options.include_usage),
         models_of(requests[0], lm.model),
     )
-
-
-def _marks(lm: LLM, tokens: Sequence[int], tools: Sequence[Any], constraint: Any) -> ReasoningMarks | None:
-    """How the answer marks what is thought; None where it follows a constraint from its first token."""
-    assert lm.chat_template is not None
-    if constraint is not None and not tools:
-        return None
-    return marks_of(lm.chat_template.source, lm.tokenizer.decode(list(tokens[-_MARKED:]), special=True))
-
-
-_MARKED = 16
-"""Tokens at the end of a prompt among which the mark of a thought may be."""
 
 
 @dataclass
@@ -138,6 +152,9 @@ class ChatForm(Form):
     _thoughts: dict[int, ReasoningSplitter] = field(default_factory=dict)
 
     prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def reasoning_tokens(self, text: FinishedText) -> int:
+        return 0 if self.marks is None else answer.reasoning_tokens(self.tokenizer, text.tokens, self.marks)
 
     def choice(self, index: int, text: FinishedText) -> dict[str, Any]:
         thought, said, calls = self._read(text)
@@ -201,10 +218,7 @@ class ChatForm(Form):
 
     def _read(self, text: FinishedText) -> tuple[str, str, list[FunctionCall]]:
         """What was thought, what is said, and the calls."""
-        thought, said = "", text.text
-        if self.marks is not None:
-            thought, said = ReasoningSplitter(self.marks).push(said, final=True)
-        return (thought, *(read_calls(said) if self.calls else (said, [])))
+        return read_answer(text.text, self.marks, calls=self.calls)
 
     def _thought(self, thought: str) -> dict[str, Any]:
         """What was thought, by the two names that clients have for it."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, StrictBool, StrictStr
 
+from .reasoning_fields import ReasoningFields
 from .sampler_fields import WHOLE, MaxTokens, SamplerFields, Token
 
 SPEC = Annotated[StrictStr, Field(max_length=2000)]
@@ -219,7 +220,7 @@ class PredictedContent(BaseModel):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class ChatRequest(Shared):
+class ChatRequest(ReasoningFields, Shared):
     """`POST /v1/chat/completions`.
 
     Attributes:

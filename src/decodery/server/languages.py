@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from decodery.constraints import Choice, Grammar, JSONSchema, Regex
 from decodery.constraints.tool_calls import ToolCalls
+from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
+from decodery.llm.chat_answer import callable_tools
 
 from .errors import invalid
 from .fields import ChatRequest, Shared, StructuredOutputs, Tool
@@ -107,21 +109,15 @@ def _calls(
 ) -> ConstraintSpec:
     """Calls of tools. answer: what a text without calls is, where that is not free."""
     chosen = body.choice_of_tools
-    names = [tool.function.name for tool in tools]
-    if not isinstance(chosen, str | None):
-        if chosen.function.name not in names:
-            raise invalid(f"tool_choice names {chosen.function.name!r}, which is no tool here", "tool_choice")
-        tools = [tool for tool in tools if tool.function.name == chosen.function.name]
-    if len(set(names)) < len(names):
-        raise invalid("two tools have the same name", "tools")
     if answer is not None and not isinstance(answer, JSONSchema):
         raise invalid("beside tools an answer follows a JSON schema, and no other constraint", "tools")
-    calls = ToolCalls(
-        [{"name": tool.function.name, "parameters": tool.function.parameters} for tool in tools],
-        required=chosen is not None and chosen != "auto",
-        several=body.parallel_tool_calls is not False and isinstance(chosen, str | None),
-        answer=None if answer is None else answer.schema,
-    )
+    choice = "auto" if chosen is None else chosen if isinstance(chosen, str) else chosen.function.name
+    given = [tool.model_dump(exclude_none=True) for tool in tools]
+    several, schema = body.parallel_tool_calls is not False, None if answer is None else answer.schema
+    try:
+        calls = callable_tools(given, choice, several=several, answer=schema)
+    except SettingsError as error:
+        raise invalid(str(error), "tool_choice" if "tool_choice" in str(error) else "tools") from error
     assert isinstance(calls.tools, str)
     preprocessor.check_description(calls.tools, "tools")
     return calls

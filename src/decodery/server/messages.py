@@ -6,21 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from decodery.constraints.tool_calls import END, MARK
 from decodery.core.conversation import PromptTokens
-from decodery.models.tokenizers.chat_prompt import chat_tokens
+from decodery.llm.chat_answer import described
 
 from .errors import invalid
 from .fields import ChatRequest, Message, Tool
 
 if TYPE_CHECKING:
     from .request_preprocessor import RequestPreprocessor
-
-_TOOL_PROMPT = (
-    "You may call tools. Their signatures, as JSON:\n<tools>\n{tools}\n</tools>\n"
-    'To call one, answer with:\n<tool_call>\n{{"name": NAME, "arguments": OBJECT}}\n</tool_call>'
-)
-"""For models whose template says nothing of tools."""
 
 
 def tools_in_use(body: ChatRequest) -> list[Tool]:
@@ -40,7 +33,7 @@ def encoded(
     variables: Mapping[str, Any] | None = None,
     continue_final_message: bool = False,
     allow_special: bool = False,
-) -> tuple[PromptTokens, list[dict[str, Any]]]:
+) -> tuple[PromptTokens, list[Mapping[str, Any]]]:
     """Tokens of the prompt for these messages, and the turns that the template made it of.
 
     Args:
@@ -57,47 +50,26 @@ def encoded(
         raise invalid("this model has no chat template: use /v1/completions", "messages")
     for message in messages:
         preprocessor.check_length(message.text, cache_policy)
-    knows = "tools" in chat.source
-    turns = [_turn(message, knows) for message in messages]
+    turns = [_turn(message) for message in messages]
     specs = [tool.model_dump(exclude_none=True) for tool in tools]
-    if specs and not knows:
-        text = _TOOL_PROMPT.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in specs))
-        if turns[0]["role"] == "system":
-            turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}
-        else:
-            turns.insert(0, {"role": "system", "content": text})
-    functions = specs if specs and knows else None
-    tokens = chat_tokens(
-        chat,
-        preprocessor.lm.tokenizer,
+    tokens = preprocessor.lm.encode(
         turns,
-        tools=functions,
-        variables=variables,
+        tools=specs,
+        chat_template_kwargs=variables,
         continue_final_message=continue_final_message,
         allow_special=allow_special,
     )
-    return tokens, turns
+    assert isinstance(tokens, PromptTokens)
+    return tokens, described(turns, specs, chat.source)[0]
 
 
-def _turn(message: Message, knows: bool) -> dict[str, Any]:
-    """One message. knows: whether the template has a form for calls and what tools answer."""
+def _turn(message: Message) -> dict[str, Any]:
+    """One message as chat templates take it."""
     role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
-    turn: dict[str, Any] = {"role": role, "content": message.text}
-    if message.name is not None:
-        turn["name"] = message.name
-    if role == "tool" and not knows:
-        return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
-    if message.tool_call_id is not None:
-        turn["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content is not None:
-        turn["reasoning_content"] = message.reasoning_content
-    if not message.calls:
-        return turn
+    given = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": message.reasoning_content}
+    turn = {"role": role, "content": message.text, **{name: each for name, each in given.items() if each is not None}}
     calls = [{"name": call.name, "arguments": _object(call.arguments)} for call in message.calls]
-    if knows:
-        return {**turn, "tool_calls": [{"type": "function", "function": call} for call in calls]}
-    said = [f"{MARK}\n{json.dumps(call, ensure_ascii=False)}\n{END}" for call in calls]
-    return {**turn, "content": "\n".join(filter(None, [message.text, *said]))}
+    return turn | ({"tool_calls": [{"type": "function", "function": call} for call in calls]} if calls else {})
 
 
 def _object(arguments: str) -> Any:

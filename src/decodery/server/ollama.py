@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 from .dialect import Dialect, dumps
 from .errors import invalid
 from .fields import Body, Methods, Tool
+from .reasoning_fields import Effort
 from .sampler_fields import WHOLE, Number
 
 _OPTIONS = {
@@ -64,7 +65,7 @@ class OllamaRequest(Body):
     Attributes:
         format: "json", or a JSON schema.
         options: Settings of the sampler.
-        think: Whether the model thinks first, where its template has a switch for that.
+        think: Whether the model reasons first, where its template has a switch for that, or how much.
         decodery: Methods, as in chats.
     """
 
@@ -75,7 +76,7 @@ class OllamaRequest(Body):
     format: dict[str, Any] | Literal["json", ""] | None = None
     options: dict[str, Any] | None = None
     keep_alive: StrictStr | Number | None = None
-    think: StrictBool | None = None
+    think: StrictBool | Effort | None = None
     logprobs: Literal[False] | None = None
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=0), WHOLE] | None = None
     decodery: Methods | None = None
@@ -134,8 +135,10 @@ def as_chat(body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
         found["structured_outputs"] = {"json_object": True} if body.format == "json" else {"json": body.format}
     if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix):
         return {"max_tokens": _TOKENS, **found, "prompt": body.prompt, "suffix": body.suffix}
-    if body.think is not None:
-        found["chat_template_kwargs"] = {"enable_thinking": body.think}
+    if isinstance(body.think, str):
+        found["reasoning_effort"] = body.think
+    elif body.think is not None:
+        found["thinking"] = {"type": "enabled" if body.think else "disabled"}
     if isinstance(body, OllamaGenerateRequest):
         head = [{"role": "system", "content": body.system}] if body.system else []
         return {**found, "messages": [*head, {"role": "user", "content": body.prompt}]}

@@ -38,6 +38,10 @@ class Form(Contract):
         """What of a text the client asked for."""
         return text
 
+    def reasoning_tokens(self, text: FinishedText) -> int:
+        """Tokens of the text's reasoning part."""
+        return 0
+
     @abstractmethod
     def choice(self, index: int, text: FinishedText) -> dict[str, Any]:
         """A whole text as an element of `choices`."""

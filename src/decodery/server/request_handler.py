@@ -143,4 +143,5 @@ class RequestHandler:
         firsts = self._jobs if self._plan.search is not None else self._jobs[::each]
         prompts = [len(job.request.prompt) for job in firsts]
         cached = sum(text.cached for job in firsts for text in self._found[job][:1])
-        return answer.usage(prompts, cached, [text for _, text in self._choices()])
+        texts = [text for _, text in self._choices()]
+        return answer.usage(prompts, cached, texts, sum(map(self._plan.form.reasoning_tokens, texts)))

@@ -13,7 +13,7 @@ from .errors import invalid
 class ContentPart(BaseModel):
     """A piece of a message; texts only."""
 
-    type: Literal["input_text", "output_text", "text", "refusal"]
+    type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text"]
     text: StrictStr = ""
     refusal: StrictStr = ""
     annotations: list[Any] | None = None
@@ -41,6 +41,7 @@ class Item(BaseModel):
     arguments: StrictStr = "{}"
     output: StrictStr | list[ContentPart] | None = Field(default=None)
     summary: list[Any] | None = None
+    encrypted_content: StrictStr | None = None
 
 
 def as_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -82,6 +83,12 @@ def message_item(name: str, said: str, *, cut: bool) -> dict[str, Any]:
     part = {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
     status = "incomplete" if cut else "completed"
     return {"id": f"msg_{name}", "type": "message", "status": status, "role": "assistant", "content": [part]}
+
+
+def reasoning_item(name: str, thought: str) -> dict[str, Any]:
+    """What the model reasoned first."""
+    part = {"type": "reasoning_text", "text": thought}
+    return {"id": f"rs_{name}", "type": "reasoning", "status": "completed", "summary": [], "content": [part]}
 
 
 def call_item(call: Mapping[str, Any]) -> dict[str, Any]:

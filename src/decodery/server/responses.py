@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
-from .dialect import Dialect, event
+from .dialect import Dialect
 from .errors import ApiError, invalid
 from .fields import Body, Methods
-from .response_items import Item, as_messages, call_item, message_item
+from .reasoning_fields import Effort
+from .response_events import STREAMED, Events, text_item
+from .response_items import Item, as_messages, call_item, message_item, reasoning_item
 from .sampler_fields import WHOLE, Number, Share
 
 _MOST_KEPT, _MOST_BYTES = 1024, 64 << 20
@@ -53,6 +55,18 @@ class NamedTool(BaseModel):
     name: StrictStr
 
 
+class ReasoningOptions(BaseModel):
+    """How much the model reasons first.
+
+    Attributes:
+        summary, generate_summary: A summary that nobody writes here; the reasoning itself is returned.
+    """
+
+    effort: Effort | None = None
+    summary: StrictStr | None = None
+    generate_summary: StrictStr | None = None
+
+
 class ResponsesRequest(Body):
     """`POST /v1/responses`.
 
@@ -80,7 +94,7 @@ class ResponsesRequest(Body):
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     include: list[StrictStr] | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: ReasoningOptions | None = None
     metadata: dict[str, Any] | None = None
     stream_options: dict[str, Any] | None = None
     decodery: Methods | None = None
@@ -138,6 +152,7 @@ def as_chat(body: ResponsesRequest, earlier: list[dict[str, Any]]) -> dict[str, 
     found["tool_choice"] = (
         {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
     )
+    found["reasoning_effort"] = None if body.reasoning is None else body.reasoning.effort
     found["stream_options"] = {"include_usage": True} if body.stream else None
     found["decodery"] = None if body.decodery is None else body.decodery.model_dump(exclude_none=True)
     return {name: value for name, value in found.items() if value is not None}
@@ -172,14 +187,16 @@ class Responses(Dialect):
         name, said = answer["id"].removeprefix("chatcmpl-"), choice["message"]["content"]
         calls = choice["message"].get("tool_calls") or ()
         cut = choice["finish_reason"] in ("length", "cancelled")
-        output = [message_item(name, said, cut=cut)] if said or not calls else []
+        thought = choice["message"].get("reasoning_content")
+        output = [reasoning_item(name, thought)] if thought else []
+        output += [message_item(name, said, cut=cut)] if said or not calls else []
         output += [call_item(call) for call in calls]
         return self._finished(answer, output, choice, answer["usage"])
 
     async def stream(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-        events = _Events()
+        events = Events()
         output: list[dict[str, Any]] = []
-        said, opened, last, usage, head = "", False, dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        opened, said, last, usage, head = "", "", dict[str, Any](), dict[str, Any](), dict[str, Any]()
         async for chunk in chunks:
             if "error" in chunk:
                 yield events.of("error", {**chunk["error"], "param": None})
@@ -192,20 +209,25 @@ class Responses(Dialect):
             name = head["id"].removeprefix("chatcmpl-")
             for choice in chunk["choices"]:
                 last = choice if choice.get("finish_reason") else last
-                if text := choice["delta"].get("content"):
+                delta = choice["delta"]
+                texts = {kind: delta.get(field) for kind, field in STREAMED.items()}
+                calls, reason = delta.get("tool_calls") or (), choice.get("finish_reason")
+                for kind, text in [*texts.items(), ("", "")]:
+                    # A text ends where one of the other kind begins, at a call, and at the end.
+                    if opened and kind != opened and (text or (not kind and (calls or reason))):
+                        item = text_item(opened, name, said, cut=reason == "length")
+                        for part in events.close_text(opened, item, len(output)):
+                            yield part
+                        output.append(item)
+                        opened, said = "", ""
+                    if not text:
+                        continue
                     if not opened:
-                        opened = True
-                        for part in events.open_text(name):
+                        opened = kind
+                        for part in events.open_text(kind, text_item(kind, name, "", cut=False), len(output)):
                             yield part
                     said += text
-                    yield events.text(name, text)
-                calls = choice["delta"].get("tool_calls") or ()
-                if opened and (calls or choice.get("finish_reason")):
-                    opened = False
-                    item = message_item(name, said, cut=choice.get("finish_reason") == "length")
-                    output.append(item)
-                    for part in events.close_text(item):
-                        yield part
+                    yield events.text(kind, text_item(kind, name, "", cut=False), len(output), text)
                 for call in calls:
                     item = call_item(call)
                     for part in events.call(item, len(output)):
@@ -254,50 +276,6 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
         "total_tokens": usage["total_tokens"],
     }
-
-
-class _Events:
-    """The events of one stream, which are counted."""
-
-    def __init__(self) -> None:
-        self._number = 0
-
-    def of(self, kind: str, content: Mapping[str, Any]) -> bytes:
-        found = event({"type": kind, "sequence_number": self._number, **content}, kind)
-        self._number += 1
-        return found
-
-    def open_text(self, name: str) -> list[bytes]:
-        item = {**message_item(name, "", cut=False), "status": "in_progress", "content": []}
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        place = {"output_index": 0, "item_id": item["id"], "content_index": 0}
-        return [
-            self.of("response.output_item.added", {"output_index": 0, "item": item}),
-            self.of("response.content_part.added", {**place, "part": part}),
-        ]
-
-    def text(self, name: str, delta: str) -> bytes:
-        place = {"output_index": 0, "item_id": f"msg_{name}", "content_index": 0}
-        return self.of("response.output_text.delta", {**place, "delta": delta, "logprobs": []})
-
-    def close_text(self, item: Mapping[str, Any]) -> list[bytes]:
-        place, (part,) = {"output_index": 0, "item_id": item["id"], "content_index": 0}, item["content"]
-        return [
-            self.of("response.output_text.done", {**place, "text": part["text"], "logprobs": []}),
-            self.of("response.content_part.done", {**place, "part": part}),
-            self.of("response.output_item.done", {"output_index": 0, "item": item}),
-        ]
-
-    def call(self, item: Mapping[str, Any], index: int) -> list[bytes]:
-        place, arguments = {"output_index": index, "item_id": item["id"]}, item["arguments"]
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        done = {**place, "arguments": arguments, "name": item["name"]}
-        return [
-            self.of("response.output_item.added", {"output_index": index, "item": begun}),
-            self.of("response.function_call_arguments.delta", {**place, "delta": arguments}),
-            self.of("response.function_call_arguments.done", done),
-            self.of("response.output_item.done", {"output_index": index, "item": item}),
-        ]

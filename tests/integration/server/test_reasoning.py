@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import anthropic
 import httpx
+import ollama
 import pytest
 
+from decodery.constraints.reasoning import Reasoning
+from decodery.constraints.tool_calls import FunctionCall, ToolCalls
+from decodery.llm.llm import LLM
+from decodery.models.tokenizers.reasoning import ReasoningMarks, ReasoningSplitter, marks_of
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.server.anthropic import Anthropic
 from decodery.server.ollama import Ollama
-from decodery.server.reasoning import ReasoningMarks, ReasoningSplitter, marks_of
-from serving import SECONDS, TEMPLATE, client, serving, tiny_lm, user
+from serving import SECONDS, TEMPLATE, TOOLS, client, serving, tiny_lm, user
+from tiny_models import make_tokenizer
 
 THINKS = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}{# </think> #}")
 TEXTS = [
@@ -66,14 +73,131 @@ def test_a_model_that_thinks_is_reported_to_do_so() -> None:
         body = {**asked, "ignore_eos": True, "include_reasoning": False}
         hidden = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=SECONDS).json()["choices"][0]["message"]
         assert "reasoning_content" not in hidden and not hidden["content"]
-        # Under a schema nothing is thought: the text follows it from its first token.
-        body = {
-            **asked,
-            "max_tokens": 200,
-            "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": [7]}}},
-        }
-        found = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=SECONDS).json()["choices"][0]["message"]
-        assert found["content"] == "7" and "reasoning_content" not in found
+
+
+SEVEN: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [7]}}}
+BUDGET = 8
+
+
+@pytest.fixture(scope="module")
+def lm() -> LLM:
+    return tiny_lm(THINKS)
+
+
+@pytest.fixture(scope="module")
+def url(lm: LLM) -> Iterator[str]:
+    with serving(lm) as (_, address):
+        yield address
+
+
+def test_budgets_end_the_reasoning_in_every_clients_words(lm: LLM, url: str) -> None:
+    """The model's bytes are tokens, and the mark of the end is 8 of them."""
+    asked: dict[str, Any] = {"model": "tiny", "messages": user("x"), "temperature": 1.0, "seed": 3}
+    sampled = {"temperature": 1.0, "seed": 3}
+    expected = lm.chat(user("x"), thinking_token_budget=BUDGET, max_new_tokens=40, **sampled)
+    thought = expected.reasoning
+    assert expected.text.startswith(f"{thought}</think>") and expected.content
+    assert lm.chat(user("x"), max_new_tokens=BUDGET, **sampled).reasoning == thought
+    chats = client(url).chat.completions
+    whole = chats.create(**asked, max_tokens=40, extra_body={"thinking_token_budget": BUDGET})
+    message, usage = whole.choices[0].message, whole.usage
+    assert (message.reasoning_content, message.content) == (thought, expected.content)  # type: ignore[attr-defined]
+    assert usage is not None and usage.completion_tokens_details is not None
+    assert usage.completion_tokens_details.reasoning_tokens == BUDGET + len("</think>")
+    claude = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+    budget: dict[str, Any] = {"thinking": {"type": "enabled", "budget_tokens": BUDGET}, "extra_body": {"seed": 3}}
+    said: dict[str, Any] = {"model": "tiny", "messages": user("x"), "max_tokens": 40}
+    plain = lm.chat(user("x"), thinking_token_budget=BUDGET, max_new_tokens=40)
+    found = claude.messages.create(**said, **budget)
+    blocks = [block.thinking if block.type == "thinking" else block.text for block in found.content]  # type: ignore[union-attr]
+    assert blocks == [plain.reasoning, plain.content]
+    with claude.messages.stream(**said, **budget) as stream:
+        assert [block.type for block in stream.get_final_message().content] == ["thinking", "text"]
+    with pytest.raises(anthropic.BadRequestError, match="must be less than max_tokens, and 8 is not less than 8"):
+        claude.messages.create(**said | {"max_tokens": BUDGET}, **budget)
+    # Efforts are budgets where the chat template knows none: at "none" the part is closed at once.
+    for effort, seen in (("none", ""), ("high", lm.chat(user("x"), max_new_tokens=40).reasoning)):
+        chat = chats.create(model="tiny", messages=user("x"), max_tokens=40, reasoning_effort=effort)  # type: ignore[call-overload]
+        assert getattr(chat.choices[0].message, "reasoning_content", "") == seen
+        llama = ollama.Client(url).chat("tiny", user("x"), think=effort, options={"num_predict": 40})  # type: ignore[arg-type]
+        assert (llama.message.thinking or "") == seen
+    short = lm.chat(user("x"), thinking_token_budget=128, max_new_tokens=200)
+    chat = chats.create(model="tiny", messages=user("x"), max_tokens=200, reasoning_effort="minimal")
+    assert chat.choices[0].message.reasoning_content == short.reasoning  # type: ignore[attr-defined]
+
+
+def test_an_answer_follows_its_schema_after_the_reasoning(lm: LLM, url: str) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": user("x"), "max_tokens": 40, "response_format": SEVEN}
+    for body in ({"max_reasoning_tokens": BUDGET}, {"thinking": {"type": "enabled", "budget_tokens": BUDGET}}):
+        found = client(url).chat.completions.create(**asked, extra_body=body).choices[0]
+        assert found.message.content == "7" and found.finish_reason == "stop"
+        assert found.message.reasoning_content  # type: ignore[attr-defined]
+    claude = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
+    config: Any = {"format": {"type": "json_schema", "schema": {"enum": [7]}}}
+    thinking: Any = {"type": "enabled", "budget_tokens": BUDGET}
+    message = claude.messages.create(
+        model="tiny", messages=user("x"), max_tokens=40, output_config=config, thinking=thinking
+    )
+    assert [block.text for block in message.content if block.type == "text"] == ["7"]
+    # A model that opens no reasoning part by itself answers from the first token.
+    with serving(tiny_lm(TEMPLATE + "{# </think> #}")) as (_, closed):
+        found = client(closed).chat.completions.create(**asked).choices[0]
+        assert found.message.content == "7" and not hasattr(found.message, "reasoning_content")
+
+
+def test_calls_follow_the_reasoning_and_none_begin_in_it(lm: LLM, url: str) -> None:
+    output = lm.chat(user("x"), tools=TOOLS, tool_choice="now", thinking_token_budget=BUDGET, max_new_tokens=120)
+    assert output.tool_calls == (FunctionCall("now", "{}"),) and output.content == "" and output.reasoning
+    body = {"thinking_token_budget": BUDGET}
+    asked: dict[str, Any] = {"model": "tiny", "messages": user("x"), "max_tokens": 120, "tools": TOOLS}
+    found = client(url).chat.completions.create(**asked, tool_choice="required", extra_body=body).choices[0].message
+    assert found.tool_calls and found.reasoning_content == output.reasoning  # type: ignore[attr-defined]
+    inside = Reasoning(answer=ToolCalls([{"name": "now"}])).compile(lm.vocabulary)
+    state = inside.init(list(b"<think>"))
+    for byte in b"so <tool_call>x":
+        assert inside.accepts(state, byte)
+        state = inside.advance(state, byte)
+
+
+def test_responses_have_an_item_of_reasoning(lm: LLM, url: str) -> None:
+    expected = lm.chat(user("x"), thinking_token_budget=128, max_new_tokens=200)
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "input": "x",
+        "max_output_tokens": 200,
+        "reasoning": {"effort": "minimal"},
+    }
+    api = client(url).responses
+    found = api.create(**asked)
+    assert [item.type for item in found.output] == ["reasoning", "message"]
+    assert found.output[0].content[0].text == expected.reasoning  # type: ignore[union-attr, index]
+    assert found.output_text == expected.content and found.usage is not None
+    assert found.usage.output_tokens_details.reasoning_tokens == 128 + len("</think>")
+    events = list(api.create(**asked, stream=True))
+    kinds = {"response.reasoning_text.delta": expected.reasoning, "response.output_text.delta": expected.content}
+    for kind, text in kinds.items():
+        assert "".join(event.delta for event in events if event.type == kind) == text
+    assert [event.item.type for event in events if event.type == "response.output_item.done"] == [
+        "reasoning",
+        "message",
+    ]
+    # What was reasoned is not read again.
+    turns = [
+        {"role": "user", "content": "x"},
+        *[item.model_dump() for item in found.output],
+        {"role": "user", "content": "y"},
+    ]
+    again = api.create(model="tiny", input=turns, max_output_tokens=4, store=False)  # type: ignore[arg-type]
+    said = [*user("x"), {"role": "assistant", "content": expected.content}, *user("y")]
+    assert again.usage is not None and again.usage.input_tokens == len(lm.encode(said))
+
+
+def test_marks_that_are_special_tokens_are_seen() -> None:
+    backend = make_tokenizer()
+    backend.add_special_tokens(["[THINK]", "[/THINK]"])
+    tokenizer = Tokenizer(backend, eos_ids=(257,))
+    ids = tokenizer.encode("[THINK]a[/THINK]b<|im_end|>", special=False)
+    assert len(ids) == 5 and tokenizer.decode(ids) == "[THINK]a[/THINK]b"
 
 
 def test_dialects_have_their_own_forms_of_it() -> None:

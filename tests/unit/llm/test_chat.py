@@ -32,8 +32,27 @@ def test_tools_reach_the_template() -> None:
     lm = tiny_lm(KNOWS_TOOLS)
     text = lm.tokenizer.decode(lm.chat(HELLO, tools=TOOLS, max_new_tokens=1).prompt_tokens, special=True)
     assert text.startswith("weather;now;") and "hello" in text
-    with pytest.raises(SettingsError, match="takes no tools: describe them in a system message"):
-        tiny_lm().chat(HELLO, tools=TOOLS)
+    described = tiny_lm().chat(HELLO, tools=TOOLS, max_new_tokens=1).prompt_tokens
+    assert '<tools>\n{"name": "weather"' in lm.tokenizer.decode(described, special=True)
+
+
+def test_tools_are_called_and_their_results_go_on() -> None:
+    lm = tiny_lm()
+    output = lm.chat(HELLO, tools=TOOLS, tool_choice="now", max_new_tokens=120)
+    assert [(call.name, call.arguments) for call in output.tool_calls] == [("now", "{}")] and output.content == ""
+    free = lm.chat(HELLO, tools=TOOLS, max_new_tokens=6)
+    assert free.content == free.text and not free.tool_calls and not free.reasoning
+    call = {"type": "function", "function": {"name": "now", "arguments": {}}}
+    turns = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "12"}]
+    prompt = lm.tokenizer.decode(lm.encode(turns, tools=TOOLS), special=True)
+    assert '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>' in prompt
+    assert "user\n<tool_response>\n12\n</tool_response>" in prompt
+    none = lm.chat(HELLO, tools=TOOLS, tool_choice="none", max_new_tokens=6)
+    assert none.tokens == lm.chat(HELLO, max_new_tokens=6).tokens
+    with pytest.raises(SettingsError, match="tool_choice names 'then', which is no tool here"):
+        lm.chat(HELLO, tools=TOOLS, tool_choice="then")
+    with pytest.raises(SettingsError, match="beside tools an answer follows a JSON schema"):
+        lm.chat(HELLO, tools=TOOLS, constraint="regex:pattern=a")
 
 
 @pytest.mark.parametrize("given", ["hello", ["hello"], [[1, 2]], [], 5, {"role": "user", "content": "x"}, [HELLO, "x"]])

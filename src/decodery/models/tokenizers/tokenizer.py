@@ -18,6 +18,7 @@ import numpy as np
 from decodery.core.errors import CorruptFile, DecoderyError, PromptError
 
 from .content import ContentEncoder, Encoded, Span, merged, overlaps
+from .reasoning import MARKS
 from .token_bytes import TokenBytes
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Tokenizer:
         bos_id: The id that begins one, None where the model has none.
         eos_ids: Every id that ends a text.
         control_ids: Those that tell the model something and are no text: special tokens and ends.
+        mark_ids: Those that mark what a model thinks, which texts show though some models have them as special tokens.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Tokenizer:
         self._added = {id: token.content for id, token in backend.get_added_tokens_decoder().items()}
         self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
         self.control_ids = self.special_ids | {id for id in self.eos_ids if id in self._added}
+        self.mark_ids = frozenset(id for id, content in self._added.items() if any(content in marks for marks in MARKS))
         self._decoder = TokenBytes(backend)
         self._pieces: dict[int, bytes] = {}
 
@@ -295,7 +298,7 @@ class TokenStream:
 
     def __init__(self, tokenizer: Tokenizer, special: bool, strip_first_space: bool) -> None:
         self._tokenizer = tokenizer
-        self._hidden = frozenset() if special else tokenizer.special_ids
+        self._hidden = frozenset() if special else tokenizer.special_ids - tokenizer.mark_ids
         self._strip = strip_first_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

@@ -42,13 +42,22 @@ class ReasoningSplitter:
 
     Args:
         marks: See `ReasoningMarks`.
+
+    Attributes:
+        reasoned: Whether there was a reasoning part so far.
     """
 
     def __init__(self, marks: ReasoningMarks) -> None:
         self._marks = marks
+        self.reasoned = marks.inside
         self._inside: bool | None = True if marks.inside else None
         """None: nothing is said yet."""
         self._rest, self._begins = "", True
+
+    @property
+    def answering(self) -> bool:
+        """Whether all that follows is the answer."""
+        return self._inside is False
 
     def push(self, text: str, *, final: bool = False) -> tuple[str, str]:
         """What the text so far adds to what was thought, and to the answer.
@@ -61,7 +70,7 @@ class ReasoningSplitter:
         if self._inside is None:
             said = self._rest.lstrip()
             if said.startswith(self._marks.begin):
-                self._inside, self._rest = True, said[len(self._marks.begin) :]
+                self._inside, self.reasoned, self._rest = True, True, said[len(self._marks.begin) :]
             elif final or not self._marks.begin.startswith(said):
                 self._inside, self._begins = False, False
             else:
@@ -89,3 +98,8 @@ class ReasoningSplitter:
 def _begun(text: str, mark: str) -> int:
     """How many characters at the end of a text may begin a mark."""
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)
+
+
+def read_reasoning(text: str, marks: ReasoningMarks | None) -> tuple[str, str]:
+    """What a whole text thinks, and what it answers."""
+    return ("", text) if marks is None else ReasoningSplitter(marks).push(text, final=True)
