@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from decodery.core.errors import SettingsError
-from decodery.core.registry import resolve
+from decodery.core.registry import methods, resolve
 
 from .command import command
 from .options import import_option, loading_options, model_options, server_option
@@ -120,8 +120,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @server_option(
     "--guard",
     multiple=True,
-    metavar="MONITOR",
-    help="Monitor of every text, which requests cannot leave out. Repeatable.",
+    metavar="METHOD",
+    help="Monitor or constraint of every text, which requests cannot leave out. Monitors repeat, constraints do not.",
 )
 @server_option(
     "--search",
@@ -197,13 +197,17 @@ def serve(
     given = {name: value for name, value in limits.items() if value is not None}
     if scorer is not None:
         given["scorer"] = resolve("scorer", scorer)
+    monitors, constraint = _guards(guard)
+    secrets, defaults = read_keys(api_key_file) if api_key_file is not None else ({}, {})
     settings = ServerSettings(
         name=served_model_name or Path(model).name or model,
         kv_bytes=kv_bytes(kv_gib),
-        keys={} if api_key_file is None else read_keys(api_key_file),
+        keys=secrets,
+        defaults=defaults,
         hosts=allow_host,
         origins=allow_origin,
-        guards=[resolve("monitor", each) for each in guard],
+        guards=monitors,
+        constraint=constraint,
         memory_bytes=memory_bytes(memory_gib),
         search=None if search is None else resolve("search", search),
         **given,
@@ -244,6 +248,16 @@ def serve(
     run(server)
     if not server.started:
         raise SettingsError(f"cannot listen at {host}, port {port}: choose another one with --port")
+
+
+def _guards(given: tuple[str, ...]) -> tuple[list[Any], Any]:
+    """The monitors and the constraint of --guard. Raises SettingsError for two constraints."""
+    monitors, constraints = ({method.name for method in methods(each)} for each in ("monitor", "constraint"))
+    bound = [each for each in given if each.partition(":")[0] in constraints - monitors]
+    if len(bound) > 1:
+        raise SettingsError(f"a text follows one constraint: give one of --guard {' and '.join(bound)}")
+    watching = [resolve("monitor", each) for each in given if each not in bound]
+    return watching, resolve("constraint", bound[0]) if bound else None
 
 
 def _more(given: tuple[str, ...], first: str, dtype: str, kv_dtype: str) -> list[ModelSource]:

@@ -21,6 +21,7 @@ from .dialect import Dialect, OpenAI
 from .errors import ApiError
 from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, Shared, TokenizeRequest
 from .front_door import middleware
+from .key_defaults import KeyDefaults
 from .keys import Keys
 from .metrics import exposition
 from .plan import Plan
@@ -51,6 +52,7 @@ class Front:
         self.settings = settings
         self.models = ModelPool(lm, settings, more, size)
         self.keys = Keys(settings.keys)
+        self._defaults = {name: KeyDefaults(fields) for name, fields in settings.defaults.items()}
 
     @property
     def service(self) -> Service:
@@ -116,6 +118,8 @@ class Front:
 
     async def respond(self, request: Request, owner: str, body: Shared, dialect: Dialect) -> Response:
         """The answer to a request in the form of a dialect. Raises ApiError."""
+        if owner in self._defaults:
+            self._defaults[owner].fill(body)
         async with self.models.use(body.model) as served:
             return await self.run(request, owner, served, await served.plan(body), dialect, body.ignored)
 

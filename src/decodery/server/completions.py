@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from decodery.scorers.log_probability import LogProbability
+from decodery.search.best_of_n import BestOfN
 from decodery.step.sequence import TokenLogprob
 
 from . import answer
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from decodery.diffusion.texts import Fill
     from decodery.engine.request import Request
     from decodery.models.tokenizers.tokenizer import Tokenizer
+    from decodery.search.base import Search
 
     from .request_preprocessor import RequestPreprocessor
 
@@ -40,8 +43,6 @@ async def plan(preprocessor: RequestPreprocessor, body: CompletionRequest) -> Pl
 
 
 def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint: Any) -> Plan:
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise invalid("best_of is not supported beyond n", "best_of")
     if body.decodery is not None and body.decodery.allow_special is not None:
         raise invalid("allow_special is of chat messages: in a prompt special tokens always are such", "allow_special")
     lm, n = preprocessor.lm, body.n or 1
@@ -63,6 +64,10 @@ def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint
         raise invalid("max_tokens must be at least 1, or 0 with echo", "max_tokens")
     own = body.decodery
     search = None if own is not None and own.diffuse is not None else search_of(body, lm, preprocessor.settings.search)
+    if (best := _best_of(body, n)) is not None:
+        if search is not None or (own is not None and own.diffuse is not None):
+            raise invalid("best_of is a search of its own: leave best_of out, or the other one", "best_of")
+        search = best.bind(lm.tokenizer)
     if search is not None:
         searched(settings, search, preprocessor.settings.search)
         if echo and logprobs is not None:
@@ -98,6 +103,15 @@ def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint
         bool(body.stream_options and body.stream_options.include_usage),
         models_of(requests[0], lm.model),
     )
+
+
+def _best_of(body: CompletionRequest, n: int) -> Search | None:
+    """The search that writes `best_of` texts, those with the highest log-probability per token first."""
+    if body.best_of is None or body.best_of == n:
+        return None
+    if body.best_of < n:
+        raise invalid(f"best_of must be at least n, and {body.best_of} is less than {n}", "best_of")
+    return BestOfN(n=body.best_of, scorer=LogProbability())
 
 
 def _given(body: CompletionRequest) -> list[Any]:

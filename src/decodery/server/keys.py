@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from decodery.core.errors import SettingsError
 
@@ -44,14 +46,17 @@ class Keys:
         return found[0]
 
 
-def read_keys(path: Path) -> dict[str, str]:
-    """Name by secret of a file with one key per line: `SECRET`, or `NAME SECRET`.
+def read_keys(path: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Names by secret, and defaults by name, of a file with one key per line.
 
-    Lines that begin with # are left out.
+    A line is `SECRET`, `NAME SECRET`, or `NAME SECRET {"temperature": 0.7}` with fields for requests that leave them
+    out. Lines that begin with # are left out.
 
     Raises:
-        SettingsError: For a file that cannot be read, or has no key.
+        SettingsError: For a file that cannot be read, has no key, or has defaults that no request could have.
     """
+    from .key_defaults import KeyDefaults
+
     try:
         if path.stat().st_size > _MOST_FILE:
             raise SettingsError(f"{path} is larger than 1 MiB: it should hold one key per line")
@@ -59,16 +64,27 @@ def read_keys(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read the keys in {path}: {error}") from error
     found: dict[str, str] = {}
+    defaults: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
-        words = line.split()
+        words = line.split(maxsplit=2)
         if not words or words[0].startswith("#"):
             continue
-        if len(words) > 2:
-            raise SettingsError(f"{path}, line {number}: a line has a key, or a name and a key")
-        found[words[-1]] = words[0] if len(words) == 2 else f"key-{number}"
+        name = words[0] if len(words) > 1 else f"key-{number}"
+        found[words[min(len(words), 2) - 1]] = name
+        if len(words) < 3:
+            continue
+        try:
+            defaults[name] = json.loads(words[2])
+            KeyDefaults(defaults[name])
+        except (ValueError, RecursionError, ApiError) as error:
+            said = error.message if isinstance(error, ApiError) else "after the key stands no JSON object"
+            raise SettingsError(
+                f"{path}, line {number}: {said}: a line is a key, a name and a key, or these and "
+                'defaults such as {"temperature": 0.7}'
+            ) from error
     if not found:
         raise SettingsError(f"{path} has no key: write one per line")
-    return found
+    return found, defaults
 
 
 def _digest(secret: str) -> bytes:

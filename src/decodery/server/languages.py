@@ -39,6 +39,10 @@ def language_of(preprocessor: RequestPreprocessor, body: Shared) -> ConstraintSp
             "an answer follows one of response_format, structured_outputs, guided_..., json_schema and "
             "decodery.constraint: leave the others out"
         )
+    if (own := preprocessor.settings.constraint) is not None:
+        if found or tools:
+            raise invalid("this server constrains every answer: leave response_format, constraints and tools out")
+        return own
     if chat is None or not tools:
         return found[0] if found else None
     return _calls(preprocessor, chat, tools, found[0] if found else None)

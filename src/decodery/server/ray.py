@@ -276,7 +276,7 @@ def application(given: dict[str, str]) -> serve.Application:
     except (ValueError, OverflowError) as error:
         raise SettingsError(f"the application's settings: {error}") from error
     if "api_key_file" in left:
-        limits["keys"] = read_keys(Path(left.pop("api_key_file")))
+        limits["keys"], limits["defaults"] = read_keys(Path(left.pop("api_key_file")))
     settings, dtype = ServerSettings(**limits), left.pop("dtype", "auto")
     if left:
         raise SettingsError(f"the application has no setting {sorted(left)[0]!r}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decodery.core.errors import SettingsError
 
 if TYPE_CHECKING:
+    from decodery.constraints.base import ConstraintSpec
     from decodery.search.base import Search
     from decodery.step.monitor import Monitor
     from decodery.step.scorer import Scorer
@@ -45,6 +46,8 @@ class ServerSettings:
         origins: Pages in browsers that may use it, such as "https://example.org"; none by default but its own.
         metrics_key: Whether /metrics needs a key as well.
         guards: Monitors of every text, which no request can leave out.
+        constraint: What every text follows, which no request can leave out.
+        defaults: By the name of a key, fields of requests that leave them out.
         scorer: What `/v1/rerank` and `/score` rate documents by where a request names no scorer.
         memory_bytes: Of the weights and KV caches of all loaded models, where several are served.
         idle_seconds: After which a model that nobody uses is unloaded; the first one stays.
@@ -72,6 +75,8 @@ class ServerSettings:
     origins: Sequence[str] = ()
     metrics_key: bool = False
     guards: Sequence[Monitor] = ()
+    constraint: ConstraintSpec | None = None
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     scorer: Scorer | str = "question-likelihood"
     memory_bytes: int = 1 << 62
     idle_seconds: float = 300.0

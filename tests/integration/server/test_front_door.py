@@ -8,15 +8,25 @@ import ssl
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
+from openai import OpenAI
 
+from decodery.constraints import Choice
+from decodery.core.errors import SettingsError
 from decodery.monitors import Confidence
+from decodery.scorers import LogProbability
+from decodery.search import BestOfN
+from decodery.server.keys import read_keys
 from decodery.server.run import Server
 from decodery.server.settings import ServerSettings
-from serving import SECONDS, serving, tiny_lm, wait_until
+from serving import SECONDS, TOOLS, client, serving, tiny_lm, user, wait_until
 
 SUPPORT = Path(__file__).parents[2] / "support"
 ASKED = {"prompt": "x", "max_tokens": 3}
@@ -85,6 +95,63 @@ def test_no_request_leaves_out_a_monitor_of_the_server() -> None:
         assert asked().json()["choices"][0]["finish_reason"] == "length"
 
 
+def test_no_request_leaves_out_a_constraint_of_the_server() -> None:
+    with serving(tiny_lm(), constraint=Choice(("yes", "no"))) as (_, url):
+        api = client(url)
+        assert api.chat.completions.create(model="tiny", messages=user("x")).choices[0].message.content in ("yes", "no")
+        assert api.completions.create(model="tiny", prompt="x").choices[0].text in ("yes", "no")
+        schema: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [7]}}}
+        for more in ({"response_format": schema}, {"tools": TOOLS}, {"extra_body": {"guided_regex": "a"}}):
+            with pytest.raises(openai.BadRequestError, match="this server constrains every answer"):
+                api.chat.completions.create(model="tiny", messages=user("x"), **more)
+
+
+def test_a_key_has_defaults_that_its_requests_may_say_otherwise(tmp_path: Path) -> None:
+    path, lm = tmp_path / "keys", tiny_lm()
+    path.write_text(
+        'alice one {"temperature": 1.0, "seed": 5, "max_tokens": 9, "decodery": {"drafter": "none"}}\nbob two\n'
+    )
+    secrets, defaults = read_keys(path)
+    with serving(lm, keys=secrets, defaults=defaults) as (_, url):
+        plain = lm.chat(user("x"), max_new_tokens=9)
+        drawn, other = (lm.chat(user("x"), max_new_tokens=n, temperature=1.0, seed=5) for n in (9, 4))
+        alice, bob = (client(url, key) for key in secrets)
+
+        def said(api: OpenAI, **settings: Any) -> str | None:
+            return api.chat.completions.create(model="tiny", messages=user("x"), **settings).choices[0].message.content
+
+        assert said(alice) == drawn.text != plain.text and said(bob, max_tokens=9) == plain.text
+        assert said(alice, temperature=0) == plain.text and said(alice, max_completion_tokens=4) == other.text
+        claude = anthropic.Anthropic(base_url=url, api_key="one", max_retries=0)
+        (block,) = claude.messages.create(model="tiny", messages=user("x"), max_tokens=4).content
+        assert block.type == "text" and block.text == other.text
+        steps = {"decodery": {"trace": "steps"}}
+        body = {"model": "tiny", "messages": user("x"), **steps}
+        found = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-api-key": "one"}).json()
+        assert all(step["tree"]["tokens"][1:] == [] for step in found["choices"][0]["decodery"]["steps"])
+    for wrong, why in (("{", "no JSON object"), ("[]", "a JSON object"), ('{"temprature": 1}', "no field 'temprature'"),
+                       ('{"prompt": "x"}', "'prompt' has no default"), ('{"n": 0}', "line 1: n")):  # fmt: skip
+        path.write_text(f"alice one {wrong}\n")
+        with pytest.raises(SettingsError, match=why):
+            read_keys(path)
+
+
+def test_the_best_of_several_texts_are_answered() -> None:
+    lm = tiny_lm()
+    with serving(lm) as (_, url):
+        create = partial(client(url).completions.create, model="tiny", prompt="x", temperature=1.0, seed=4)
+        best = lm.search("x", BestOfN(n=4, scorer=LogProbability()), apply_chat_template=False,
+                         temperature=1.0, seed=4, max_new_tokens=6)  # fmt: skip
+        for n in (1, 2):
+            found = create(best_of=4, n=n, max_tokens=6)
+            assert [choice.text for choice in found.choices] == [output.text for output in best[:n]]
+        assert best[0].text != create(max_tokens=6).choices[0].text
+        with pytest.raises(openai.BadRequestError, match="best_of must be at least n, and 2 is less than 3"):
+            create(best_of=2, n=3)
+        with pytest.raises(openai.BadRequestError, match="best_of is a search of its own"):
+            create(best_of=2, extra_body={"decodery": {"search": "beam"}})
+
+
 def test_a_certificate_makes_it_https() -> None:
     files = SUPPORT / "tls-cert.pem", SUPPORT / "tls-key.pem"
     server = Server(tiny_lm(), ServerSettings(), port=0, tls=files)
@@ -105,6 +172,7 @@ def test_wrong_options_are_refused_before_the_model_is_read() -> None:
     for options, said in (
         (["--tls-cert", str(SUPPORT / "tls-cert.pem")], "--tls-cert and --tls-key go together"),
         (["--guard", "no-such"], "no monitor method is called"),
+        (["--guard", "regex:pattern=a", "--guard", "choice:options=a/b"], "a text follows one constraint"),
     ):
         found = subprocess.run([*command, *options], capture_output=True, text=True, timeout=SECONDS)
         assert found.returncode != 0 and said in found.stderr

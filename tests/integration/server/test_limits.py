@@ -138,8 +138,8 @@ def test_keys_are_asked_for_and_bounded_each(lm: LLM) -> None:
 def test_files_of_keys(tmp_path: Any) -> None:
     path = tmp_path / "keys"
     path.write_text("# who may\nalice one\n\ntwo\n")
-    assert read_keys(path) == {"one": "alice", "two": "key-4"}
-    keys = Keys(read_keys(path))
+    assert read_keys(path) == ({"one": "alice", "two": "key-4"}, {})
+    keys = Keys(read_keys(path)[0])
     assert keys.owner("Bearer one") == "alice" and keys.owner("Bearer two") == "key-4"
     for text in ("", "# none\n", "a b c\n"):
         path.write_text(text)
