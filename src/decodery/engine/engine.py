@@ -91,7 +91,8 @@ class Engine:
             request: The text's settings.
             like: One already submitted with the same prompt, whose prefill it shares.
         """
-        seq = self._text(request)
+        with self._schedule.memory.within():
+            seq = self._text(request)
         if like is not None and not _same_prefill(seq, like):
             raise SettingsError(
                 "a sequence can share the prefill of another one only if their prompts are the same, and their "
@@ -285,6 +286,10 @@ class Engine:
     @in_plain_state
     def _step(self) -> list[Task]:
         """A step of tasks of any kind."""
+        with self._schedule.memory.within():
+            return self._step_within()
+
+    def _step_within(self) -> list[Task]:
         clock, begin = StepClock(), perf_counter()
         begun, texts = self._schedule.starting(), self._schedule.texts
         ids = self._arrays.join(begun)

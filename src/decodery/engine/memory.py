@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
+from contextlib import AbstractContextManager, nullcontext
 
 from decodery.core.errors import OutOfMemory
-from decodery.models.cache.account import resident
-from decodery.models.cache.page_pool import used_bytes
+from decodery.models.cache.account import resident, resident_beside
+from decodery.models.cache.memory_limit import MemoryLimit
 from decodery.step.sequence import Sequence
 
 from .preempt import caches, caches_of
@@ -18,6 +19,11 @@ from .text import reads
 class MemoryBudget:
     """Bounds what all tasks hold together, and what those of one owner hold.
 
+    Tasks begin, and go on, where what they take next fits. What they take beyond that is refused by the limit.
+
+    Attributes:
+        limit: What pages of all tasks, of their drafters and of what is kept may take; None for no bound.
+
     Args:
         most: Bytes of all, None for no bound.
         owner_part: What one owner may hold of them.
@@ -25,9 +31,19 @@ class MemoryBudget:
     """
 
     def __init__(self, most: int | None, owner_part: float, prefixes: PrefixCache | None) -> None:
-        self._most, self._prefixes = most, prefixes
+        self.limit = None if most is None else MemoryLimit(most, self._give_back)
+        self._prefixes = prefixes
         self._own = None if most is None else int(most * owner_part)
         self._shared = owner_part < 1
+
+    def within(self) -> AbstractContextManager[None]:
+        """A block whose caches count towards the limit."""
+        return nullcontext() if self.limit is None else self.limit.within()
+
+    @property
+    def used(self) -> int | None:
+        """Bytes that are allocated, None where nothing bounds them."""
+        return None if self.limit is None else self.limit.used
 
     def held(self, runs: Ordered[SchedulerEntry], *, kept: bool = False) -> int:
         """Bytes that tasks have in use, or will once they are read; what several of them share counts once.
@@ -49,17 +65,18 @@ class MemoryBudget:
 
     def fits(self, runs: Ordered[SchedulerEntry], more: int = 0) -> bool:
         """Whether so many bytes fit beside what tasks hold, where needed once nothing is kept for later texts."""
-        if self._most is None or self._surely(runs, more, self._most):
+        if self.limit is None:
             return True
-        over = self.held(runs, kept=True) + more - self._most
-        while over > 0 and self._prefixes is not None and len(self._prefixes):
-            # Pages that texts hold too are not free then.
-            wanted = self._prefixes.bytes - over
-            self._prefixes.evict()
-            while self._prefixes.bytes > max(wanted, 0) and self._prefixes.evict():
-                pass
-            over = self.held(runs, kept=True) + more - self._most
-        return over <= 0
+        self.limit.beside = resident_beside(cache for run in runs if _holds_beside(run) for cache in caches(run))
+        wanted = _due(runs) + more
+        while self.limit.used + wanted > self.limit.most:
+            if not self._give_back():
+                return False
+        return True
+
+    def _give_back(self) -> bool:
+        """Free some of what is kept for later texts; False where nothing is."""
+        return self._prefixes is not None and self._prefixes.evict()
 
     def fits_owner(self, own: Ordered[SchedulerEntry], run: SchedulerEntry) -> bool:
         """Whether a task fits beside those of its owner."""
@@ -101,10 +118,10 @@ class MemoryBudget:
         )
 
     def _surely(self, runs: Ordered[SchedulerEntry], more: int, most: int) -> bool:
-        """Whether it fits if all pages of this process were theirs, which is known without looking at each text."""
-        if any(_holds_beside(run) for run in runs):
+        """Whether it fits if all pages were theirs, which is known without looking at each text."""
+        if self.limit is None or any(_holds_beside(run) for run in runs):
             return False
-        return used_bytes() + _due(runs) + more <= most
+        return self.limit.used + _due(runs) + more <= most
 
 
 def needed(run: SchedulerEntry) -> int:
@@ -113,8 +130,8 @@ def needed(run: SchedulerEntry) -> int:
 
 
 def needed_by(seq: Sequence) -> int:
-    """Bytes of keys and values that reading the tokens it has takes."""
-    return sum(cache.slot_bytes * cache.room_for(len(seq.tokens)) for cache in caches_of(seq))
+    """Bytes of keys and values that reading the tokens it has takes; all that it will write where it must not stop."""
+    return sum(cache.more_for(_tokens(seq)) for cache in caches_of(seq))
 
 
 def _due(runs: Ordered[SchedulerEntry]) -> int:
@@ -124,8 +141,16 @@ def _due(runs: Ordered[SchedulerEntry]) -> int:
 
 def _missing(seq: Sequence) -> int:
     """Bytes of its tokens, and of a step with its largest draft, that a text has not taken yet."""
-    room = len(seq.tokens) + (0 if seq.request.drafter is None or reads(seq) else seq.request.max_draft_tokens)
+    room = _tokens(seq) + (0 if seq.request.drafter is None or reads(seq) else seq.request.max_draft_tokens)
     return sum(cache.more_for(room) for cache in caches_of(seq))
+
+
+def _tokens(seq: Sequence) -> int:
+    """The tokens that memory must be there for: those of a text that cannot give memory back to its end."""
+    if all(cache.anew for cache in caches_of(seq)):
+        return len(seq.tokens)
+    last = seq.request.prompt_length + seq.request.max_new_tokens
+    return max(len(seq.tokens), min(last, seq.request.model.config.max_positions))
 
 
 def _holds_beside(run: SchedulerEntry) -> bool:

@@ -116,11 +116,15 @@ class PassRunner:
         for (run, number), each in zip(places, found, strict=True):
             run.results[number] = each
             run.served = self.passes
+            if isinstance(each, OutOfMemory):
+                # The frames it has passed hold all caches of the pass.
+                each.__traceback__ = each.__context__ = each.__cause__ = None
         recorded: list[tuple[list[Step], float]] = []
         runs = list({id(run): run for run, _ in places}.values())
         for run in runs:
             if any(isinstance(each, OutOfMemory) for each in run.results) and self._schedule.starve(run):
                 continue
+            run.stalled = False
             if run.waits:
                 run.earlier += 0.0 if side else scored - begin
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
+from contextlib import suppress
 
 from decodery.models.batch import Segment
 from decodery.models.cache.account import resident
@@ -48,16 +49,19 @@ def drop(run: SchedulerEntry) -> bool:
 
 
 def withdraw(run: SchedulerEntry) -> bool:
-    """Take back what a search has asked for and drop its branches.
+    """Take back what a task has asked for and give back the memory that models take for it.
 
-    False where they could not be read again. Its asks stay, to be answered once it has its branches back; what was
-    answered of them is forgotten.
+    False where that cannot be. A text begins its turn anew, and one that could not be read again keeps its memory. The
+    asks of a search stay, to be answered once it has its branches back; what was answered of them is forgotten.
     """
-    if (
-        not isinstance(run.task, CoroutineTask)
-        or run.blocked
-        or any(request.segment.retained for request in passes(run))
-    ):
+    if run.blocked:
+        return False
+    if isinstance(run.task, Sequence):
+        run.stop()
+        if not drop(run) and run.task.request.drafter is not None:
+            run.task.request.drafter.forget(run.task)
+        return True
+    if any(request.segment.retained for request in passes(run)):
         return False
     run.abandon()
     run.restored = False
@@ -68,7 +72,17 @@ def withdraw(run: SchedulerEntry) -> bool:
     run.results = [
         each if isinstance(request, Blocking) else None for request, each in zip(run.requests, run.results, strict=True)
     ]
-    return drop(run) and bool(run.lost or run.forgotten)
+    return drop(run)
+
+
+def let_go(run: SchedulerEntry) -> None:
+    """Give back what models and drafters hold for a task that has ended."""
+    for seq in [run.task] if isinstance(run.task, Sequence) else run.branches.values():
+        _empty(seq)
+        if seq.request.drafter is not None:
+            # It has ended, whatever the drafter makes of that.
+            with suppress(Exception):
+                seq.request.drafter.forget(seq)
 
 
 def passes(run: SchedulerEntry) -> list[ForwardRequest]:
@@ -161,9 +175,16 @@ def _cannot_be_read_again(readings: Lost) -> bool:
 def _drop_text(seq: Sequence) -> bool:
     if not all(cache.anew for cache in caches_of(seq)):
         return False
+    _empty(seq)
     seq.cache = seq.request.model.new_cache()
     if seq.request.slots is not None:
         seq.cache.provide(seq.request.slots)
     if seq.request.drafter is not None:
         seq.request.drafter.forget(seq)
     return True
+
+
+def _empty(seq: Sequence) -> None:
+    """Let every cache that a text reads through hold nothing, whoever still knows of it."""
+    for each in _readings(seq):
+        each.cache.become(each.model.new_cache())

@@ -11,6 +11,7 @@ from math import inf
 from typing import TypeVar
 
 from decodery.core.errors import OutOfMemory, SettingsError
+from decodery.models.cache.account import resident
 from decodery.models.cache.cache import KVCache
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
@@ -18,7 +19,7 @@ from decodery.step.writer import writes
 from .memory import MemoryBudget, needed
 from .monitoring import monitors_of
 from .pace import LEAST_ROWS, Pace
-from .preempt import caches, drop, withdraw
+from .preempt import caches, drop, let_go, withdraw
 from .prefixes import PrefixCache
 from .share import PassBudget, most_nodes
 from .task import SchedulerEntry, Task
@@ -40,9 +41,10 @@ class Limits:
         rows: Of one pass of a model; drafts are trimmed, prompts wait and a search is spread over several passes before
             it is exceeded.
         texts: Tasks in progress at a time; others wait for their turn.
-        cache_bytes: Of all keys and values of tasks in progress and of those that are kept for later ones, None for no
-            bound. What is kept goes first; then a task that no longer fits gives its memory back and is read again
-            later. A search's next step is not known before it is taken.
+        cache_bytes: Of all keys and values of tasks in progress, of their draft models and of those that are kept for
+            later tasks, None for no bound. It is never exceeded. What is kept goes first; then a task that no longer
+            fits gives its memory back and is read again later. One that cannot be read again waits until all that it
+            may write fits. A task that needs more than this alone ends with OutOfMemory.
         seconds: That a pass is to take while texts are written, by what earlier ones took; prompts are read in smaller
             chunks for it, down to 16 rows, and searches get fewer rows of a pass that others wait for. None for no
             bound.
@@ -94,6 +96,7 @@ class Schedule:
         self._chunk = chunk
         self._waiting: deque[SchedulerEntry] = deque()
         self._preempted: set[int] = set()
+        self._made_room = False
 
     @property
     def texts(self) -> list[Sequence]:
@@ -146,18 +149,27 @@ class Schedule:
         self.changes += 1
 
     def starve(self, run: SchedulerEntry) -> bool:
-        """Let a search that found no memory wait until another task has given some back.
+        """Let a task that found no memory wait until another one has given some back.
 
         False where that cannot be.
         """
-        if len(self.runs) == 1 or not withdraw(run):
+        if all(each is run or each.stalled for each in self.runs):
+            freed = [_guarded(each, partial(_freed, each)) for each in self._waiting]
+            if not (self._made_room or any(freed)):
+                return False
+        if not withdraw(run):
             return False
+        if isinstance(run.task, Sequence) and _holds(run):
+            # What cannot be read again has its turn once others have made room for it.
+            run.stalled = True
+            return True
         self._put_off(run)
-        run.starved = True
+        run.starved = self._made_room = True
         return True
 
     def starting(self) -> list[tuple[SchedulerEntry, int, int]]:
         """Tasks that begin a turn now, how many unread tokens each may read, and how many nodes it may draft."""
+        self._made_room = False
         self.leave()
         self._give_back()
         self._admit()
@@ -206,6 +218,10 @@ class Schedule:
                 if run.task.scheduling.prompt_owner is not None and not run.task.finished:
                     _guarded(run, partial(share_prompt, run.task, run.task.scheduling.prompt_owner))
         if any(run.task.finished for run in self.runs):
+            if self.memory.limit is not None:
+                for run in self.runs:
+                    if run.task.finished:
+                        let_go(run)
             for run in self._waiting:
                 run.starved = False
             self.runs = [run for run in self.runs if not run.task.finished]
@@ -233,7 +249,12 @@ class Schedule:
             if run.owner in blocked:
                 continue
             own = [each for each in self.runs if each.owner == run.owner]
-            if len(own) >= most or (self.runs and run.starved) or not self.memory.fits_owner(own, run):
+            fits_owner = self.memory.fits_owner(own, run)
+            if not own and not fits_owner:
+                # A search that was put off, and would never be admitted.
+                run.task.fail(self.memory.refusal(run, needed(run)))
+                continue
+            if len(own) >= most or (self.runs and run.starved) or not fits_owner:
                 blocked.add(run.owner)
             elif self.runs and not self.memory.fits(self.runs, needed(run)):
                 held = self.memory.by_owner(self.runs)
@@ -312,11 +333,12 @@ class Schedule:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of keys and values that are kept, in use, or due once texts in progress are read.
+        """Bytes of keys and values that are kept or in use, as allocated where there is a limit.
 
-        What several of them share counts once.
+        Elsewhere with those that are due once texts in progress are read.
         """
-        return self.memory.held(self.runs, kept=True)
+        used = self.memory.used
+        return self.memory.held(self.runs, kept=True) if used is None else used
 
 
 def _guarded(run: SchedulerEntry, do: Callable[[], T]) -> T | bool:
@@ -348,3 +370,9 @@ def share_prompt(seq: Sequence, owner: Sequence) -> None:
 def _holds(run: SchedulerEntry) -> bool:
     """Whether dropping it might free something."""
     return any(cache.bytes for cache in caches(run))
+
+
+def _freed(run: SchedulerEntry) -> bool:
+    """Whether dropping it frees something."""
+    held = resident(caches(run))
+    return held > 0 and drop(run) and resident(caches(run)) < held

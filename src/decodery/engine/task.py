@@ -104,6 +104,7 @@ class SchedulerEntry:
         waiting: What it waits for while that is done, as coroutine, requests and results.
         restored: That is done, and it has not gone on since.
         starved: Not to go on before another task has given memory back.
+        stalled: Found no memory for its last turn, and holds what it cannot give back.
         served: The number of the last pass it took part in.
         depth: Of how many passes one after another.
         owner: Whose it is: owners share passes alike.
@@ -124,6 +125,7 @@ class SchedulerEntry:
     waiting: _Asked | None = None
     restored: bool = False
     starved: bool = False
+    stalled: bool = False
     served: int = 0
     depth: int = 0
     owner: str = ""

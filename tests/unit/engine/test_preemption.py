@@ -205,26 +205,38 @@ def test_what_branches_have_in_common_is_read_once_and_within_the_rows_of_a_pass
 
 
 def test_a_search_waits_for_memory_and_gives_it_back() -> None:
-    one = MODEL.new_cache().slot_bytes * 64
     prompts = [[1 + number, 2, 3, 5] for number in range(4)]
-    engine = Engine(MODEL, limits=Limits(cache_bytes=4 * one))
+
+    def search(engine: Engine, prompt: list[int]) -> CoroutineTask:
+        return entered(engine, Beam(width=8), Request(prompt, max_new_tokens=24))
+
+    peaks = []
+    for prompt in prompts[1:3]:
+        engine = Engine(MODEL, limits=Limits(cache_bytes=1 << 30))
+        engine.run([search(engine, prompt)])
+        limit = engine._schedule.memory.limit
+        assert limit is not None
+        peaks.append(limit.peak)
+    # As much as one search needs, which four tasks have to share.
+    engine = Engine(MODEL, limits=Limits(cache_bytes=max(peaks)))
     texts = [engine.submit(Request(prompt, max_new_tokens=24)) for prompt in (prompts[0], prompts[3])]
-    jobs = [entered(engine, Beam(width=8), Request(prompt, max_new_tokens=24)) for prompt in prompts[1:3]]
-    put_off = 0
+    jobs = [search(engine, prompt) for prompt in prompts[1:3]]
+    limit, put_off = engine._schedule.memory.limit, 0
+    assert limit is not None
     while any(not task.finished for task in (*texts, *jobs)):
         engine.step()
-        # What a pass took beyond the bound is given back before the next one, but by the first in line.
-        engine._schedule.starting()
-        runs = engine._schedule.runs
-        put_off += any(isinstance(run.task, CoroutineTask) and run.lost for run in engine._schedule._waiting)
-        holding = [text.cache for text in texts if not text.finished]
-        holding += [cache for run in runs if isinstance(run.task, CoroutineTask) for cache in preempt.caches(run)]
-        assert resident(cache.pages for cache in holding) <= 4 * one or len(runs) == 1
+        runs = engine._schedule._waiting
+        put_off += any(isinstance(run.task, CoroutineTask) and run.lost for run in runs)
+        assert limit.used <= limit.peak <= max(peaks)
     assert put_off > 0
     for job, prompt in zip(jobs, prompts[1:3], strict=True):
         assert_same(told(job), alone(MODEL, Beam(width=8), Request(prompt, max_new_tokens=24))[0], MODEL)
     plain = decode(MODEL, [prompts[0], prompts[3]], max_new_tokens=24)
     assert [text.generated for text in texts] == [run.generated for run in plain]
+    one = next(iter(limit.pools.values())).page_bytes
+    engine = Engine(MODEL, limits=Limits(cache_bytes=peaks[0] - one))
+    with pytest.raises(OutOfMemory, match="no memory for a key-value cache"):
+        engine.run([search(engine, prompts[1])])
 
 
 def broke(monkeypatch: pytest.MonkeyPatch, poor: set[int], calls: list[int]) -> None:
@@ -307,7 +319,7 @@ def test_what_keeps_caches_of_its_own_is_left_alone() -> None:
 
     results = []
     for preempted in (False, True):
-        engine = Engine(MODEL, limits=Limits(cache_bytes=1) if preempted else None)
+        engine = Engine(MODEL, limits=Limits(cache_bytes=64 * MODEL.new_cache().slot_bytes) if preempted else None)
         job = engine.enter(reading())
         while not job.finished:
             if preempted:

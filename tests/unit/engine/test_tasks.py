@@ -361,24 +361,32 @@ def test_a_drafter_that_breaks_ends_its_own_text_alone(part: str, error: Excepti
         engine.run([broken])
 
 
-def test_a_cache_without_memory_ends_its_own_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_text_without_memory_waits_for_others_and_fails_alone(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     engine = Engine(MODEL)
-    texts = [engine.submit(Request(prompt, max_new_tokens=20)) for prompt in PROMPTS[:4]]
+    texts = [engine.submit(Request(prompt, max_new_tokens=20)) for prompt in PROMPTS[1 : 2 if alone else 4]]
     for _ in range(3):
         engine.step()
-    reserve, poor = KVCache.reserve, texts[1].cache
+    reserve, poor, refused = KVCache.reserve, texts[0].cache, []
 
     def limited(self: KVCache, *settings: Any, **more: Any) -> None:
         if self is poor:
+            refused.append(self)
             raise OutOfMemory("no memory for this one")
         reserve(self, *settings, **more)
 
     monkeypatch.setattr(KVCache, "reserve", limited)
-    engine.run([text for text in texts if text is not texts[1]])
-    monkeypatch.undo()
-    assert texts[1].finish_reason == "error" and texts[1].position == 3
-    plain = decode(MODEL, PROMPTS[:4], max_new_tokens=20)
-    assert [text.generated for text in texts[2:]] == [run.generated for run in plain[2:]]
+    if alone:
+        with pytest.raises(OutOfMemory, match="no memory for this one"):
+            engine.run(texts)
+        return
+    while not texts[1].finished:
+        engine.step()
+        assert texts[0].position == 3 or texts[1].finished
+    engine.run(texts)
+    assert refused
+    plain = decode(MODEL, PROMPTS[1:4], max_new_tokens=20)
+    assert [text.generated for text in texts] == [run.generated for run in plain]
 
 
 def test_a_search_that_breaks_ends_alone() -> None:

@@ -11,6 +11,7 @@ import torch
 from decodery.core.errors import OutOfMemory
 from decodery.models.cache.account import resident
 from decodery.models.cache.cache import KVCache
+from decodery.models.cache.memory_limit import MemoryLimit
 from decodery.models.cache.page_pool import SLOTS, MappedPool, PagePool, TensorPool, page_bytes
 from decodery.models.cache.pages import PageTable
 
@@ -91,3 +92,45 @@ def test_a_head_that_loses_slots_gives_its_pages_back() -> None:
     cache.truncate(70)
     assert cache.head_lengths.tolist() == [[70, 70], [14, 70]] and SLOTS == 16
     assert cache.view(1)[0][0, 60:70].equal(rows[1, 0, 60:70, 0])
+
+
+def grown(limit: MemoryLimit) -> KVCache:
+    """A text of 400 rows that come a few at a time."""
+    with limit.within():
+        cache = KVCache(2, 2, ROW)
+    for start in range(0, 400, 5):
+        cache.reserve(np.arange(start, start + 5))
+        for layer in range(2):
+            cache.write(layer, *torch.zeros(2, 5, 2, ROW, dtype=torch.float32, device="cpu"))
+        cache.keep(range(5))
+    return cache
+
+
+@pytest.mark.parametrize("kind", [MappedPool, TensorPool])
+def test_what_grows_takes_at_most_what_it_holds(kind: type[PagePool], request: pytest.FixtureRequest) -> None:
+    if kind is TensorPool:
+        request.getfixturevalue("pools_of_pytorch")
+    limit = MemoryLimit(1 << 24)
+    cache = grown(limit)
+    assert isinstance(cache.pages.pool, kind) and cache.pages.pool.generation == 0, "nothing was copied"
+    assert limit.peak == limit.used == cache.bytes == 400 * cache.slot_bytes
+    with pytest.raises(OutOfMemory, match="no memory for a key-value cache of 385 tokens"):
+        grown(MemoryLimit(limit.peak - 1))
+    del cache
+    assert limit.used == 0
+
+
+def test_pools_of_one_limit_share_it() -> None:
+    limit = MemoryLimit(6 * page_bytes(ROW, torch.float32))
+    with limit.within():
+        one, other = PageTable((1, 1, ROW), torch.float32, "cpu"), PageTable((1, 1, 2 * ROW), torch.float32, "cpu")
+    apart = PageTable((1, 1, ROW), torch.float32, "cpu")
+    one.own(np.array([0]), np.array([4 * SLOTS]))
+    apart.own(np.array([0]), np.array([40 * SLOTS]))
+    assert page_bytes(2 * ROW, torch.float32) == page_bytes(ROW, torch.float32), "rows of 8 are padded to 16"
+    other.own(np.array([0]), np.array([2 * SLOTS]))
+    with pytest.raises(OutOfMemory):
+        other.own(np.array([0]), np.array([3 * SLOTS]))
+    one.trim(np.array([2 * SLOTS]))
+    other.own(np.array([0]), np.array([4 * SLOTS]))
+    assert limit.used == limit.peak == limit.most

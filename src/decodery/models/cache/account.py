@@ -23,8 +23,14 @@ def resident(caches: Iterable[KVCache], kept: Iterable[PageTable] = ()) -> int:
     """
     every = list(caches)
     policies = {id(cache.policy): cache.policy for cache in every if cache.policy is not None}.values()
-    sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
     beside = [table for policy in policies for table in policy.tables]
-    held = pages.resident((*(cache.pages for cache in every), *beside, *kept))
-    other = sum(policy.bytes for policy in policies) + sum(cache.states.bytes for cache in every)
-    return held + other + sum(sources.values())
+    return pages.resident((*(cache.pages for cache in every), *beside, *kept)) + resident_beside(every)
+
+
+def resident_beside(caches: Iterable[KVCache]) -> int:
+    """Bytes that these caches and their policies keep outside of pages."""
+    every = list(caches)
+    policies = {id(cache.policy): cache.policy for cache in every if cache.policy is not None}.values()
+    sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
+    states = sum(cache.states.bytes for cache in every)
+    return sum(policy.bytes for policy in policies) + states + sum(sources.values())

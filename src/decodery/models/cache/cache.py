@@ -189,7 +189,9 @@ class KVCache:
         """Bytes that have yet to be taken, copies of shared pages included, where a text has so many tokens."""
         ends = self.store.ends(self.lengths)
         slots = self.room_for(tokens)
-        pages = self.pages.wanting(ends, ends + max(slots - self.length, 0))
+        # Where content is evicted, pages that are shared with others are copied.
+        evicts = self.policy is not None and (self.policy.most is not None or not self.policy.anew)
+        pages = self.pages.wanting(np.zeros_like(ends) if evicts else ends, ends + max(slots - self.length, 0))
         beside = 0 if self.policy is None else self.policy.more_for(self, slots)
         return pages * self.pages.pool.page_bytes + beside
 

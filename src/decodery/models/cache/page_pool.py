@@ -22,6 +22,7 @@ from decodery.core.native.kernels import PageRowsStruct, address, library
 
 from ..mapped_memory import discard
 from . import coded
+from .memory_limit import current_limit
 
 SLOTS = 16
 """Slots of a page."""
@@ -54,16 +55,32 @@ class PagePool(Contract):
         self.holders = np.zeros(self.most, dtype=np.int32)
         self._free: list[np.ndarray] = []
         self._dropped: deque[np.ndarray] = deque()
-        self._lock = threading.Lock()
+        self.limit = current_limit()
+        self._lock = threading.Lock() if self.limit is None else self.limit.lock
 
     def take(self, count: int) -> np.ndarray:
         """[count] int32, free pages, one after another as far as possible.
 
         Raises:
-            OutOfMemory: If there are not so many; then none are taken.
+            OutOfMemory: If there are not so many, or the limit does not allow them; then none are taken.
         """
+        if self.limit is None:
+            return self._take(count)
+        refused = _no_memory(count * self.page_bytes)
+        for _ in self.limit.attempts():
+            try:
+                return self._take(count)
+            except OutOfMemory as error:
+                refused = error
+        raise refused
+
+    def _take(self, count: int) -> np.ndarray:
         with self._lock:
-            self._settle()
+            self.settle()
+            if self.limit is not None and not self.limit.allows(count * self.page_bytes):
+                self.limit.settle()
+                if not self.limit.allows(count * self.page_bytes):
+                    raise _no_memory(count * self.page_bytes)
             found, missing = [], count
             while missing and self._free:
                 last = self._free.pop()
@@ -88,7 +105,7 @@ class PagePool(Contract):
     def share(self, pages: np.ndarray) -> None:
         """One more text holds these pages, each of them once."""
         with self._lock:
-            self._settle()
+            self.settle()
             self.holders[pages] += 1
 
     def drop(self, pages: np.ndarray) -> None:
@@ -100,7 +117,7 @@ class PagePool(Contract):
         # Garbage collection may come by while this thread holds the lock: they are settled later.
         if self._lock.acquire(blocking=False):
             try:
-                self._settle()
+                self.settle()
             finally:
                 self._lock.release()
 
@@ -130,7 +147,8 @@ class PagePool(Contract):
     def _discard(self, pages: np.ndarray) -> None:
         """These pages are free."""
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Free the pages that were dropped and have no holder; the lock is held."""
         while self._dropped:
             pages = self._dropped.popleft()
             self.holders[pages] -= 1
@@ -203,11 +221,22 @@ class MappedPool(PagePool):
 
 
 class TensorPool(PagePool):
-    """One tensor [2 (keys, values), pages, SLOTS, row] on any device, which moves when it grows."""
+    """One tensor [2 (keys, values), pages, SLOTS, row] on any device.
+
+    On the CPU it is a range of addresses whose memory comes when it is written to. Elsewhere it has the size of its
+    limit from the beginning; without a limit it moves when it grows.
+    """
 
     def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
         super().__init__(row, dtype, device, size)
         self.data = torch.zeros(2, 0, SLOTS, row, dtype=dtype, device=device)
+        if device.type == "cpu" and sys.platform != "win32":
+            one = 2 * SLOTS * row * dtype.itemsize
+            memory = _reserved(self.most * one)
+            self.most = min(self.most, len(memory) // one)
+            self.holders = self.holders[: self.most]
+            numbers = torch.frombuffer(memory, dtype=dtype, count=self.most * one // dtype.itemsize)
+            self.data = numbers.view(2, self.most, SLOTS, row)
 
     def read(self, tables: np.ndarray, slots: range | np.ndarray) -> torch.Tensor:
         pages, rows = self._places(tables, slots)
@@ -250,6 +279,8 @@ class TensorPool(PagePool):
         if pages <= held:
             return
         room = min(max(pages, held + held // 4, _FIRST // self.page_bytes), self.most)
+        if self.limit is not None:
+            room = self.most
         try:
             wider = self.data.new_zeros(2, room, SLOTS, self.row)
         except (RuntimeError, MemoryError) as error:
@@ -264,19 +295,16 @@ _making = threading.Lock()
 
 
 def pool_of(row: int, dtype: torch.dtype, device: torch.device | str) -> PagePool:
-    """The pool of all texts with such rows: of all kernels on the CPU, of PyTorch elsewhere."""
-    device = torch.device(device)
+    """The pool of all texts with such rows under the same limit: of kernels on the CPU, of PyTorch elsewhere."""
+    device, limit = torch.device(device), current_limit()
+    pools = _pools if limit is None else limit.pools
     with _making:
-        if (known := _pools.get((row, dtype, device))) is not None:
+        if (known := pools.get((row, dtype, device))) is not None:
             return known
         kind = MappedPool if device.type == "cpu" and library() is not None else TensorPool
-        _pools[row, dtype, device] = pool = kind(row, dtype, device, _memory_of(device))
+        most = _memory_of(device)
+        pools[row, dtype, device] = pool = kind(row, dtype, device, most if limit is None else min(most, limit.most))
         return pool
-
-
-def used_bytes() -> int:
-    """Bytes of the pages that all texts of this process hold."""
-    return sum(pool.used * pool.page_bytes for pool in list(_pools.values()))
 
 
 def page_bytes(row: int, dtype: torch.dtype) -> int:
