@@ -295,7 +295,7 @@ _making = threading.Lock()
 
 
 def pool_of(row: int, dtype: torch.dtype, device: torch.device | str) -> PagePool:
-    """The pool of all texts with such rows under the same limit: of kernels on the CPU, of PyTorch elsewhere."""
+    """The pool of all texts with such rows under one limit: of kernels on the CPU, of PyTorch elsewhere."""
     device, limit = torch.device(device), current_limit()
     pools = _pools if limit is None else limit.pools
     with _making:
