@@ -45,6 +45,7 @@ import searching  # noqa: E402
 import seeking  # noqa: E402
 import sizing  # noqa: E402
 import steering  # noqa: E402
+import systems  # noqa: E402
 import timing  # noqa: E402
 import watching  # noqa: E402
 from figures import ROOT  # noqa: E402
@@ -220,6 +221,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "successor": successor,
     **api_reference.SECTIONS,
     **drafter_table.SECTIONS,
+    **systems.SECTIONS,
     **{f"own-{name}": partial(own, name) for name in OWN},
     **MADE,
 }

@@ -28,7 +28,7 @@ PARTS = {
         *("draft-trees", "draft-length", "acceptance-rules", "drafters-in-another-order", "speed"),
         *("contrastive-and-guided-decoding", "inference-time-search", "prompted-search", "scorers", "suggestions"),
         *("diffusion-language-models", "simultaneous-decoding", "kv-cache-compression", "activations-and-monitors"),
-        *("model-internals", "steganography", "gpu", "out-of-scope"),
+        *("model-internals", "steganography", "gpu", "published-systems", "out-of-scope"),
     ],
     "Reference": [
         *("python-api", "extend-api", "cli", "server-reference", "training-reference", "supported-models"),

@@ -1,0 +1,74 @@
+"""The generated page of published systems: what of each is here, where it was measured, and what came of it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+from figures import ROOT
+
+from decodery.core import registry
+from decodery.core.registry import Method
+from decodery.llm.readiness import readiness
+from decodery.testing import tiny_transformer
+
+_MOST_FILES = 2
+"""Result files that are named where no page of results has a method."""
+
+
+def systems() -> str:
+    """A row for each paper, in alphabetical order."""
+    found: dict[str, list[tuple[str, Method]]] = defaultdict(list)
+    for family in registry.FAMILIES:
+        for method in registry.methods(family):
+            if method.paper:
+                found[method.paper].append((family, method))
+    model, pages = tiny_transformer(0), _results()
+    files = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))}
+    every = [method for own in found.values() for _, method in own]
+    missing = readiness(every, model)
+    papers = sorted(found.items(), key=lambda each: each[0].lower())
+    lines = [_row(paper, own, missing, pages, files) for paper, own in papers]
+    head = "| published | here | measured | remark |\n|---|---|---|---|"
+    return f"{len(lines)} publications.\n\n{head}\n" + "\n".join(lines)
+
+
+def _row(
+    paper: str,
+    own: list[tuple[str, Method]],
+    missing: dict[tuple[str, str], str],
+    pages: dict[str, tuple[str, str]],
+    files: dict[str, str],
+) -> str:
+    names = ", ".join(dict.fromkeys(f"`{method.name}`" for _, method in own))
+    names_of = "|".join(re.escape(method.name) for _, method in own)
+    # A name of one plain word, such as memory, may mean something else in a file of figures.
+    compound = [method.name for _, method in own if not method.name.isalpha()]
+    in_page, in_file = (
+        re.compile(rf"(`|\| )({names_of})([`:(,]| \|)"),
+        re.compile(rf'"({"|".join(map(re.escape, compound))})[":(,]'),
+    )
+    measured = [f"[{title}](results/{stem}.md)" for stem, (title, text) in pages.items() if in_page.search(text)]
+    measured = (
+        measured or [f"`{name}`" for name, text in files.items() if compound and in_file.search(text)][:_MOST_FILES]
+    )
+    remarks = []
+    if all(method.slower for _, method in own):
+        remarks.append("slower than plain decoding on CPUs")
+    if all(missing.get((family, method.name)) for family, method in own):
+        remarks.append("needs a trained part, a second model or a setting")
+    cells = [paper.replace("|", "\\|"), names, ", ".join(measured) or "tests alone", "; ".join(remarks)]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _results() -> dict[str, tuple[str, str]]:
+    """By name: title and text of each page of results."""
+    texts = {
+        page.stem: page.read_text("utf-8")
+        for page in sorted((ROOT / "docs" / "results").glob("*.md"))
+        if page.stem != "index"
+    }
+    return {stem: (text.splitlines()[0].removeprefix("# ").partition(":")[0], text) for stem, text in texts.items()}
+
+
+SECTIONS = {"systems": systems}
