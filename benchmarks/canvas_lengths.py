@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 import decodery
+from decodery.bench.metrics import wilson
 from decodery.llm.llm import LLM
 from decodery.training.learn2pd import fit_filter, labelled
-from decodery_benchmarks.diffusion.job import kendall, wilson
+from decodery_benchmarks.diffusion.job import kendall
 from decodery_benchmarks.diffusion.tasks import Item, drawn
 from decodery_benchmarks.experiment import Experiment
 from decodery_benchmarks.results import begun_result

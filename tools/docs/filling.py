@@ -46,7 +46,7 @@ def _shares(rows: list[dict[str, Any]], method: str) -> dict[str, str]:
 
 
 def _share(right: int, count: int) -> str:
-    from decodery_benchmarks.diffusion.job import wilson
+    from decodery.bench.metrics import wilson
 
     low, high = wilson(right, count)
     return f"{right / count:.3f} ({low:.3f} to {high:.3f})"
@@ -172,7 +172,7 @@ def adaptation() -> str:
 
 def canvas_experts(name: str) -> str:
     """What canvases that share experts get right, and how many experts their passes read."""
-    from decodery_benchmarks.diffusion.job import wilson
+    from decodery.bench.metrics import wilson
 
     found = load(name)
     layers, lines = found["model"]["layers"], []

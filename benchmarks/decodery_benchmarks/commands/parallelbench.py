@@ -19,7 +19,10 @@ from .workload import Methods, Names, given_of, model_options, option, run, run_
 @model_options("required")
 @option("--methods", type=Methods(), show_default="all", help="Decoders, such as static,threshold:tau=0.9.")
 @option(
-    "--tasks", type=Names(), show_default="the ten on lists", help="Tasks: copy, shuffle, insert-index, ..., sudoku."
+    "--tasks",
+    type=Names(),
+    show_default="the ten on lists",
+    help="Tasks: copy, shuffle, ..., sudoku; or published files, such as puzzle/sudoku_n4_12.",
 )
 @option(
     "--letters",
@@ -32,6 +35,7 @@ from .workload import Methods, Names, given_of, model_options, option, run, run_
 @option("--temperature", type=float, show_default="0", help="Sampling temperature.")
 @option("--seed", type=int, show_default="0", help="Seed of the prompts and the texts.")
 @option("--data", metavar="DIR", envvar="DECODERY_DATA", help="Folder with the lists of names, for other models.")
+@option("--judge", metavar="NAME", help="A chat model that scores sentences of published files.")
 @run_options
 def parallelbench(out: Path | None, as_json: bool, resume: bool, **options: Any) -> None:
     """Measure diffusion decoders on ParallelBench's tasks.

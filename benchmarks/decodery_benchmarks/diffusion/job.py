@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+import decodery
+from decodery.bench.metrics import wilson
 from decodery.bench.result import Result, heading
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
@@ -17,6 +19,8 @@ from decodery.training.lists import SEVERAL
 from decodery_benchmarks.kinds import CANVASES
 from decodery_benchmarks.report import save
 
+from .released import is_released, released
+from .released_scores import ModelJudge
 from .settings import CanvasSettings
 from .tasks import Item, drawn, knows_letters, published, room
 
@@ -62,14 +66,18 @@ def measure(
 
 
 def _items(lm: LLM, settings: CanvasSettings) -> list[Item]:
+    data = None if settings.data is None else Path(settings.data)
+    if is_released(settings.tasks[0]):
+        judge = None if settings.judge is None else ModelJudge(decodery.load(settings.judge))
+        return released(settings.tasks, settings.prompts, data, judge)
     if knows_letters(lm):
         return drawn(settings.tasks, settings.prompts, settings.letters, settings.seed)
-    return published(settings.tasks, settings.prompts, None if settings.data is None else Path(settings.data))
+    return published(settings.tasks, settings.prompts, data)
 
 
 def _rows(lm: LLM, settings: CanvasSettings, method: str, items: Sequence[Item], length: int) -> list[dict[str, Any]]:
     """A row for each task."""
-    found: dict[str, list[tuple[bool, Canvas]]] = {task: [] for task in settings.tasks}
+    found: dict[str, list[tuple[float, Canvas]]] = {task: [] for task in settings.tasks}
     filling = resolve("diffusion", method)
     for first in range(0, len(items), _TOGETHER):
         some, engine = items[first : first + _TOGETHER], lm.engine()
@@ -92,11 +100,11 @@ def _row(
     settings: CanvasSettings,
     method: str,
     task: str,
-    runs: Sequence[tuple[bool, Canvas]],
+    runs: Sequence[tuple[float, Canvas]],
     items: Sequence[Item],
     length: int,
 ) -> dict[str, Any]:
-    """right: answers that are; low, high: the 95 % interval (Wilson). passes, rows, pairs: of a canvas.
+    """right: answers that are, or the sum of scores; low, high: the 95 % interval (Wilson). passes, rows, pairs: means.
 
     tokens_per_pass: tokens up to the first end and with it. tau: of the order of writing, see `kendall`. distinct: of
     20 draws at temperature 1 to one prompt, for tasks with several answers.
@@ -133,14 +141,6 @@ def _row(
         assert isinstance(drawn, list)
         row["distinct"] = len({tuple(each.tokens) for each in drawn})
     return row
-
-
-def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % interval of a share."""
-    share, spread = right / count, z * z / count
-    middle = (share + spread / 2) / (1 + spread)
-    half = z * ((share * (1 - share) + spread / 4) / count) ** 0.5 / (1 + spread)
-    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def kendall(canvas: Canvas) -> float:

@@ -10,6 +10,8 @@ from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.registry import resolve
 from decodery.training.lists import LISTS, MOST, known
 
+from .released import is_released
+
 REFERENCE = "static"
 METHODS = (
     REFERENCE, "random", "static:steps=4", "threshold:tau=0.5", "threshold:tau=0.7", "threshold:tau=0.9",
@@ -21,8 +23,9 @@ METHODS = (
 @dataclass(frozen=True)
 class CanvasSettings:
     """methods: ways of filling; static is always among them. tasks: of `lists`; models that know no lists of letters
-    are asked about ParallelBench's lists alone. letters: of the longest list that is drawn. prompts: of each task.
-    max_new_tokens: of a canvas, None for what the tasks need. data: where lists of names are, for such models.
+    are asked about ParallelBench's lists, or its files by their published names. letters: of the longest list that is
+    drawn. prompts: of each task. max_new_tokens: of a canvas, None for what the tasks need. data: where lists of names
+    and published files are, for such models. judge: a chat model that scores sentences.
     """
 
     model: str
@@ -35,10 +38,14 @@ class CanvasSettings:
     temperature: float = 0.0
     seed: int = 0
     data: str | None = None
+    judge: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict.fromkeys((REFERENCE, *self.methods))))
-        known(self.tasks, self.letters)
+        if own := [task for task in self.tasks if not is_released(task)]:
+            known(own, self.letters)
+            if len(own) < len(self.tasks):
+                raise SettingsError("published files and tasks on lists are measured apart: give --tasks of one kind")
         if self.prompts < 1:
             raise SettingsError(f"prompts must be at least 1, not {self.prompts}")
         for method in self.methods:

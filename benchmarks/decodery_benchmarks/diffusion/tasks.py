@@ -32,12 +32,12 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt and what tells right answers. right: of an output."""
+    """A prompt, a text or chat messages, and what scores an output from 0 to 1."""
 
     task: str
-    prompt: str
+    prompt: Any
     apply_chat_template: bool
-    right: Callable[[Output], bool]
+    right: Callable[[Output], float]
 
 
 def drawn(tasks: Sequence[str], count: int, letters: int, seed: int) -> list[Item]:
@@ -60,8 +60,13 @@ def knows_letters(lm: LLM) -> bool:
 
 
 def room(lm: LLM, tasks: Sequence[str], letters: int) -> int:
-    """Tokens of a canvas, where nothing else is asked for; of names the published 32."""
-    return canvas_length(tasks, letters) if knows_letters(lm) else 32
+    """Tokens of a canvas, where nothing else is asked for; the published 32 for lists of names, 64 for other files."""
+    if knows_letters(lm):
+        return canvas_length(tasks, letters)
+    lines = [task for task in tasks if "/" not in task or task.startswith("waiting_line/")]
+    if any(task.startswith("waiting_line_n15/") for task in tasks):
+        return 128
+    return 32 if len(lines) == len(tasks) else 64
 
 
 def published(tasks: Sequence[str], count: int, data: Path | None) -> list[Item]:

@@ -5,12 +5,15 @@ The token that prefill gives counts neither as a token nor as a pass, for any me
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+
+_Z = 1.96
 
 
 def histogram(emitted: Iterable[int]) -> dict[int, int]:
@@ -117,3 +120,13 @@ def _rate(questions: Sequence[Timed], rounds: np.ndarray, chosen: np.ndarray, dr
     median = (np.take_along_axis(costs, lower, 2) + np.take_along_axis(costs, upper, 2))[:, :, 0] / 2
     tokens = np.array([each.tokens for each in questions])[chosen]
     return tokens.sum(axis=1) / (tokens * median).sum(axis=1)
+
+
+def wilson(right: float, count: int) -> tuple[float, float]:
+    """The 95 % Wilson interval of a share."""
+    if not count:
+        return 0.0, 1.0
+    share, spread = right / count, _Z * _Z / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = _Z * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import decodery
 from commands import inside
+from decodery.bench.metrics import wilson
 from decodery.bench.result import dump
-from decodery.core.errors import SettingsError
+from decodery.core.errors import CorruptFile, SettingsError
 from decodery.training.diffusion import DiffusionRecipe, train_diffusion
 from decodery_benchmarks.commands.parallelbench import parallelbench
 from decodery_benchmarks.diffusion.figures import adaptivity_gap, fastest, table
-from decodery_benchmarks.diffusion.job import kendall, wilson
+from decodery_benchmarks.diffusion.job import kendall
+from decodery_benchmarks.diffusion.released import released
+from decodery_benchmarks.diffusion.released_scores import JUDGED, ModelJudge
 from decodery_benchmarks.diffusion.settings import CanvasSettings
 from decodery_benchmarks.diffusion.tasks import published, right
 from decodery_benchmarks.kinds import read
@@ -64,6 +68,71 @@ def test_published_prompts_hold_an_example_and_their_own_answer_is_right(tmp_pat
         published(["copy"], 1, None)
     with pytest.raises(SettingsError, match="no task 'sudoku'"):
         published(["copy", "sudoku"], 1, tmp_path)
+
+
+RELEASED = {
+    "waiting_line_n15/replace_random": ("list_random_replace_score", {"context": shown(ITEMS), "word": "Di Fox"},
+        {"input": ITEMS, "word": "Di Fox"}, shown([*ITEMS[:2], "Di Fox"]), shown(["Di Fox", *ITEMS[:2]])),
+    "waiting_line/remove_random": ("list_random_remove_score", {"context": shown(ITEMS)}, {"input": ITEMS},
+        f"Sure: {shown(ITEMS[1:])}.", shown(ITEMS)),
+    "waiting_line/insert_random": ("list_random_insert_score", {"context": shown(ITEMS), "word": "Di Fox"},
+        {"input": ITEMS, "word": "Di Fox"}, "Ann Lee, Di Fox, Bo Ray, Cy Dee", shown(["Di Fox", *ITEMS[::-1]])),
+    "waiting_line/shuffle": ("list_shuffle_score", {"context": shown(ITEMS)}, {"input": ITEMS}, shown(ITEMS[::-1]),
+        shown(ITEMS)),
+    "puzzle/latin_square_n4": ("latin_square_score", {"size": 2, "symbols": "[A, 1]"}, {"symbols": ["A", "1"]},
+        "Here:\nA,1\n1, A\n", "A,1\nA,1"),
+    "puzzle/sudoku_n4_12": ("sudoku_score", {"sudoku": "0042\n2031\n4023\n3214"}, "1342\n2431\n4123\n3214",
+        "1 3 4 2\n2 4 3 1\n4 1 2 3\n3 2 1 4", "1342\n2431\n4123\n3241"),
+    "words_to_sentence/easy": ("sentence_to_words_score", {"words": "dog and ball"}, {"words": ["dog", "ball"]},
+        "The dog has a ball.", "The dog has a bal."),
+    "paraphrase_summarize/samsum": ("summary_score", {"text": "A: Tea?\nB: Yes."}, {"summary": "They drink tea."},
+        "They drink tea.", "Something else"),
+    "paraphrase_summarize/chatgpt-paraphrases": ("paraphrase_score", {"text": "Is it late?"}, {"text": "Is it late?"},
+        "What time is it?", "Is it late?"),
+}  # fmt: skip
+
+
+class _Lenient:
+    """A judge that finds every sentence right."""
+
+    def grammatical(self, text: str) -> float:
+        return 1.0
+
+    def alike(self, text: str, other: str) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("task", RELEASED)
+def test_published_files_are_read_by_name_and_scored_as_released(task: str, tmp_path: Path) -> None:
+    metric, asked, answer, good, bad = RELEASED[task]
+    path = tmp_path / "parallelbench" / f"{task}.jsonl"
+    path.parent.mkdir(parents=True)
+    prompt = "Now: " + " ".join("{" + name + "}" for name in asked)
+    (path.parent / "task_config.yaml").write_text(json.dumps({task: {"prompt": prompt, "metric": metric}}))
+    example = {"input": asked, "answer": {"example": "so"}}
+    path.write_text(json.dumps({"input": {**asked, "icl_examples": [example]}, "answer": answer}) + "\n")
+    (item,) = released([task], 5, tmp_path, _Lenient())
+    assert [turn["role"] for turn in item.prompt] == ["user", "assistant", "user"] and item.prompt[1]["content"] == "so"
+    assert item.prompt[2]["content"] == "Now: " + " ".join(str(value) for value in asked.values())
+    said: Any = SimpleNamespace
+    assert item.right(said(text=good)) == 1 and item.right(said(text=bad)) < 0.1 and not item.right(said(text=""))
+    if metric in JUDGED:
+        with pytest.raises(SettingsError, match="--judge"):
+            released([task], 5, tmp_path, None)
+    for other, wrong in (("puzzle/nothing", "has no task"), ("../x", "has no task")):
+        with pytest.raises(SettingsError, match=wrong):
+            released([other], 5, tmp_path, None)
+    (path.parent / "task_config.yaml").write_text(json.dumps({task: {"prompt": prompt, "metric": "charm_score"}}))
+    with pytest.raises(CorruptFile, match="charm_score"):
+        released([task], 5, tmp_path, None)
+
+
+def test_a_judge_says_yes_or_no_and_is_asked_once() -> None:
+    lm = decodery.load()
+    judge = ModelJudge(lm)
+    found = [judge.grammatical("The cat sat on the mat."), judge.alike("It is late.", "It is late.")]
+    assert set(found) <= {0.0, 1.0}
+    assert judge.grammatical("The cat sat on the mat.") == found[0] and len(judge.said) == 2
 
 
 def test_figures_by_hand() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from decodery.bench.searches.figures import plot, rows, table, wilson
+from decodery.bench.metrics import wilson
+from decodery.bench.searches.figures import plot, rows, table
 from decodery.bench.searches.job import SearchJob, Settings
 from decodery.bench.searches.pooled import Pooled
 from decodery.bench.searches.problems import docstring_tests, read_problems

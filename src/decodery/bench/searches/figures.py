@@ -9,21 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from ..metrics import wilson
+
 Row = dict[str, Any]
-_Z = 1.96
 _DRAWS = 2000
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 420, 60, 240, 20, 50
-
-
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """The 95 % Wilson interval of a share."""
-    if not count:
-        return 0.0, 1.0
-    share, spread = right / count, _Z * _Z / count
-    middle = (share + spread / 2) / (1 + spread)
-    half = _Z * math.sqrt(share * (1 - share) / count + spread / (4 * count)) / (1 + spread)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def rows(records: Sequence[Mapping[str, Any]], runs: Sequence[tuple[str, int]]) -> list[Row]:
