@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from decodery.bench.settings import Settings
-from decodery.cli.bench import measure_methods, measure_options
+from decodery.cli.bench import measure_methods
+from decodery.cli.bench_options import measure_options
 from decodery.cli.command import command
 from decodery_benchmarks.peers import installed, peers
 

@@ -14,7 +14,8 @@ import click
 
 from decodery.bench.result import Result, require, summary
 from decodery.bench.terminal import progress_bar
-from decodery.cli.bench import Integers, Methods, Names, Numbers, ended
+from decodery.cli.bench import ended
+from decodery.cli.bench_options import Integers, Methods, Names, Numbers
 from decodery.cli.command import option
 from decodery.cli.decode import stop_on_interrupt
 from decodery.cli.options import OUT_FOLDER, together

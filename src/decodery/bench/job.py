@@ -16,7 +16,7 @@ from .result import Result, dump, make_result, records_of, write
 from .runner import Bench
 from .settings import Settings
 from .structured import Schema, compile_schemas
-from .subject import HOT, NO_PEERS, Own, Peers, open_subjects
+from .subject import HOT, NO_PEERS, Own, Peers, Requests, open_subjects
 from .timeline import record_timeline
 from .units import Conversation, make_units
 
@@ -31,7 +31,7 @@ class Job:
 
     earlier: the result of an interrupted run with the same settings, to go on from. stopped: asked before every
     decoding whether to end; what is done until then is kept, and `complete` is false in the result. peers: other
-    programs that methods may name.
+    programs that methods may name. requests: what the settings' requests ask for, read.
     """
 
     lm: LLM
@@ -39,11 +39,12 @@ class Job:
     out: Path | None = None
     earlier: Result | None = None
     peers: Peers = NO_PEERS
+    requests: Requests = dataclasses.field(default_factory=dict)
     _schemas: list[Schema] = dataclasses.field(default_factory=list, init=False)
 
     def run(self, report: Report, stopped: Callable[[], bool] = lambda: False) -> Result:
         """Measure, write the files, return the result."""
-        subjects, unavailable = open_subjects(self.lm, self.settings, self.peers)
+        subjects, unavailable = open_subjects(self.lm, self.settings, self.peers, self.requests)
         schemas = compile_schemas(self.lm, self.settings)
         units, notes = make_units(self.lm, self.settings, schemas)
         if schemas and not all(subject.own for subject in subjects):
@@ -103,7 +104,7 @@ class Job:
                 for subject in bench.subjects:
                     record = bench.records.get((subject.name, unit.key(0)))
                     # A hot memory would know the prompt by now.
-                    if record is None or not isinstance(subject, Own) or subject.store == HOT:
+                    if record is None or not isinstance(subject, Own) or subject.store == HOT or subject.request:
                         continue
                     report(f"recording {subject.name}", place, count)
                     record.timeline = record_timeline(

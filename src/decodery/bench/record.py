@@ -34,7 +34,8 @@ class Record:
     emitted: {tokens: passes}, parts: seconds of the four steps, both over all rounds. checked, identical, excused:
     outputs compared with plain decoding's, see `lossless`; difference: the first that is not identical. outputs: token
     ids of every prompt decoded, kept for plain decoding and where another text was written. timeline: see `timeline`.
-    structured: of an answer held to a schema, see `structured.judged`.
+    structured: of an answer held to a schema, see `structured.judged`. right: whether the answer is, None where
+    nothing tells.
     """
 
     method: str
@@ -57,6 +58,7 @@ class Record:
     outputs: list[list[int]] | None = None
     timeline: dict[str, Any] | None = None
     structured: dict[str, Any] | None = None
+    right: bool | None = None
 
     @classmethod
     def of(cls, subject: Subject, prompt: Prompt, prompts: list[list[int]]) -> Record:

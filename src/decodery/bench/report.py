@@ -71,7 +71,7 @@ def table(result: Result, *, categories: bool = False) -> str:
     for workload, split in dict.fromkeys((row["workload"], row["split"]) for row in result["rows"]):
         rows = [row for row in result["rows"] if (row["workload"], row["split"]) == (workload, split)]
         sums = [row for row in rows if row["category"] == ALL]
-        parts += [f"{title(sums, result)}:", markdown(HEAD, [cells(row) for row in sums])]
+        parts += [f"{title(sums, result)}:", markdown(head(sums), lines(sums))]
         if held := [structured.cells(row) for row in rows if "coverage" in row]:
             parts.append(markdown(structured.HEAD, held))
         elif categories:
@@ -87,13 +87,32 @@ def title(sums: Sequence[dict[str, Any]], result: Result) -> str:
     return f"{first['workload']}, {first['split']}, {first['prompts']} prompts, {how}, {rounds}"
 
 
-HEAD = ("method", "precision", "tokens per pass", "rows per token", "tokens/s", "speed-up (95 %)", "same text")
+_HEAD = ("method", "precision", "tokens per pass", "rows per token", "tokens/s", "speed-up (95 %)", "same text")
+_RIGHT = "right (95 %)"
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """A row's figures under `HEAD`; a note in their place where it was not measured."""
+def head(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """The columns of a table of these rows: with right answers where something tells which are."""
+    return (*_HEAD, _RIGHT) if any("right" in row for row in rows) else _HEAD
+
+
+def lines(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """The rows' figures under `head`."""
+    told = len(head(rows)) > len(_HEAD)
+    return [[*_cells(row), *([right(row)] if told else [])] for row in rows]
+
+
+def right(row: dict[str, Any]) -> str:
+    """The share of right answers with its interval."""
+    if "right" not in row:
+        return ""
+    return f"{100 * row['right'] / row['answered']:.0f} % ({100 * row['right_low']:.0f}–{100 * row['right_high']:.0f})"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    """A row's figures under `_HEAD`; a note in their place where it was not measured."""
     if not row["prompts"]:
-        return [row["method"], row["note"], *[""] * (len(HEAD) - 2)]
+        return [row["method"], row["note"], *[""] * (len(_HEAD) - 2)]
     return [
         row["method"],
         row["dtype"] or "",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from .metrics import acceptance, macro, merge, speed_up, tokens_per_second
+from .metrics import acceptance, macro, merge, speed_up, tokens_per_second, wilson
 from .record import Record, timed
 from .settings import PLAIN, Settings
 from .structured import Schema, figures
@@ -37,11 +37,20 @@ def make_rows(
             for category in (ALL, *categories):
                 chosen, reference = _of(measured, category), _of(plain, category)
                 tried = [schema for schema in schemas if category in (ALL, schema.category)]
-                more = {**figures(chosen, tried), **extra}
+                more = {**figures(chosen, tried), **_quality(chosen), **extra}
                 rows.append({**head, "category": category, **_figures(chosen, reference, settings.seed), **more})
         missing = [method for method in notes if method not in methods]
         rows += [_empty(method, workload, split, settings.temperature, notes[method]) for method in missing]
     return rows
+
+
+def _quality(records: Sequence[Record]) -> dict[str, Any]:
+    """How many answers are right, with a 95 % interval; nothing where nothing tells."""
+    told = [record.right for record in records if record.right is not None]
+    if not told:
+        return {}
+    low, high = wilson(sum(told), len(told))
+    return {"right": sum(told), "answered": len(told), "right_low": round(low, 4), "right_high": round(high, 4)}
 
 
 def _of(records: Sequence[Record], category: str) -> list[Record]:

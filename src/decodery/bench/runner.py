@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from decodery.core.noise import nth_seed
 from decodery.llm.llm import LLM
+from decodery.scorers.sandbox import Sandbox
+from decodery.search.answers import AnswerExtractor, Kind
 
 from .lossless import compare
 from .record import Prompt, Record
@@ -19,6 +22,8 @@ from .structured import judged
 from .subject import Run, Subject
 from .units import Conversation, Unit
 
+_PROGRAM_SECONDS = 3.0
+"""That a program which a method wrote may run for each test."""
 Key = tuple[str, Prompt]
 """Method and prompt."""
 
@@ -145,6 +150,22 @@ class Bench:
                 record = self.records[subject.name, prompt]
                 if record.structured is None:
                     record.structured = judged(self.lm, unit.question.schema, run.outputs[0], run.mask_seconds)
+            problem = unit.question.problem if isinstance(unit, Conversation) else None
+            record = self.records[subject.name, prompt]
+            if problem is not None and prompt.turn == unit.turns - 1 and record.right is None:
+                record.right = problem.right(self._text(run.outputs[0]), self._answers, self._sandbox)
+
+    def _text(self, tokens: list[int]) -> str:
+        ends = self.lm.tokenizer.eos_ids
+        return self.lm.tokenizer.decode(tokens[:-1] if tokens and tokens[-1] in ends else tokens)
+
+    @cached_property
+    def _answers(self) -> AnswerExtractor:
+        return AnswerExtractor(cast(Kind, self.settings.answer))
+
+    @cached_property
+    def _sandbox(self) -> Sandbox:
+        return Sandbox(seconds=_PROGRAM_SECONDS)
 
     def _keep(
         self,

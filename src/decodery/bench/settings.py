@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from decodery.core.errors import SettingsError
 from decodery.core.method_spec import split
+from decodery.search.answers import AnswerExtractor, Kind
 from decodery.step.draft_length_policy import LARGEST, MOST_NODES
 
-from .workloads import WORKLOADS
+from .workloads import OWN, WORKLOADS
 
 QUALITATIVE, THROUGHPUT = "qualitative", "throughput"
 SPLITS = (QUALITATIVE, THROUGHPUT)
@@ -27,7 +28,8 @@ class Settings:
     throughput split (None: 8). rounds: how often everything is repeated, warmup: generations per method beforehand.
     max_draft_tokens: tokens a method may draft per step and prompt. timelines: questions per workload of which every
     pass is kept for the page. imports: modules that methods come from, which whoever repeats the benchmark has to name
-    again.
+    again. file: own prompts, the workload "own". requests: further methods, as options of `decodery generate`. answer:
+    where answers stand in texts, see `self-consistency`.
     """
 
     model: str = "smollm2"
@@ -47,6 +49,9 @@ class Settings:
     input_tokens: tuple[int, ...] = (64, 256, 512, 1024)
     timelines: int = 3
     imports: tuple[str, ...] = ()
+    file: str | None = None
+    requests: tuple[str, ...] = ()
+    answer: str = "auto"
 
     def __post_init__(self) -> None:
         others = tuple(dict.fromkeys(method for method in self.methods if method != PLAIN))
@@ -62,7 +67,8 @@ class Settings:
             raise SettingsError(f"max_draft_tokens must be at most {LARGEST}, not {self.max_draft_tokens}")
         if not math.isfinite(self.temperature) or self.temperature < 0:
             raise SettingsError(f"temperature must be 0 or more, not {self.temperature}")
-        _known("workload", self.workloads, tuple(WORKLOADS))
+        _known("workload", self.workloads, (*WORKLOADS, *([OWN] if self.file is not None else [])))
+        AnswerExtractor(cast(Kind, self.answer))
         _known("split", self.splits, SPLITS)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,7 +101,7 @@ _LEAST = {
     "timelines": 0,
     "seed": 0,
 }
-_OPTIONAL = {"data": str, "prompts": int}
+_OPTIONAL = {"data": str, "prompts": int, "file": str}
 
 
 def _known(what: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:

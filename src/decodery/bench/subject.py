@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from decodery.llm.llm import LLM
 from decodery.llm.resolve_settings import resolve_drafter
 from decodery.sampling.constraint import Constraint
 from decodery.sampling.timed import Clock, timed
+from decodery.search.base import Search
 from decodery.step.draft_length_policy import MOST_NODES
 from decodery.step.drafter_memory import Memory, Scope
 from decodery.step.sequence import Sequence as Decoding
@@ -73,22 +75,37 @@ class Own:
     A drafter that remembers beyond a prompt is measured twice: "hot" keeps what it has learned for a whole round, and
     "cold", which its name says, begins anew with every prompt, or with all of those that are decoded at once. Hot, too,
     begins anew where a prompt comes again, as in cases of other concurrency: its answer would come from memory.
+
+    Args:
+        request: Settings of a request in place of the drafter `spec`, which is then its name alone.
     """
 
     own = True
 
     def __init__(
-        self, lm: LLM, spec: str, temperature: float, store: str = "", *, max_draft_tokens: int = MOST_NODES
+        self,
+        lm: LLM,
+        spec: str,
+        temperature: float,
+        store: str = "",
+        *,
+        max_draft_tokens: int = MOST_NODES,
+        request: Mapping[str, Any] | None = None,
     ) -> None:
         self.lm, self.spec, self.temperature, self.store = lm, spec, temperature, store
         self.max_draft_tokens = max_draft_tokens
+        self.request = request
         self.name = f"{spec} (cold)" if store == COLD else spec
         self.dtype = lm.dtype
         self.new_round()
 
     def new_round(self) -> None:
         self.memory = _Watched()
-        self._drafter = resolve_drafter(self.spec)
+        drafter = {"drafter": resolve_drafter(self.spec)} if self.request is None else {}
+        self._settings = {
+            "temperature": self.temperature, "max_draft_tokens": self.max_draft_tokens, **drafter,
+            **(self.request or {}),
+        }  # fmt: skip
         self._engine = Engine(self.lm.model, detokenizer=self.lm.tokenizer.stream, memory=self.memory)
         self._seen: set[tuple[int, ...]] = set()
 
@@ -113,14 +130,9 @@ class Own:
             running = sum(not seq.finished for seq in sequences)
             while waiting and running < concurrency:
                 number, prompt = waiting.popleft()
+                held = {} if constraint is None else {"constraint": constraint}
                 request = self.lm.request(
-                    prompt,
-                    max_new_tokens=max_new_tokens,
-                    temperature=self.temperature,
-                    drafter=self._drafter,
-                    max_draft_tokens=self.max_draft_tokens,
-                    seed=nth_seed(seed, number),
-                    constraint=constraint,
+                    prompt, max_new_tokens=max_new_tokens, seed=nth_seed(seed, number), **{**self._settings, **held}
                 )
                 if constraint is not None:
                     request.sampler = timed(request.sampler, clock)
@@ -150,6 +162,42 @@ class Own:
                 run.parts[part] += getattr(steps[0], part)
 
 
+class Searched:
+    """A search, alone and with an empty memory for every prompt; reading the prompt is part of its time.
+
+    Args:
+        name: As in the result's rows.
+        request: Settings of its texts.
+    """
+
+    own, store = True, ""
+
+    def __init__(self, lm: LLM, name: str, search: Search, temperature: float, request: Mapping[str, Any]) -> None:
+        self.lm, self.name, self.dtype = lm, name, lm.dtype
+        self._search = search.bind(lm.tokenizer)
+        self._settings = {"drafter": None, "temperature": temperature, **request}
+
+    def new_round(self) -> None:
+        """Nothing is kept from prompt to prompt."""
+
+    def decode(self, prompts: Sequence[list[int]], *, max_new_tokens: int, seed: int, concurrency: int = 1) -> Run:
+        """See `Subject`; texts are found one after the other."""
+        run = Run([])
+        for number, prompt in enumerate(prompts):
+            engine = Engine(self.lm.model, detokenizer=self.lm.tokenizer.stream, memory=Memory())
+            request = self.lm.request(
+                prompt, max_new_tokens=max_new_tokens, seed=nth_seed(seed, number), **self._settings
+            )
+            begin = perf_counter()
+            best = self._search.run(engine, request)[0]
+            run.seconds += perf_counter() - begin
+            run.passes += best.trace.passes
+            run.rows += best.trace.rows
+            run.new_tokens += len(best.generated)
+            run.outputs.append(best.generated)
+        return run
+
+
 class _Watched(Memory):
     """A memory that knows whether anything was kept beyond a prompt."""
 
@@ -160,16 +208,27 @@ class _Watched(Memory):
         return super().recall(scope, seq, key, make)
 
 
-def own_subjects(lm: LLM, spec: str, temperature: float, *, max_draft_tokens: int = MOST_NODES) -> list[Own]:
+def own_subjects(
+    lm: LLM,
+    spec: str,
+    temperature: float,
+    *,
+    max_draft_tokens: int = MOST_NODES,
+    request: Mapping[str, Any] | None = None,
+) -> list[Own]:
     """The drafter `spec`, once, or hot and cold where it remembers beyond a prompt: a short try tells.
 
-    Raises UnknownMethod or SettingsError for a bad spec.
+    Args:
+        request: See `Own`.
+
+    Raises:
+        UnknownMethod: For a name that does not exist.
+        SettingsError: For wrong settings.
     """
-    once = Own(lm, spec, temperature, max_draft_tokens=max_draft_tokens)
+    made = partial(Own, lm, spec, temperature, max_draft_tokens=max_draft_tokens, request=request)
+    once = made()
     once.decode([lm.encode("Hello.")], max_new_tokens=4, seed=0)
-    if not once.memory.used:
-        return [once]
-    return [Own(lm, spec, temperature, store, max_draft_tokens=max_draft_tokens) for store in (HOT, COLD)]
+    return [made(store) for store in (HOT, COLD)] if once.memory.used else [once]
 
 
 class UnavailableError(Exception):
@@ -193,6 +252,9 @@ class Peers:
 
 
 NO_PEERS = Peers()
+Requests = Mapping[str, tuple[Mapping[str, Any], Search | None]]
+"""By name: settings of a request, and the search that it is of, if any."""
+NO_REQUESTS: Requests = {}
 
 
 def check_methods(methods: Sequence[str], peers: Peers = NO_PEERS) -> None:
@@ -206,7 +268,9 @@ def check_methods(methods: Sequence[str], peers: Peers = NO_PEERS) -> None:
                 raise UnknownMethod(f"{error}; none is plain decoding{known}") from error
 
 
-def open_subjects(lm: LLM, settings: Settings, peers: Peers = NO_PEERS) -> tuple[list[Subject], dict[str, str]]:
+def open_subjects(
+    lm: LLM, settings: Settings, peers: Peers = NO_PEERS, requests: Requests = NO_REQUESTS
+) -> tuple[list[Subject], dict[str, str]]:
     """What is measured, in the order of the settings, and why a peer is not: {name: one sentence}."""
     check_methods(settings.methods, peers)
     subjects: list[Subject] = []
@@ -220,4 +284,10 @@ def open_subjects(lm: LLM, settings: Settings, peers: Peers = NO_PEERS) -> tuple
             subjects.append(peers.opened(method, lm, settings))
         except UnavailableError as reason:
             unavailable[method] = str(reason)
+    for name, (request, search) in requests.items():
+        if search is not None:
+            subjects.append(Searched(lm, name, search, settings.temperature, request))
+            continue
+        most = settings.max_draft_tokens
+        subjects += own_subjects(lm, name, settings.temperature, max_draft_tokens=most, request=request)
     return subjects, unavailable

@@ -14,7 +14,7 @@ from decodery.sampling.constraint import Constraint
 from .record import Prompt
 from .settings import QUALITATIVE, THROUGHPUT, Settings
 from .structured import Schema
-from .workloads import TIERS, Question, documents, find, questions, read_rows, refuse_placeholders
+from .workloads import OWN, TIERS, Question, documents, find, own_questions, questions, read_rows, refuse_placeholders
 
 _FEW, _PER_CASE = 40, 8
 _ASK = "\n\nContinue this text."
@@ -65,10 +65,11 @@ class Conversation:
     def prompts(self, turn: int, answers: Sequence[list[list[int]]]) -> list[list[int]] | None:
         texts = [self.lm.tokenizer.decode(answer[0]) for answer in answers]
         if self.lm.chat_template is None:
-            said = [text for pair in zip(self.question.turns, texts, strict=False) for text in pair]
+            said = [content for _, content in self.question.before]
+            said += [text for pair in zip(self.question.turns, texts, strict=False) for text in pair]
             tokens = self.lm.encode("\n\n".join([*said, self.question.turns[turn]]), apply_chat_template=False)
         else:
-            messages = []
+            messages = [{"role": role, "content": content} for role, content in self.question.before]
             for asked, answered in zip(self.question.turns, texts, strict=False):
                 messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
             tokens = self.lm.encode([*messages, {"role": "user", "content": self.question.turns[turn]}])
@@ -104,8 +105,12 @@ def make_units(lm: LLM, settings: Settings, schemas: Sequence[Schema] = ()) -> t
     notes: list[str] = []
     for workload in settings.workloads:
         if QUALITATIVE in settings.splits:
-            built_in = workload in ("built-in", "copy")
-            found = questions(workload, data, settings.prompts or (None if built_in else _FEW))
+            if workload == OWN:
+                assert settings.file is not None
+                found = own_questions(Path(settings.file), settings.prompts)
+            else:
+                built_in = workload in ("built-in", "copy")
+                found = questions(workload, data, settings.prompts or (None if built_in else _FEW))
             if refused := sum(question.id in constraints and not constraints[question.id] for question in found):
                 notes.append(f"{workload}: {refused} schemas cannot be enforced in full and are not decoded")
             whole: list[Unit] = [

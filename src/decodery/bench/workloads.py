@@ -11,6 +11,8 @@ from typing import Any
 
 from decodery.core.errors import CorruptFile, SettingsError
 
+from .searches.problems import QUESTION, Problem, problem_of
+
 _MOST_BYTES = 1 << 28
 _MOST_SCHEMA = 2000
 TIERS = ("low", "mixed", "high")
@@ -21,7 +23,8 @@ TIERS = ("low", "mixed", "high")
 class Question:
     """One conversation: what the user says, turn by turn. The model's own answers stand between the turns.
 
-    schema: the JSON schema, as text, that answers are held to; empty for free ones.
+    schema: the JSON schema, as text, that answers are held to; empty for free ones. before: messages that stand before
+    the first turn, as (role, content). problem: tells whether the last answer is right, where that is known.
     """
 
     id: str
@@ -29,6 +32,8 @@ class Question:
     category: str
     turns: tuple[str, ...]
     schema: str = ""
+    before: tuple[tuple[str, str], ...] = ()
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,74 @@ def questions(name: str, data: Path | None = None, most: int | None = None) -> l
     return spaced(found, most)
 
 
+OWN = "own"
+
+
+def own_questions(path: Path, most: int | None = None) -> list[Question]:
+    """The prompts of a user's file, or `most` of them, evenly spaced.
+
+    A line is a JSON object with `prompt` (or `question`, `problem`), `turns` or `messages`, and if wanted `category`,
+    `id` and `answer` or `tests`; in a file that is not named .jsonl it is a prompt itself.
+
+    Raises:
+        SettingsError: For a file that cannot be read, and a line that is no prompt.
+    """
+    if not path.is_file():
+        raise SettingsError(f"there is no file {path}: give a .jsonl file of prompts, or a text file with one a line")
+    if path.suffix != ".jsonl":
+        texts = list(_lines(path))
+        found = [Question(str(number), OWN, OWN, (text,)) for number, text in enumerate(texts, 1)]
+    else:
+        found = [_own(row, number, path) for number, row in enumerate(read_rows(path), 1)]
+    if not found:
+        raise SettingsError(f'{path} holds no prompt: write a JSON object a line, such as {{"prompt": "Hello."}}')
+    if len({each.id for each in found}) < len(found):
+        raise SettingsError(f"two prompts of {path} have the same id: give each one of its own, or none")
+    return spaced(found, most)
+
+
+_IDS = ("id", "question_id", "task_id")
+_CHECKED = ("answer", "tests", "test", "entry_point", "examples")
+_FIELDS = (*QUESTION, "turns", "messages", "category", *_IDS, *_CHECKED)
+
+
+def _own(row: dict[str, Any], number: int, path: Path) -> Question:
+    where = f"line {number} of {path}"
+    if strange := [name for name in row if name not in _FIELDS]:
+        raise SettingsError(
+            f"{where} has the field {strange[0]!r}, which nothing reads; fields are {', '.join(_FIELDS)}"
+        )
+    given = [name for name in (*QUESTION, "turns", "messages") if name in row]
+    if len(given) != 1:
+        raise SettingsError(f"{where} has {' and '.join(given) or 'no prompt'}: give prompt, turns or messages")
+    value: Any = row[given[0]]
+    before: tuple[tuple[str, str], ...] = ()
+    if given[0] == "messages":
+        if not _is_chat(value):
+            raise SettingsError(f"messages in {where} are objects with role and content, both texts, the user's last")
+        before, value = tuple((each["role"], each["content"]) for each in value[:-1]), [value[-1]["content"]]
+    turns = value if isinstance(value, list) else [value]
+    if not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise SettingsError(f"{given[0]} in {where} must be a text, or for turns a list of texts")
+    name = str(next((row[each] for each in _IDS if each in row), number))
+    problem = None
+    if any(each in row for each in _CHECKED):
+        problem = problem_of(
+            {"prompt": turns[-1]} | {each: row[each] for each in _CHECKED if each in row}, number, path
+        )
+    return Question(name, OWN, str(row.get("category", OWN)), tuple(turns), before=before, problem=problem)
+
+
+def _is_chat(value: Any) -> bool:
+    texts = isinstance(value, list) and all(
+        isinstance(each, dict)
+        and set(each) == {"role", "content"}
+        and all(isinstance(text, str) for text in each.values())
+        for each in value
+    )
+    return texts and bool(value) and value[-1]["role"] == "user"
+
+
 def spaced(found: list[Question], most: int | None) -> list[Question]:
     """At most `most` of these, evenly spaced."""
     if most is None or most >= len(found):
@@ -97,7 +170,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise CorruptFile(f"line {number} of {path} is not JSON: fetch the file again") from error
+            raise CorruptFile(
+                f"line {number} of {path} is not JSON: write one object a line, or fetch the file again"
+            ) from error
         if not isinstance(row, dict):
             raise CorruptFile(f"line {number} of {path} is not a JSON object")
         rows.append(row)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from decodery.bench.workloads import OWN
 from decodery.core.errors import SettingsError
 
+from .bench_options import PATH, PRECISIONS, Integers, Numbers, load_option, measure_options, result_option
+from .bench_requests import requests_of
 from .command import command, option
 from .decode import leave_if_terminated, note, stop_on_interrupt
-from .options import OUT_FOLDER, recorded_import_option, together
 
 if TYPE_CHECKING:
     from decodery.bench.result import Result
@@ -23,166 +25,20 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _LONG = 512
-_PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 _OF_SERVERS = {"rates", "trace", "first_token_limit", "gap_limit"}
 """Options that need --serve."""
 
 
-class Names(click.ParamType):
-    """A list of names, separated by commas."""
-
-    name = "LIST"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        return tuple(piece.strip() for piece in value.split(",") if piece.strip())
-
-
-class Methods(Names):
-    """A list of methods, separated by commas, each with its settings."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from decodery.bench.settings import split_methods
-
-        return split_methods(value)
-
-
-class Integers(click.ParamType):
-    """A list of integers, separated by commas."""
-
-    name = "N,N,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        try:
-            return tuple(int(piece) for piece in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of integers, such as 1,2,4", param, ctx)
-
-
-class Numbers(click.ParamType):
-    """A list of numbers, separated by commas."""
-
-    name = "R,R,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        try:
-            return tuple(float(piece) for piece in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers, such as 0.5,1,2", param, ctx)
-
-
-def _what(*names: str, **settings: Any) -> Any:
-    return option(*names, heading="What to measure", **settings)
-
-
-def _how(*names: str, **settings: Any) -> Any:
-    return option(*names, heading="Decoding", **settings)
-
-
-def _load(*names: str, **settings: Any) -> Any:
-    return option(*names, heading="Servers", **settings)
-
-
-def _result(*names: str, **settings: Any) -> Any:
-    return option(*names, heading="Results", **settings)
-
-
-_PATH = click.Path(path_type=Path)
-
-
-measure_options = together(
-    _what(
-        "-m",
-        "--model",
-        metavar="NAME",
-        show_default="smollm2",
-        help="A model: an embedded one, a folder, a .gguf file or a Hub id.",
-    ),
-    _what(
-        "--dtype",
-        type=click.Choice(["auto", *_PRECISIONS, "float16"]),
-        show_default="auto",
-        help="Precision of the weights. auto: that of the checkpoint.",
-    ),
-    _what(
-        "--methods",
-        type=Methods(),
-        show_default="none,prompt-lookup",
-        help="Methods to compare: drafters with their settings, such as none,prompt-lookup:length=5.",
-    ),
-    _what(
-        "--workload",
-        "workloads",
-        type=Names(),
-        show_default="built-in",
-        help="Prompts to decode: built-in, copy, or with --data spec-bench, speed, code, math, json, jsonschema.",
-    ),
-    recorded_import_option,
-    _what(
-        "--data",
-        metavar="DIR",
-        envvar="DECODERY_DATA",
-        help="Folder with the public data sets; also the variable DECODERY_DATA.",
-    ),
-    _what(
-        "--prompts", type=int, metavar="N", show_default="all built-in ones, 40 of others", help="Prompts per workload."
-    ),
-    _what(
-        "--split",
-        "splits",
-        type=Names(),
-        show_default="qualitative",
-        help="qualitative: one prompt at a time. throughput: several prompts of one length at once.",
-    ),
-    _what("--concurrency", type=Integers(), show_default="1,2,4,8", help="Prompts at once in the throughput split."),
-    _what(
-        "--input-tokens",
-        type=Integers(),
-        show_default="64,256,512,1024",
-        help="Prompt lengths of the throughput split.",
-    ),
-    _how(
-        "--max-new-tokens",
-        type=int,
-        metavar="N",
-        show_default="96; jsonschema 512",
-        help="Maximum tokens of an answer.",
-    ),
-    _how(
-        "--max-draft-tokens",
-        type=int,
-        metavar="N",
-        show_default="80",
-        help="Draft at most N tokens per step and prompt.",
-    ),
-    _how("--temperature", type=float, metavar="T", show_default="0", help="Sampling temperature. 0: greedy decoding."),
-    _how(
-        "--seed",
-        type=int,
-        metavar="N",
-        show_default="0",
-        help="Seed of the texts, the order of prompts and the intervals.",
-    ),
-    _how("--rounds", type=int, metavar="N", show_default="3", help="Number of rounds."),
-    _result("--out", type=OUT_FOLDER, metavar="DIR", help="Write DIR/results.json and DIR/report.html."),
-    _result("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
-    _result(
-        "--from",
-        "source",
-        type=_PATH,
-        metavar="FILE",
-        help="Repeat the benchmark of a result file. Other options replace its settings.",
-    ),
-    _result("--resume", is_flag=True, help="Continue the interrupted benchmark in --out."),
+@command(
+    example="bench prompts.jsonl -m smollm2 --methods none,auto --out result\n"
+    "bench prompts.jsonl --try '--drafter auto --acceptance-rule typical' --csv result.csv"
 )
-"""The options of a measurement of methods."""
-
-
-@command(example="bench -m smollm2 --methods none,prompt-lookup,auto --prompts 8 --out result")
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @measure_options
-@_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Compare two result files.")
+@result_option("--compare", type=PATH, nargs=2, metavar="A B", help="Compare two result files.")
 @option("--pass", "passes", heading="Forward passes", is_flag=True, help="Measure the time of forward passes.")
 @option("--rows", type=Integers(), heading="Forward passes", show_default="1,2,4,8,16,32,64", help="Rows of a pass.")
-@_load(
+@load_option(
     "--serve",
     is_flag=False,
     flag_value="",
@@ -190,21 +46,24 @@ measure_options = together(
     help="Measure a server of the OpenAI API. Without a URL a server is started for --model. --workload may be "
     "sharegpt-like, --prompts counts the requests of a stage, --concurrency the clients.",
 )
-@_load("--rates", type=Numbers(), show_default="raised until answers are late", help="Requests per second.")
-@_load(
+@load_option("--rates", type=Numbers(), show_default="raised until answers are late", help="Requests per second.")
+@load_option(
     "--trace",
     metavar="FILE",
     help='File of recorded requests, a line each: {"at": SECONDS, "prompt": TEXT, "max_tokens": N}.',
 )
-@_load(
+@load_option(
     "--first-token-limit",
     type=float,
     metavar="S",
     show_default="2",
     help="Limit of a good answer: seconds to the first token.",
 )
-@_load("--gap-limit", type=float, metavar="S", show_default="0.2", help="Limit of a good answer: seconds per token.")
+@load_option(
+    "--gap-limit", type=float, metavar="S", show_default="0.2", help="Limit of a good answer: seconds per token."
+)
 def bench(
+    file: Path | None,
     out: Path | None,
     as_json: bool,
     source: Path | None,
@@ -217,9 +76,15 @@ def bench(
 ) -> None:
     """Measure decoding methods against plain decoding, on the same prompts and in the same run.
 
-    Ctrl-C stops after the current text and keeps the results.
+    FILE has your own prompts: a JSON object a line, {"prompt": TEXT} or {"messages": [...]}, with an "answer" if right
+    answers are to be counted. Without FILE the prompts are those of --workload. Ctrl-C stops after the current text and
+    keeps the results.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    if file is not None:
+        if serve is not None or compare or passes or source:
+            raise click.UsageError("FILE excludes --serve, --compare, --pass and --from")
+        given |= {"file": str(file), "workloads": (OWN, *given.get("workloads", ()))}
     if serve is None and (strange := sorted(given.keys() & _OF_SERVERS)):
         raise click.UsageError(f"--{strange[0].replace('_', '-')} needs --serve")
     if serve is not None and (compare or source or passes or rows is not None):
@@ -260,17 +125,23 @@ def measure_methods(
         command: The command that continues an interrupted benchmark, without --resume and --out.
     """
     from decodery import load
+    from decodery.bench import exports
     from decodery.bench.job import Job
-    from decodery.bench.result import summary
+    from decodery.bench.result import summary, write
     from decodery.bench.subject import NO_PEERS, check_methods
     from decodery.bench.terminal import progress_bar, show
 
     peers = peers or NO_PEERS
+    files = {name: given.pop(name) for name in ("csv", "latex", "svg") if name in given}
     settings, earlier = _settings(given, out, source, resume)
     check_methods(settings.methods, peers)
+    requests = requests_of(settings.requests)
     lm = load(settings.model, dtype=settings.dtype)
     with stop_on_interrupt() as stopped, progress_bar() as report:
-        result = Job(lm, settings, out, earlier, peers).run(report, stopped)
+        result = Job(lm, settings, out, earlier, peers, requests).run(report, stopped)
+    for name, path in files.items():
+        write(path, getattr(exports, f"to_{name}")(result))
+        note(f"wrote {path}")
     if as_json:
         click.echo(json.dumps(summary(result), ensure_ascii=False))
     else:
@@ -371,7 +242,7 @@ def _load_precisions(name: str, dtype: str) -> dict[str, LanguageModel]:
     from decodery.models.footprint import precision
 
     models: dict[str, LanguageModel] = {}
-    for each in _PRECISIONS if dtype == "auto" else (dtype,):
+    for each in PRECISIONS if dtype == "auto" else (dtype,):
         try:
             model = load(name, dtype=each).model
         except (SettingsError, UnsupportedModel):

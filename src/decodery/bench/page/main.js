@@ -8,13 +8,15 @@ function details(title, values) {
 
 function table(rows) {
   // As few columns as fit a laptop's screen: what belongs together shares one.
+  const told = rows.some((row) => row.right !== undefined);
+  const right = (row) => (row.right === undefined ? "–" : `${row.right} of ${row.answered} (${number(100 * row.right_low, 0)} to ${number(100 * row.right_high, 0)} %)`);
   const head = ["category", "method", "speed-up (95 %)", "tokens/s", "tokens per pass", "rows per token", "propose / score / choose / commit, %",
-    "prompts", "tokens", "identical (excused)", "precision", "note"];
+    "prompts", "tokens", "identical (excused)", "precision", ...(told ? ["right (95 %)"] : []), "note"];
   const left = new Set(["category", "method", "precision"]);
   const shares = (row) => (row.share.score === null ? "–" : ["propose", "score", "choose", "commit"].map((part) => number(100 * row.share[part], 0)).join(" / "));
   const same = ({ checked, identical, excused }) => (checked ? `${identical} of ${checked}${excused ? ` (+ ${excused})` : ""}` : "–");
   const line = (row) => [words(row.category), row.label, interval(row), number(row.tokens_per_second, 1), number(row.tokens_per_pass, 2),
-    number(row.rows_per_token, 2), shares(row), row.prompts, row.new_tokens ?? "–", same(row.lossless), row.dtype || "–", row.note];
+    number(row.rows_per_token, 2), shares(row), row.prompts, row.new_tokens ?? "–", same(row.lossless), row.dtype || "–", ...(told ? [right(row)] : []), row.note];
   return el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "All figures" }, el("table", {},
     el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col", class: left.has(name) || name === "note" ? "left" : null }, name)))),
     el("tbody", {}, rows.map((row) => el("tr", { class: row.category === "all" ? "all" : null },
@@ -25,7 +27,9 @@ function verdict(rows) {
   const own = rows.filter((row) => row.share.score !== null && row.speedup !== null && row.method !== "none");
   const best = own.sort((a, b) => b.speedup - a.speedup)[0];
   if (!best) return el("p", { class: "lead" }, "Plain decoding alone was measured.");
-  const compared = rows.filter((row) => row.share.score !== null);
+  // Options of a request may well change the text; a drafter may not.
+  const requests = result.settings.requests || [];
+  const compared = rows.filter((row) => row.share.score !== null && !requests.includes(row.method.replace(" (cold)", "")));
   const [checked, same, excused] = ["checked", "identical", "excused"].map((name) => compared.reduce((sum, row) => sum + row.lossless[name], 0));
   const differ = checked - same - excused;
   const wrote = differ ? `${differ} of ${checked} outputs were not what plain decoding wrote.`

@@ -15,7 +15,7 @@ from decodery.scorers.program_tests import ProgramTests
 from decodery.scorers.sandbox import Sandbox
 from decodery.search.answers import AnswerExtractor, canonical
 
-_QUESTION = ("prompt", "question", "problem")
+QUESTION = ("prompt", "question", "problem")
 _MOST_BYTES = 1 << 28
 _MOST_LINE = 1 << 20
 
@@ -84,7 +84,16 @@ def _problem(line: str, number: int, path: str) -> Problem:
         entry = None
     if not isinstance(entry, dict):
         raise SettingsError(f"line {number} of {path} is no JSON object of at most 1 MiB: write a problem a line")
-    question = next((entry[name] for name in _QUESTION if isinstance(entry.get(name), str)), "")
+    return problem_of(entry, number, path)
+
+
+def problem_of(entry: dict[str, Any], number: int, path: str | Path) -> Problem:
+    """The problem of one line of a file.
+
+    Raises:
+        SettingsError: For what is none.
+    """
+    question = next((entry[name] for name in QUESTION if isinstance(entry.get(name), str)), "")
     name = str(entry.get("id", entry.get("task_id", number)))
     if not question:
         raise SettingsError(f"line {number} of {path} has no question: give it as prompt, question or problem")
@@ -99,7 +108,7 @@ def _problem(line: str, number: int, path: str) -> Problem:
     return Problem(name, question, None if tests else str(answer), tests, examples)
 
 
-def _texts(entry: dict[str, Any], name: str, number: int, path: str) -> tuple[str, ...]:
+def _texts(entry: dict[str, Any], name: str, number: int, path: str | Path) -> tuple[str, ...]:
     given = entry.get(name, [])
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
         raise SettingsError(f"{name} in line {number} of {path} is a list of Python statements, not {given!r:.60}")
