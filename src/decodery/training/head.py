@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
+from decodery.models.loaders.dtype import choose_dtype
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
@@ -116,7 +117,7 @@ def train_head(
         )
         seen = _StoredTexts(features, learned_of, held_of[:_HELD])
     steps = max(1, round(recipe.epochs * len(learned) / recipe.batch))
-    training_run = _HeadTraining(head, plain, seen, recipe, steps)
+    training_run = _HeadTraining(head, plain, seen, recipe, steps, continues=start is not None)
     plan = TrainingPlan(steps, lr=recipe.lr, warmup=0.05, clip=0.5, validate_every=max(1, min(100, steps // 10)))
     begun = {} if start is None else {"start": dict(start.facts)}
     made = {"command": command, "target": target.name, **asdict(recipe)}
@@ -167,12 +168,27 @@ class _StoredTexts:
 
 
 class _HeadTraining:
-    """What the steps of a training share. shown: texts after embeddings, None for none."""
+    """What the steps of a training share.
+
+    Args:
+        shown: Texts after embeddings, None for none.
+        continues: Whether the head goes on from one that was trained.
+    """
 
     def __init__(
-        self, head: BoundHead, plain: _StoredTexts, shown: _StoredTexts | None, recipe: HeadRecipe, steps: int
+        self,
+        head: BoundHead,
+        plain: _StoredTexts,
+        shown: _StoredTexts | None,
+        recipe: HeadRecipe,
+        steps: int,
+        *,
+        continues: bool = False,
     ) -> None:
         self.head, self.plain, self.shown, self.recipe, self.steps = head, plain, shown, recipe, steps
+        self.continues = continues
+        # Products in bfloat16 where the device computes them, which is twice as fast; the weights stay as they are.
+        self.fast = head.dtype == torch.float32 and choose_dtype("auto", "bfloat16", head.model.device) == "bfloat16"
         # The target's words are read in floating point, through which gradients pass.
         head.shared = floating(head.shared)
         self.parameters = {name: each for name, each in head.parts.tensors.items() if each.is_floating_point()}
@@ -200,10 +216,13 @@ class _HeadTraining:
         if self.head.anchored is not None:
             random = np.random.default_rng([self.recipe.seed, step, 1])
             training_batch = training_batch.anchored(self.head.anchored, random)
-        guesses = training_batch.unrolled(self.head, self.head.unrolled(step / self.steps))
-        known = training_batch.weight[:, : training_batch.places] > 0
-        found = distance(self.head, guesses, training_batch, self.recipe.decay, self.recipe.loss)
-        return found + self.head.regret(guesses, training_batch.states, known)
+        # A head that goes on from another one keeps what that one knows of later steps.
+        depths = self.head.unrolled(1.0 if self.continues else step / self.steps)
+        with torch.autocast(self.head.model.device.type, dtype=torch.bfloat16, enabled=self.fast):
+            guesses = training_batch.unrolled(self.head, depths)
+            known = training_batch.weight[:, : training_batch.places] > 0
+            found = distance(self.head, guesses, training_batch, self.recipe.decay, self.recipe.loss)
+            return found + self.head.regret(guesses, training_batch.states, known)
 
     def validate(self) -> dict[str, float]:
         return judged(self.head, self.held, self.recipe.decay)

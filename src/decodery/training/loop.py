@@ -141,6 +141,8 @@ def train(
         value.backward()
         torch.nn.utils.clip_grad_norm_(list(parameters.values()), plan.clip)
         optimizer.step()
+        # Inside a caller's autocast, copies of the weights before this step would serve all later ones.
+        torch.clear_autocast_cache()
         history.step += 1
         total, counted = total + float(value.detach()), counted + 1
         due = history.step % plan.validate_every == 0 or history.step == plan.steps

@@ -181,6 +181,13 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert line(tmp_path / "whole")[1] == []
 
 
+def test_steps_inside_autocast_read_the_weights_of_the_step_before(tmp_path: Path) -> None:
+    """PyTorch keeps copies of weights in bfloat16 until autocast is left; then every step would read the first ones."""
+    with torch.autocast("cpu", torch.bfloat16):
+        _, losses, history = line(tmp_path)
+    assert losses[-1] < 0.3 * losses[0] and history.best < 0.3 * history.metrics["0"]["error"]
+
+
 def test_the_best_values_are_kept(tmp_path: Path) -> None:
     # A rate this large overshoots: the last step is not the best one.
     weight, _, history = line(tmp_path, steps=9, lr=4.0)

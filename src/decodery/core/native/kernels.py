@@ -104,8 +104,9 @@ class DraftStruct(ctypes.Structure):
 class GuessStruct(ctypes.Structure):
     _fields_ = [
         ("passed", PassStruct), ("given", c_void_p), ("embedded", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
-        ("features", c_void_p), ("logits", c_void_p), ("vocabulary", c_void_p), ("ids", c_void_p),
-        ("chances", c_void_p), ("entering", c_int32), ("narrow", c_int32), ("spoken", c_int32), ("k", c_int32),
+        ("features", c_void_p), ("logits", c_void_p), ("vocabulary", c_void_p), ("said", c_void_p),
+        ("ids", c_void_p), ("chances", c_void_p), ("entering", c_int32), ("narrow", c_int32), ("spoken", c_int32),
+        ("k", c_int32),
     ]  # fmt: skip
 
 

@@ -19,10 +19,10 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
 from decodery.step.tree_policy import TreePolicy
 
-from ..heads.block_pass import BlockDrafter
 from ..heads.context import ContextLayer
 from ..heads.copied import copied_layer
-from ..heads.head import DraftHead, Guess, TrainedHead
+from ..heads.drafter import HeadDrafter
+from ..heads.head import DraftHead, Guess, Nodes, TextItems, TrainedHead
 from ..heads.parts import Held, LayerShape
 
 _BLOCK = 8
@@ -68,6 +68,7 @@ class DFlashHead(DraftHead):
     """
 
     kind = "dflash"
+    joint = True
     taught = 7
     # A block costs as much as `block` rows of another head, and its neighbours teach nearly the same.
     anchored = 0.15
@@ -130,10 +131,17 @@ class DFlashHead(DraftHead):
     ) -> torch.Tensor:
         return self.read_all([(memory, states, tokens, positions)])[0]
 
-    def read_all(
-        self, texts: Ordered[tuple[BlockMemory, dict[Tap, torch.Tensor], torch.Tensor, np.ndarray]]
-    ) -> torch.Tensor:
-        """`read` of several texts in one pass: the logits [texts, outputs] of what follows each."""
+    def read_all(self, texts: Ordered[TextItems]) -> torch.Tensor:
+        lengths = [len(memory.positions) for memory, _, _, _ in texts]
+        try:
+            return self._read(texts)
+        except Exception:
+            # Each is served alone then.
+            for (memory, _, _, _), length in zip(texts, lengths, strict=True):
+                memory.cut(length)
+            raise
+
+    def _read(self, texts: Ordered[TextItems]) -> torch.Tensor:
         context = self._context({tap: torch.cat([states[tap] for _, states, _, _ in texts]) for tap in self.taps})
         memories, lengths = [memory for memory, _, _, _ in texts], [len(tokens) for _, _, tokens, _ in texts]
         places = torch.from_numpy(np.concatenate([positions for _, _, _, positions in texts]))
@@ -152,12 +160,20 @@ class DFlashHead(DraftHead):
         """What `project` takes of the next tokens of texts [n, width], after last tokens `anchors` [n]."""
         return torch.cat([memory.guessed[:1] for memory in memories])
 
+    def computed(self, memory: BlockMemory) -> bool:
+        return memory.logits is not None
+
     def grow(
         self, memory: BlockMemory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
-        if memory.logits is None:
-            memory.logits = self.project(memory.guessed)
-        return memory.logits[torch.from_numpy(depths)]
+        return self.grow_all([Nodes(memory, tokens, above, depths, mask)])[0]
+
+    def grow_all(self, nodes: Ordered[Nodes]) -> list[torch.Tensor]:
+        if unknown := [each.memory for each in nodes if each.memory.logits is None]:
+            logits = self.project(torch.cat([memory.guessed for memory in unknown]))
+            for memory, own in zip(unknown, logits.split([len(each.guessed) for each in unknown]), strict=True):
+                memory.logits = own
+        return [each.memory.logits[torch.from_numpy(each.depths)] for each in nodes]
 
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         return self.unroll_at(states, tokens, steps, torch.arange(tokens.shape[1] - steps + 1, device=tokens.device))
@@ -257,7 +273,7 @@ class DFlashHead(DraftHead):
     requirements=("hidden states of every token", "a head made by decodery train head --kind dflash"),
 )
 @dataclass(frozen=True)
-class DFlash(BlockDrafter):
+class DFlash(HeadDrafter):
     """Drafts a block of tokens in one pass of a few layers over the target's states.
 
     Every row answers for its own position, whatever is drafted before it; a tree takes each row's best tokens by the

@@ -20,8 +20,8 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 from decodery.step.tree_policy import TreePolicy
 
-from ..heads.block_pass import BlockDrafter
-from ..heads.head import DraftHead, Guess, TrainedHead
+from ..heads.drafter import HeadDrafter
+from ..heads.head import DraftHead, Guess, Nodes, TrainedHead
 from ..heads.reading import HeadReading
 from .dflash import BlockMemory, DFlashHead
 
@@ -94,17 +94,20 @@ class DSparkHead(DFlashHead):
             memory.states = state[None]
         return torch.cat((rows, made), dim=1)
 
-    def grow(
-        self, memory: BlockMemory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
-    ) -> torch.Tensor:
+    def computed(self, memory: BlockMemory) -> bool:
+        return self.variant is None and super().computed(memory)
+
+    def grow_all(self, nodes: Ordered[Nodes]) -> list[torch.Tensor]:
         if self.variant is None:
-            return super().grow(memory, tokens, above, depths, mask)
-        rows = memory.guessed[torch.from_numpy(depths)]
-        assert memory.states is not None
-        known = memory.states[: 1 + mask.shape[1] - len(tokens)]
-        states, made = self._bias(rows, tokens.to(rows.device), known[torch.from_numpy(above + 1)])
-        memory.states = torch.cat((known, states))
-        return self.project(torch.cat((rows, made), dim=1))
+            return super().grow_all(nodes)
+        rows = torch.cat([each.memory.guessed[torch.from_numpy(each.depths)] for each in nodes])
+        known = [each.memory.states[: 1 + each.mask.shape[1] - len(each.tokens)] for each in nodes]
+        before = [own[torch.from_numpy(each.above + 1)] for each, own in zip(nodes, known, strict=True)]
+        tokens, sizes = torch.cat([each.tokens for each in nodes]), [len(each.tokens) for each in nodes]
+        states, made = self._bias(rows, tokens.to(rows.device), torch.cat(before))
+        for each, own, fresh in zip(nodes, known, states.split(sizes), strict=True):
+            each.memory.states = torch.cat((own, fresh))
+        return list(self.project(torch.cat((rows, made), dim=1)).split(sizes))
 
     def project(self, spoken: torch.Tensor, step: int = 0) -> torch.Tensor:
         rows = spoken[..., : self.shape.hidden]
@@ -173,7 +176,7 @@ class DSparkHead(DFlashHead):
     requirements=("hidden states of every token", "a head made by decodery train head --kind dspark"),
 )
 @dataclass(frozen=True)
-class DSpark(BlockDrafter):
+class DSpark(HeadDrafter):
     """Drafts a block of tokens in one pass, each with a bias by the token drafted before it.
 
     Predictions depend on the path, so trees need no independence of their levels. A draft is cut where the head's own

@@ -20,6 +20,7 @@ from decodery.models.torch.attention import attend, rotate
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
 from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from ..heads.copied import copied_layer
@@ -216,7 +217,7 @@ class LongSpec(HeadDrafter):
         reading.memory.cache = seq.cache
         return reading
 
-    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         # A fork has a cache of its own.
         seq.states[self].memory.cache = seq.cache
         return super().logits(seq, tree, nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -10,14 +11,13 @@ import numpy as np
 import torch
 
 from decodery.core.registry import register
-from decodery.models.hooks import Tap
 from decodery.models.torch.transformer import Transformer
 from decodery.step.tree_policy import TreePolicy
 
 from ..heads.drafter import HeadDrafter
-from ..heads.head import DraftHead
+from ..heads.head import DraftHead, Nodes, TextItems
 from ..heads.native import NativeHead
-from ..heads.recurrent import RecurrentMemory
+from ..heads.recurrent import TextRows
 from .eagle_3 import EAGLE3Head
 
 _DEPTHS = 8
@@ -47,30 +47,23 @@ class PEAGLEHead(EAGLE3Head):
     def native(self) -> NativeHead | None:
         return None
 
-    def read(
-        self, memory: RecurrentMemory, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
-    ) -> torch.Tensor:
-        first = super().read(memory, states, tokens, positions)
+    def read_all(self, texts: Ordered[TextItems]) -> torch.Tensor:
+        first, memories = super().read_all(texts), [memory for memory, _, _, _ in texts]
         n = self.reach - 1
-        features, embedded = self._masked()
-        stream, attended = self.inputs(features.expand(n, -1), embedded.expand(n, -1))
-        found = self.attended(memory, stream, attended, memory.end + 1 + np.arange(n), np.tri(n, dtype=bool))
-        memory.cut(0)
-        memory.below = self.leave(found)[1]
+        features, embedded = (each.expand(n * len(texts), -1) for each in self._masked())
+        blocks = [TextRows(each, each.end + 1 + np.arange(n), np.tri(n, dtype=bool)) for each in memories]
+        below = self.leave(self.attended(blocks, *self.inputs(features, embedded)))[1]
+        for memory, rows in zip(memories, below.split(n), strict=True):
+            memory.cut(0)
+            memory.below = rows
         return first
 
-    def grow(
-        self,
-        memory: RecurrentMemory,
-        tokens: torch.Tensor,
-        above: np.ndarray,
-        depths: np.ndarray,
-        mask: np.ndarray,
-    ) -> torch.Tensor:
-        assert memory.below is not None
+    def grow_all(self, nodes: Ordered[Nodes]) -> list[torch.Tensor]:
         # Nodes of one depth get one prediction.
-        found, which = np.unique(depths, return_inverse=True)
-        return self.project(memory.below[torch.from_numpy(found - 1)])[torch.from_numpy(which)]
+        found, which = zip(*(np.unique(each.depths, return_inverse=True) for each in nodes), strict=True)
+        rows = [each.memory.below[torch.from_numpy(own - 1)] for each, own in zip(nodes, found, strict=True)]
+        logits = self.project(torch.cat(rows)).split([len(each) for each in rows])
+        return [own[torch.from_numpy(places)] for own, places in zip(logits, which, strict=True)]
 
     def chained(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         masked, token = self._masked()

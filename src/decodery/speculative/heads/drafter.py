@@ -28,6 +28,7 @@ from decodery.step.tree_drafter import TreeDrafter, logged
 from decodery.step.tree_policy import TreePolicy
 
 from .head import MADE, BoundHead, DraftHead, TrainedHead
+from .head_pass import after
 from .reading import HeadReading
 
 if TYPE_CHECKING:
@@ -110,9 +111,9 @@ class HeadDrafter(TrainedDrafter):
         reading: HeadReading = seq.states[self]
         return 0 if reading.empty else min(seq.remaining, reading.head.reach)
 
-    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         reading: HeadReading = seq.states[self]
-        return reading.head.spread(reading.after(tree, nodes))
+        return reading.head.spread((yield from after(reading, tree, nodes)))
 
     def likeliest(
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
@@ -120,7 +121,8 @@ class HeadDrafter(TrainedDrafter):
         if not seq.request.sampler.keeps(shaped=shaped):
             return (yield from super().likeliest(seq, tree, nodes, k, shaped=shaped))
         reading: HeadReading = seq.states[self]
-        ids, chances = reading.likeliest(tree, nodes, k)
+        logits = yield from after(reading, tree, nodes)
+        ids, chances = reading.best(nodes, logits, k)
         return logged((np.array(ids), np.array(chances)))
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:

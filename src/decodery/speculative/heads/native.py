@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from ctypes import Array, addressof, c_float, c_int32, c_int64, c_void_p, pointer
+from ctypes import POINTER, Array, addressof, c_float, c_int32, c_int64, c_void_p, cast
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,22 @@ class Guessed(NamedTuple):
     logits: torch.Tensor
     ids: list[int]
     chances: list[float]
+
+
+class NativeRows(NamedTuple):
+    """Rows of one text.
+
+    Attributes:
+        given: Where float32 numbers [hidden] lie, for every row its feature, or the states of every depth.
+        tokens, positions: Of the rows.
+        mask: [n, tentative rows + n], of a tree; None: the rows are text, in order.
+    """
+
+    held: Held
+    given: list[int]
+    tokens: Ordered[int]
+    positions: Ordered[int]
+    mask: np.ndarray | None = None
 
 
 class NativeHead:
@@ -116,60 +132,66 @@ class NativeHead:
         plain = layer.shape.window is layer.shape.sliding is None and f"{layer.prefix}q_norm.weight" not in layer.parts
         return whole and plain and library() is not None
 
-    def __call__(
-        self,
-        held: Held,
-        given: list[int],
-        tokens: Ordered[int],
-        positions: Ordered[int],
-        mask: np.ndarray | None,
-        *,
-        entering: bool,
-        spoken: int,
-        k: int = 0,
-    ) -> Guessed:
-        """Rows after what is held: text in order, or, with a mask [n, tentative rows + n], of a tree.
+    def __call__(self, texts: Ordered[NativeRows], *, entering: bool, k: int = 0) -> Guessed:
+        """Rows of several texts after what is held of each, in one pass.
 
-        given: where float32 numbers [hidden] lie, for every row its feature, or, where `entering`, the states of every
-        depth. tokens, positions: of the rows.
+        Args:
+            entering: Whether states are given, one per depth; then the last row of every text answers, else all rows.
+            k: Most likely tokens per answer.
         """
-        lib, n = library(), len(tokens)
+        lib = library()
         assert lib is not None
+        tokens = [token for each in texts for token in each.tokens]
         rows, narrow, alive = self._embedded(tokens)
-        cos, sin = self._angles(max(positions) + 1)
-        first = held.reserve(n, text=mask is None)
-        seen = None if mask is None else np.ascontiguousarray(mask)
-        dim, stays = self.shape.head_dim, first - held.length
-        pool, table = held.pages.pool, held.pages.whole_table
-        assert isinstance(pool, MappedPool) and pool.dtype == torch.float32
-        length, places = c_int64(held.length), (c_int64 * n)(*positions)
-        segment = SegmentStruct(
-            pool.base, address(table, np.int32, 1, self.shape.kv_heads, None), addressof(length), None,
-            addressof(places), None if seen is None else address(seen, np.bool_, n, stays + n), pool.page_bytes,
-            0, table.shape[2], 0, 0, 0, 0, n, stays, 0, table.shape[2],
-        )  # fmt: skip
-        passed = PassStruct(None, pointer(segment), addressof(_ONLY), addressof(_ONLY))
-        passed.rows, passed.segment_count, passed.run_count = n, 1, 1
+        cos, sin = self._angles(max(max(each.positions) for each in texts) + 1)
+        segments, kept = (SegmentStruct * len(texts))(), []
+        for number, each in enumerate(texts):
+            segments[number], own = self._segment(each)
+            kept.append(own)
+        ends = np.cumsum([len(each.tokens) for each in texts], dtype=np.int32)
+        said = ends - 1
+        spoken = len(texts) if entering else len(tokens)
+        passed = PassStruct(None, cast(segments, POINTER(SegmentStruct)), addressof(_ONLY), addressof(_ONLY))
+        passed.rows, passed.segment_count, passed.run_count = len(tokens), len(texts), 1
         features, logits = (
             torch.empty(spoken, self.shape.hidden, dtype=torch.float32, device="cpu"),
             torch.empty(spoken, self.outputs, dtype=torch.float32, device="cpu"),
         )
         ids, chances = (c_int32 * (spoken * k))(), (c_float * (spoken * k))()
+        given = [place for each in texts for place in each.given]
         states = (c_void_p * len(given))(*given)
-        tables = (address(each, torch.float32, None, dim // 2) for each in (cos, sin))
+        tables = (address(each, torch.float32, None, self.shape.head_dim // 2) for each in (cos, sin))
         made = (address(each, torch.float32, spoken, None) for each in (features, logits))
         words = None if self._vocabulary is None else address(self._vocabulary, torch.int32, self.outputs)
         guess = GuessStruct(
-            passed, addressof(states), addressof(rows), *tables, *made, words, addressof(ids), addressof(chances),
-            entering, narrow, spoken, k,
+            passed, addressof(states), addressof(rows), *tables, *made, words,
+            address(said, np.int32, len(texts)) if entering else None, addressof(ids), addressof(chances), entering,
+            narrow, spoken, k,
         )  # fmt: skip
         code = lib.decodery_draft(addressof(self._draft), addressof(guess))
-        del alive
+        del alive, kept
         if code == _STRANGE:
             raise NumericalError("a draft head's logits hold NaN: the model's states do, or train the head again")
         check(code)
-        held.wrote(n, text=mask is None)
+        for each in texts:
+            each.held.wrote(len(each.tokens), text=each.mask is None)
         return Guessed(features, logits, ids[:], chances[:])
+
+    def _segment(self, rows: NativeRows) -> tuple[SegmentStruct, object]:
+        """The rows of a text in the pass, with room for them, and what keeps their memory."""
+        held, n = rows.held, len(rows.tokens)
+        first = held.reserve(n, text=rows.mask is None)
+        seen = None if rows.mask is None else np.ascontiguousarray(rows.mask)
+        stays = first - held.length
+        pool, table = held.pages.pool, held.pages.whole_table
+        assert isinstance(pool, MappedPool) and pool.dtype == torch.float32
+        length, places = c_int64(held.length), (c_int64 * n)(*rows.positions)
+        segment = SegmentStruct(
+            pool.base, address(table, np.int32, 1, self.shape.kv_heads, None), addressof(length), None,
+            addressof(places), None if seen is None else address(seen, np.bool_, n, stays + n), pool.page_bytes,
+            0, table.shape[2], 0, 0, 0, 0, n, stays, 0, table.shape[2],
+        )  # fmt: skip
+        return segment, (seen, table, length, places)
 
     def _embedded(self, tokens: Ordered[int]) -> tuple[Array[c_void_p], bool, object]:
         """Where the embeddings of tokens lie, whether they are in bfloat16, and what keeps them there."""

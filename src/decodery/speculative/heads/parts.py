@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,7 +66,8 @@ class Parts:
 
     def norm(self, name: str, rows: torch.Tensor, eps: float) -> torch.Tensor:
         """Rows [..., d] over their root mean square, times the tensor `name`.weight [d]."""
-        return rms_norm(rows, rows.shape[-1:], self.tensors[f"{name}.weight"], eps)
+        weight = self.tensors[f"{name}.weight"]
+        return rms_norm(rows.to(weight.dtype), rows.shape[-1:], weight, eps)
 
     def quantized(self) -> dict[str, torch.Tensor]:
         """The same tensors with int8 linear layers; vectors stay as they are."""
@@ -210,22 +212,39 @@ class DecoderLayer:
         Args:
             mask: [n, tentative rows + n], of a tree; None: the rows are text, in order.
         """
-        queries, keys, values = self.heads(rows, torch.from_numpy(positions))
-        before = held.length
+        return self.attention_of(rows, positions, [(held, mask, len(rows))])
+
+    def attention_of(
+        self, rows: torch.Tensor, positions: np.ndarray, texts: Ordered[tuple[Held, np.ndarray | None, int]]
+    ) -> torch.Tensor:
+        """`attention` of texts side by side: what is held of each, its mask and its number of rows."""
+        sizes = [count for _, _, count in texts]
+        found = zip(*(each.split(sizes) for each in self.heads(rows, torch.from_numpy(positions))), strict=True)
+        context = [self._attended(held, mask, *own) for (held, mask, _), own in zip(texts, found, strict=True)]
+        return self.parts.linear(f"{self.prefix}output")(context[0] if len(context) == 1 else torch.cat(context))
+
+    def _attended(
+        self,
+        held: Held,
+        mask: np.ndarray | None,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        """What the rows of one text read [n, heads * head_dim], after their keys and values were written."""
+        rows, before = len(queries), held.length
         held.write(keys, values, text=mask is None)
         last, shape = before if mask is None else before - 1, self.shape
         first = 0 if shape.window is None else max(0, last - shape.window)
         end = held.length + held.rows
-        own = np.tri(len(rows), dtype=bool) if mask is None else mask
+        own = np.tri(rows, dtype=bool) if mask is None else mask
         seen = None
         if shape.sliding is not None:
             seen = torch.from_numpy(_sliding(own, before, shape.sliding, text=mask is None))
         elif not own.all():
-            seen = torch.from_numpy(np.concatenate((np.ones((len(rows), before - first), dtype=bool), own), axis=1))
-        scale = shape.head_dim**-0.5
+            seen = torch.from_numpy(np.concatenate((np.ones((rows, before - first), dtype=bool), own), axis=1))
         keys, values = held.read(first, end)
-        context = attend(queries, keys, values, seen, scale)
-        return self.parts.linear(f"{self.prefix}output")(context)
+        return attend(queries, keys, values, seen, shape.head_dim**-0.5)
 
     def left(self, stream: torch.Tensor) -> torch.Tensor:
         """The residual stream [n, hidden] after attention -> after the layer, through its MLP."""

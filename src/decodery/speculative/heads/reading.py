@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from collections.abc import Sequence as Ordered
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,10 +21,12 @@ from decodery.step.sequence import Sequence
 
 from ..drafters.advice import Opinion
 from ..drafters.rows import TreeRows
-from .head import EMBEDDED, DraftHead, Heard, Seen
+from .head import EMBEDDED, DraftHead, Heard, Nodes, Seen
+
+Steps = Generator[Nodes | None, torch.Tensor | None, torch.Tensor]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class HeadReading:
     """What a head has read of a text.
 
@@ -90,37 +93,64 @@ class HeadReading:
                     hidden = {tap: states[rows] for tap, states in first.hidden.items()}
                 self.fresh[0] = Seen(hidden, left, first.tokens[cut:], first.start + cut)
 
-    def after(self, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
-        """The logits [k, outputs] after `nodes` of a tree below the end of the text: each node is read once."""
-        self._catch_up()
+    def steps(self, tree: DraftTree, nodes: Ordered[int]) -> Steps:
+        """The logits [k, outputs] after `nodes` of a tree below the end of the text: each node is read once.
+
+        Yields what is to be read first: None for the text, and nodes level by level, for which it is sent `answer`.
+        """
+        if self.fresh:
+            yield None
         assert self.root is not None
         if list(nodes) == [0]:
             return self.root.logits[None]
-        with torch.no_grad(), one_thread():
-            place, fresh = self.rows.place(tree, nodes)
-            first, mask = len(self.rows) - len(fresh), self.rows.mask(tree, place, fresh)
-            found = [self.root.logits.new_empty(0, len(self.root.logits))]
-            levels = np.flatnonzero(np.diff(tree.depths[fresh])) + 1
-            for begin, end in pairwise((0, *levels.tolist(), len(fresh))) if fresh else ():
-                nodes_here, known = fresh[begin:end], mask[begin:end, : first + end]
-                tokens, above = torch.from_numpy(tree.tokens[nodes_here]), place[tree.parents[nodes_here]]
-                found.append(self.head.grow(self.memory, tokens, above, tree.depths[nodes_here], known))
-            return self.rows.told(torch.cat(found), place, nodes, self.root.logits)
+        place, fresh = self.rows.place(tree, nodes)
+        first, mask = len(self.rows) - len(fresh), self.rows.mask(tree, place, fresh)
+        found = [self.root.logits.new_empty(0, len(self.root.logits))]
+        levels = np.flatnonzero(np.diff(tree.depths[fresh])) + 1
+        for begin, end in pairwise((0, *levels.tolist(), len(fresh))) if fresh else ():
+            nodes_here, known = fresh[begin:end], mask[begin:end, : first + end]
+            tokens, above = torch.from_numpy(tree.tokens[nodes_here]), place[tree.parents[nodes_here]]
+            logits = yield Nodes(self.memory, tokens, above, tree.depths[nodes_here], known)
+            assert logits is not None
+            found.append(logits)
+        return self.rows.told(torch.cat(found), place, nodes, self.root.logits)
+
+    def answer(self, wanted: Nodes | None) -> torch.Tensor | None:
+        """Read the text where `wanted` is None, else nodes, whose logits [n, outputs] it gives."""
+        if wanted is None:
+            read_all([self])
+            return None
+        return self.head.grown([wanted])[0]
+
+    def after(self, tree: DraftTree, nodes: Ordered[int]) -> torch.Tensor:
+        """The logits [k, outputs] after `nodes` of a tree, by passes over this text alone."""
+        steps, found = self.steps(tree, nodes), None
+        try:
+            while True:
+                found = self.answer(steps.send(found))
+        except StopIteration as stop:
+            return cast(torch.Tensor, stop.value)
 
     def likeliest(self, tree: DraftTree, nodes: Ordered[int], k: int) -> Opinion:
         """The k most likely tokens after each of `nodes`, and their probabilities at temperature 1."""
-        self._catch_up()
+        return self.best(nodes, self.after(tree, nodes), k)
+
+    def best(self, nodes: Ordered[int], logits: torch.Tensor, k: int) -> Opinion:
+        """`likeliest`, of the logits [k, outputs] after `nodes`."""
         assert self.root is not None
         if list(nodes) == [0] and self.root.best is not None and len(self.root.best[0]) >= k:
             best = self.root.best
             return [best[0][:k]], [best[1][:k]]
-        places, chances = likeliest(self.after(tree, nodes), k)
+        places, chances = likeliest(logits, k)
         known = self.head.vocabulary
         return (places if known is None else known.numpy()[places]).tolist(), chances.tolist()
 
-    def _catch_up(self) -> None:
-        if not self.fresh:
-            return
-        self.root = self.head.hear(self.memory, self.fresh)
-        self.fresh = []
-        self.rows.clear()
+
+def read_all(readings: Ordered[HeadReading]) -> None:
+    """Let a head read what texts have grown by."""
+    if not readings:
+        return
+    heard = readings[0].head.hear_all([(each.memory, each.fresh) for each in readings])
+    for reading, root in zip(readings, heard, strict=True):
+        reading.root, reading.fresh = root, []
+        reading.rows.clear()

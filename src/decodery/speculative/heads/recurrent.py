@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence as Ordered
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,8 +16,8 @@ from decodery.models.protocol import Reader
 
 from ..drafters.advice import WIDTH
 from .context import ContextLayer
-from .head import DraftHead, Guess, Heard, Seen, TrainedHead
-from .native import Guessed, NativeHead, places_of
+from .head import DraftHead, Guess, Heard, Nodes, Seen, TextItems, TrainedHead
+from .native import NativeHead, NativeRows, places_of
 from .parts import DecoderLayer, Held, LayerShape, teacher_attention
 
 
@@ -53,12 +54,27 @@ class RecurrentMemory:
             held.rows = rows
 
 
+@dataclass(frozen=True, slots=True)
+class TextRows:
+    """Rows of one text in a pass.
+
+    Attributes:
+        mask: [n, tentative rows + n], of a tree; None: the rows are text, in order.
+    """
+
+    memory: RecurrentMemory
+    positions: np.ndarray
+    mask: np.ndarray | None = None
+
+
 class RecurrentHead(DraftHead):
     """An item is a feature and the token that follows it.
 
     What leaves the layer is the feature of the next item. Features of the text are made of the target's states, those
     below it are the head's own. Positions are those of the features, one less than their tokens'.
     """
+
+    joint = True
 
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         super().__init__(trained, model)
@@ -120,50 +136,94 @@ class RecurrentHead(DraftHead):
             self.layer.begin(like), like[0], like[:0], further=[each.begin(like) for each in self.further]
         )
 
-    def hear(self, memory: RecurrentMemory, seen: list[Seen]) -> Heard:
-        if self.native is None or not all(_lies_as_read(each.hidden[tap]) for each in seen for tap in self.taps):
-            return super().hear(memory, seen)
-        rows = [zip(*(places_of(each.hidden[tap], each.rows) for tap in self.taps), strict=True) for each in seen]
-        given = [place for each in rows for places in each for place in places]
-        tokens = [token for each in seen for token in each.tokens]
-        positions = [each.start + place for each in seen for place in range(len(each.tokens))]
-        found = self._read(self.native, memory, given, tokens, positions)
-        return Heard(found.logits[0], (found.ids, found.chances))
+    def hear_all(self, texts: Ordered[tuple[RecurrentMemory, list[Seen]]]) -> list[Heard]:
+        states = [each.hidden[tap] for _, seen in texts for each in seen for tap in self.taps]
+        if self.native is None or not all(map(_lies_as_read, states)):
+            return super().hear_all(texts)
+        rows = []
+        for memory, seen in texts:
+            places = [zip(*(places_of(each.hidden[tap], each.rows) for tap in self.taps), strict=True) for each in seen]
+            given = [place for each in places for row in each for place in row]
+            tokens = [token for each in seen for token in each.tokens]
+            positions = [each.start + place for each in seen for place in range(len(each.tokens))]
+            rows.append(NativeRows(memory.held, given, tokens, positions))
+        return self._read(self.native, [memory for memory, _ in texts], rows)
 
     def read(
         self, memory: RecurrentMemory, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
     ) -> torch.Tensor:
-        if self.native is not None:
-            rows = [states[tap].contiguous() for tap in self.taps]
-            given = [place for row in range(len(tokens)) for each in rows for place in places_of(each, (row,))]
-            return self._read(self.native, memory, given, tokens.tolist(), positions.tolist()).logits[0]
-        features, spoken = self._run(memory, self.enter(states), tokens, positions, None, states)
-        memory.last, memory.rows, memory.end = features[-1], features[:0], int(positions[-1])
-        return self.project(spoken[-1:])[0]
+        return self.read_all([(memory, states, tokens, positions)])[0]
 
-    def _read(
-        self, native: NativeHead, memory: RecurrentMemory, given: list[int], tokens: list[int], positions: list[int]
-    ) -> Guessed:
-        found = native(memory.held, given, tokens, positions, None, entering=True, spoken=1, k=WIDTH)
-        memory.last, memory.rows, memory.end = found.features[0], found.features[:0], positions[-1]
-        return found
+    def read_all(self, texts: Ordered[TextItems]) -> torch.Tensor:
+        if len({frozenset(states) for _, states, _, _ in texts}) > 1:
+            # Some hold embeddings, others do not.
+            return torch.cat([self.read_all([each]) for each in texts])
+        memories = [memory for memory, _, _, _ in texts]
+        if self.native is not None:
+            kept, rows = [], []
+            for memory, states, tokens, positions in texts:
+                kept.append([states[tap].contiguous() for tap in self.taps])
+                given = [place for row in range(len(tokens)) for each in kept[-1] for place in places_of(each, (row,))]
+                rows.append(NativeRows(memory.held, given, tokens.tolist(), positions.tolist()))
+            return torch.stack([each.logits for each in self._read(self.native, memories, rows)])
+        joined = {tap: torch.cat([states[tap] for _, states, _, _ in texts]) for tap in texts[0][1]}
+        stream, attended = self.inputs(self.enter(joined), self.embed(torch.cat([tokens for _, _, tokens, _ in texts])))
+        stream, attended = self.beside(stream, attended, joined)
+        lengths = [[held.length for held in (each.held, *each.further)] for each in memories]
+        try:
+            found = self.attended([TextRows(memory, places) for memory, _, _, places in texts], stream, attended)
+        except Exception:
+            # Each is served alone then.
+            for memory, known in zip(memories, lengths, strict=True):
+                for held, length in zip((memory.held, *memory.further), known, strict=True):
+                    held.length = length
+            raise
+        features, spoken = self.leave(found)
+        ends = np.cumsum([len(positions) for _, _, _, positions in texts]) - 1
+        for (memory, _, _, positions), end in zip(texts, ends.tolist(), strict=True):
+            memory.last, memory.rows, memory.end = features[end], features[:0], int(positions[-1])
+        return self.project(spoken[torch.from_numpy(ends)])
+
+    def _read(self, native: NativeHead, memories: Ordered[RecurrentMemory], rows: Ordered[NativeRows]) -> list[Heard]:
+        found = native(rows, entering=True, k=WIDTH)
+        heard = []
+        for number, (memory, own) in enumerate(zip(memories, rows, strict=True)):
+            memory.last, memory.rows, memory.end = found.features[number], found.features[:0], own.positions[-1]
+            first, end = number * WIDTH, (number + 1) * WIDTH
+            heard.append(Heard(found.logits[number], (found.ids[first:end], found.chances[first:end])))
+        return heard
 
     def grow(
         self, memory: RecurrentMemory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
-        memory.cut(mask.shape[1] - len(tokens))
-        known, positions = memory.rows[: memory.held.rows], memory.end + depths
+        return self.grow_all([Nodes(memory, tokens, above, depths, mask)])[0]
+
+    def grow_all(self, nodes: Ordered[Nodes]) -> list[torch.Tensor]:
+        for each in nodes:
+            each.memory.cut(each.mask.shape[1] - len(each.tokens))
+        known = [each.memory.rows[: each.memory.held.rows] for each in nodes]
+        places = [each.memory.end + each.depths for each in nodes]
         if self.native is not None:
-            places = [*places_of(known, range(len(known))), *places_of(memory.last[None], (0,))]
-            given, n = [places[row] for row in above.tolist()], len(tokens)
-            found = self.native(memory.held, given, tokens.tolist(), positions.tolist(), mask, entering=False, spoken=n)
+            rows = []
+            for each, own, positions in zip(nodes, known, places, strict=True):
+                lies = [*places_of(own, range(len(own))), *places_of(each.memory.last[None], (0,))]
+                given = [lies[row] for row in each.above.tolist()]
+                rows.append(NativeRows(each.memory.held, given, each.tokens.tolist(), positions.tolist(), each.mask))
+            found = self.native(rows, entering=False)
             features, logits = found.features, found.logits
         else:
-            before = torch.cat((memory.last[None], known))[torch.from_numpy(above + 1)]
-            features, spoken = self._run(memory, before, tokens, positions, mask)
+            before = [
+                torch.cat((each.memory.last[None], own))[torch.from_numpy(each.above + 1)]
+                for each, own in zip(nodes, known, strict=True)
+            ]
+            inputs = self.inputs(torch.cat(before), self.embed(torch.cat([each.tokens for each in nodes])))
+            texts = [TextRows(each.memory, at, each.mask) for each, at in zip(nodes, places, strict=True)]
+            features, spoken = self.leave(self.attended(texts, *inputs))
             logits = self.project(spoken)
-        memory.rows = torch.cat((known, features))
-        return logits
+        sizes = [len(each.tokens) for each in nodes]
+        for each, own, fresh in zip(nodes, known, features.split(sizes), strict=True):
+            each.memory.rows = torch.cat((own, fresh))
+        return list(logits.split(sizes))
 
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         b, n = tokens.shape[0], tokens.shape[1] - steps + 1
@@ -193,36 +253,14 @@ class RecurrentHead(DraftHead):
             guesses.append(Guess(spoken.view(b, n, -1), features))
         return guesses
 
-    def _run(
-        self,
-        memory: RecurrentMemory,
-        features: torch.Tensor,
-        tokens: torch.Tensor,
-        positions: np.ndarray,
-        mask: np.ndarray | None,
-        states: dict[Tap, torch.Tensor] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        stream, attended = self.inputs(features, self.embed(tokens))
-        if states is not None:
-            stream, attended = self.beside(stream, attended, states)
-        return self.leave(self.attended(memory, stream, attended, positions, mask))
-
-    def attended(
-        self,
-        memory: RecurrentMemory,
-        stream: torch.Tensor,
-        attended: torch.Tensor,
-        positions: np.ndarray,
-        mask: np.ndarray | None,
-    ) -> torch.Tensor:
-        """`inputs` of rows [n, hidden] -> the stream after all layers.
-
-        Args:
-            mask: [n, tentative rows + n], of a tree; None: the rows are text, in order.
-        """
-        stream = self.layer.left(stream + self.layer.attention(attended, positions, memory.held, mask))
-        for layer, held in zip(self.further, memory.further, strict=True):
-            stream = layer.left(stream + layer.attention(layer.entered(stream), positions, held, mask))
+    def attended(self, texts: Ordered[TextRows], stream: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """`inputs` of the rows of several texts [n, hidden], side by side -> the stream after all layers."""
+        positions = np.concatenate([each.positions for each in texts])
+        rows = [(each.memory.held, each.mask, len(each.positions)) for each in texts]
+        stream = self.layer.left(stream + self.layer.attention_of(attended, positions, rows))
+        for number, layer in enumerate(self.further):
+            rows = [(each.memory.further[number], each.mask, len(each.positions)) for each in texts]
+            stream = layer.left(stream + layer.attention_of(layer.entered(stream), positions, rows))
         return stream
 
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:

@@ -199,8 +199,8 @@ def test_the_drafter_reads_embeddings_as_they_are_and_words_beside_states(loaded
             both = torch.cat((model.embed_tokens(torch.tensor(whole[place + 1 : place + 2]))[0], states[place]))
             expected.append(head.parts.linear("fc")(both[None])[0])
     read: list[torch.Tensor] = []
-    inner = head.layer.attention
-    head.layer.attention = lambda stream, *others: read.append(stream) or inner(stream, *others)  # type: ignore
+    inner = head.layer.attention_of
+    head.layer.attention_of = lambda stream, *others: read.append(stream) or inner(stream, *others)  # type: ignore
     seq.tokens.append(11)
     reading = HeadReading.begin(head)
     for first, end in ((0, 4), (4, len(tokens))):

@@ -22,7 +22,7 @@ from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.eagle_3 import EAGLE3
 from decodery.speculative.heads.drafter import HeadDrafter, TrainedDrafter, bound, head_kind
-from decodery.speculative.heads.head import DraftHead, Heard, TrainedHead
+from decodery.speculative.heads.head import DraftHead, Heard, Nodes, TextItems, TrainedHead
 from decodery.speculative.heads.parts import Parts
 from decodery.speculative.heads.reading import HeadReading
 from decodery.step.draft_length_policy import Budget
@@ -114,6 +114,37 @@ def test_what_was_read_does_not_hang_on_the_pieces(name: str) -> None:
             for each in (deepcopy(once), memory)
         ]
         assert float((grown[0] - grown[1]).abs().max()) < 1e-9
+
+
+JOINT = [name for name in HEADS if head_kind(name).joint]
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_texts_in_one_pass_get_what_each_gets_alone(name: str) -> None:
+    """Texts of several lengths, read and drafted on side by side; a text that fails leaves the others as they were."""
+    head, texts = head_of(name), [TEXT[:4], TEXT[2:], [7, 7]]
+
+    def item(memory: object, text: list[int]) -> TextItems:
+        return memory, states_of(head, text[:-1]), torch.tensor(text[1:]), np.arange(len(text) - 1)
+
+    def nodes(memory: object, count: int) -> Nodes:
+        ones = np.ones(count, dtype=np.int64)
+        return Nodes(memory, torch.arange(count), -ones, ones, np.eye(count, dtype=bool))
+
+    memories = [head.begin() for _ in texts]
+    broken = (head.begin(), {tap: rows[:, :-1] for tap, rows in states_of(head, [1]).items()}, torch.tensor([2]))
+    with pytest.raises(RuntimeError):
+        head.read_all([*map(item, memories, texts), (*broken, np.arange(1))])
+    found = head.read_all(list(map(item, memories, texts)))
+    grown = head.grown(list(map(nodes, memories, (2, 1, 3))))
+    for row, own, text, count in zip(found, grown, texts, (2, 1, 3), strict=True):
+        alone = head.begin()
+        assert float((row - head.read(*item(alone, text))).abs().max()) < 1e-9
+        assert float((own - head.grow(*nodes(alone, count))).abs().max()) < 1e-9
+
+
+def test_heads_of_one_pass_for_all_texts() -> None:
+    assert {"dflash", "dspark", "eagle", "eagle-3", "mtp", "p-eagle"} <= {*JOINT}
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -16,7 +16,7 @@ from decodery.models.torch import portable
 from decodery.speculative.drafters.advice import WIDTH
 from decodery.speculative.drafters.eagle_3 import EAGLE3Head
 from decodery.speculative.heads import parts
-from decodery.speculative.heads.head import Seen, TrainedHead
+from decodery.speculative.heads.head import Nodes, Seen, TrainedHead
 from decodery.speculative.heads.parts import Parts
 from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
@@ -116,6 +116,45 @@ def test_one_call_gives_the_bits_of_the_parts(bits, norm_first, in_order) -> Non
     finally:
         choose(kernel_sets()[0])
         lib.decodery_threads(torch.get_num_threads())
+
+
+def test_several_texts_in_one_call_get_the_bits_of_each_alone() -> None:
+    head, calls = EAGLE3Head(trained(8), TARGET), 0
+    native = head.native
+    assert native is not None
+
+    def counted(*rows, **settings):
+        nonlocal calls
+        calls += 1
+        return native(*rows, **settings)
+
+    head.__dict__["native"] = counted
+    bounds = [(0, 5), (3, 40), (60, 61)]
+    seen = [
+        [
+            Seen(
+                {tap: STATES[place] for place, tap in enumerate(head.taps)},
+                range(first, end),
+                TOKENS[first:end].tolist(),
+                first,
+            )
+        ]
+        for first, end in bounds
+    ]
+    nodes = [
+        (torch.arange(n), -np.ones(n, dtype=np.int64), np.ones(n, dtype=np.int64), np.eye(n, dtype=bool))
+        for n in (2, 1, 3)
+    ]
+    memories = [head.begin() for _ in seen]
+    heard = head.hear_all(list(zip(memories, seen, strict=True)))
+    grown = head.grow_all([Nodes(memory, *own) for memory, own in zip(memories, nodes, strict=True)])
+    assert calls == 2
+    for number, memory in enumerate(memories):
+        alone = head.begin()
+        expected = head.hear(alone, seen[number])
+        assert torch.equal(expected.logits, heard[number].logits) and expected.best == heard[number].best
+        assert torch.equal(head.grow(alone, *nodes[number]), grown[number])
+        assert torch.equal(alone.rows, memory.rows) and torch.equal(alone.last, memory.last)
 
 
 def test_one_call_is_near_what_pytorch_makes_of_the_parts() -> None:

@@ -19,9 +19,9 @@ from decodery.llm.resolve_settings import resolve_drafter
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.speculative.drafters.dflash import DFlash
 from decodery.speculative.drafters.dspark import DSpark, DSparkHead
-from decodery.speculative.heads.block_pass import BlockPass
 from decodery.speculative.heads.drafter import TrainedDrafter, head_kind
 from decodery.speculative.heads.head import DraftHead, Heard, TrainedHead
+from decodery.speculative.heads.head_pass import HeadPass
 from decodery.speculative.heads.reading import HeadReading
 from decodery.speculative.heads.recognise import published_drafter
 from decodery.speculative.trees.eagle_2 import EAGLE2
@@ -415,16 +415,16 @@ def test_a_head_for_a_target_of_another_shape_is_refused(tmp_path: Path) -> None
             Engine(other).submit(Request([1], drafter=drafter))
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("kind", FOLDERS)
 def test_texts_that_wait_share_a_pass_of_the_head(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = published_drafter(str(write(tmp_path / "head", *FOLDERS[kind]())))
-    sizes, whole = [], BlockPass.forward
+    sizes, whole = [], HeadPass.forward
 
-    def counted(self: BlockPass, batch: Batch, **settings: Any) -> Scores:
+    def counted(self: HeadPass, batch: Batch, **settings: Any) -> Scores:
         sizes.append(len(batch.segments))
         return whole(self, batch, **settings)
 
-    monkeypatch.setattr(BlockPass, "forward", counted)
+    monkeypatch.setattr(HeadPass, "forward", counted)
 
     def trees(prompts: list[list[int]]) -> list[list[list[int]]]:
         engine = Engine(TARGET)
@@ -438,7 +438,10 @@ def test_texts_that_wait_share_a_pass_of_the_head(kind: str, tmp_path: Path, mon
     prompts = [[1, 2, 3], [5] * 9, [7]]
     together = trees(prompts)
     assert max(sizes) == 3
+    # A text alone needs no engine for its head.
+    passes = len(sizes)
     assert together == [trees([prompt])[0] for prompt in prompts]
+    assert len(sizes) == passes
 
 
 def test_a_folder_names_its_drafter(tmp_path: Path) -> None:

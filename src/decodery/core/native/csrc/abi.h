@@ -171,11 +171,11 @@ struct Draft {
     int32_t taps, norm_first;
 };
 
-// What is asked of it: a pass of one segment over its one layer, with the cache of its own. given: a pointer for every
+// What is asked of it: a pass of texts over its one layer, each a segment with a cache of its own. given: a pointer for every
 // row and depth, to states [hidden], where `entering`, else for every row to a feature [hidden]. embedded: for every
 // row, the token's embedding [hidden], in bfloat16 where `narrow` is set. cos, sin: of all positions, [.][head_dim / 2].
-// Of the last `spoken` rows there come out: features [spoken][hidden], what leaves the layer; logits
-// [spoken][head.out]; and if k is not 0 the k likeliest outputs, by the tokens [head.out] they stand for where those are
+// Of the rows `said` [spoken], or of all where it is null, there come out: features [spoken][hidden], what leaves the
+// layer; logits [spoken][head.out]; and if k is not 0 the k likeliest outputs, by the tokens [head.out] they stand for where those are
 // given, and their probabilities, [spoken][k] each.
 struct Guess {
     Pass pass;
@@ -183,7 +183,7 @@ struct Guess {
     const void* const* embedded;
     const float *cos, *sin;
     float *features, *logits;
-    const int32_t* vocabulary;
+    const int32_t *vocabulary, *said;
     int32_t* ids;
     float* chances;
     int32_t entering, narrow, spoken, k;

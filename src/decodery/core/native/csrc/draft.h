@@ -62,18 +62,21 @@ static void run_draft(void* context, int32_t thread, Team& team) {
     // The layer from behind the rows' keys and values on.
     drafting.runner.layer(0, 0, at_select);
     Pass last = *state.pass;
-    last.hidden += int64_t(last.rows - guess.spoken) * model.hidden;
+    last.hidden = guess.features;
     last.rows = guess.spoken;
     State speaking = state;
     speaking.pass = &last;
     Runner speaker(speaking, thread, team);
-    speaker.norm_quantize(model.norm, model.head);
-    speaker.project(model.head, state.narrow, guess.logits);
     const Range mine = speaker.my_rows();
     const int64_t hidden = model.hidden, outputs = model.head.out, k = guess.k;
     for (int64_t row = mine.begin; row < mine.end; ++row) {
-        __builtin_memcpy(guess.features + row * hidden, last.hidden + row * hidden, size_t(hidden) * sizeof(float));
-        if (k == 0) continue;
+        const int64_t source = guess.said == nullptr ? row : guess.said[row];
+        __builtin_memcpy(guess.features + row * hidden, state.pass->hidden + source * hidden, size_t(hidden) * sizeof(float));
+    }
+    speaker.norm_quantize(model.norm, model.head);
+    speaker.project(model.head, state.narrow, guess.logits);
+    if (k == 0) return;
+    for (int64_t row = mine.begin; row < mine.end; ++row) {
         int32_t* ids = guess.ids + row * k;
         const float* logits = guess.logits + row * outputs;
         if (!run_topk(logits, int32_t(outputs), int32_t(k), ids, guess.chances + row * k)) {

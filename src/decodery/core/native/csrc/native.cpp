@@ -561,11 +561,12 @@ EXPORT int32_t decodery_draft(const Draft* draft, const Guess* guess) {
         if (!arena.reserve(layout.used)) return 1;
     }
     note(state, sizes, notes);
-    for (int64_t row = 0; row < n; ++row) {
-        const int64_t position = pass.segments->positions[row];
-        memcpy(cos + row * half, guess->cos + position * half, size_t(half) * sizeof(float));
-        memcpy(sin + row * half, guess->sin + position * half, size_t(half) * sizeof(float));
-    }
+    for (int64_t row = 0, s = 0; s < pass.segment_count; ++s)
+        for (int64_t own = 0; own < pass.segments[s].rows; ++own, ++row) {
+            const int64_t position = pass.segments[s].positions[own];
+            memcpy(cos + row * half, guess->cos + position * half, size_t(half) * sizeof(float));
+            memcpy(sin + row * half, guess->sin + position * half, size_t(half) * sizeof(float));
+        }
     pass.cos[0] = cos;
     pass.sin[0] = sin;
     run_parallel(usable_threads(), chosen->draft, &state);
