@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from torch.nn.functional import logsigmoid
 
 from decodery.core.errors import SettingsError
 from decodery.core.trace import Grown
@@ -26,6 +25,7 @@ from decodery.search.step_nodes import aggregated
 from decodery.search.steps import StepSearch
 from decodery.training.cut import changeable, parameters, quantized
 from decodery.training.loop import TrainingPlan, batches, train
+from decodery.training.orpo import orpo
 from decodery_benchmarks.puzzles import Puzzle, drawn
 from decodery_benchmarks.puzzles.alphabet import END_ID, encoded, tokenizer
 
@@ -137,11 +137,6 @@ def pairs(
     return made
 
 
-def orpo(better: torch.Tensor, worse: torch.Tensor, weight: float) -> torch.Tensor:
-    """[n] losses of pairs whose steps have these mean log-probabilities of a token, [n], below 0 (ORPO, 2024)."""
-    return -better - weight * logsigmoid(_log_odds(better) - _log_odds(worse))
-
-
 def train_orpo(
     model: LanguageModel,
     puzzle: Puzzle,
@@ -237,9 +232,3 @@ def _likely(model: Transformer, found: Ordered[PreferencePair]) -> tuple[torch.T
         [len(step) for _, step in rows], dtype=torch.int64, device="cpu"
     )
     return means[::2], means[1::2]
-
-
-def _log_odds(means: torch.Tensor) -> torch.Tensor:
-    # Of what is all but sure the odds are bounded, as they have no gradient otherwise.
-    means = means.clamp(max=-1e-6)
-    return means - torch.log(-torch.expm1(means))

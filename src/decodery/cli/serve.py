@@ -237,8 +237,6 @@ def serve(
 
     more = _more(extra_model, settings.name, dtype, kv_dtype)
     loaded = load(model, dtype=dtype, kv_dtype=kv_dtype, masking=masking)
-    if settings.search is not None:
-        settings.search.bind(loaded.tokenizer).fits(loaded.model)
     if scorer is not None:
         resolve("scorer", scorer).bind(loaded.tokenizer).fits(loaded.model)
     tls = None if tls_cert is None or tls_key is None else (tls_cert, tls_key)

@@ -37,6 +37,8 @@ SECTIONS = {
         "sven": Entry("Train prefixes that steer code generation.", "train_logits_sources"),
         "partial": Entry("Train an attention to the prompt alone.", "train_logits_sources"),
         "lora": Entry("Train a LoRA adapter.", "train_copies"),
+        "orpo": Entry("Train a LoRA adapter on pairs of texts.", "train_preferences"),
+        "grpo": Entry("Train a LoRA adapter on rewards of its own texts.", "train_preferences"),
         "s2ft": Entry("Train an S2FT adapter: some heads and channels.", "train_copies"),
     },
     "KV cache": {
@@ -54,6 +56,7 @@ SECTIONS = {
     "Search and scorers": {
         "value": Entry("Train a head that predicts the reward of a text.", "train_value"),
         "text-prm": Entry("Train a process reward model on judged texts.", "train_text_prm"),
+        "step-labels": Entry("Label the steps of solutions by reference solutions.", "train_text_prm"),
         "router": Entry("Train a router for the search arbitrage.", "train_router"),
     },
     "Diffusion": {

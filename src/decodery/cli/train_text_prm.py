@@ -1,13 +1,14 @@
-"""`decodery train text-prm`: a process reward model of judged texts."""
+"""`decodery train text-prm` and `step-labels`: a process reward model of judged texts, and labels of their steps."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from .command import command, option
-from .options import chat_template_option
+from .options import OUT_FILE, chat_template_option
 from .train_common import FILE, command_line, model_option, out_option, resumable, seed_option
 
 
@@ -24,21 +25,25 @@ def text_prm(
 ) -> None:
     """Train a head on judged TEXTS that predicts, step by step, whether a text will be right.
 
-    TEXTS holds one JSON object a line: {"prompt": ..., "text": ..., "reward": from 0 to 1}. Several samples of MODEL
+    TEXTS holds one JSON object a line: {"prompt": ..., "text": ..., "reward": from 0 to 1}; "labels" with a number of
+    each step, as `decodery train step-labels` writes them, are learned in place of the reward. Several samples of MODEL
     for each prompt are best. One prompt in ten is held out. It is a scorer for any search:
     process-reward:head=DIR/process-reward.safetensors.
     """
     from decodery import load
     from decodery.training.reward_head import PRM
     from decodery.training.text_prm import JudgedText, TextPRMRecipe, train_text_prm
-    from decodery.training.value import read_judged
+    from decodery.training.value import read_judged, read_step_labels
 
-    found, lm = read_judged(texts), load(model)
+    found, lm = zip(read_judged(texts), read_step_labels(texts), strict=True), load(model)
     judged = [
         JudgedText(
-            lm.encode(prompt, apply_chat_template=apply_chat_template), lm.tokenizer.encode(text, special=False), reward
+            lm.encode(prompt, apply_chat_template=apply_chat_template),
+            lm.tokenizer.encode(text, special=False),
+            reward,
+            labels,
         )
-        for prompt, text, reward in found
+        for (prompt, text, reward), labels in found
     ]
     recipe = TextPRMRecipe(delimiter, tap, seed=seed)
     with resumable(out) as progress:
@@ -51,3 +56,66 @@ def text_prm(
         f"on held-out prompts: AUC {facts['auc']}, cross-entropy {facts['cross_entropy']} against "
         f"{facts['cross_entropy_of_the_mean']} of the mean"
     )
+
+
+@command(example="train step-labels solutions.jsonl -m MODEL --out labelled.jsonl --pairs pairs.jsonl")
+@click.argument("solutions", type=FILE)
+@option("--out", required=True, type=OUT_FILE, help="Output file, for `decodery train text-prm`.")
+@option("--pairs", type=OUT_FILE, metavar="FILE", help="Also write pairs of a better and a worse text, for ORPO.")
+@model_option("that compares steps; the URL of a server works too")
+@option("--delimiter", default="\n\n", show_default="a blank line", help="Text that ends a step.")
+@option(
+    "--answer",
+    type=click.Choice(["auto", "number", "marked", "whole", "choice", "quantity"]),
+    default="auto",
+    show_default=True,
+    help="Where answers stand in a text.",
+)
+@option("--pattern", default="", metavar="REGEX", help="A regular expression of answers in its place.")
+@option(
+    "--missing",
+    type=click.Choice(["incorrect", "outcome"]),
+    default="incorrect",
+    show_default=True,
+    help="Label of steps that the annotator leaves out.",
+)
+@option("--max-new-tokens", default=1024, show_default=True, help="Maximum tokens of an annotation.")
+def step_labels(
+    solutions: Path,
+    out: Path,
+    pairs: Path | None,
+    model: str,
+    delimiter: str,
+    answer: Any,
+    pattern: str,
+    missing: Any,
+    max_new_tokens: int,
+) -> None:
+    """Label the steps of SOLUTIONS by comparing them with reference solutions: one text of MODEL for each solution.
+
+    SOLUTIONS holds one JSON object a line: {"question": ..., "reference": ..., "solution": ...} or "solutions" with a
+    list. MODEL says which reference steps each step matches, and whether it is right (SPARE). Steps it leaves out are
+    wrong, and the last step's label is whether the final answers are equal. Interrupt it with Ctrl-C: the same command
+    continues.
+    """
+    import json
+
+    from decodery import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.search.answers import AnswerExtractor
+    from decodery.training.step_labels import label_steps, preference_pairs, read_exercises
+
+    exercises, lm = read_exercises(solutions), load(model)
+    with terminal_progress(counts=True) as progress:
+        found = label_steps(
+            lm, exercises, out, delimiter=delimiter, answers=AnswerExtractor(answer, pattern), missing=missing,
+            max_new_tokens=max_new_tokens, progress=progress,
+        )  # fmt: skip
+    click.echo(
+        f"{sum(len(each.labels) for each in found)} steps of {len(found)} texts are labelled, "
+        f"{sum(each.tokens for each in found)} tokens written: decodery train text-prm {out}"
+    )
+    if pairs is not None:
+        made = preference_pairs(found)
+        pairs.write_text("".join(f"{json.dumps(each)}\n" for each in made), encoding="utf-8")
+        click.echo(f"{len(made)} pairs are ready: decodery train orpo {pairs}")

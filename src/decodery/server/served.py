@@ -55,9 +55,14 @@ class ServedModel:
         settings: The server's, with this model's name.
         metrics: What is counted, also from an earlier time that it was loaded.
         admission: Counts the texts of all models.
+
+    Raises:
+        SettingsError: If the server's search cannot be run on this model.
     """
 
     def __init__(self, lm: LLM, settings: ServerSettings, metrics: Metrics, admission: Admission) -> None:
+        if settings.search is not None:
+            settings.search.bind(lm.tokenizer).fits(lm.model)
         self.lm, self.settings = lm, settings
         self.service = Service(lm, settings, metrics, admission)
         self.preprocessor = RequestPreprocessor(lm, settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -173,13 +174,6 @@ def train_adapter(
     original = transformable(target.model)
     remade = Remade(original, remaking)
     learned = learn(remade, target, corpus, out, remaking, recipe, progress)
-    parts: dict[str, Columns | Thin] = {}
-    for index, layer in enumerate(remade.model.weights.layers):
-        for name in LINEARS:
-            form = getattr(layer, name)
-            if form.part is not None:
-                kept = {key: each.detach().cpu() for key, each in form.part.tensors().items()}
-                parts[f"layers.{index}.{name}"] = type(form.part)(**kept)
     count = sum(each.numel() for each in remade.parameters.values())
     facts = {
         "model": target.name,
@@ -190,14 +184,26 @@ def train_adapter(
         "best step": learned.history.best_step,
         "command": command,
     }
-    found = Adapter(parts, facts, original.fingerprint)
+    found = adapter_of(remade, facts)
     # One that is masked is no model of its own, and is judged as it learned.
     after = remade.model if masked else tuned(original, found)
     scores = {"without": judged(original, learned.held), "with": judged(after, learned.held)}
-    found = Adapter(parts, facts | {"validation": scores}, original.fingerprint)
+    found = adapter_of(remade, facts | {"validation": scores})
     found.save(out / Adapter.FILE)
     write_card(out, _card(target, found))
     return found
+
+
+def adapter_of(remade: Remade, facts: dict[str, Any]) -> Adapter:
+    """What the forms of a model have learned."""
+    parts: dict[str, Columns | Thin] = {}
+    for index, layer in enumerate(remade.model.weights.layers):
+        for name in LINEARS:
+            form = getattr(layer, name)
+            if form.part is not None:
+                kept = {key: each.detach().cpu() for key, each in form.part.tensors().items()}
+                parts[f"layers.{index}.{name}"] = type(form.part)(**kept)
+    return Adapter(parts, facts, remade.original.fingerprint)
 
 
 def usage(adapter: Adapter) -> str:

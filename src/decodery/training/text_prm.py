@@ -48,11 +48,13 @@ class JudgedText:
     Attributes:
         prompt, text: Token ids, the end token left out.
         reward: From 0 to 1, of the whole text.
+        labels: From 0 to 1, of each step; None where all steps have the reward.
     """
 
     prompt: Sequence[int]
     text: Sequence[int]
     reward: float
+    labels: Sequence[float] | None = None
 
 
 def train_text_prm(
@@ -67,7 +69,8 @@ def train_text_prm(
 ) -> ProcessHead:
     """Train a head that predicts, after every step of a text, its expected reward; write it to `out`.
 
-    Every beginning has the reward of its text, as one rollout after it: for texts drawn by the model itself that is an
+    Where steps have no labels, every beginning has the reward of its text, as one rollout after it: for texts drawn by
+    the model itself that is an
     unbiased label of it (Math-Shepherd, 2024, with one completion). One prompt in ten is held out, of those with a good
     text and of the others; the head's facts say how well it ranks beginnings there (auc), the cross-entropy, and that
     of always saying the mean. Interrupted, it goes on from what is in `out` when called again.
@@ -79,7 +82,7 @@ def train_text_prm(
     tap = model.config.num_layers if recipe.tap is None else recipe.tap
     if not 0 <= tap <= model.config.num_layers:
         raise SettingsError(f"a layer to tap lies between 0 and {model.config.num_layers}, not {tap}")
-    if any(not 0 <= each.reward <= 1 for each in judged):
+    if any(not 0 <= value <= 1 for each in judged for value in (each.reward, *(each.labels or ()))):
         raise SettingsError("a process reward model learns rewards from 0 to 1: scale those of the texts")
     groups: dict[tuple[int, ...], list[JudgedText]] = {}
     for each in judged:
@@ -95,9 +98,15 @@ def train_text_prm(
         held = kinds[good] % _HELD_OUT == 1
         for each in texts:
             ends = step_ends(tokenizer, each.text, recipe.delimiter)
+            of_steps = [each.reward] * len(ends) if each.labels is None else each.labels
+            if len(of_steps) != len(ends):
+                raise SettingsError(
+                    f"a text has {len(ends)} steps that end with {recipe.delimiter!r} and {len(of_steps)} labels: give "
+                    "the delimiter by which its steps were labelled"
+                )
             if ends and len(prompt) + len(each.text) <= model.config.max_positions:
                 parts[held].append(reader.states(prompt, each.text)[ends])
-                labels[held].extend([each.reward] * len(ends))
+                labels[held].extend(of_steps)
         progress("reading texts", number + 1, len(groups))
     for known, name in ((labels[0], "learn from"), (labels[1], "validate with")):
         if len(set(known)) < 2:

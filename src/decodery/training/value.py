@@ -146,6 +146,20 @@ def fit_switch(
     return LinearValue(weight.float(), (mean - weight @ centre).float(), tap, model.fingerprint)
 
 
+def read_step_labels(path: Path) -> list[tuple[float, ...] | None]:
+    """The `labels` of each line of such a file, numbers; None for a line without."""
+    found: list[tuple[float, ...] | None] = []
+    for number, entry in read_json_lines(path):
+        labels = entry.get("labels") if isinstance(entry, dict) else None
+        fine = isinstance(labels, list) and all(
+            isinstance(each, int | float) and not isinstance(each, bool) for each in labels
+        )
+        if labels is not None and not fine:
+            raise CorruptFile(f"the labels in line {number} of {path} are no list of numbers: give one of each step")
+        found.append(None if labels is None else tuple(map(float, labels)))
+    return found
+
+
 def read_judged(path: Path) -> list[tuple[str, str, float]]:
     """Prompts, texts and rewards of a file of JSON lines {"prompt": text, "text": text, "reward": number}."""
     found = []

@@ -6,10 +6,13 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 
 from decodery.core.errors import SettingsError
 from decodery.scorers import TextScore
+from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search import BestOfN, SelfConsistency
+from decodery.server.served import ModelSource
 from decodery.server.settings import ServerSettings
 from serving import client, serving, tiny_lm, user
 
@@ -39,3 +42,18 @@ def test_a_stock_client_gets_the_texts_that_the_search_finds() -> None:
 def test_a_search_of_more_texts_than_a_request_may_have_is_refused_at_the_start() -> None:
     with pytest.raises(SettingsError, match="follows 9 texts at a time, and a request may have 8"):
         ServerSettings(search=SelfConsistency(n=9), max_texts=8)
+
+
+def test_a_search_is_checked_against_every_model_that_is_served() -> None:
+    lm = tiny_lm()
+    zeros = torch.zeros(lm.model.config.hidden_size, dtype=torch.float32, device="cpu")
+    search = BestOfN(ValueHead(LinearValue(zeros, zeros.sum(), 1)), n=2)
+    wide = ModelSource("wide", lambda: 0, lambda: tiny_lm(hidden_size=2 * len(zeros)))
+    asked: dict[str, Any] = {"messages": user("Is it so?"), "max_tokens": 2, "temperature": 1.0}
+    with serving(lm, [wide], search=search) as (_, url), client(url) as api:
+        assert api.chat.completions.create(model="tiny", **asked).choices
+        with pytest.raises(openai.APIStatusError, match="this value head reads") as failed:
+            api.chat.completions.create(model="wide", **asked)
+        assert failed.value.status_code == 503
+    with pytest.raises(SettingsError, match="this value head reads"), serving(wide.load(), search=search):
+        pass

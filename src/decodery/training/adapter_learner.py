@@ -1,0 +1,119 @@
+"""A model with a LoRA adapter that learns by any loss of the log-probabilities of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from decodery.compression.base import transformable
+from decodery.core.errors import SettingsError
+from decodery.models.loaders.adapters import Adapter
+from decodery.models.loaders.store import Progress
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Kept
+
+from .adapter import LoRARemaking, adapter_of, check_folder
+from .card import command_lines, write_card
+from .data import TrainingText
+from .loop import TrainingPlan, train
+from .remade import Remade
+from .training_batch import predictions, training_batch
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LLM
+
+HELD = 10
+"""One of so many pairs or prompts is held out."""
+
+
+class AdapterLearner:
+    """A model with an adapter that learns.
+
+    Args:
+        lm: The model.
+        out: The folder of the adapter.
+        remaking: What learns.
+    """
+
+    def __init__(self, lm: LLM, out: Path, remaking: LoRARemaking) -> None:
+        check_folder(out)
+        self.lm, self.out, self.remaking = lm, out, remaking
+        self.original: Transformer = transformable(lm.model)
+        self.remade = Remade(self.original, remaking)
+        self._every = np.arange(self.original.vocab_size)
+        ids = torch.from_numpy(self._every).to(self.original.device)
+        self._kept = Kept(ids, ids)
+
+    def text(self, prompt: str, written: str) -> TrainingText:
+        """A text after a prompt, with its end."""
+        tokenizer = self.lm.tokenizer
+        end = sorted(tokenizer.eos_ids)[:1]
+        return self.joined(self.lm.encode(prompt), [*tokenizer.encode(written, special=False), *end])
+
+    def joined(self, prompt: Sequence[int], written: Sequence[int]) -> TrainingText:
+        """Token ids as a text to learn from.
+
+        Raises:
+            SettingsError: If it does not fit the model's context.
+        """
+        tokens = np.array([*prompt, *written], dtype=np.int32)
+        if len(tokens) > self.original.config.max_positions:
+            raise SettingsError(
+                f"a text of {len(tokens)} tokens is longer than the model's context of "
+                f"{self.original.config.max_positions}: leave it out"
+            )
+        return TrainingText(tokens, len(prompt))
+
+    def logprobs(self, texts: Sequence[TrainingText], *, plain: bool = False) -> Sequence[torch.Tensor]:
+        """Log-probabilities of what is written in each text, with gradients; `plain` is without the adapter."""
+        taught = training_batch(texts, self._kept, self._every)
+        self.remade.progress_made.written = None
+        (found,) = predictions(self.original if plain else self.remade.model, taught)
+        each = found.gather(1, taught.likely[:, :1])[: taught.count, 0]
+        return each.split([len(text.tokens) - text.written for text in texts])
+
+    def train(
+        self,
+        loss: Callable[[int], torch.Tensor],
+        validate: Callable[[], Mapping[str, float]],
+        metric: str,
+        steps: int,
+        lr: float,
+        settings: Mapping[str, object],
+        command: str,
+        progress: Progress,
+        *,
+        higher: bool = False,
+    ) -> dict[str, float]:
+        """Learn, and write the adapter with what held-out data say of it."""
+        history = train(
+            self.remade.parameters,
+            loss,
+            TrainingPlan(steps, lr=lr, weight_decay=0.0, validate_every=max(1, steps // 5)),
+            self.out / "training",
+            validate=validate,
+            metric=metric,
+            higher=higher,
+            settings={**settings, "form": repr(self.remaking), "model": self.original.fingerprint},
+            progress=progress,
+        )
+        values = dict(history.metrics[str(history.best_step)])
+        values |= {f"{name}_before": value for name, value in history.metrics["0"].items()}
+        facts = {
+            "model": self.lm.name, "made": repr(self.remaking), **settings, "best step": history.best_step,
+            "validation": values, "command": command,
+        }  # fmt: skip
+        adapter_of(self.remade, facts).save(self.out / Adapter.FILE)
+        rows = "\n".join(f"| {name} | {values[f'{name}_before']:.4f} | {values[name]:.4f} |" for name in validate())
+        write_card(
+            self.out,
+            f'# An adapter for {self.lm.name}\n\n    decodery generate "..." -m {self.lm.name} --logits-source '
+            f"adapter:file=THIS_FOLDER\n\n## How it was made\n{command_lines(command)}\n`{self.remaking}`, {settings}, "
+            f"best after {history.best_step} steps.\n\n## What it is worth\n\nOn held-out data:\n\n"
+            f"| | before | after |\n|---|---|---|\n{rows}\n",
+        )
+        return values

@@ -1,0 +1,183 @@
+"""GRPO: an adapter learns from rewards of the model's own texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.noise import nth_seed
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.loaders.adapters import tuned
+from decodery.models.loaders.store import Progress, silent
+from decodery.sampling.sampler import Sampler
+from decodery.step.sequence import Sequence as Text
+
+from .adapter import LoRARemaking, adapter_of
+from .adapter_learner import HELD, AdapterLearner
+from .loop import batches
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LLM
+
+
+@dataclass(frozen=True)
+class GRPORecipe:
+    """How rewards are learned.
+
+    Attributes:
+        group: Texts of a prompt in a step, of `batch` prompts.
+        beta: Of the divergence from the model without the adapter.
+        siblings: Weight of the advantages among texts that part at the same token (Sibling-GRPO), beside those of the
+            whole group.
+        steps, lr, seed: Of the training.
+        max_new_tokens, temperature: Of the texts.
+    """
+
+    group: int = 8
+    batch: int = 2
+    beta: float = 0.04
+    siblings: float = 0.0
+    steps: int = 100
+    lr: float = 1e-4
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.steps, self.max_new_tokens) < 1 or self.group < 2:
+            raise SettingsError("grpo needs batch, steps and max_new_tokens of at least 1, and groups of at least 2")
+        if self.beta < 0 or self.siblings < 0 or not self.lr > 0 or not self.temperature > 0:
+            raise SettingsError("grpo needs beta and siblings of at least 0, and lr and temperature above 0")
+
+
+def advantages(texts: Sequence[Sequence[int]], rewards: Sequence[float], siblings: float = 0.0) -> list[np.ndarray]:
+    """Of each token of a group of texts of one prompt.
+
+    A text's advantage is its reward less the group's mean, divided by the group's deviation (GRPO, 2024). With
+    `siblings` those of Sibling-GRPO are added: where texts that began alike go on with different tokens, each of these
+    tokens counts the mean reward of the texts after it, normalised among them.
+
+    Args:
+        texts: Token ids.
+        rewards: Of each text.
+        siblings: Weight of the second part.
+    """
+    values = np.array(rewards, dtype=np.float64)
+    whole = _normalised(values)
+    found = [np.full(len(text), each) for text, each in zip(texts, whole, strict=True)]
+    if not siblings:
+        return found
+    parents: dict[tuple[int, ...], dict[int, list[int]]] = {}
+    for number, text in enumerate(texts):
+        for at, token in enumerate(text):
+            parents.setdefault(tuple(text[:at]), {}).setdefault(token, []).append(number)
+    for begun, children in parents.items():
+        if len(children) < 2:
+            continue
+        shares = _normalised(np.array([values[members].mean() for members in children.values()]))
+        for members, share in zip(children.values(), shares, strict=True):
+            for number in members:
+                found[number][len(begun)] += siblings * share
+    return found
+
+
+def _normalised(values: np.ndarray) -> np.ndarray:
+    deviation = values.std()
+    found: np.ndarray = (values - values.mean()) / deviation if deviation > 1e-9 else np.zeros_like(values)
+    return found
+
+
+def train_grpo(
+    lm: LLM,
+    prompts: Sequence[str],
+    reward: Callable[[int, Sequence[Text]], Sequence[float]],
+    out: Path,
+    *,
+    remaking: LoRARemaking | None = None,
+    recipe: GRPORecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """Train an adapter of `lm` on rewards of its own texts and leave it in the folder `out`.
+
+    Each step draws groups of texts from the model as it is, so that no importance weights are needed. One prompt in ten
+    is held out. Interrupted, it goes on from its last checkpoint when called again.
+
+    Args:
+        lm: The model.
+        prompts: Texts.
+        reward: Called with the number of a prompt and texts of it.
+        out: The folder.
+        remaking: The adapter.
+        recipe: How it is learned.
+        command: For the card.
+        progress: Called with the steps done.
+
+    Returns:
+        The mean `reward` of one text of each held-out prompt, drawn at the same seeds, and `reward_before`.
+    """
+    recipe = recipe or GRPORecipe()
+    learner = AdapterLearner(lm, out, remaking or LoRARemaking(seed=recipe.seed))
+    held = list(range(0, len(prompts), HELD))
+    learned = [number for number in range(len(prompts)) if number % HELD]
+    if not learned:
+        raise SettingsError(f"grpo learns from 2 prompts or more, not {len(prompts)}")
+    batch = batches(len(learned), min(recipe.batch, len(learned)), recipe.seed)
+
+    def drawn(numbers: Sequence[int], each: int, seed: int) -> list[list[Text]]:
+        return _draw(learner, [prompts[number] for number in numbers], each, seed, recipe)
+
+    def loss(step: int) -> torch.Tensor:
+        numbers = [learned[int(each)] for each in batch(step)]
+        groups = drawn(numbers, recipe.group, nth_seed(recipe.seed, (step + 1) << 20))
+        texts, wanted = [], []
+        for number, group in zip(numbers, groups, strict=True):
+            outputs = [seq.generated for seq in group]
+            wanted += advantages(outputs, reward(number, group), recipe.siblings)
+            texts += [learner.joined(seq.tokens[: seq.request.prompt_length], seq.generated) for seq in group]
+        logs = learner.logprobs(texts)
+        with torch.no_grad():
+            base = learner.logprobs(texts, plain=True)
+        losses = []
+        for own, known, worth in zip(logs, base, wanted, strict=True):
+            distance = torch.expm1(known - own) - (known - own)
+            losses.append((recipe.beta * distance - torch.from_numpy(worth).to(own) * own).mean())
+        return torch.stack(losses).mean()
+
+    @torch.no_grad()
+    def validate() -> dict[str, float]:
+        groups = drawn(held, 1, nth_seed(recipe.seed, 1))
+        found = [value for number, group in zip(held, groups, strict=True) for value in reward(number, group)]
+        return {"reward": float(np.mean(found))}
+
+    settings = {"prompts": len(prompts), "recipe": asdict(recipe)}
+    return learner.train(loss, validate, "reward", recipe.steps, recipe.lr, settings, command, progress, higher=True)
+
+
+@torch.no_grad()
+def _draw(
+    learner: AdapterLearner, prompts: Sequence[str], each: int, seed: int, recipe: GRPORecipe
+) -> list[list[Text]]:
+    """Texts of the model as it is, `each` of a prompt."""
+    # Kernels run what was learned as it will be used.
+    model = tuned(learner.original, adapter_of(learner.remade, {}))
+    engine = Engine(model, detokenizer=learner.lm.tokenizer.stream)
+    sampler, ends = Sampler.from_settings(temperature=recipe.temperature), sorted(learner.lm.tokenizer.eos_ids)
+    found: list[list[Text]] = []
+    for number, prompt in enumerate(prompts):
+        tokens, group = learner.lm.encode(prompt), list[Text]()
+        for at in range(each):
+            request = Request(
+                tokens, recipe.max_new_tokens, sampler, seed=nth_seed(seed, number * each + at), eos_ids=ends
+            )
+            group.append(engine.submit(request, like=group[0] if group else None))
+        found.append(group)
+    engine.run([seq for group in found for seq in group])
+    return found

@@ -1,0 +1,116 @@
+"""ORPO: an adapter learns chosen texts, and that they are more likely than rejected ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.models.loaders.store import Progress, silent
+
+from .adapter import LoRARemaking
+from .adapter_learner import HELD, AdapterLearner
+from .data import TrainingText
+from .lines import read_json_lines
+from .loop import batches
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LLM
+
+
+@dataclass(frozen=True)
+class ORPORecipe:
+    """How pairs are learned.
+
+    Attributes:
+        weight: Of the odds, 0 for learning the chosen texts alone; 0.1 in the paper, 0.2 in SPARE's.
+        steps: Of `batch` pairs each.
+    """
+
+    weight: float = 0.1
+    steps: int = 200
+    batch: int = 4
+    lr: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.batch) < 1 or self.weight < 0 or not self.lr > 0:
+            raise SettingsError("orpo needs steps and batch of at least 1, a weight of 0 or more and an lr above 0")
+
+
+def read_pairs(path: Path) -> list[tuple[str, str, str]]:
+    """Prompts, chosen and rejected texts of a file of JSON lines {"prompt", "chosen", "rejected"}.
+
+    Raises:
+        CorruptFile: For another line.
+    """
+    found = []
+    for number, entry in read_json_lines(path):
+        known = entry if isinstance(entry, dict) else {}
+        texts = [known.get(name) for name in ("prompt", "chosen", "rejected")]
+        if not all(isinstance(text, str) and text for text in texts):
+            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "chosen": text, "rejected": text}}')
+        found.append((str(texts[0]), str(texts[1]), str(texts[2])))
+    return found
+
+
+def orpo(better: torch.Tensor, worse: torch.Tensor, weight: float) -> torch.Tensor:
+    """[n] losses of pairs whose texts have these mean log-probabilities of a token, [n], below 0 (ORPO, 2024)."""
+    return -better - weight * logsigmoid(_log_odds(better) - _log_odds(worse))
+
+
+def _log_odds(means: torch.Tensor) -> torch.Tensor:
+    # Of what is all but sure the odds are bounded, as they have no gradient otherwise.
+    means = means.clamp(max=-1e-6)
+    return means - torch.log(-torch.expm1(means))
+
+
+def train_orpo(
+    lm: LLM,
+    pairs: Sequence[tuple[str, str, str]],
+    out: Path,
+    *,
+    remaking: LoRARemaking | None = None,
+    recipe: ORPORecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """Train an adapter of `lm` on (prompt, chosen, rejected) and leave it in the folder `out`.
+
+    One pair in ten is held out. Interrupted, it goes on from its last checkpoint when called again.
+
+    Returns:
+        Of the held-out pairs the `loss` and the share whose chosen text is more likely per token (`preferred`), each
+        also as `..._before`.
+
+    Raises:
+        SettingsError: For too few pairs.
+    """
+    recipe = recipe or ORPORecipe()
+    learner = AdapterLearner(lm, out, remaking or LoRARemaking(seed=recipe.seed))
+    texts = [(learner.text(prompt, chosen), learner.text(prompt, rejected)) for prompt, chosen, rejected in pairs]
+    held, learned = texts[::HELD], [pair for number, pair in enumerate(texts) if number % HELD]
+    if not learned:
+        raise SettingsError(f"orpo learns from 2 pairs or more, not {len(texts)}")
+    batch = batches(len(learned), min(recipe.batch, len(learned)), recipe.seed)
+
+    def means(found: Sequence[tuple[TrainingText, TrainingText]]) -> tuple[torch.Tensor, torch.Tensor]:
+        each = torch.stack([logs.mean() for logs in learner.logprobs([text for pair in found for text in pair])])
+        return each[::2], each[1::2]
+
+    def loss(step: int) -> torch.Tensor:
+        return orpo(*means([learned[int(number)] for number in batch(step)]), recipe.weight).mean()
+
+    @torch.no_grad()
+    def validate() -> dict[str, float]:
+        better, worse = means(held)
+        losses = orpo(better, worse, recipe.weight)
+        return {"loss": float(losses.mean()), "preferred": float((better > worse).float().mean())}
+
+    settings = {"pairs": len(pairs), "recipe": asdict(recipe)}
+    return learner.train(loss, validate, "loss", recipe.steps, recipe.lr, settings, command, progress)

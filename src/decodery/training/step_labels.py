@@ -1,0 +1,315 @@
+"""Label the steps of solutions by one text of an annotator that reads a reference solution (SPARE, 2025)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.noise import nth_seed
+from decodery.models.loaders.store import Progress, silent
+from decodery.search.answers import AnswerExtractor
+from decodery.step.writer import writes
+
+from .lines import read_json_lines
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LLM
+
+CORRECT, INCORRECT = "CORRECT", "INCORRECT"
+_CHARACTERS = 240
+"""Of a reasoning or an error at most, where the annotator runs here."""
+_PAIRS = 10
+_ASKED = (
+    "Question:\n{question}\n\nReference solution, which is right:\n{reference}\n\nStudent's solution:\n{solution}\n\n"
+    "Compare each step of the student with the reference. Write a JSON array with an object for each of the {count} "
+    'steps of the student, in order: {{"step": its number, "reference": [numbers of the reference steps that it '
+    'matches, if any], "reasoning": "how they compare", "error": "kind of error, or empty", "label": "CORRECT" or '
+    '"INCORRECT"}}. Write nothing else.'
+)
+_OBJECT = re.compile(r"\{[^{}]*\}")
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A question, the right solution, and texts that try to solve it."""
+
+    question: str
+    reference: str
+    solutions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepLabels:
+    """A solution with a label of each step.
+
+    Attributes:
+        prompt, text: Question and solution.
+        labels: 1 for a right step.
+        reward: 1 for a right final answer.
+        alignment: Of each step, the steps of the reference that it matches, from 1.
+        errors: Of each step, what kind of error it has, "" for none.
+        tokens: That the annotator wrote.
+    """
+
+    prompt: str
+    text: str
+    labels: tuple[float, ...]
+    reward: float
+    alignment: tuple[tuple[int, ...], ...] = ()
+    errors: tuple[str, ...] = ()
+    tokens: int = 0
+
+    @property
+    def worth(self) -> tuple[float, float]:
+        """What preferences compare: the outcome, and the share of right steps."""
+        return self.reward, sum(self.labels) / max(len(self.labels), 1)
+
+
+def read_exercises(path: Path) -> list[Exercise]:
+    """Exercises of a file of JSON lines {"question": text, "reference": text, "solution": text or "solutions": [text]}.
+
+    Raises:
+        CorruptFile: For another line.
+    """
+    found = []
+    for number, entry in read_json_lines(path):
+        known = entry if isinstance(entry, dict) else {}
+        question, reference = known.get("question"), known.get("reference")
+        texts = known.get("solutions", [known.get("solution")])
+        fine = all(isinstance(each, str) and each.strip() for each in (question, reference))
+        if not fine or not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise CorruptFile(
+                f'line {number} of {path} is not {{"question": text, "reference": text, "solution": text}}, or with '
+                '"solutions": [texts]'
+            )
+        found.append(Exercise(str(question), str(reference), tuple(texts)))
+    return found
+
+
+def steps_of(text: str, delimiter: str) -> list[str]:
+    """The steps of a text, which are what stands between delimiters and is not blank."""
+    return [step.strip() for step in text.split(delimiter) if step.strip()]
+
+
+def annotation(said: str, steps: int) -> dict[int, tuple[bool, tuple[int, ...], str]]:
+    """What an annotator said of steps: whether each is right, the reference steps it matches, and its error.
+
+    Objects are read one by one where the text is no JSON as a whole, as where it was cut. Items without an integer
+    `step` from 1 to `steps` or a `label` as text are ignored; of two items on a step the later one counts.
+
+    Args:
+        said: The annotator's text.
+        steps: Of the solution.
+    """
+    items = _items(said)
+    found = {}
+    for item in items:
+        number, label = item.get("step"), item.get("label")
+        if isinstance(number, bool) or not isinstance(number, int) or not isinstance(label, str):
+            continue
+        if 1 <= number <= steps:
+            aligned = item.get("reference")
+            matches = aligned if isinstance(aligned, list) else [aligned]
+            kept = tuple(each for each in matches if isinstance(each, int) and not isinstance(each, bool))
+            error = item.get("error")
+            found[number] = (label.strip().upper() == CORRECT, kept, error.strip() if isinstance(error, str) else "")
+    return found
+
+
+def _items(said: str) -> list[Mapping[str, Any]]:
+    begin, end = said.find("["), said.rfind("]")
+    try:
+        whole = json.loads(said[begin : end + 1]) if 0 <= begin < end else None
+    except (ValueError, RecursionError):
+        whole = None
+    if isinstance(whole, list) and all(isinstance(item, dict) for item in whole):
+        return whole
+    items = list[Mapping[str, Any]]()
+    for each in _OBJECT.findall(said):
+        try:
+            item = json.loads(each)
+        except ValueError:
+            continue
+        if isinstance(item, dict):
+            items.append(item)
+    return items
+
+
+def labels_of(
+    said: str, steps: int, right: bool, missing: Literal["incorrect", "outcome"] = "incorrect"
+) -> tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Labels, alignment and errors of the steps of a solution by what an annotator said.
+
+    The label of the last step is the outcome, as in the published code.
+
+    Args:
+        said: The annotator's text.
+        steps: Of the solution.
+        right: Whether its final answer is.
+        missing: What a step without an item counts.
+    """
+    found = annotation(said, steps)
+    default = right if missing == "outcome" else False
+    labels = [found[number][0] if number in found else default for number in range(1, steps + 1)]
+    if labels:
+        labels[-1] = right
+    empty: tuple[bool, tuple[int, ...], str] = (False, (), "")
+    others = [found.get(number, empty) for number in range(1, steps + 1)]
+    return tuple(map(float, labels)), tuple(each[1] for each in others), tuple(each[2] for each in others)
+
+
+def label_steps(
+    lm: LLM,
+    exercises: Sequence[Exercise],
+    out: Path,
+    *,
+    delimiter: str = "\n\n",
+    answers: AnswerExtractor | None = None,
+    missing: Literal["incorrect", "outcome"] = "incorrect",
+    max_new_tokens: int = 1024,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> list[StepLabels]:
+    """Label solutions by one text of `lm` each, and write them to the file `out`, exercise by exercise.
+
+    An interrupted run goes on after the last exercise in the file. The reference solution of each exercise is added as
+    one whose steps are all right. A model that runs here is held to the form of the annotation by a JSON Schema.
+
+    Args:
+        lm: The annotator, which may be behind a server.
+        exercises: What is labelled.
+        out: A file of JSON lines, as `train text-prm` reads it.
+        delimiter: Of steps.
+        answers: How final answers are found and compared.
+        missing: See `labels_of`.
+        max_new_tokens: Of an annotation.
+        seed: For annotators that draw.
+        progress: Called with the exercises done.
+
+    Raises:
+        SettingsError: For a file of other exercises.
+    """
+    answers = answers or AnswerExtractor("auto", "")
+    found = _known(out, exercises)
+    done = sum(1 for _ in _groups(found, exercises))
+    for number in range(done, len(exercises)):
+        exercise = exercises[number]
+        labelled = list(
+            _labelled(lm, exercise, delimiter, answers, missing, max_new_tokens, nth_seed(seed, number << 16))
+        )
+        with out.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{json.dumps(asdict(each))}\n" for each in labelled))
+        found += labelled
+        progress("labelling steps", number + 1, len(exercises))
+    return found
+
+
+def _labelled(
+    lm: LLM,
+    exercise: Exercise,
+    delimiter: str,
+    answers: AnswerExtractor,
+    missing: Literal["incorrect", "outcome"],
+    max_new_tokens: int,
+    seed: int,
+) -> Iterator[StepLabels]:
+    reference = steps_of(exercise.reference, delimiter)
+    wanted, *given = answers.of([exercise.reference, *exercise.solutions])
+    for number, (text, answer) in enumerate(zip(exercise.solutions, given, strict=True)):
+        steps = steps_of(text, delimiter)
+        asked = _ASKED.format(
+            question=exercise.question, reference=_listed(reference), solution=_listed(steps), count=len(steps)
+        )
+        constraint = None if writes(lm.model) else _schema(len(steps), len(reference))
+        said = lm.generate(
+            asked, constraint=constraint, max_new_tokens=max_new_tokens, seed=nth_seed(seed, number), drafter=None
+        )
+        right = answer is not None and answer == wanted
+        labels, alignment, errors = labels_of(said.text, len(steps), right, missing)
+        yield StepLabels(exercise.question, text, labels, float(right), alignment, errors, len(said.tokens))
+    every = tuple((number,) for number in range(1, len(reference) + 1))
+    yield StepLabels(exercise.question, exercise.reference, (1.0,) * len(reference), 1.0, every, ("",) * len(reference))
+
+
+def _listed(steps: Sequence[str]) -> str:
+    return "\n".join(f"[{number}] {step}" for number, step in enumerate(steps, 1))
+
+
+def _schema(steps: int, reference: int) -> dict[str, Any]:
+    text = {"type": "string", "maxLength": _CHARACTERS}
+    numbers = {"type": "array", "items": {"enum": list(range(1, reference + 1))}, "maxItems": reference}
+    item = {
+        "type": "object",
+        "properties": {
+            "step": {"enum": list(range(1, steps + 1))},
+            "reference": numbers,
+            "reasoning": text,
+            "error": text,
+            "label": {"enum": [CORRECT, INCORRECT]},
+        },
+        "required": ["step", "reference", "reasoning", "error", "label"],
+        "additionalProperties": False,
+    }
+    return {"type": "array", "items": item, "minItems": steps, "maxItems": steps}
+
+
+def _known(out: Path, exercises: Sequence[Exercise]) -> list[StepLabels]:
+    """What whole exercises of an earlier run there are in the file; a part of one is dropped from it."""
+    if not out.is_file():
+        return []
+    try:
+        lines = [json.loads(line) for line in out.read_text("utf-8").splitlines() if line.endswith("}")]
+        found = [
+            StepLabels(**{**each, "labels": tuple(each["labels"]), "alignment": tuple(map(tuple, each["alignment"])),
+                          "errors": tuple(each["errors"])})
+            for each in lines
+        ]  # fmt: skip
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptFile(f"{out} holds other lines than labelled steps: give another file as --out") from error
+    whole = [each for group in _groups(found, exercises) for each in group]
+    out.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in whole), encoding="utf-8")
+    return whole
+
+
+def _groups(found: Sequence[StepLabels], exercises: Sequence[Exercise]) -> Iterator[Sequence[StepLabels]]:
+    """The whole exercises among labelled texts, in order."""
+    begin = 0
+    for exercise in exercises:
+        group = found[begin : begin + len(exercise.solutions) + 1]
+        if len(group) <= len(exercise.solutions):
+            return
+        if [each.text for each in group] != [*exercise.solutions, exercise.reference]:
+            raise SettingsError("the file has labels of other exercises: give another file as --out, or remove it")
+        yield group
+        begin += len(group)
+
+
+def preference_pairs(found: Sequence[StepLabels], most: int = _PAIRS) -> list[dict[str, str]]:
+    """Pairs of texts of one question, of which one is at least as good by outcome and by steps, and better by one.
+
+    Args:
+        found: Labelled texts, the reference solutions among them.
+        most: Pairs of a question; those of the largest difference are kept.
+
+    Returns:
+        {"prompt", "chosen", "rejected"} of each, as `train orpo` reads them.
+    """
+    groups: dict[str, list[StepLabels]] = {}
+    for each in found:
+        groups.setdefault(each.prompt, []).append(each)
+    pairs = []
+    for prompt, texts in groups.items():
+        ways = [
+            (sum(better.worth) - sum(worse.worth), better.text, worse.text)
+            for better in texts
+            for worse in texts
+            if better.worth != worse.worth and all(a >= b for a, b in zip(better.worth, worse.worth, strict=True))
+        ]
+        ways.sort(key=lambda way: -way[0])
+        pairs += [{"prompt": prompt, "chosen": better, "rejected": worse} for _, better, worse in ways[:most]]
+    return pairs

@@ -1,0 +1,88 @@
+"""Adapters that learn from pairs and from rewards, and the advantages of texts that part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decodery.core.errors import CorruptFile, SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.training.adapter import LoRARemaking
+from decodery.training.adapter_learner import AdapterLearner
+from decodery.training.grpo import GRPORecipe, advantages, train_grpo
+from decodery.training.orpo import ORPORecipe, read_pairs, train_orpo
+from serving import tiny_lm
+
+FORM = LoRARemaking(rank=2)
+
+
+def test_advantages_are_those_of_the_group_and_of_siblings() -> None:
+    texts = [[1, 2, 3], [1, 2, 4], [1, 5], [6]]
+    rewards = [1.0, 0.0, 0.0, 1.0]
+    plain = advantages(texts, rewards)
+    assert [each.tolist() for each in plain] == [[1, 1, 1], [-1, -1, -1], [-1, -1], [1]]
+    both = [own - base for own, base in zip(advantages(texts, rewards, siblings=2.0), plain, strict=True)]
+    # Three texts go on with 1, of mean 1/3, and one with 6, of 1; after 1 the tokens 2 and 5 have means 1/2 and 0.
+    assert [each.tolist() for each in both] == [
+        pytest.approx(each) for each in ([-2, 2, 2], [-2, 2, -2], [-2, -2], [2])
+    ]
+    # Equal rewards teach nothing.
+    assert not np.concatenate(advantages(texts, [0.5] * 4, siblings=1.0)).any()
+
+
+def test_log_probabilities_are_those_of_each_texts_own_tokens() -> None:
+    lm = tiny_lm(None)
+    learner = AdapterLearner(lm, Path("nowhere"), FORM)
+    texts = [learner.text("ab", "cde"), learner.text("a", "x")]
+    found = learner.logprobs(texts)
+    for text, logs in zip(texts, found, strict=True):
+        read = learner.original.forward(Batch([Segment.chunk(text.tokens.tolist(), learner.original.new_cache())]))
+        known = read.logits.log_softmax(dim=-1)[range(len(text.tokens) - 1), text.tokens[1:].tolist()]
+        assert logs.tolist() == pytest.approx(known[text.written - 1 :].tolist(), abs=1e-4)
+        assert len(logs) == len(text.tokens) - text.written
+
+
+def test_orpo_prefers_what_was_chosen_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    pairs = [(f"{number}?", "yes", "no") if number % 2 else (f"{number}?", "yes", "nay") for number in range(12)]
+    recipe = ORPORecipe(steps=5, batch=4, lr=1e-2)
+    found = train_orpo(tiny_lm(), pairs, tmp_path / "a", remaking=FORM, recipe=recipe)
+    assert found["loss"] < found["loss_before"] - 0.1 and found["preferred"] == 1.0
+    assert train_orpo(tiny_lm(), pairs, tmp_path / "a", remaking=FORM, recipe=recipe) == found
+    lm = tiny_lm()
+    (plain, tuned) = (
+        lm.generate("3?", max_new_tokens=2, logprobs=0, logits_source=source, drafter=None)
+        for source in (None, f"adapter:file={tmp_path / 'a'}")
+    )
+    assert plain.text != tuned.text or plain.logprobs != tuned.logprobs
+    with pytest.raises(SettingsError, match="2 pairs"):
+        train_orpo(tiny_lm(), pairs[:1], tmp_path / "b", remaking=FORM, recipe=recipe)
+
+
+def test_grpo_learns_what_is_rewarded(tmp_path: Path) -> None:
+    recipe = GRPORecipe(group=8, batch=2, steps=6, lr=4e-2, max_new_tokens=3, beta=0.0, siblings=0.5)
+
+    def reward(number, texts):
+        return [sum(token < 128 for token in seq.generated) / 3 for seq in texts]
+
+    def against(number, texts):
+        return [-each for each in reward(number, texts)]
+
+    prompts = [f"{number}?" for number in range(6)]
+    found, worse = (
+        train_grpo(tiny_lm(), prompts, rule, tmp_path / rule.__name__, remaking=FORM, recipe=recipe)
+        for rule in (reward, against)
+    )
+    # The same training with the reward turned round goes the other way.
+    assert found["reward"] > found["reward_before"] + 0.2 and -worse["reward"] < found["reward"] - 0.2
+
+
+def test_files_of_pairs_are_read_strictly(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}))
+    assert read_pairs(path) == [("a", "b", "c")]
+    path.write_text(json.dumps({"prompt": "a", "chosen": "b"}))
+    with pytest.raises(CorruptFile, match="line 1"):
+        read_pairs(path)
