@@ -151,6 +151,9 @@ def test_what_is_no_reward_model_is_said(tmp_path: Path) -> None:
     folder = save(tmp_path / "five", randomize(transformers.Qwen2ForSequenceClassification(config), 8))
     with pytest.raises(UnsupportedModel, match="5 outputs"):
         RewardModel(model=str(folder))
+    gated = save(tmp_path / "gated", causal(), architectures=["LlamaForRewardModelWithGating"])
+    with pytest.raises(UnsupportedModel, match="ArmoRM"):
+        RewardModel(model=str(gated))
     bare = save(tmp_path / "bare", causal(), architectures=["Qwen2ForProcessRewardModel"])
     with pytest.raises(CorruptFile, match="no head of a qwen-prm"):
         RewardModel(model=str(bare))

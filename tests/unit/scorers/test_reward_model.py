@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from decodery.core.errors import SettingsError, VocabularyMismatch
 from decodery.llm.llm import LLM
@@ -13,10 +14,12 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.chat import ChatTemplate
 from decodery.scorers import InfAlign, LLMJudge, LogProbability, RewardModel, SelfEvaluation
+from decodery.scorers.reading import read
 from decodery.search import BestOfN, StepBeam
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
 from decodery.testing import tiny_transformer
+from decodery.testing.models import Counted
 from scripted_lm import ScriptedLLM
 from serving import VOCAB, tiny_lm
 
@@ -108,7 +111,10 @@ def test_a_second_model_judges_behind_a_prompt_of_its_own() -> None:
         assert abs(output.score - law(output.text, lm.model, "<{}>")) > 1e-4
         assert abs(output.score - law(output.text, made.model, "{}")) > 1e-4
     ledger = found[0].trace.ledger
-    assert ledger.rows["reward"] == ledger.counts["judge_tokens_in"] > 0 and ledger.passes["reward"] > 0
+    # What the prompts of the judge begin with is read once for the three.
+    common = len(lm.tokenizer.encode("<Question:\nIs it?\n\nAnswer:\n"))
+    assert common * 2 <= ledger.counts["judge_tokens_in"] - ledger.rows["reward"] < common * 2 + 12
+    assert ledger.passes["reward"] > 0
     # Named without a tokenizer, the judge has the writer's.
     alike = RewardModel(LLMJudge(labels=("no", "maybe", "yes")), model=made.model)
     (best, *_) = lm.search("Is it?", BestOfN(alike, n=2), apply_chat_template=False, temperature=1.0, max_new_tokens=6)
@@ -118,3 +124,28 @@ def test_a_second_model_judges_behind_a_prompt_of_its_own() -> None:
     outputs = far.search("Is it?", BestOfN(scorer, n=2), temperature=1.0)
     assert all(each.score == pytest.approx(law(each.text, made.model, "<{}>"), abs=1e-9) for each in outputs)
     assert len(far.asked) == 2
+
+
+def test_what_texts_begin_with_is_read_once() -> None:
+    model = Counted(tiny_transformer(1))
+    begun = [number % 60 for number in range(88)]
+    texts = [[*begun, number, 7] for number in range(3, 6)]
+
+    def values(chosen: list[list[int]], wanted: int = 1) -> list[list[float]]:
+        found: list[list[float]] = [[] for _ in chosen]
+
+        def take(number: int, row: int, logits: torch.Tensor) -> None:
+            found[number] += logits.sum(dim=-1).tolist()
+
+        alone = Candidates((), [()] * len(chosen), [True] * len(chosen), model=model)
+        model.rows.clear()
+        run_sync(read(alone, model, chosen, [wanted] * len(chosen), take))
+        return found
+
+    together = values(texts)
+    # The common part once, and then two rows of each; a text alone is read as it is.
+    assert sum(model.rows) == 88 + 2 * 3
+    for text, value in zip(texts, together, strict=True):
+        assert values([text])[0] == pytest.approx(value, abs=1e-9) and sum(model.rows) == 90
+    # Rows that are wanted are not left out, however much is common.
+    assert [len(each) for each in values([texts[0]] * 2, 90)] == [90, 90]

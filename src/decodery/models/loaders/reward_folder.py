@@ -37,6 +37,11 @@ _ENDINGS = {
     "ForSequenceClassification": "sequence-classification",
     "ForTokenClassification": "token-classification",
 }
+_REFUSED = {
+    "ForRewardModelWithGating": "its score is a mixture of several by a gate (ArmoRM)",
+    "ForRewardModel": "its head is code of its own",
+}
+"""Endings of architectures that are not read, and why."""
 _OF_HEADS = ("id2label", "label2id", "num_labels", "problem_type", "classifier_dropout", "auto_map", "score_bias")
 _TAKEN = ("*.jinja", "tokenizer*.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json")
 _MOST_OUTPUTS = 2
@@ -89,6 +94,12 @@ def reward_folder(name: str) -> RewardFolder | None:
     if not isinstance(described, dict):
         return None
     named = [each for each in described.get("architectures") or () if isinstance(each, str)]
+    for each in named:
+        if why := next((why for end, why in _REFUSED.items() if each.endswith(end)), None):
+            raise UnsupportedModel(
+                f"{each} in {name} is not read as a reward model, because {why}: use one with a single score, or a "
+                "process reward model"
+            )
     kind = next((kind for each in named for end, kind in _ENDINGS.items() if each.endswith(end)), None)
     if kind is None and not any(file.suffix == ".safetensors" for file in path.iterdir()):
         return None
