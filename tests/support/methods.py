@@ -141,6 +141,7 @@ from decodery.search.iad import IAD
 from decodery.search.iter_drag import IterDRAG
 from decodery.search.lookahead import Lookahead as LookaheadSearch
 from decodery.search.mcts import MCTS
+from decodery.search.pairwise import Pairwise
 from decodery.search.parallel_tempering import ParallelTempering
 from decodery.search.particle_filter import ParticleFilter
 from decodery.search.particle_gibbs import ParticleGibbs
@@ -638,6 +639,7 @@ PIPELINES: dict[str, Search] = {
     "drag": DRAG(Documents(("the sky is blue", "grass is green")), k=1),
     "iad": IAD(LLMJudge(), n=2, rounds=1),
     "iter-drag": IterDRAG(Documents(("the sky is blue", "grass is green")), k=1, n=1),
+    "pairwise": Pairwise(n=2),
     "revisions": Revisions(LLMJudge(), n=2, length=2),
     "self-refine": SelfRefine(iterations=1),
 }

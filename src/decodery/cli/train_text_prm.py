@@ -19,9 +19,21 @@ from .train_common import FILE, command_line, model_option, out_option, resumabl
 @option("--delimiter", default="\n\n", show_default="a blank line", help="Text that ends a step.")
 @option("--tap", type=int, metavar="N", show_default="all", help="Read the hidden states after N layers.")
 @chat_template_option("The prompts are plain text, without the chat template.")
+@option(
+    "--published",
+    is_flag=True,
+    help="Write a folder in a published form, a classifier of tokens, for reward-model:model=DIR. MODEL is a folder.",
+)
 @seed_option("the initial weights and the order")
 def text_prm(
-    texts: Path, out: Path, model: str, delimiter: str, tap: int | None, apply_chat_template: bool, seed: int
+    texts: Path,
+    out: Path,
+    model: str,
+    delimiter: str,
+    tap: int | None,
+    apply_chat_template: bool,
+    published: bool,
+    seed: int,
 ) -> None:
     """Train a head on judged TEXTS that predicts, step by step, whether a text will be right.
 
@@ -35,7 +47,15 @@ def text_prm(
     from decodery.training.text_prm import JudgedText, TextPRMRecipe, train_text_prm
     from decodery.training.value import read_judged, read_step_labels
 
-    found, lm = zip(read_judged(texts), read_step_labels(texts), strict=True), load(model)
+    found = zip(read_judged(texts), read_step_labels(texts), strict=True)
+    if published:
+        if delimiter != "\n\n" or tap is not None or not apply_chat_template:
+            raise click.UsageError(
+                "--published reads questions as text and steps between blank lines: leave others out"
+            )
+        _publish(model, [(*text, labels) for text, labels in found], out)
+        return
+    lm = load(model)
     judged = [
         JudgedText(
             lm.encode(prompt, apply_chat_template=apply_chat_template),
@@ -56,6 +76,23 @@ def text_prm(
         f"on held-out prompts: AUC {facts['auc']}, cross-entropy {facts['cross_entropy']} against "
         f"{facts['cross_entropy_of_the_mean']} of the mean"
     )
+
+
+def _publish(model: str, judged: list[Any], out: Path) -> None:
+    import json
+
+    from decodery.core.errors import SettingsError
+    from decodery.models.loaders.load import load
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.training.published_prm import train_published_prm
+
+    source = Path(model)
+    if not source.is_dir():
+        raise SettingsError(f"--published copies the tensors of a folder of safetensors, and {model} is none: give one")
+    with terminal_progress(counts=True) as progress:
+        values = train_published_prm(load(model), source, judged, out, command=command_line(), progress=progress)
+    click.echo(json.dumps(values, indent=1))
+    click.echo(f"the reward model is ready: reward-model:model={out}")
 
 
 @command(example="train step-labels solutions.jsonl -m MODEL --out labelled.jsonl --pairs pairs.jsonl")

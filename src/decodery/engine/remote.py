@@ -159,8 +159,9 @@ class RemoteModel(WholeTexts):
         most = self.offers.logprobs.get(path)
         if seq.request.logprobs and most is None:
             self.refuse("returns no log-probabilities")
-        # Where tokens are told of at all they are asked for: a piece of a stream may hold several.
-        top = None if most is None else min(seq.request.logprobs or 0, most)
+        # Where tokens are told of at all they are asked for: a piece of a stream may hold several. llama.cpp tells of
+        # none where 0 likely ones are wanted.
+        top = None if most is None else min(seq.request.logprobs or 1, most)
         return path, {
             "model": self.offers.model,
             **({"prompt": prompt} if plain else {"messages": turns}),

@@ -79,7 +79,7 @@ class PublishedReward(Scorer):
         if candidates.calls is None:
             raise SettingsError("a published reward model reads the question as a text: search through `LLM`")
         question = candidates.calls.conversation.task
-        asked = [self._rows(question, text) for text in texts(candidates, None, _NAME)]
+        asked = [self.rows(question, text) for text in texts(candidates, None, _NAME)]
         values: list[list[float]] = [[] for _ in asked]
 
         def take(number: int, row: int, states: torch.Tensor) -> None:
@@ -129,7 +129,7 @@ class PublishedReward(Scorer):
             return right, wrong
         return encode("+", special=False)[-1], encode("-", special=False)[-1]
 
-    def _rows(self, question: str, text: str) -> tuple[list[int], list[int]]:
+    def rows(self, question: str, text: str) -> tuple[list[int], list[int]]:
         """The tokens that are read, and the rows of them at which the model is asked."""
         steps = [step.strip() for step in re.split(r"\n\s*\n", text) if step.strip()] or [""]
         encode = self.loaded.tokenizer.encode

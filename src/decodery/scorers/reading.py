@@ -84,7 +84,8 @@ def _shared(
 ) -> ForwardCoroutine[KVCache | None]:
     """What all of several texts begin with, read once as far as no row of it is wanted; None for nothing."""
     most = min((len(text) - wanted for text, wanted in zip(texts, rows, strict=True)), default=0)
-    first, last = min(texts, default=()), max(texts, default=())
+    ids = [tuple(text) for text in texts]
+    first, last = min(ids, default=()), max(ids, default=())
     # What the first and the last one in order share is what all share.
     pairs = enumerate(zip(first, last, strict=False))
     length = min(most, next((at for at, (one, other) in pairs if one != other), min(len(first), len(last))))

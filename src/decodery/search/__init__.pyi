@@ -30,6 +30,7 @@ from .iter_drag import IterDRAG as IterDRAG
 from .lookahead import Lookahead as Lookahead
 from .mcts import MCTS as MCTS
 from .pg_td import PGTD as PGTD
+from .pairwise import Pairwise as Pairwise
 from .parallel_tempering import ParallelTempering as ParallelTempering
 from .particle_filter import ParticleFilter as ParticleFilter
 from .particle_gibbs import ParticleGibbs as ParticleGibbs

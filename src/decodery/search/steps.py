@@ -51,7 +51,7 @@ class Stepped(Search):
 
     Attributes:
         delimiter: What ends a step, and belongs to it: a text, which may stand within a token, or token ids; a step has
-            something before it; None where steps have a length alone.
+            something before it; None where steps have a length alone. In a text, \\n is a line feed and \\t a tab.
         step_tokens: Of a step at most.
         rounds: Steps of a text; the last one goes on to the text's end.
         step_pattern: A regular expression that ends a step beside the delimiter, such as the marker of an answer,
@@ -66,6 +66,9 @@ class Stepped(Search):
     step_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.delimiter, str):
+            # What a shell passes on between single quotes.
+            object.__setattr__(self, "delimiter", self.delimiter.replace("\\n", "\n").replace("\\t", "\t"))
         for name in ("step_tokens", "rounds"):
             require_count(self._name, name, getattr(self, name))
         if self.delimiter is not None and not self.delimiter:

@@ -60,7 +60,7 @@ def read_pairs(path: Path) -> list[tuple[str, str, str]]:
 
 
 def orpo(better: torch.Tensor, worse: torch.Tensor, weight: float) -> torch.Tensor:
-    """[n] losses of pairs whose texts have these mean log-probabilities of a token, [n], below 0 (ORPO, 2024)."""
+    """[n] losses of pairs of texts, by the mean log-probabilities [n] of their tokens (ORPO, 2024)."""
     return -better - weight * logsigmoid(_log_odds(better) - _log_odds(worse))
 
 

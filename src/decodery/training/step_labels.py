@@ -71,7 +71,9 @@ class StepLabels:
 
 
 def read_exercises(path: Path) -> list[Exercise]:
-    """Exercises of a file of JSON lines {"question": text, "reference": text, "solution": text or "solutions": [text]}.
+    """Exercises of a file of JSON lines.
+
+    A line is {"question": text, "reference": text, "solution": text}, or has "solutions" with a list of texts.
 
     Raises:
         CorruptFile: For another line.
@@ -97,7 +99,7 @@ def steps_of(text: str, delimiter: str) -> list[str]:
 
 
 def annotation(said: str, steps: int) -> dict[int, tuple[bool, tuple[int, ...], str]]:
-    """What an annotator said of steps: whether each is right, the reference steps it matches, and its error.
+    """What an annotator said of steps: whether each is right, what it matches, and its error.
 
     Objects are read one by one where the text is no JSON as a whole, as where it was cut. Items without an integer
     `step` from 1 to `steps` or a `label` as text are ignored; of two items on a step the later one counts.
@@ -290,7 +292,7 @@ def _groups(found: Sequence[StepLabels], exercises: Sequence[Exercise]) -> Itera
 
 
 def preference_pairs(found: Sequence[StepLabels], most: int = _PAIRS) -> list[dict[str, str]]:
-    """Pairs of texts of one question, of which one is at least as good by outcome and by steps, and better by one.
+    """Pairs of texts of one question, of which one is better by outcome or steps and worse by neither.
 
     Args:
         found: Labelled texts, the reference solutions among them.

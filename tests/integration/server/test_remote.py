@@ -43,6 +43,9 @@ def test_texts_are_those_of_the_model_itself(both: tuple[Any, Any]) -> None:
         assert [out.finish_reason for out in there] == [out.finish_reason for out in here]
         # A piece for each token, however many come at a time.
         assert [len(out.tokens) for out in there] == [len(out.tokens) for out in here]
+    _, body = remote.model.body(remote.engine().open(remote.request_for("q")))
+    # With 0 llama.cpp tells of no log-probabilities at all.
+    assert body["logprobs"] is True and body["top_logprobs"] == 1
     ledger = there[0].trace.ledger
     assert ledger.passes == {"server": 1} and ledger.tokens == len(there[0].tokens)
     assert ledger.counts["prompt_tokens"] == len(here[0].prompt_tokens)

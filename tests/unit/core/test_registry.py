@@ -371,7 +371,7 @@ LOCAL = {
     *(("scorer", "process-reward", "head"), ("scorer", "reward-model", "model")),
     *(("scorer", "program-tests", name) for name in ("file", "head", "setup", "tests")),
     *(("constraint", "monitor", name) for name in ("project", "path", "prefix")),
-    *(("search", name, "model") for name in ("arbitrage", "phase-handoff", "spec-reason")),
+    *(("search", name, "model") for name in ("arbitrage", "pairwise", "phase-handoff", "spec-reason")),
     ("diffusion", "phase-handoff", "model"),
     ("search", "arbitrage", "router"),
 }

@@ -12,9 +12,11 @@ import torch
 import transformers
 
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
+from decodery.models.loaders.load import load
 from decodery.scorers import RewardModel
 from decodery.search import BestOfN
 from decodery.step.scorer import Candidates, judge
+from decodery.training.published_prm import train_published_prm
 from serving import TEMPLATE, tiny_lm
 from tiny_models import make_tokenizer, randomize
 
@@ -144,6 +146,29 @@ def test_searches_take_them_by_their_folder(tmp_path: Path) -> None:
     best, *others = tiny_lm().search(QUESTION, search, temperature=1.0, max_new_tokens=8)
     assert best.trace.ledger.rows["reward"] > 0
     assert all((best.score or 0) >= (each.score or 0) for each in others)
+
+
+def test_one_that_is_trained_here_is_what_transformers_reads(tmp_path: Path) -> None:
+    source, out = save(tmp_path / "lm", causal(9)), tmp_path / "prm"
+    judged = [
+        (f"What is {number} + 1?", f"First.\n\nSo {sign}{number + 1}.", float(sign == ""), [1.0, float(sign == "")])
+        for number in range(24)
+        for sign in ("", "-")
+    ]
+    values = train_published_prm(load(str(source), dtype="float32"), source, judged, out)
+    assert values["cross_entropy"] < values["cross_entropy_of_the_mean"] and values["auc"] > 0.7
+    read = transformers.AutoModelForTokenClassification.from_pretrained(out)
+    for text in ("First.\n\nSo 4.", "First.\n\nSo -4."):
+        lines = "".join(f"{step}\n" for step in text.split("\n\n"))
+        logits = read(ids(f"{QUESTION}\n{lines}")).logits[0, -1]
+        right = float(torch.softmax(logits, dim=-1)[1].detach())
+        assert score(RewardModel(model=str(out)), text) == pytest.approx(right, abs=2e-4)
+    scores = [score(RewardModel(model=str(out)), f"First.\n\nSo {sign}4.") for sign in ("", "-")]
+    assert scores[0] > scores[1]
+    with pytest.raises(SettingsError, match="not empty"):
+        train_published_prm(load(str(source), dtype="float32"), source, judged, out)
+    with pytest.raises(SettingsError, match="2 steps between blank lines and 1 labels"):
+        train_published_prm(load(str(source)), source, [(*judged[0][:3], [1.0])], tmp_path / "other")
 
 
 def test_what_is_no_reward_model_is_said(tmp_path: Path) -> None:

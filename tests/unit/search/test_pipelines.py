@@ -25,6 +25,7 @@ from decodery.search import (
     Cheatsheet,
     Documents,
     IterDRAG,
+    Pairwise,
     SelfRefine,
     WeightedVote,
     archon_layers,
@@ -528,3 +529,28 @@ def test_components_of_archon_may_be_other_local_models(lm: Any, monkeypatch: An
     monkeypatch.setattr(archon_layers, "second_model", lambda model, dtype, target: short.model)
     with pytest.raises(ContextFull, match="more than the 24"):
         lm.search("Why? " * 9, Archon((("generator(model=other)",),)), **settings)
+
+
+def test_answers_are_compared_two_by_two_in_both_orders() -> None:
+    def script(asked: Asked) -> str:
+        if "[A] or [B]" not in asked.text:
+            return f"text {(asked.number * 7) % 4}"
+        first, second = (int(each) for each in re.findall(r"text (\d)", asked.text))
+        # A judge that likes large numbers, and the first answer where they are near.
+        if abs(first - second) == 1:
+            return "[A]"
+        return "[A]" if first > second else "The better one is [B]."
+
+    lm = ScriptedLLM(script)
+    found = lm.search("Count.", Pairwise(n=4), temperature=1.0)
+    assert len(lm.asked) == 4 + 12 and found[0].trace.ledger.counts["comparisons"] == 12
+    # 3 beats 0 and 1, 2 beats 0; neighbours are half a win for each.
+    assert {out.text: out.score for out in found} == pytest.approx(
+        {"text 3": 2.5 / 3, "text 2": 2 / 3, "text 1": 1 / 3, "text 0": 0.5 / 3}
+    )
+    assert [out.text for out in found] == ["text 3", "text 2", "text 1", "text 0"]
+    silent_judge = ScriptedLLM(lambda asked: "who knows" if "[A] or [B]" in asked.text else f"text {asked.number}")
+    equal = silent_judge.search("Count.", Pairwise(n=2), temperature=1.0)
+    assert [(out.text, out.score) for out in equal] == [("text 0", 0.5), ("text 1", 0.5)]
+    with pytest.raises(SettingsError, match="16 at most"):
+        Pairwise(n=17)

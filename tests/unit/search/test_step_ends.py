@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
 from decodery.search import StepBeam
 from decodery.search.step_nodes import StepEnd
 from methods import SEARCHES, Even
@@ -58,3 +59,8 @@ def test_the_final_text_is_drawn_by_weight() -> None:
     assert total > 4 * variance**0.5
     with pytest.raises(SettingsError, match="by vote or by a draw"):
         replace(SEARCHES["step-beam"], choose="first")  # type: ignore[type-var]
+
+
+def test_a_delimiter_from_between_single_quotes_is_read_as_meant() -> None:
+    found = resolve("search", r'step-beam:scorer=log-probability,delimiter="\n\t"')
+    assert found.delimiter == "\n\t" == StepBeam(Even(), delimiter="\n\t").delimiter

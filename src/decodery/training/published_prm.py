@@ -1,0 +1,164 @@
+"""Train a process reward model in a published form: a classifier of tokens, as TRL trains and reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.loaders.fields import INDEX, read_json
+from decodery.models.loaders.folder import Shards
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.protocol import is_open
+from decodery.scorers.published_reward import PublishedReward
+
+from .card import command_lines, write_card
+from .judge import auc
+from .value import states_of
+
+HEAD = "score.safetensors"
+_HELD_OUT = 10
+_ITERATIONS = 200
+_CAUSAL, _CLASSIFIER = "ForCausalLM", "ForTokenClassification"
+_COPIED = ("*.jinja", "tokenizer*.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json")
+
+Judged = tuple[str, str, float, Sequence[float] | None]
+"""Prompt, text, its reward, and labels of its steps, which blank lines separate."""
+
+
+def train_published_prm(
+    loaded: LoadedModel,
+    source: Path,
+    judged: Sequence[Judged],
+    out: Path,
+    *,
+    ridge: float = 1e-3,
+    command: str = "",
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """Fit a linear head of two labels at the ends of steps, and write a folder that TRL reads.
+
+    The head is a logistic regression on the states after the final norm, of the text's tokens as the form is read:
+    question and steps a line each. The folder holds the model's own tensors but its output head.
+
+    Args:
+        loaded: The model, which is not changed.
+        source: Its folder of safetensors.
+        judged: What is learned; one prompt in ten is held out.
+        out: A new folder.
+        ridge: Of the regression, per example.
+        command: For the card.
+        progress: Called with the texts read.
+
+    Returns:
+        `auc` and `cross_entropy` on held-out steps, and the latter of the mean.
+
+    Raises:
+        UnsupportedModel: For models that give no states, and folders that are not of a causal model in safetensors.
+        SettingsError: For texts that teach nothing.
+    """
+    model = loaded.model
+    if not is_open(model):
+        raise UnsupportedModel("this model gives no hidden states: load it in a form that this package runs")
+    config = _described(source)
+    if out.exists() and any(out.iterdir()):
+        raise SettingsError(f"{out} is not empty: name a new folder")
+    form = PublishedReward("token-classification", None, "last", loaded)
+    prompts = list(dict.fromkeys(prompt for prompt, *_ in judged))
+    held = set(prompts[::_HELD_OUT])
+    states: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+    labels: tuple[list[float], list[float]] = [], []
+    for number, (prompt, text, reward, steps) in enumerate(judged):
+        tokens, rows = form.rows(prompt, text)
+        wanted = [reward] * len(rows) if steps is None else list(steps)
+        if len(wanted) != len(rows):
+            raise SettingsError(
+                f"a text has {len(rows)} steps between blank lines and {len(wanted)} labels: label steps that blank "
+                "lines separate"
+            )
+        part = prompt in held
+        found = states_of(model, (), tokens, model.config.num_layers)[rows]
+        states[part].append(model.final_norm(found.to(model.dtype)).float().cpu())
+        labels[part].extend(wanted)
+        progress("reading texts", number + 1, len(judged))
+    if not labels[1] or any(len(set(each)) < 2 for each in labels):
+        raise SettingsError("the steps to learn from or to validate with all have one label: give more prompts")
+    learned, known = torch.cat(states[0]), torch.tensor(labels[0], dtype=torch.float32, device="cpu")
+    weight, bias = _fitted(learned, known, ridge)
+    logits, truth = torch.cat(states[1]) @ weight + bias, torch.tensor(labels[1], dtype=torch.float32, device="cpu")
+    mean = known.mean().logit().expand(len(truth))
+    values = {
+        "auc": round(float(auc(logits.numpy(), truth.numpy() > 0.5)), 4),
+        "cross_entropy": round(float(binary_cross_entropy_with_logits(logits, truth)), 4),
+        "cross_entropy_of_the_mean": round(float(binary_cross_entropy_with_logits(mean, truth)), 4),
+    }
+    _write(source, out, config, weight, bias)
+    write_card(
+        out,
+        f"# A process reward model of {loaded.name}\n\nA classifier of tokens with two labels, wrong and right, at the "
+        f'end of each step.\n\n    decodery generate "..." --search "best-of-n:scorer=reward-model(model=THIS_FOLDER)'
+        f',n=8"\n{command_lines(command)}\nOn held-out steps: {values}\n',
+    )
+    return values
+
+
+def _described(source: Path) -> dict[str, object]:
+    """The configuration of the classifier."""
+    config = read_json(source / "config.json") if (source / "config.json").is_file() else None
+    names = config.get("architectures") if isinstance(config, dict) else None
+    if not isinstance(config, dict) or not isinstance(names, list) or not str(names[:1]).strip("[]'").endswith(_CAUSAL):
+        raise UnsupportedModel(
+            f"{source} is no folder of a causal language model in safetensors: a published reward model is made of one"
+        )
+    return config | {
+        "architectures": [str(names[0]).removesuffix(_CAUSAL) + _CLASSIFIER],
+        "num_labels": 2,
+        "id2label": {"0": "wrong", "1": "right"},
+        "label2id": {"wrong": 0, "right": 1},
+    }
+
+
+def _fitted(states: torch.Tensor, labels: torch.Tensor, ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight [hidden] and bias [] of a logistic regression, on centred states of unit scale."""
+    centre, scale = states.mean(dim=0), states.std(dim=0).mean().clamp(min=1e-6)
+    rows = ((states - centre) / scale).double()
+    weight = torch.zeros(states.shape[1], dtype=torch.float64, device="cpu", requires_grad=True)
+    bias = torch.zeros((), dtype=torch.float64, device="cpu", requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=_ITERATIONS, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = binary_cross_entropy_with_logits(rows @ weight + bias, labels.double()) + ridge * weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    found = (weight.detach() / scale).float()
+    return found, (bias.detach() - (weight.detach() * centre / scale).sum()).float()
+
+
+def _write(source: Path, out: Path, config: dict[str, object], weight: torch.Tensor, bias: torch.Tensor) -> None:
+    from safetensors.torch import save_file
+
+    out.mkdir(parents=True, exist_ok=True)
+    shards = Shards(source)
+    names = {name: Path(file).name for name, file in shards.names.items() if name != "lm_head.weight"}
+    shards.close()
+    files = {*names.values(), *(file.name for form in _COPIED for file in source.glob(form))}
+    for name in files:
+        shutil.copy2(source / name, out / name)
+    # The first label is "wrong": the difference of the two is what was learned.
+    head = {
+        "score.weight": torch.stack([torch.zeros_like(weight), weight]),
+        "score.bias": torch.stack([torch.zeros_like(bias), bias]),
+    }
+    save_file(head, out / HEAD, metadata={"format": "pt"})
+    every = {"metadata": {}, "weight_map": names | dict.fromkeys(head, HEAD)}
+    write_text(out / INDEX, json.dumps(every))
+    write_text(out / "config.json", json.dumps(config, indent=1))
