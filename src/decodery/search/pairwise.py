@@ -38,9 +38,9 @@ _ASKED = (
 class Pairwise(Pipeline):
     """Draws n answers and has a judge compare each two of them, in both orders.
 
-    The answer of most wins comes first. A comparison whose two orders disagree, or whose verdict cannot be read, is half a win for each. The score is the
-    share of comparisons won, ties go to the first draw. It takes n * (n - 1) verdicts, of greedy texts; a judge that
-    runs here is held to the form of a verdict.
+    The answer of most wins comes first. A comparison whose two orders disagree, or whose verdict is none, is half a win
+    for each. The score is the share of comparisons won, ties go to the first draw. It takes n * (n - 1) verdicts,
+    of greedy texts; a judge that runs here is held to the form of a verdict.
 
     Attributes:
         n: Answers.

@@ -22,7 +22,7 @@ from .card import command_lines, write_card
 from .judge import auc
 from .value import states_of
 
-HEAD = "score.safetensors"
+HEAD, BACKBONE, WEIGHTS = "score.safetensors", "backbone.safetensors", "model.safetensors"
 _HELD_OUT = 10
 _ITERATIONS = 200
 _CAUSAL, _CLASSIFIER = "ForCausalLM", "ForTokenClassification"
@@ -148,11 +148,13 @@ def _write(source: Path, out: Path, config: dict[str, object], weight: torch.Ten
 
     out.mkdir(parents=True, exist_ok=True)
     shards = Shards(source)
-    names = {name: Path(file).name for name, file in shards.names.items() if name != "lm_head.weight"}
+    # `transformers` reads no index beside a file of this name.
+    moved = {WEIGHTS: BACKBONE}
+    held = {name: Path(file).name for name, file in shards.names.items() if name != "lm_head.weight"}
     shards.close()
-    files = {*names.values(), *(file.name for form in _COPIED for file in source.glob(form))}
-    for name in files:
-        shutil.copy2(source / name, out / name)
+    for name in {*held.values(), *(file.name for form in _COPIED for file in source.glob(form))}:
+        shutil.copy2(source / name, out / moved.get(name, name))
+    names = {name: moved.get(file, file) for name, file in held.items()}
     # The first label is "wrong": the difference of the two is what was learned.
     head = {
         "score.weight": torch.stack([torch.zeros_like(weight), weight]),
