@@ -117,6 +117,15 @@ class Tensors:
             found[f"{name}.bias"] = torch.cat([self.take(f"{part}.bias", n) for part, n in parts.items()])
         return found
 
+    def ungated(self, name: str, heads: int, head_dim: int, width: int) -> torch.Tensor:
+        """The gates [heads * head_dim, width] of a layer `name` in which those of a head stand after its queries.
+
+        The queries stay to be taken.
+        """
+        both = self.take(f"{name}.weight", 2 * heads * head_dim, width).view(heads, 2, head_dim, width)
+        self._left[f"{name}.weight"] = both[:, 0].reshape(-1, width)
+        return both[:, 1].reshape(-1, width)
+
     def layer(
         self, prefix: str, *, hidden: int, inner: int, own: int, shared: int, width: int, name: str = "layer."
     ) -> dict[str, torch.Tensor]:

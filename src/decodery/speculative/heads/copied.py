@@ -17,11 +17,10 @@ def layer_shape(config: ModelConfig, index: int) -> LayerShape:
     """The shape of layer `index`, with its rotary positions; a factor that yarn puts on them is left out."""
     rope = config.layer_rope(index)
     stretch: tuple[float, ...] = ()
-    if rope.rotated:
-        raise UnsupportedModel("a head turns all dimensions of its model, and this one turns some: use another")
     if rope.kind != "default":
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device="cpu") / config.head_dim
-        inverse, _ = rope_frequencies(rope, config.head_dim)
+        turned = rope.rotated or config.head_dim
+        exponents = torch.arange(0, turned, 2, dtype=torch.float64, device="cpu") / turned
+        inverse, _ = rope_frequencies(rope, turned)
         stretch = tuple((1.0 / rope.theta**exponents / inverse.double()).tolist())
     return LayerShape(
         config.hidden_size,
@@ -32,6 +31,7 @@ def layer_shape(config: ModelConfig, index: int) -> LayerShape:
         rope.theta,
         config.norm_eps,
         stretch=stretch,
+        rotated=rope.rotated,
     )
 
 
@@ -46,6 +46,9 @@ def copied_layer(model: Transformer, index: int, *, silent: bool = False) -> tup
     layer = model.weights.layers[index]
     if layer.router is not None:
         raise UnsupportedModel("a head begins as a layer of its model, and this one's have many experts: use another")
+    if model.config.layer_rope(index).rotated:
+        # Their rows are in an order of this package's own.
+        raise UnsupportedModel("a head begins as a layer of its model, and this one turns some dimensions: use another")
     if not model.config.usual:
         raise UnsupportedModel(
             f"a head begins as a layer of its model, and those of {model.config.family} are built in another way: "

@@ -129,7 +129,9 @@ class NativeHead:
         """Whether the kernels can run a head of this layer with these linear layers beside it."""
         own = [layer.parts.linear(f"{layer.prefix}{name}") for name in _LINEARS]
         whole = all(isinstance(each, QUANTIZED) for each in (*own, *linears))
-        plain = layer.shape.window is layer.shape.sliding is None and f"{layer.prefix}q_norm.weight" not in layer.parts
+        shape, others = layer.shape, ("q_norm", "out_gate")
+        plain = shape.window is shape.sliding is None and not shape.rotated
+        plain = plain and not any(f"{layer.prefix}{name}.weight" in layer.parts for name in others)
         return whole and plain and library() is not None
 
     def __call__(self, texts: Ordered[NativeRows], *, entering: bool, k: int = 0) -> Guessed:

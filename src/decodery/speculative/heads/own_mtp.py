@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from decodery.core.errors import UnsupportedModel
+from decodery.models.families.config_json import SEEING
 from decodery.models.families.tensor_names import is_mtp
 from decodery.models.loaders.fields import INDEX, Fields, Kind, Whole, read_json
 from decodery.models.loaders.folder import Shards
@@ -20,11 +21,13 @@ from decodery.models.trained.artifact import remembered
 
 from .checkpoint import CONFIG, EMBEDDING, Tensors
 from .head import TrainedHead
-from .published_layers import DraftLayers
+from .published_layers import FAMILIES, DraftLayers
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """What families call the number of their next-token layers."""
 _KINDS: dict[str, Kind] = {name: Whole(0, 64) for name in (*COUNTS, "num_hidden_layers")}
+_HYBRIDS = ("qwen3_5_text",)
+"""Families whose own layers mix in other ways, and whose next-token layer is one of gated attention."""
 _NORMS = ("token_norm", "feature_norm", "norm")
 
 
@@ -85,12 +88,22 @@ def own_layout(folder: Path) -> MTPLayout | None:
     """How a model's folder keeps a next-token layer, None where it has none."""
     if not (folder / CONFIG).is_file() or not ((folder / INDEX).is_file() or (folder / "model.safetensors").is_file()):
         return None
-    layers = Fields(read_json(folder / CONFIG), str(folder / CONFIG), _KINDS).get("num_hidden_layers", 0)
+    layers = Fields(_config(folder), str(folder / CONFIG), _KINDS).get("num_hidden_layers", 0)
     shards = Shards(folder)
     try:
         return next((each for each in _layouts(layers) if each.sign in shards.names), None)
     finally:
         shards.close()
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The configuration of a model's folder, of the language model where there are others beside it."""
+    raw = read_json(folder / CONFIG)
+    inner = raw.get("text_config")
+    if raw.get("model_type") not in SEEING or not isinstance(inner, dict):
+        return raw
+    family, given = SEEING[raw["model_type"]]
+    return given | {"model_type": family} | inner
 
 
 @remembered
@@ -104,12 +117,16 @@ def own_mtp(folder: Path) -> TrainedHead:
     layout = own_layout(folder)
     if layout is None:
         raise UnsupportedModel(f"{folder} has no next-token layer: name a model's folder that has one")
-    raw, origin = read_json(folder / CONFIG), str(folder / CONFIG)
+    raw, origin = _config(folder), str(folder / CONFIG)
     fields = Fields(raw, origin, _KINDS)
     for name in COUNTS:
         if fields.get(name, 1) > 1:
             raise fields.unsupported(name)
-    layers = DraftLayers.of({name: value for name, value in raw.items() if name not in COUNTS}, origin)
+    # Of a hybrid the next-token layer is one that attends to all of the text.
+    mixes = raw.get("model_type") in _HYBRIDS
+    left_out = (*COUNTS, "layer_types") if mixes else COUNTS
+    known = {name: value for name, value in raw.items() if name not in left_out}
+    layers = DraftLayers.of(known, origin, (*FAMILIES, *_HYBRIDS))
     shards, depth = Shards(folder), layers.config.num_layers
     try:
         wanted = [name for name in shards.names if is_mtp(name, depth)]
@@ -125,8 +142,8 @@ def _read(layers: DraftLayers, layout: MTPLayout, tensors: Tensors) -> tuple[dic
     hidden, vocab = layers.hidden, layers.config.vocab_size
     found = layers.take(tensors, layout.layer, "layer.")
     found |= tensors.linear("fc", {layout.fc: hidden}, 2 * hidden)
-    for name, theirs in zip(_NORMS, layout.norms, strict=True):
-        found[f"{name}.weight"] = tensors.take(f"{theirs}.weight", hidden)
+    named = zip(_NORMS, layout.norms, strict=True)
+    found |= layers.norms({f"{name}.weight": tensors.take(f"{theirs}.weight", hidden) for name, theirs in named})
     if layout.words is not None and f"{layout.words}.weight" in tensors:
         found |= tensors.linear("lm_head", {layout.words: vocab}, hidden)
     if layout.embedding is not None and f"{layout.embedding}.weight" in tensors:

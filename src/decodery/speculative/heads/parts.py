@@ -156,6 +156,7 @@ class LayerShape:
         factor: What cosines and sines are multiplied by, as YaRN does.
         sliding: How many positions a row attends to, its own and those before it; None: all. Counted from every row,
             where `window` is counted from the end of the text.
+        rotated: How many dimensions of a head are turned, the first ones; 0: all.
     """
 
     hidden: int
@@ -169,17 +170,20 @@ class LayerShape:
     stretch: tuple[float, ...] = ()
     factor: float = 1.0
     sliding: int | None = None
+    rotated: int = 0
 
 
 class DecoderLayer:
     """Attention and MLP of a head, made of `parts` whose names begin with `prefix`.
 
-    What attention reads is the caller's: heads differ in what they feed it and in the norms before it.
+    What attention reads is the caller's: heads differ in what they feed it and in the norms before it. What it finds is
+    multiplied by the sigmoid of `out_gate` where there is such a part.
     """
 
     def __init__(self, parts: Parts, prefix: str, shape: LayerShape) -> None:
         self.parts, self.prefix, self.shape = parts, prefix, shape
-        exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float64, device="cpu") / shape.head_dim
+        self._turned = shape.rotated or shape.head_dim
+        exponents = torch.arange(0, self._turned, 2, dtype=torch.float64, device="cpu") / self._turned
         self._inverse = 1.0 / shape.theta**exponents
         if shape.stretch:
             self._inverse = self._inverse / torch.tensor(shape.stretch, dtype=torch.float64, device="cpu")
@@ -191,7 +195,7 @@ class DecoderLayer:
         return self.parts.norm(f"{self.prefix}{name}", rows, self.shape.eps)
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of the angles at positions [n]: [n, head_dim / 2] float64 each."""
+        """Cosines and sines of the angles at positions [n]: [n, turned dimensions / 2] float64 each."""
         angles = positions.double()[:, None] * self._inverse.to(positions.device)
         return angles.cos() * self.shape.factor, angles.sin() * self.shape.factor
 
@@ -204,7 +208,12 @@ class DecoderLayer:
         if f"{self.prefix}q_norm.weight" in self.parts:
             queries, keys = self.norm("q_norm", queries), self.norm("k_norm", keys)
         cos, sin = (each[:, None].to(rows.dtype) for each in self.angles(positions.to(rows.device)))
-        return rotate(queries, cos, sin), rotate(keys, cos, sin), values
+        return self._rotated(queries, cos, sin), self._rotated(keys, cos, sin), values
+
+    def _rotated(self, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        if self._turned == self.shape.head_dim:
+            return rotate(rows, cos, sin)
+        return torch.cat((rotate(rows[..., : self._turned], cos, sin), rows[..., self._turned :]), dim=-1)
 
     def attention(self, rows: torch.Tensor, positions: np.ndarray, held: Held, mask: np.ndarray | None) -> torch.Tensor:
         """[n, width] -> [n, hidden].
@@ -221,7 +230,18 @@ class DecoderLayer:
         sizes = [count for _, _, count in texts]
         found = zip(*(each.split(sizes) for each in self.heads(rows, torch.from_numpy(positions))), strict=True)
         context = [self._attended(held, mask, *own) for (held, mask, _), own in zip(texts, found, strict=True)]
-        return self.parts.linear(f"{self.prefix}output")(context[0] if len(context) == 1 else torch.cat(context))
+        return self.output(rows, context[0] if len(context) == 1 else torch.cat(context))
+
+    def output(self, rows: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        """What attention adds to the stream: [n, hidden].
+
+        Args:
+            rows: [n, width] that it read.
+            context: [n, heads * head_dim] that it found.
+        """
+        if f"{self.prefix}out_gate.weight" in self.parts:
+            context = context * self.parts.linear(f"{self.prefix}out_gate")(rows).sigmoid()
+        return self.parts.linear(f"{self.prefix}output")(context)
 
     def _attended(
         self,

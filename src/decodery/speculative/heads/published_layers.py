@@ -10,6 +10,7 @@ import torch
 from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.models.config import MOST_LAYERS, POSITIONS, ModelConfig
 from decodery.models.families.config_json import read_config
+from decodery.models.families.tensor_names import stores_less_one
 from decodery.models.loaders.fields import Fields, Flag, Kind, Listed, Text, Whole
 from decodery.models.torch.rope import rope_frequencies
 
@@ -79,7 +80,11 @@ class DraftLayers:
             width: Of what attention reads, the layer's own where it is None; then the norm before it belongs to them.
         """
         config, hidden = self.config, self.hidden
-        found = tensors.layer(
+        found: dict[str, torch.Tensor] = {}
+        if config.gated_attention:
+            gates = tensors.ungated(f"{prefix}self_attn.q_proj", config.num_heads, config.head_dim, width or hidden)
+            found[f"{name}out_gate.weight"] = gates
+        found |= tensors.layer(
             prefix,
             hidden=hidden,
             inner=config.intermediate_size,
@@ -95,7 +100,12 @@ class DraftLayers:
                 )
         if width is None:
             found[f"{name}attention_norm.weight"] = tensors.take(f"{prefix}input_layernorm.weight", hidden)
-        return found
+        return self.norms(found)
+
+    def norms(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The same tensors, with the weights of norms as they are used: some families store them less one."""
+        less = stores_less_one("norm.weight", self.config)
+        return {name: each + 1 if less and name.endswith("norm.weight") else each for name, each in found.items()}
 
     def words(self, tensors: Tensors, outputs: int, *, needed: bool = False) -> dict[str, torch.Tensor]:
         """The vocabulary projection, embedding and draft vocabulary, as far as the head brings its own.

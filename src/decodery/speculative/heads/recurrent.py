@@ -247,7 +247,7 @@ class RecurrentHead(DraftHead):
                 known.append((own, seen))
                 keys, values = (list(each) for each in zip(*known, strict=True))
                 context = teacher_attention(layer, queries, keys, values)
-                stream = layer.left(stream + self.parts.linear(f"{layer.prefix}output")(context.flatten(0, 1)))
+                stream = layer.left(stream + layer.output(read, context.flatten(0, 1)))
             features, spoken = self.leave(stream)
             features = features.view(b, n, -1)
             guesses.append(Guess(spoken.view(b, n, -1), features))

@@ -135,3 +135,46 @@ def test_layers_that_are_not_run_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CorruptFile, match=r"no tensor model\.layers\.3\.enorm\.weight"):
         published_drafter(str(folder))
     assert own
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_layer_of_a_hybrid_is_gated_attention(nested: bool, tmp_path: Path) -> None:
+    """Qwen3.5's: some dimensions turned, a gate after attention, norms stored less one, trunks with states."""
+    own = make_model("qwen3_5, tied", 1, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+    layer, config = own.model.layers[1].double(), own.config
+    folder = save(make_model("qwen3_5, tied"), tmp_path)
+    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    norms = {name: type(own.model.norm)(HIDDEN, eps=config.rms_norm_eps).double() for name in names}
+    torch.manual_seed(2)
+    for each in norms.values():
+        each.weight.data = 0.2 * torch.randn(HIDDEN, dtype=torch.float64)
+    fc = 0.1 * torch.randn(HIDDEN, 2 * HIDDEN, dtype=torch.float64)
+    given = {f"mtp.layers.0.{name}": each for name, each in layer.state_dict().items()}
+    given |= {f"mtp.{name}.weight": each.weight.data for name, each in norms.items()} | {"mtp.fc.weight": fc}
+    path = folder / "model.safetensors"
+    tensors = load_file(path) | {name: each.float().contiguous() for name, each in given.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    described = json.loads((folder / "config.json").read_text()) | {"mtp_num_hidden_layers": 1}
+    described["mtp_use_dedicated_embeddings"] = False
+    if nested:
+        described = {"model_type": "qwen3_5", "text_config": described, "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(described))
+    model = loaded(folder).model
+    assert isinstance(model, Transformer)
+    bound = MTP().bind(model)
+    check_identical(model, [TEXT, [7]], drafter=bound, max_new_tokens=6, seeds=(0,), tested="drafted")
+    target = doubled(model)
+    assert bound.trained is not None
+    head = MTPHead(bound.trained, target)
+    states = target.forward(Batch([Segment.chunk(TEXT[:-1], target.new_cache())]), taps=head.taps).hidden
+    embedded = target.embed_tokens(torch.tensor(TEXT[1:])).double()
+    both = [norms[names[0]](embedded), norms[names[1]](target.final_norm(states[-1]))]
+    rows, places = (torch.cat(both, dim=1) @ fc.T)[None], torch.arange(len(TEXT) - 1)[None]
+    mask = torch.full((len(TEXT) - 1, len(TEXT) - 1), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    with torch.no_grad():
+        turned = own.model.rotary_emb.double()(rows, places.expand(3, 1, -1))
+        out = layer(rows, position_embeddings=turned, attention_mask=mask, position_ids=places)
+        out = out[0] if isinstance(out, tuple) else out
+        expected = target.project(norms["norm"](out[0, -1:]))[0]
+    found = head.read(head.begin(), states, torch.tensor(TEXT[1:]), np.arange(len(TEXT) - 1))
+    assert float((found - expected).abs().max()) < 1e-5
