@@ -50,11 +50,13 @@ def write_dense(
     kind: Kind = Kind.F32,
     *,
     experts: Kind | None = None,
+    further: dict[str, np.ndarray] | None = None,
     **metadata: Any,
 ) -> None:
     """Write `model` with its matrices quantized to `kind`, and give it the weights that this leaves.
 
     experts: what those of experts are quantized to, if it is another kind.
+    further: tensors beside the model's.
     metadata: keys after the architecture's name that are written beside, by what follows the last dot but for "__".
     """
     config, family = model.config, model.config.model_type
@@ -108,6 +110,8 @@ def write_dense(
         writer.add_key_value(f"{named}.{key.replace('__', '.')}", value, gguf.GGUFValueType.get_type(value))
     _add_tokenizer(writer, {})
     _add_tensors(writer, model, gguf.get_tensor_name_map(arch, config.num_hidden_layers), kind, dim, experts)
+    for name, tensor in (further or {}).items():
+        writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -20,7 +20,7 @@ from ..heads.copied import copied_layer
 from ..heads.drafter import HeadDrafter
 from ..heads.head import DraftHead, TrainedHead
 from ..heads.matching import LAST, features_of
-from ..heads.own_mtp import own_layout, own_mtp
+from ..heads.own_mtp import gguf_mtp, own_layout, own_mtp
 from ..heads.recurrent import RecurrentHead
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class MTP(HeadDrafter):
         length: Tokens of a chain.
         tree_policy: How a tree is grown, a chain of `length` where it is None.
         head: The folder of the model that has such a layer, one that `decodery train head` made or that vLLM's
-            `speculators` publish, or a `TrainedHead`; None for the layer in the folder that the model was loaded from.
+            `speculators` publish, or a `TrainedHead`; None for the layer in the folder or GGUF file of the model.
     """
 
     kind: ClassVar[type[DraftHead]] = MTPHead
@@ -103,7 +103,9 @@ class MTP(HeadDrafter):
     tree_policy: TreePolicy | str | None = field(default=None, kw_only=True)
 
     def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
-        folder = Path(origin_of(model)).expanduser()
-        if self.head is None and origin_of(model) and folder.is_dir() and own_layout(folder) is not None:
-            return replace(self, head=own_mtp(folder))
+        place = Path(origin_of(model)).expanduser()
+        if self.head is None and origin_of(model) and place.is_dir() and own_layout(place) is not None:
+            return replace(self, head=own_mtp(place))
+        if self.head is None and place.suffix == ".gguf" and (found := gguf_mtp(place)) is not None:
+            return replace(self, head=found)
         return super().bind(model, logits_source)

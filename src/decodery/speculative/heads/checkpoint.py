@@ -118,7 +118,7 @@ class Tensors:
         return found
 
     def ungated(self, name: str, heads: int, head_dim: int, width: int) -> torch.Tensor:
-        """The gates [heads * head_dim, width] of a layer `name` in which those of a head stand after its queries.
+        """The gates [heads * head_dim, width] of a layer `name`, which stand after the queries of each head.
 
         The queries stay to be taken.
         """

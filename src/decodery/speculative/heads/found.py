@@ -17,7 +17,7 @@ from decodery.models.protocol import Reader
 from ..drafters.adviser_record import record_of
 from .checkpoint import CONFIG, weights_of
 from .head import HEAD, DraftHead, TrainedHead
-from .own_mtp import own_layout, own_mtp
+from .own_mtp import gguf_mtp, own_layout, own_mtp
 
 _MOST = 64
 """Folders that are looked at beside a model, and in the Hub's cache."""
@@ -108,10 +108,9 @@ def _candidates(model: Reader) -> Iterator[tuple[str, TrainedHead]]:
     origin = origin_of(model)
     folder = Path(origin).expanduser() if origin else None
     if folder is not None and folder.exists():
+        if (own := _read(folder, model, own=True)) is not None:
+            yield f"in the model's own {'folder' if folder.is_dir() else 'file'}", own
         folder = folder if folder.is_dir() else folder.parent
-        own = _read(folder, model, own=True)
-        if own is not None:
-            yield "in the model's own folder", own
         for each in (*_folders(folder, "*"), *_folders(folder.parent, "*")):
             if (found := _read(each, model)) is not None:
                 yield f"in {each}", found
@@ -139,6 +138,8 @@ def _folders(parent: Path, pattern: str) -> list[Path]:
 def _read(folder: Path, model: Reader, *, own: bool = False) -> TrainedHead | None:
     """The head of a folder, None where it holds none for this model."""
     try:
+        if own and folder.is_file():
+            return gguf_mtp(folder) if folder.suffix == ".gguf" else None
         if own:
             return own_mtp(folder) if own_layout(folder) is not None else None
         if (folder / HEAD).is_file():

@@ -1,4 +1,4 @@
-"""Next-token layers in a model's own folder: which tensors they are, and what families do with them.
+"""Next-token layers in a model's own folder or file: their tensors, and what families do with them.
 
 Names and order are those of the public code: Qwen's `mtp.*`, MiMo's `model.mtp_layers.*`, and the layers after the last
 one of DeepSeek-V3 and those that follow it.
@@ -6,7 +6,7 @@ one of DeepSeek-V3 and those that follow it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,15 @@ from decodery.models.families.config_json import SEEING
 from decodery.models.families.tensor_names import is_mtp
 from decodery.models.loaders.fields import INDEX, Fields, Kind, Whole, read_json
 from decodery.models.loaders.folder import Shards
+from decodery.models.loaders.gguf_config import read_gguf_config
+from decodery.models.loaders.gguf_file import GGUFFile
+from decodery.models.torch.rope import rope_frequencies
 from decodery.models.trained.artifact import remembered
 
 from .checkpoint import CONFIG, EMBEDDING, Tensors
+from .copied import layer_shape
 from .head import TrainedHead
+from .parts import Parts
 from .published_layers import FAMILIES, DraftLayers
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
@@ -28,6 +33,20 @@ COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 _KINDS: dict[str, Kind] = {name: Whole(0, 64) for name in (*COUNTS, "num_hidden_layers")}
 _HYBRIDS = ("qwen3_5_text",)
 """Families whose own layers mix in other ways, and whose next-token layer is one of gated attention."""
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_BLOCK = {
+    **{f"attn_{each}": f"mtp.layers.0.self_attn.{each}_proj" for each in "qkv"},
+    **{f"attn_{each}_norm": f"mtp.layers.0.self_attn.{each}_norm" for each in "qk"},
+    **{f"ffn_{each}": f"mtp.layers.0.mlp.{each}_proj" for each in ("gate", "up", "down")},
+    "attn_output": "mtp.layers.0.self_attn.o_proj",
+    "attn_norm": "mtp.layers.0.input_layernorm",
+    "post_attention_norm": "mtp.layers.0.post_attention_layernorm",
+    "nextn.eh_proj": "mtp.fc",
+    "nextn.enorm": "mtp.pre_fc_norm_embedding",
+    "nextn.hnorm": "mtp.pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "mtp.norm",
+}
+"""Tensors of a GGUF file's next-token block, by what their families call them."""
 _NORMS = ("token_norm", "feature_norm", "norm")
 
 
@@ -136,6 +155,39 @@ def own_mtp(folder: Path) -> TrainedHead:
     found, about = _read(layers, layout, tensors)
     tensors.refuse_rest("mtp")
     return TrainedHead("mtp", found, about, {"layout": "mtp of the model"})
+
+
+@remembered
+def gguf_mtp(path: Path) -> TrainedHead | None:
+    """The next-token layer of a GGUF file, as the head of `mtp`; None where the file has none.
+
+    Raises:
+        UnsupportedModel: For layers that are not run here, by what they have.
+        CorruptFile: If something is missing.
+    """
+    file = GGUFFile.whole(path)
+    try:
+        config, origin = read_gguf_config(file, str(path)), str(path)
+        depth = config.num_layers
+        blocks, sign = f"blk.{depth}.", f"blk.{depth}.nextn.eh_proj.weight"
+        if sign not in file.tensors:
+            return None
+        if config.family not in _HYBRIDS or f"blk.{depth + 1}.nextn.eh_proj.weight" in file.tensors:
+            raise UnsupportedModel(
+                f"{origin}: mtp runs the one next-token layer of qwen35 files, not those of {config.family}: use "
+                "another drafter"
+            )
+        named = {f"{blocks}{theirs}.weight": f"{ours}.weight" for theirs, ours in _BLOCK.items()}
+        wanted = [name for name in file.tensors if name.startswith(blocks)]
+        read = {named.get(name, name): torch.from_numpy(file.rows(name)).clone() for name in wanted}
+        whole = file.kind_name(sign) in _FLOATS
+    finally:
+        file.close()
+    shape = replace(layer_shape(config, depth - 1), factor=rope_frequencies(config.rope, config.rope.rotated)[1])
+    tensors = Tensors(path, read)
+    found, about = _read(DraftLayers(config, (shape,)), _layouts(depth)[0], tensors)
+    tensors.refuse_rest("nextn")
+    return TrainedHead("mtp", found if whole else Parts(found).quantized(), about, {"layout": "nextn of the model"})
 
 
 def _read(layers: DraftLayers, layout: MTPLayout, tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -39,10 +39,12 @@ class DraftLayers:
     Attributes:
         config: Its sizes, as those of a model.
         shapes: Of every layer.
+        less_one: Whether weights of norms are stored less one.
     """
 
     config: ModelConfig
     shapes: tuple[LayerShape, ...]
+    less_one: bool = False
 
     @classmethod
     def of(cls, raw: dict[str, Any], origin: str, families: tuple[str, ...] = FAMILIES) -> DraftLayers:
@@ -60,7 +62,8 @@ class DraftLayers:
             raise UnsupportedModel(f"{origin}: hidden_act of a head is silu here, not {config.activation}")
         windows = _windows(Fields(raw, origin, _WINDOWS), family, config.num_layers)
         shape = replace(layer_shape(config, 0), factor=rope_frequencies(config.rope, config.head_dim)[1])
-        return cls(config, tuple(replace(shape, sliding=window) for window in windows))
+        shapes = tuple(replace(shape, sliding=window) for window in windows)
+        return cls(config, shapes, stores_less_one("norm.weight", config))
 
     @property
     def hidden(self) -> int:
@@ -103,8 +106,8 @@ class DraftLayers:
         return self.norms(found)
 
     def norms(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The same tensors, with the weights of norms as they are used: some families store them less one."""
-        less = stores_less_one("norm.weight", self.config)
+        """The same tensors, with the weights of norms as they are used."""
+        less = self.less_one
         return {name: each + 1 if less and name.endswith("norm.weight") else each for name, each in found.items()}
 
     def words(self, tensors: Tensors, outputs: int, *, needed: bool = False) -> dict[str, torch.Tensor]:

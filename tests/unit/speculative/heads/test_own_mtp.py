@@ -16,8 +16,11 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.mtp import MTP, MTPHead
+from decodery.speculative.heads.found import found_heads
+from decodery.speculative.heads.own_mtp import gguf_mtp
 from decodery.speculative.heads.recognise import published_drafter
 from decodery.testing import check_identical
+from dense_gguf import write_dense
 from published import norm, tensors_of
 from published_blocks import attention, causal, mlp, sizes_of
 from tiny_models import VOCAB, doubled, make_model, save
@@ -137,19 +140,48 @@ def test_layers_that_are_not_run_are_refused_by_name(tmp_path: Path) -> None:
     assert own
 
 
+PLACES = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+
+
+def gated_parts(own: Any) -> tuple[dict[str, torch.nn.Module], torch.Tensor]:
+    """Norms and the joining layer around the last layer of a tiny Qwen3.5."""
+    own.double()
+    norms = {name: type(own.model.norm)(HIDDEN, eps=own.config.rms_norm_eps).double() for name in PLACES}
+    torch.manual_seed(2)
+    for each in norms.values():
+        each.weight.data = 0.2 * torch.randn(HIDDEN).double()
+    return norms, 0.1 * torch.randn(HIDDEN, 2 * HIDDEN).double()
+
+
+def check_gated(model: Any, own: Any, norms: dict[str, torch.nn.Module], fc: torch.Tensor) -> None:
+    """`mtp` finds the layer and predicts what the layer of `transformers` does."""
+    assert isinstance(model, Transformer)
+    bound = MTP().bind(model)
+    check_identical(model, [TEXT, [7]], drafter=bound, max_new_tokens=6, seeds=(0,), tested="drafted")
+    target = doubled(model)
+    assert bound.trained is not None
+    head = MTPHead(bound.trained, target)
+    states = target.forward(Batch([Segment.chunk(TEXT[:-1], target.new_cache())]), taps=head.taps).hidden
+    embedded = target.embed_tokens(torch.tensor(TEXT[1:])).double()
+    both = [norms[PLACES[0]](embedded), norms[PLACES[1]](target.final_norm(states[-1]))]
+    rows, places = (torch.cat(both, dim=1) @ fc.T)[None], torch.arange(len(TEXT) - 1)[None]
+    mask = torch.full((len(TEXT) - 1, len(TEXT) - 1), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    with torch.no_grad():
+        turned = own.model.rotary_emb.double()(rows, places.expand(3, 1, -1))
+        out = own.model.layers[-1](rows, position_embeddings=turned, attention_mask=mask, position_ids=places)
+        out = out[0] if isinstance(out, tuple) else out
+        expected = target.project(norms["norm"](out[0, -1:]))[0]
+    found = head.read(head.begin(), states, torch.tensor(TEXT[1:]), np.arange(len(TEXT) - 1))
+    assert float((found - expected).abs().max()) < 1e-5
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_layer_of_a_hybrid_is_gated_attention(nested: bool, tmp_path: Path) -> None:
     """Qwen3.5's: some dimensions turned, a gate after attention, norms stored less one, trunks with states."""
     own = make_model("qwen3_5, tied", 1, num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
-    layer, config = own.model.layers[1].double(), own.config
     folder = save(make_model("qwen3_5, tied"), tmp_path)
-    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-    norms = {name: type(own.model.norm)(HIDDEN, eps=config.rms_norm_eps).double() for name in names}
-    torch.manual_seed(2)
-    for each in norms.values():
-        each.weight.data = 0.2 * torch.randn(HIDDEN, dtype=torch.float64)
-    fc = 0.1 * torch.randn(HIDDEN, 2 * HIDDEN, dtype=torch.float64)
-    given = {f"mtp.layers.0.{name}": each for name, each in layer.state_dict().items()}
+    norms, fc = gated_parts(own)
+    given = {f"mtp.layers.0.{name}": each for name, each in own.model.layers[-1].state_dict().items()}
     given |= {f"mtp.{name}.weight": each.weight.data for name, each in norms.items()} | {"mtp.fc.weight": fc}
     path = folder / "model.safetensors"
     tensors = load_file(path) | {name: each.float().contiguous() for name, each in given.items()}
@@ -159,22 +191,24 @@ def test_the_layer_of_a_hybrid_is_gated_attention(nested: bool, tmp_path: Path) 
     if nested:
         described = {"model_type": "qwen3_5", "text_config": described, "tie_word_embeddings": True}
     (folder / "config.json").write_text(json.dumps(described))
-    model = loaded(folder).model
-    assert isinstance(model, Transformer)
-    bound = MTP().bind(model)
-    check_identical(model, [TEXT, [7]], drafter=bound, max_new_tokens=6, seeds=(0,), tested="drafted")
-    target = doubled(model)
-    assert bound.trained is not None
-    head = MTPHead(bound.trained, target)
-    states = target.forward(Batch([Segment.chunk(TEXT[:-1], target.new_cache())]), taps=head.taps).hidden
-    embedded = target.embed_tokens(torch.tensor(TEXT[1:])).double()
-    both = [norms[names[0]](embedded), norms[names[1]](target.final_norm(states[-1]))]
-    rows, places = (torch.cat(both, dim=1) @ fc.T)[None], torch.arange(len(TEXT) - 1)[None]
-    mask = torch.full((len(TEXT) - 1, len(TEXT) - 1), -torch.inf, dtype=torch.float64).triu(1)[None, None]
-    with torch.no_grad():
-        turned = own.model.rotary_emb.double()(rows, places.expand(3, 1, -1))
-        out = layer(rows, position_embeddings=turned, attention_mask=mask, position_ids=places)
-        out = out[0] if isinstance(out, tuple) else out
-        expected = target.project(norms["norm"](out[0, -1:]))[0]
-    found = head.read(head.begin(), states, torch.tensor(TEXT[1:]), np.arange(len(TEXT) - 1))
-    assert float((found - expected).abs().max()) < 1e-5
+    check_gated(loaded(folder).model, own, norms, fc)
+
+
+def test_the_layer_of_a_gguf_file_is_found(tmp_path: Path) -> None:
+    """llama.cpp's layout: one more block beside `nextn` tensors, norms stored as they are used."""
+    own = make_model("qwen3_5, tied", 1)
+    norms, fc = gated_parts(own)
+    block = f"blk.{len(own.model.layers) - 1}.nextn."
+    names = dict(zip(PLACES, ("enorm", "hnorm", "shared_head_norm"), strict=True))
+    given = {f"{block}{names[name]}.weight": (each.weight.data + 1).float().numpy() for name, each in norms.items()}
+    given[f"{block}eh_proj.weight"] = fc.float().numpy()
+    own.float()
+    write_dense(tmp_path / "own.gguf", own, further=given, nextn_predict_layers=1)
+    model = loaded(tmp_path / "own.gguf").model
+    assert model.config.num_layers == len(own.model.layers) - 1
+    assert [each.place for each in found_heads(model)] == ["in the model's own file"]
+    check_gated(model, own.double(), norms, fc)
+    given[f"{block}embed_tokens.weight"] = fc.float().numpy()
+    write_dense(tmp_path / "other.gguf", own.float(), further=given, nextn_predict_layers=1)
+    with pytest.raises(UnsupportedModel, match=r"nextn.embed_tokens.weight belongs to a part"):
+        gguf_mtp(tmp_path / "other.gguf")
