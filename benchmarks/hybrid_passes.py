@@ -3,8 +3,7 @@
     DECODERY_THREADS=2 python benchmarks/hybrid_passes.py [--rounds 20] [--layers 24]
 
 The shape is that of Qwen3.5-0.8B, weights int8 rows made in memory, after a text of 64 tokens. Milliseconds of a pass
-of one row beside what the machine takes to read the same bytes, and of the mixers in it; of a tree of 8 nodes in one
-pass; and of the chains that the tree's leaves end, each a pass of its own from the same text. The least of `rounds`,
+of one row beside what the machine takes to read the same bytes; of a tree of 8 nodes in one pass; and of the chains that the tree's leaves end, each a pass of its own from the same text. The least of `rounds`,
 all in turns. Writes benchmarks/results/hybrid-passes.json; to be run on a machine that does nothing else.
 """
 
@@ -25,7 +24,6 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.families.config_json import read_config
 from decodery.models.loaders.fused_slots import Slot, slots
 from decodery.models.native.int8 import Int8Linear
-from decodery.models.torch.recurrence import Recurrence
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Layer, Weights
 from decodery_benchmarks.results import write_result
@@ -89,26 +87,15 @@ def main() -> None:
     cache = model.new_cache()
     model.forward(Batch([Segment.chunk(np.arange(BEFORE), cache)]))
     cache.keep(range(BEFORE))
-    spent, plain = 0.0, Recurrence.__call__
 
-    def watched(mixer: Recurrence, *given: Any) -> Any:
-        nonlocal spent
+    def passed(mask: np.ndarray) -> float:
+        """Seconds of a pass whose rows are then forgotten."""
         begin = perf_counter()
-        found = plain(mixer, *given)
-        spent += perf_counter() - begin
-        return found
-
-    Recurrence.__call__ = watched  # type: ignore[method-assign]
-
-    def passed(mask: np.ndarray) -> tuple[float, float]:
-        """Seconds of a pass whose rows are then forgotten, and of its mixers."""
-        nonlocal spent
-        spent, begin = 0.0, perf_counter()
         positions = BEFORE + mask.sum(axis=1) - 1
         model.forward(Batch([Segment(positions, tokens=np.arange(len(mask)), mask=mask, cache=cache)]))
         whole = perf_counter() - begin
         cache.truncate(BEFORE)
-        return whole, spent
+        return whole
 
     tree = mask_of(PARENTS)
     leaves = [node for node in range(len(PARENTS)) if node not in PARENTS]
@@ -121,11 +108,10 @@ def main() -> None:
         begin = perf_counter()
         lib.decodery_read(block.ctypes.data, block.nbytes)
         read = (perf_counter() - begin) * size / block.nbytes
-        one, mixers = passed(np.ones((1, 1), dtype=bool))
-        branched, tree_mixers = passed(tree)
-        apart = sum(passed(chain)[0] for chain in chains)
-        found = {"reading the matrices": read, "one row": one, "mixers of one row": mixers, "tree of 8": branched}
-        found |= {"mixers of a tree of 8": tree_mixers, f"its {len(chains)} chains": apart}
+        one, branched = passed(np.ones((1, 1), dtype=bool)), passed(tree)
+        apart = sum(passed(chain) for chain in chains)
+        found = {"reading the matrices": read, "one row": one, "tree of 8": branched}
+        found |= {f"its {len(chains)} chains": apart}
         best = {name: min(value, best.get(name, value)) for name, value in found.items()}
     rows = {name: {"milliseconds": round(1e3 * value, 2)} for name, value in best.items()}
     for name, row in rows.items():

@@ -351,14 +351,16 @@ class ModelConfig:
         """
         others = self.norms_after or self.wide_qk_norm or self.residual_scale != 1.0 or self.norms_after_rope
         others = others or self.unusual_softmax or self.logit_cap != 0.0 or self.chunked or self.scaled_inputs
+        others = others or self.keeps_order or self.gated_attention
         return self.native and not others and self.temperature is None and not self.unit_norms
 
     @property
     def native(self) -> bool:
         """Whether native kernels run its blocks."""
-        others = self.centred_norms or self.parallel or self.learned_positions or self.keeps_order or self.operators
+        others = self.centred_norms or self.parallel or self.learned_positions or self.operators
         others = others or self.latent is not None or self.joined_norms or self.head_bias
-        others = others or self.gated_attention or bool(self.mixing_layers or self.mlp_layers)
+        others = others or self.short_conv is not None or any(self.attending_layers)
+        others = others or (self.experts > 0 and (self.keeps_order or self.gated_attention))
         activations = ("silu", "gelu_tanh", CLAMPED) if self.experts else ("silu", "gelu_tanh")
         return self.gated and not others and self.activation in activations
 

@@ -29,7 +29,7 @@ class Form(IntEnum):
 class Rule(IntEnum):
     """How a layer's state goes on from row to row: `Rule` in csrc/abi.h."""
 
-    MAMBA2, GATED_DELTA = range(2)
+    MAMBA2, GATED_DELTA, GATED_CONV = range(3)
 
 
 class LinearStruct(ctypes.Structure):
@@ -44,7 +44,8 @@ class LayerStruct(ctypes.Structure):
         ("qkv", LinearStruct), ("output", LinearStruct), ("gate_up", LinearStruct), ("down", LinearStruct),
         ("attention_norm", c_void_p), ("mlp_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
         ("post_attention_norm", c_void_p), ("post_mlp_norm", c_void_p), ("window", c_int32), ("rope", c_int32),
-        ("sinks", c_void_p), ("tempered", c_int32),
+        ("sinks", c_void_p), ("tempered", c_int32), ("mixer", c_void_p), ("steps", LinearStruct),
+        ("gate", LinearStruct),
     ]  # fmt: skip
 
 
@@ -82,6 +83,7 @@ class SegmentStruct(ctypes.Structure):
         ("lengths_layer", c_int64), ("lengths_head", c_int64), ("slots_layer", c_int64), ("slots_head", c_int64),
         ("rows", c_int32), ("stays", c_int32), ("element", c_int32), ("table_pages", c_int32), ("starts", c_void_p),
         ("picked", c_void_p), ("weights", c_void_p), ("mass", c_void_p), ("policy", c_void_p),
+        ("states", c_void_p), ("after", c_void_p), ("parents", c_void_p), ("known", c_int32), ("keeps", c_int32),
     ]  # fmt: skip
 
 
@@ -115,7 +117,7 @@ class MixerStruct(ctypes.Structure):
         ("conv", c_void_p), ("conv_bias", c_void_p), ("step_bias", c_void_p), ("decay", c_void_p), ("skip", c_void_p),
         ("gate_norm", c_void_p), ("heads", c_int32), ("head_dim", c_int32), ("groups", c_int32), ("state", c_int32),
         ("kernel", c_int32), ("least_step", c_float), ("most_step", c_float), ("eps", c_float), ("rule", c_int32),
-        ("in_turns", c_int32),
+        ("in_turns", c_int32), ("slot_count", c_int32), ("slots", c_void_p), ("state_at", c_int64),
     ]  # fmt: skip
 
 

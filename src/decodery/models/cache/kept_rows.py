@@ -20,19 +20,19 @@ class KeptRows:
     """
 
     def __init__(self, slots: Sequence[int], width: int, room: int) -> None:
-        self._slots, self._width, self._room = list(slots), width, room
+        self.slots, self._width, self._room = list(slots), width, room
 
     def write(self, cache: KVCache, rows: torch.Tensor) -> None:
         """Put what is kept of the rows of a pass [n, width] into the cache, tentatively."""
-        wide = pad(rows, (0, len(self._slots) * self._room - rows.shape[1])).chunk(len(self._slots), dim=1)
+        wide = pad(rows, (0, len(self.slots) * self._room - rows.shape[1])).chunk(len(self.slots), dim=1)
         shape = (2, *cache.pages.nothing.shape[2::2])
-        for layer, part in zip(self._slots, wide, strict=True):
+        for layer, part in zip(self.slots, wide, strict=True):
             keys, values = part.to(cache.pages.nothing.dtype).unflatten(1, shape).unbind(1)
             cache.write(layer, keys, values)
 
     def read(self, cache: KVCache, start: int, stop: int) -> torch.Tensor:
         """What is kept of rows [start, stop) of content and tentative ones: [m, width]."""
-        parts = [cache.pages.read(start, stop, layer).permute(2, 0, 1, 3).flatten(1) for layer in self._slots]
+        parts = [cache.pages.read(start, stop, layer).permute(2, 0, 1, 3).flatten(1) for layer in self.slots]
         return torch.cat(parts, dim=1)[:, : self._width]
 
 

@@ -37,7 +37,7 @@ class NativeScan:
         ]
         bounds = (0.0, 1e30) if isinstance(shape, GatedDelta) else (shape.least_step, shape.most_step)
         rule = Rule.GATED_DELTA if delta else Rule.MAMBA2
-        self._mixer = MixerStruct(
+        self.struct = MixerStruct(
             *pointers, shape.heads, shape.head_dim, shape.groups, shape.state, shape.kernel, *bounds, eps, rule,
             isinstance(shape, GatedDelta) and shape.in_turns,
         )  # fmt: skip
@@ -78,4 +78,4 @@ class NativeScan:
         mixed.held = address(held, torch.float32, None, shape.width)
         mixed.state = address(state, torch.float32, *self._state)
         mixed.reach, mixed.rows = reach, len(held) - reach
-        check(lib.decodery_mix(ctypes.addressof(self._mixer), ctypes.addressof(mixed)))
+        check(lib.decodery_mix(ctypes.addressof(self.struct), ctypes.addressof(mixed)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import Array, c_int32, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +14,7 @@ import torch
 
 from decodery.core.native.kernels import (
     LayerStruct,
+    MixerStruct,
     ModelStruct,
     PassStruct,
     SegmentStruct,
@@ -32,10 +33,11 @@ from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
 from ..loaders.in_place import InPlace
 from ..mapped_memory import forget, mapped_files
+from .mixers import MixedSegment, Mixers
 from .packed import Arena, Packed, packed_size
 
 if TYPE_CHECKING:
-    from ..torch.weights import Weights
+    from ..torch.weights import Layer, Weights
 
 Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
 
@@ -56,26 +58,40 @@ class NativeStack:
     A row's result depends on that row alone, bit for bit: not on the number of rows, on chunking, on the other
     sequences of the batch or on the shape of a tree. `angles(rope, positions)` gives cosines and sines [N, head_dim /
     2] float32.
+
+    Args:
+        mlps: Whether layers have their MLPs, or attention alone.
+        mixers: See `Mixers`.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, angles: Angles, *, mlps: bool = True) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        angles: Angles,
+        *,
+        mlps: bool = True,
+        mixers: Mapping[int, tuple[MixerStruct, Sequence[int]]] | None = None,
+    ) -> None:
         self.config = config
         self._angles = angles
         self._alive: list[object] = []
         self._files = mapped_files()
         self._plans: dict[tuple[LayerStep, ...], tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]] = {}
-        names = ("qkv", "output", "gate_up", "down")[: 4 if mlps else 2]
+        self.mixers = Mixers(mixers) if mixers else None
+        matrices = [_matrices(layer, index, config, mlps) for index, layer in enumerate(weights.layers)]
         total = packed_size(weights.head)  # type: ignore[arg-type]
-        for layer in weights.layers:
-            total += sum(packed_size(getattr(layer, name), gated=name == "gate_up") for name in names)
+        for named in matrices:
+            total += sum(packed_size(linear, gated=name == "gate_up") for name, linear in named.items())
         arena = Arena(total)
         # The largest first: what it is packed from is still in memory then.
         self.project = self._pack(weights.head, arena)
         layers = (LayerStruct * config.num_layers)()
         for index, layer in enumerate(weights.layers):
-            for name in names:
-                packed = self._pack(getattr(layer, name), arena, gated=name == "gate_up")
-                setattr(layers[index], name, packed.struct)
+            for name, linear in matrices[index].items():
+                setattr(layers[index], name, self._pack(linear, arena, gated=name == "gate_up").struct)
+            if self.mixers is not None:
+                layers[index].mixer = self.mixers.address(index)
             # Where norms are those of what sublayers found, these read the stream as it is.
             norms = _AFTER if config.norms_after else _BEFORE
             for norm, part in norms.items():
@@ -89,7 +105,8 @@ class NativeStack:
             layers[index].tempered = int(config.tempers(index))
             layers[index].window = config.window(index) or 0
             layers[index].rope = int(config.turns_locally(index))
-        self._alive.append(layers)
+        self._alive += [layers, mixers]
+        self._layers = layers
         self._model = ModelStruct(
             layers, self._pointer(weights.norm, config.hidden_size), self.project.struct, config.hidden_size,
             config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
@@ -122,7 +139,10 @@ class NativeStack:
             _Walk(self, result, batch, run, hooks).finish()
             for segment in batch.segments:
                 if segment.cache is not None:
-                    segment.cache.wrote([stop.layer for stop in run if stop.attention])
+                    # Layers that mix rows have put theirs into further layers of the cache.
+                    all_layers = range(self.config.cache_layers)
+                    attended = [stop.layer for stop in run if stop.attention]
+                    segment.cache.wrote(attended if self.mixers is None else all_layers)
         return result
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -148,10 +168,21 @@ class NativeStack:
         if key not in self._plans:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            order, marks = (stop.layer for stop in key), (_skipped(stop) for stop in key)
+            order, marks = (stop.layer for stop in key), (self.skipped(stop) for stop in key)
             n = len(key)
             self._plans[key] = (c_int32 * n)(*order), (c_int32 * n)(*marks), (c_void_p * n)()
         return self._plans[key]
+
+    def skipped(self, stop: LayerStep) -> int:
+        """What is left out of a layer, as the kernels read it."""
+        attention = stop.attention and self.config.has_mixer(stop.layer)
+        mlp = stop.mlp and self.config.has_mlp(stop.layer)
+        return _SKIP_ATTENTION * (not attention) | _SKIP_MLP * (not mlp)
+
+    def found_width(self, layer: int) -> int:
+        """Numbers of a row that a layer's second projection reads."""
+        width: int = self._layers[layer].output.inputs
+        return width
 
     def table(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines as the kernels read them."""
@@ -159,7 +190,7 @@ class NativeStack:
         return cos.contiguous(), sin.contiguous()
 
     def _pointer(self, values: torch.Tensor | None, width: int) -> int | None:
-        if values is None:
+        if values is None or not len(values):
             return None
         kept = values.detach().to(torch.float32).contiguous()
         self._alive.append(kept)
@@ -184,7 +215,7 @@ class _Walk:
         self, stack: NativeStack, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], hooks: Hooks
     ) -> None:
         config = self.config = stack.config
-        self._model = stack.address
+        self._stack, self._model = stack, stack.address
         self._hidden, self._batch, self._run, self._visits = hidden, batch, run, hooks
         self._alive: list[object] = []
         sparse = [number for number, segment in enumerate(batch.segments) if segment.sparse]
@@ -192,6 +223,7 @@ class _Walk:
         self._own = {number: policy for number, policy in own.items() if policy is not None}
         self._picking = [number for number in sparse if number not in self._own]
         structs: list[SegmentStruct] = []
+        self._mixed: list[MixedSegment] = []
         self._firsts: list[int] = []
         for segment in batch.segments:
             self._firsts.append(len(structs))
@@ -239,13 +271,15 @@ class _Walk:
             if step.next == len(run):
                 for policy in self._own.values():
                     policy.settle(run)
+                for mixed in self._mixed:
+                    mixed.settle()
                 return
             layer = run[step.next].layer
             if step.stopped == _AT_SELECT:
                 indices = {number: self._pick(number, layer) for number in self._picking}
             elif step.stopped == _AT_HEADS:
                 self._read(indices)
-                self._visit(HookPoint("head_out", layer), step.context, self.config.num_heads * self.config.head_dim)
+                self._visit(HookPoint("head_out", layer), step.context, self._stack.found_width(layer))
             elif step.stopped == _AT_RESIDUAL:
                 self._visit(
                     HookPoint("residual", layer + 1),
@@ -260,7 +294,7 @@ class _Walk:
         """What is left out of one layer, and where the pass stops in it."""
         layer, hooks = stop.layer, self._visits
         picking = stop.attention and bool(self._picking)
-        found = _skipped(stop) | _AT_SELECT * picking
+        found = self._stack.skipped(stop) | _AT_SELECT * picking
         found |= _AT_HEADS * (picking or HookPoint("head_out", layer) in hooks)
         found |= _AT_ATTENTION * (HookPoint("attn_out", layer) in hooks) | _AT_MLP * (
             HookPoint("mlp_out", layer) in hooks
@@ -336,12 +370,15 @@ class _Walk:
             slots, slots_layer = cache.slot_positions.table
             table_layer = kv_heads * pages
         self._alive += [positions, mask, table, lengths, slots]
-        return SegmentStruct(
+        struct = SegmentStruct(
             base, address(table, np.int32, None, kv_heads, pages), address(lengths, np.int64, *lengths.shape),
             address(slots, np.int32, *slots.shape, apart=True), address(positions, np.int64, n),
             None if mask is None else address(mask, np.bool_, n, segment.retained + n), size, table_layer, pages,
             lengths_layer, lengths_head, slots_layer, 0, n, segment.retained, ELEMENTS[dtype], pages,
         )  # fmt: skip
+        if self._stack.mixers is not None:
+            self._mixed.append(self._stack.mixers.describe(segment, struct))
+        return struct
 
 
 @lru_cache(maxsize=1024)
@@ -350,8 +387,13 @@ def _after(layer: int) -> HookPoint:
     return HookPoint("residual", layer + 1)
 
 
-def _skipped(stop: LayerStep) -> int:
-    return _SKIP_ATTENTION * (not stop.attention) | _SKIP_MLP * (not stop.mlp)
+def _matrices(layer: Layer, index: int, config: ModelConfig, mlps: bool) -> dict[str, Any]:
+    """The linear layers of a layer, by their names in csrc/abi.h."""
+    mixing = {"qkv": layer.qkv, "output": layer.output, "steps": layer.steps, "gate": layer.out_gate}
+    named = mixing if config.has_mixer(index) else {}
+    if mlps and config.has_mlp(index):
+        named = named | {"gate_up": layer.gate_up, "down": layer.down}
+    return {name: linear for name, linear in named.items() if linear is not None}
 
 
 def _floats(address: int, rows: int, width: int) -> torch.Tensor:

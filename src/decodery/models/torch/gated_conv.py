@@ -7,8 +7,12 @@ every row in the slots where other layers have keys and values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn.functional import pad
+
+from decodery.core.native.kernels import MixerStruct, Rule, address
 
 from ..batch import Segment
 from ..cache.kept_rows import KeptRows, behind
@@ -31,6 +35,14 @@ class GatedConvolution:
         self._index, self._kernel = index, config.gated_conv
         self._rows = KeptRows(slots_of(config, index), config.hidden_size, 2 * config.num_kv_heads * config.head_dim)
         self._conv = layer.conv
+        self._taps = layer.conv.detach().float().T.contiguous()
+
+    @property
+    def native(self) -> tuple[MixerStruct, Sequence[int]]:
+        """See `native.mixers.Mixers`."""
+        kernel, width = self._taps.shape
+        taps = address(self._taps, torch.float32, kernel, width)
+        return MixerStruct(taps, heads=1, head_dim=width, kernel=kernel, rule=Rule.GATED_CONV), self._rows.slots
 
     def __call__(self, projected: torch.Tensor, segment: Segment, line: torch.Tensor | None) -> torch.Tensor:
         """Rows [n, 3 hidden] of one segment, as the first projection gives them -> [n, hidden].

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from decodery.core.errors import UnsupportedModel
+from decodery.core.native.kernels import MixerStruct
 
 from ..batch import Batch, Segment
 from ..cache.kept_rows import parents
@@ -27,6 +28,11 @@ class Mixer(Protocol):
 
     def __call__(self, projected: torch.Tensor, segment: Segment, line: torch.Tensor | None) -> torch.Tensor:
         """What is found for the rows of a segment, see `Pass.line` for the order they follow each other in."""
+        ...
+
+    @property
+    def native(self) -> tuple[MixerStruct, Sequence[int]] | None:
+        """See `native.mixers.Mixers`; None where PyTorch alone goes through the rows."""
         ...
 
 

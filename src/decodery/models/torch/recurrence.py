@@ -11,12 +11,13 @@ native kernels go through the rows (`native.scan`); elsewhere, and where gradien
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch.nn.functional import pad, silu
 
-from decodery.core.native.kernels import library
+from decodery.core.native.kernels import MixerStruct, library
 
 from ..batch import Segment
 from ..cache.cache import KVCache
@@ -90,6 +91,11 @@ class Recurrence:
         if self._dtype == torch.float32 and layer.decay.device.type == "cpu" and library() is not None:
             tensors = self._conv, self._conv_bias, *rule.tensors
             self._native = NativeScan(self._shape, tensors, config.norm_eps)
+
+    @property
+    def native(self) -> tuple[MixerStruct, Sequence[int]] | None:
+        """See `native.mixers.Mixers`; None where PyTorch alone goes through the rows."""
+        return None if self._native is None else (self._native.struct, self._rows.slots)
 
     def __call__(self, projected: torch.Tensor, segment: Segment, line: torch.Tensor | None) -> torch.Tensor:
         """Rows [n, inner + channels + steps] of one segment, as the first projection gives them -> [n, inner].

@@ -52,8 +52,9 @@ class Transformer(TorchLayers):
             native, whole = runs_natively(config), isinstance(weights.head, QUANTIZED)
             if native and config.experts and whole:
                 self._stack = MixedStack(config, weights, self.angles)
-            elif native and not config.experts and (whole or self.dtype.itemsize == 2):
-                self._stack = NativeStack(config, weights, self.angles)
+            elif native and not config.experts and (whole or self.dtype.itemsize == 2) and packable(weights):
+                mixers = {layer: own for layer, mixer in self._mixers.items() if (own := mixer.native) is not None}
+                self._stack = NativeStack(config, weights, self.angles, mixers=mixers)
                 self.dtype = torch.float32
             elif isinstance(weights.head, QUANTIZED) and config.portable:
                 self._stack = PortableStack(config, weights, self.angles)
@@ -117,6 +118,10 @@ class Transformer(TorchLayers):
                 f"keys and values can be kept in {name} where rows are exact: load with dtype int8 or int4, "
                 "or in 16 bits on a CPU that has native kernels"
             )
+        if self.config.keeps_order:
+            raise SettingsError(
+                f"{self.config.family} keeps states of its rows, which {name} would change: leave kv_dtype at auto"
+            )
         if dtype == coded.DTYPE and self.config.head_dim > coded.WIDEST:
             raise SettingsError(f"keys of more than {coded.WIDEST} numbers are not kept in {name}: choose float16")
         self.cache_dtype = dtype
@@ -168,7 +173,7 @@ class Transformer(TorchLayers):
         Args:
             padding: Ids that no text is to choose.
         """
-        if not isinstance(self._stack, NativeStack) or not self.config.causal:
+        if not isinstance(self._stack, NativeStack) or not self.config.causal or self.config.keeps_order:
             return None
         if self.weights.kept is not None or self.weights.positions is not None or self.config.temperature is not None:
             return None
@@ -269,6 +274,12 @@ class Transformer(TorchLayers):
             return logits
         every = logits.new_full((len(logits), self.vocab_size), -torch.inf)
         return every.index_copy_(1, kept.ids, logits)
+
+
+def packable(weights: Weights) -> bool:
+    """Whether kernels have a form for what layers project beside the usual matrices."""
+    more = (linear for layer in weights.layers for linear in (layer.steps, layer.out_gate) if linear is not None)
+    return all(isinstance(linear, QUANTIZED) or linear.weight.dtype.itemsize == 2 for linear in more)  # type: ignore
 
 
 def runs_natively(config: ModelConfig) -> bool:

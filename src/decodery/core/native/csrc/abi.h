@@ -42,6 +42,8 @@ struct Linear {
     Form form;
 };
 
+struct Mixer;
+
 struct Layer {
     Linear qkv, output, gate_up, down;
     const float *attention_norm, *mlp_norm;             // [hidden], or null: rows are read as they are
@@ -51,6 +53,9 @@ struct Layer {
     int32_t rope;                                       // 0: global, 1: local angles
     const float* sinks;                                 // [heads] scores that have no value, or null
     int32_t tempered;                                   // queries are multiplied by the pass's `tempers`
+    const Mixer* mixer;                                 // what is there in place of attention, or null
+    Linear steps;                                       // of its steps, where `qkv` does not give them: else without weights
+    Linear gate;                                        // what attention finds is multiplied by its sigmoid; without weights: not
 };
 
 struct Model {
@@ -103,6 +108,10 @@ struct Policy {
 // weights, mass: null, or where attention's weights go, [heads / kv_heads][starts' last], and the logarithms of their
 // sums before they were made to sum to one, [rows][heads].
 // policy: null, or what is done for a policy without `starts`.
+// Layers that mix rows keep what they need of each in the slots of their own layers where `keeps` is set, else the segment's
+// rows are all there is. states: of all layers with a state, after the first `known` slots of content. after: where those after
+// all content go where that is more. parents: [stays + rows], the tentative row right before each, -1: none; null: each
+// follows the one before.
 struct Segment {
     char* base;
     const int32_t* pages;
@@ -117,6 +126,10 @@ struct Segment {
     const int32_t *starts, *picked;
     float *weights, *mass;
     const Policy* policy;
+    const float* states;
+    float* after;
+    const int32_t* parents;
+    int32_t known, keeps;
 
     int64_t length(int32_t layer, int32_t head) const { return lengths[layer * lengths_layer + head * lengths_head]; }
     const int32_t* table(int32_t layer, int32_t head) const { return pages + layer * table_layer + head * table_head; }
@@ -194,13 +207,19 @@ struct Guess {
 // mamba2: channels are x [heads][head_dim], b and c [groups][state]; skip: [heads]; gate_norm: [heads * head_dim] or null.
 // gated_delta: channels are queries and keys [groups][state] and values [heads][head_dim]; gate_norm: [head_dim]. Where
 // in_turns is set, groups take turns from head to head; else the heads of a group follow each other.
-enum Rule : int32_t { mamba2, gated_delta };
+// gated_conv: one head of `head_dim` numbers without a state, convolved between two gates; conv: [kernel][channels].
+// In a pass: what is kept of rows lies in the layers slots [slot_count] of a cache, one after another, keys before values;
+// states begin at `state_at` of all layers' states. A row of `qkv` and `steps` is the gate [heads * head_dim] and what is kept,
+// of gated_conv two gates, before and after the convolution, and the row.
+enum Rule : int32_t { mamba2, gated_delta, gated_conv };
 struct Mixer {
     const float *conv, *conv_bias, *step_bias, *decay, *skip, *gate_norm;
     int32_t heads, head_dim, groups, state, kernel;
     float least_step, most_step, eps;
     Rule rule;
-    int32_t in_turns;
+    int32_t in_turns, slot_count;
+    const int32_t* slots;
+    int64_t state_at;
 };
 
 // Rows that it mixes. held: [reach + rows][channels + heads], `reach` rows of content and then all tentative ones, each

@@ -101,12 +101,13 @@ INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 #include "tiles.h"
 #include "attention.h"
 #include "select.h"
+#include "scan.h"
+#include "mix.h"
 #include "pass.h"
 #include "topk.h"
 #include "race.h"
 #include "sample.h"
 #include "draft.h"
-#include "scan.h"
 }  // namespace avx512
 
 const Kernels avx512_kernels = {"AVX-512 VNNI", avx512::run_layers, avx512::run_norm, avx512::run_head, avx512::run_linear, avx512::run_read,

@@ -141,6 +141,12 @@ bool windows(const Model& model, const Pass& pass) {
     return false;
 }
 
+bool gated(const Model& model, const Pass& pass) {
+    for (int32_t i = 0; i < pass.run_count; ++i)
+        if (model.layers[pass.run[i]].gate.weight != nullptr) return true;
+    return false;
+}
+
 // How many slots a row of a segment may see one by one.
 int32_t lone(const Segment& segment, bool windowed) {
     const bool near = segment.policy != nullptr && segment.policy->widths != nullptr;
@@ -166,6 +172,33 @@ Sizes measure(const Model& model, const Pass& pass) {
         for (int64_t i = 0; i < cells; ++i) sizes.listed += segment.mask[i] != 0;
     }
     return sizes;
+}
+
+// What the layers of a pass have in place of attention, where one has.
+const Mixer* mixer_of(const Model& model, const Pass& pass) {
+    for (int32_t i = 0; i < pass.run_count; ++i)
+        if (model.layers[pass.run[i]].mixer != nullptr) return model.layers[pass.run[i]].mixer;
+    return nullptr;
+}
+
+void arrange_mixing(const Mixer& mixer, State& state, Layout& layout) {
+    const Pass& pass = *state.pass;
+    int64_t held = 0, most = 1;
+    for (int32_t s = 0; s < pass.segment_count; ++s) {
+        const Segment& segment = pass.segments[s];
+        const int32_t tentative = segment.stays + segment.rows;
+        held += mixer.kernel - 1 + mix_chunk + tentative;
+        if (segment.parents != nullptr) most = std::max<int64_t>(most, tentative);
+    }
+    layout.take(state.mix.held, held * mixed_width(mixer));
+    state.mix.room_stride = mixing_room(mixer, most);
+    layout.take(state.mixed, pass.rows, mixed_inner(mixer));
+    state.mixed.floats = state.context;
+    if (mixer.rule == gated_conv) return;
+    layout.take(state.mix.mixed, held * mixed_channels(mixer));
+    layout.take(state.mix.steps, held * mixer.heads);
+    layout.take(state.mix.left, held * mixer.heads);
+    layout.take(state.mix.room, usable_threads() * state.mix.room_stride);
 }
 
 // Where it is noted what rows belong together and what they see.
@@ -199,9 +232,12 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     state.chooses = sizes.chooses;
     state.aside_stride = sizes.policies ? aside_floats(model, sizes.longest) : 0;
     layout.take(state.aside, usable_threads() * state.aside_stride);
-    layout.take(state.qkv, n * (heads + 2 * model.kv_heads * model.head_dim));
+    const Mixer* mixer = mixer_of(model, pass);
+    layout.take(state.qkv, n * std::max(heads + 2 * model.kv_heads * model.head_dim, mixer == nullptr ? 0 : mixed_row(*mixer)));
     layout.take(state.queries, n * model.heads * wide);
-    layout.take(state.context, n * heads);
+    layout.take(state.context, n * std::max(heads, mixer == nullptr ? 0 : mixed_inner(*mixer)));
+    layout.take(state.gates, gated(model, pass) ? n * heads : 0);
+    if (mixer != nullptr) arrange_mixing(*mixer, state, layout);
     layout.take(state.branch, n * model.hidden);
     layout.take(state.act, n * model.intermediate);
     layout.take(state.narrow, n, model.hidden);
@@ -617,9 +653,8 @@ EXPORT int32_t decodery_mix(const Mixer* mixer, const Mixed* rows) {
     Mixing mixing = {};
     mixing.mixer = mixer;
     mixing.rows = rows;
-    mixing.channels = mixer->heads * mixer->head_dim + 2 * mixer->groups * mixer->state;
-    const int32_t own = mixer->rule == gated_delta ? 16 * mixer->state : round_up(4 * mixer->state, 16);
-    mixing.room_stride = own * int64_t(rows->parents != nullptr ? rows->rows : 1);
+    mixing.channels = mixed_channels(*mixer);
+    mixing.room_stride = mixing_room(*mixer, rows->parents != nullptr ? rows->rows : 1);
     Layout layout{nullptr};
     for (int32_t attempt = 0; attempt < 2; ++attempt) {
         layout = Layout{arena.memory};

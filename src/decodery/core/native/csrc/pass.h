@@ -78,8 +78,9 @@ struct Runner {
         meet(stage_norm);
     }
 
-    void project(const Linear& linear, const Quantized& a, float* y, float cap = 0.0f) {
-        const int64_t stride = linear.out;
+    void project(const Linear& linear, const Quantized& a, float* y, float cap = 0.0f) { project_apart(linear, a, y, linear.out, cap); }
+    // Rows of y are `stride` apart.
+    void project_apart(const Linear& linear, const Quantized& a, float* y, int64_t stride, float cap = 0.0f) {
         multiply(linear, a, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
             const int32_t first = panel * panel_width, left = linear.out - first;
             float* to = y + row * stride + first;
@@ -536,23 +537,48 @@ struct Runner {
         if (!windowed && state.divided > 0) attend_shared(index);
     }
 
+    // The same where something else is in attention's place.
+    void mix(const Layer& layer, int32_t index) {
+        const Mixer& mixer = *layer.mixer;
+        const int64_t stride = mixed_row(mixer);
+        project_apart(layer.qkv, state.narrow, state.qkv, stride);
+        if (layer.steps.weight != nullptr) project_apart(layer.steps, state.narrow, state.qkv + layer.qkv.out, stride);
+        Mix{state, pass, mixer, index, model.kv_heads, model.head_dim, thread, team}.run([&] { meet(stage_attention); });
+    }
+    // Closes what attention found as far as its gates say.
+    void close_gates() {
+        const int64_t width = int64_t(model.heads) * model.head_dim;
+        const Range mine = my_rows();
+        for (int64_t i = mine.begin * width; i < mine.end * width; i += 16) {
+            const int32_t n = mine.end * width - i < 16 ? int32_t(mine.end * width - i) : 16;
+            store(state.context + i, load(state.context + i, n) / (exponential(-load(state.gates + i, n)) + 1.0f), n);
+        }
+        meet(stage_attention);
+    }
+
     // Runs a layer from behind the mark `from` on; returns the mark it stops at, 0 at its end.
     int32_t layer(int32_t index, int32_t marks, int32_t from) {
         const Layer& layer = model.layers[index];
         if ((marks & skip_attention) == 0 && from <= at_attention) {
             if (from < at_select) {
                 norm_quantize(layer.attention_norm, layer.qkv);
-                project(layer.qkv, state.narrow, state.qkv);
-                rope(layer, index);
-                if (marks & at_select) return at_select;
+                if (layer.mixer != nullptr) mix(layer, index);
+                else {
+                    project(layer.qkv, state.narrow, state.qkv);
+                    if (layer.gate.weight != nullptr) project(layer.gate, state.narrow, state.gates);
+                    rope(layer, index);
+                    if (marks & at_select) return at_select;
+                }
             }
             if (from < at_heads) {
-                attention(layer, index);
+                if (layer.mixer == nullptr) attention(layer, index);
+                if (layer.gate.weight != nullptr) close_gates();
                 if (marks & at_heads) return at_heads;
             }
             if (from < at_attention) {
-                quantize_rows(state.context, model.heads * model.head_dim, state.wide, layer.output);
-                if (add_or_stop(layer.output, state.wide, layer.post_attention_norm, marks & at_attention)) return at_attention;
+                const Quantized& found = layer.mixer != nullptr ? state.mixed : state.wide;
+                quantize_rows(state.context, layer.output.in, found, layer.output);
+                if (add_or_stop(layer.output, found, layer.post_attention_norm, marks & at_attention)) return at_attention;
             } else add_branch();
         }
         if ((marks & skip_mlp) == 0 && from <= at_mlp) {

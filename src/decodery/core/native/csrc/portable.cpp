@@ -129,12 +129,13 @@ INLINE int64_t now() {
 #include "tiles.h"
 #include "attention.h"
 #include "select.h"
+#include "scan.h"
+#include "mix.h"
 #include "pass.h"
 #include "topk.h"
 #include "race.h"
 #include "sample.h"
 #include "draft.h"
-#include "scan.h"
 }  // namespace portable
 
 const Kernels portable_kernels = {"portable C++", portable::run_layers, portable::run_norm, portable::run_head, portable::run_linear, portable::run_read,

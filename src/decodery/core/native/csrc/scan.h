@@ -185,33 +185,49 @@ static void gate(const Mixing& mixing, int32_t said) {
     }
 }
 
+// The stages of mixing, of this thread's part; all threads meet after each.
+static void mix_inputs(const Mixing& mixing, int32_t thread, int32_t threads) {
+    const Range parts = share((mixing.channels + 15) / 16, thread, threads);
+    for (int32_t i = parts.begin; i < parts.end; ++i) convolve(mixing, i * 16);
+    const Range own = share(mixing.rows->rows, thread, threads);
+    for (int32_t row = own.begin; row < own.end; ++row) step(mixing, row);
+}
+static void mix_lengths(const Mixing& mixing, int32_t thread, int32_t threads) {
+    const Range heads = share(mixing.rows->rows * 2 * mixing.mixer->groups, thread, threads);
+    for (int32_t item = heads.begin; item < heads.end; ++item) shorten(mixing, item);
+}
+// Of several mixings of one layer: each begins where the one before it ends.
+static void mix_states(const Mixing* mixings, int32_t count, int32_t thread, int32_t threads) {
+    const Mixer& mixer = *mixings->mixer;
+    const bool delta = mixer.rule == gated_delta;
+    const int32_t step_of = delta ? 16 : 4, pieces = (mixer.head_dim + step_of - 1) / step_of;
+    const Range items = share(mixer.heads * pieces, thread, threads);
+    float* room = mixings->room + thread * mixings->room_stride;
+    for (int32_t item = items.begin; item < items.end; ++item)
+        for (int32_t i = 0; i < count; ++i) {
+            const Mixing& mixing = mixings[i];
+            const int32_t head = item / pieces, p = item % pieces * step_of;
+            const bool fits = p + step_of <= mixer.head_dim;
+            if (delta) fits ? scan_delta<true>(mixing, head, p, room) : scan_delta<false>(mixing, head, p, room);
+            else if (fits) scan<4>(mixing, head, p, room);
+            else for (int32_t q = p; q < mixer.head_dim; ++q) scan<1>(mixing, head, q, room);
+        }
+}
+static void mix_gates(const Mixing& mixing, int32_t thread, int32_t threads) {
+    const Range said = share(mixing.rows->said, thread, threads);
+    for (int32_t row = said.begin; row < said.end; ++row) mixing.mixer->rule == gated_delta ? gate_delta(mixing, row) : gate(mixing, row);
+}
+
 static void run_mix(void* context, int32_t thread, Team& team) {
     const Mixing& mixing = *static_cast<const Mixing*>(context);
-    const Mixer& mixer = *mixing.mixer;
-    const Mixed& rows = *mixing.rows;
-    const Range parts = share((mixing.channels + 15) / 16, thread, team.threads);
-    for (int32_t i = parts.begin; i < parts.end; ++i) convolve(mixing, i * 16);
-    const Range own = share(rows.rows, thread, team.threads);
-    for (int32_t row = own.begin; row < own.end; ++row) step(mixing, row);
+    mix_inputs(mixing, thread, team.threads);
     team.barrier(thread);
-    const bool delta = mixer.rule == gated_delta;
-    if (delta) {
-        const Range heads = share(rows.rows * 2 * mixer.groups, thread, team.threads);
-        for (int32_t item = heads.begin; item < heads.end; ++item) shorten(mixing, item);
+    if (mixing.mixer->rule == gated_delta) {
+        mix_lengths(mixing, thread, team.threads);
         team.barrier(thread);
     }
-    const int32_t step_of = delta ? 16 : 4, pieces = (mixer.head_dim + step_of - 1) / step_of;
-    const Range items = share(mixer.heads * pieces, thread, team.threads);
-    float* room = mixing.room + thread * mixing.room_stride;
-    for (int32_t item = items.begin; item < items.end; ++item) {
-        const int32_t head = item / pieces, p = item % pieces * step_of;
-        const bool fits = p + step_of <= mixer.head_dim;
-        if (delta) fits ? scan_delta<true>(mixing, head, p, room) : scan_delta<false>(mixing, head, p, room);
-        else if (fits) scan<4>(mixing, head, p, room);
-        else for (int32_t q = p; q < mixer.head_dim; ++q) scan<1>(mixing, head, q, room);
-    }
-    if (rows.said == 0) return;
+    mix_states(&mixing, 1, thread, team.threads);
+    if (mixing.rows->said == 0) return;
     team.barrier(thread);
-    const Range said = share(rows.said, thread, team.threads);
-    for (int32_t row = said.begin; row < said.end; ++row) delta ? gate_delta(mixing, row) : gate(mixing, row);
+    mix_gates(mixing, thread, team.threads);
 }

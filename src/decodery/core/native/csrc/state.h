@@ -167,6 +167,13 @@ struct Group {
     bool divided;             // whether threads share its queries, of which there are few, and cut what they see
 };
 
+// What layers that mix rows work in: all segments' rows one after another, each with `reach` rows and as much content as is
+// mixed at once before its own. See Mixing.
+struct MixRoom {
+    float *held, *mixed, *steps, *left, *room;
+    int64_t room_stride;
+};
+
 struct State {
     const Model* model;
     const Pass* pass;
@@ -181,7 +188,10 @@ struct State {
     float* aside;                          // per thread, for policies: see aside_floats
     int64_t aside_stride, longest;
     float *qkv, *queries, *context, *branch, *act;
+    float* gates;                          // of what attention finds, [rows][heads * head_dim]
     Quantized narrow, wide, inner;         // over hidden, heads * head_dim, intermediate
+    MixRoom mix;
+    Quantized mixed;                       // over what a layer finds that mixes rows
     float* scratch;                        // per thread: a normed row, then attention's queries, accumulators and scores
     int64_t scratch_stride;
     // Where several threads share a query: of each chunk the weighted sum of values, rounded up to 16 numbers, then 16 of
@@ -200,8 +210,20 @@ struct State {
 
 constexpr int32_t most_taps = 64;      // of a convolution
 
+constexpr int32_t mix_chunk = 64;      // rows of content that are mixed at once
+
+// What is kept of a row, what it is made of, and what is said.
 inline int32_t mixed_width(const Mixer& mixer) {
+    if (mixer.rule == gated_conv) return mixer.head_dim;
     return mixer.heads * (mixer.head_dim + (mixer.rule == gated_delta ? 2 : 1)) + 2 * mixer.groups * mixer.state;
+}
+
+inline int32_t mixed_inner(const Mixer& mixer) { return mixer.heads * mixer.head_dim; }
+inline int32_t mixed_row(const Mixer& mixer) { return mixed_width(mixer) + mixed_inner(mixer) * (mixer.rule == gated_conv ? 2 : 1); }
+inline int32_t mixed_channels(const Mixer& mixer) { return mixed_inner(mixer) + 2 * mixer.groups * mixer.state; }
+// Numbers that a thread needs for the states of `rows` rows.
+inline int64_t mixing_room(const Mixer& mixer, int64_t rows) {
+    return rows * (mixer.rule == gated_delta ? 16 * mixer.state : round_up(4 * mixer.state, 16));
 }
 
 // What mixing rows works in. mixed: [rows][channels], behind the convolution; steps, left: [rows][heads], the steps (of

@@ -1,0 +1,87 @@
+"""Layers that mix rows in place of attention, within native passes: where their rows and states lie."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from decodery.core.native.kernels import MixerStruct, Rule, SegmentStruct, address
+
+from ..cache.kept_rows import parents
+
+if TYPE_CHECKING:
+    from ..batch import Segment
+
+
+class Mixers:
+    """Those of a model.
+
+    Args:
+        layers: By layer, what kernels read of its mixer, and the layers of a cache that hold what it keeps of rows.
+            States of all layers lie in one tensor: they are made and forgotten together.
+    """
+
+    def __init__(self, layers: Mapping[int, tuple[MixerStruct, Sequence[int]]]) -> None:
+        self._layers, self._slots, size = layers, [], 0
+        for struct, slots in layers.values():
+            held = np.asarray(slots, dtype=np.int32)
+            self._slots.append(held)
+            struct.slots, struct.slot_count, struct.state_at = address(held, np.int32, len(slots)), len(slots), size
+            if struct.rule != Rule.GATED_CONV:
+                size += struct.heads * struct.head_dim * struct.state
+        self._first = min(layers)
+        self._nothing = torch.zeros(size, dtype=torch.float32, device="cpu")
+
+    def address(self, layer: int) -> int | None:
+        """Where the kernels find the mixer of a layer, None where it attends."""
+        return ctypes.addressof(self._layers[layer][0]) if layer in self._layers else None
+
+    def describe(self, segment: Segment, struct: SegmentStruct) -> MixedSegment:
+        """Write what the rows of a segment begin from; the result must live as long as the pass."""
+        cache, size = segment.cache, len(self._nothing)
+        lone = len(segment) == 1 and not segment.retained
+        line = None if lone or (segment.mask is None and not segment.retained) else _line(segment)
+        struct.parents = None if line is None else address(line, np.int32, segment.retained + len(segment))
+        content, known, before, after = 0, 0, self._nothing, None
+        if cache is not None:
+            content = known = int(cache.lengths[self._first])
+            if size:
+                known, before = cache.states.last(self._first) or (0, before)
+            if known < content:
+                after = torch.empty(size, dtype=torch.float32, device="cpu")
+        struct.known, struct.keeps = known, int(cache is not None)
+        struct.states = address(before, torch.float32, size)
+        struct.after = None if after is None else address(after, torch.float32, size)
+        return MixedSegment(self._first, segment, content, before, after, line)
+
+
+class MixedSegment:
+    """The states of a segment's text before a pass, and those that the pass leaves."""
+
+    def __init__(
+        self,
+        layer: int,
+        segment: Segment,
+        content: int,
+        before: torch.Tensor,
+        after: torch.Tensor | None,
+        line: np.ndarray | None,
+    ) -> None:
+        self._layer, self._segment, self._content, self._after = layer, segment, content, after
+        self._alive = before, line
+
+    def settle(self) -> None:
+        """Remember the states after the content, once the pass is done."""
+        if self._after is not None:
+            assert self._segment.cache is not None
+            self._segment.cache.states.add(self._layer, self._content, self._after)
+
+
+def _line(segment: Segment) -> np.ndarray:
+    """[T] int32 the tentative row right before each, -1 for none."""
+    found: np.ndarray = parents(torch.from_numpy(segment.seen())).numpy().astype(np.int32)
+    return found

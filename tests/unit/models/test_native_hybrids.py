@@ -1,0 +1,125 @@
+"""Layers that mix rows in place of attention, in the native pass: bits, trees, states, and the layers in PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.core.native.kernels import choose, kernel_sets
+from decodery.models.batch import Batch, Segment
+from decodery.models.config import GatedDelta, Mamba, ModelConfig
+from decodery.models.loaders.fused_slots import Slot, slots
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.native.stack import NativeStack
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Layer, Weights
+from decodery.testing import check_cache, check_identical
+from tiny_models import tree_mask
+
+PARENTS = [-1, 0, 0, 1, 1, 2, 5, 6]
+SHAPES: dict[str, dict[str, Any]] = {
+    # Widths that fill neither vectors nor the last layer of slots.
+    "gated delta": {
+        "delta": GatedDelta(heads=4, head_dim=20, groups=2, state=12, kernel=3), "gated_attention": True,
+        "qk_norm": True, "state_layers": (True, False, True),
+    },
+    "mamba": {
+        "mamba": Mamba(heads=4, head_dim=18, groups=2, state=12, kernel=4), "residual_scale": 0.5,
+        "state_layers": (True, True, False),
+    },
+    "gated convolution": {"gated_conv": 3, "conv_layers": (True, False, True)},
+    "mamba without MLPs": {
+        "mamba": Mamba(heads=4, head_dim=16, groups=1, state=16, kernel=4), "intermediate_size": 0,
+        "state_layers": (True, True, True),
+    },
+}  # fmt: skip
+
+
+def tensor(slot: Slot, rng: torch.Generator) -> Any:
+    drawn = torch.randn(slot.shape, generator=rng, dtype=torch.float32, device="cpu")
+    if not slot.linear:
+        return drawn.abs() if slot.name.endswith("norm.weight") else 0.3 * drawn
+    return Int8Linear((40 * drawn).clamp(-127, 127).to(torch.int8), torch.full(slot.shape[:1], 0.004, device="cpu"))
+
+
+@pytest.fixture(params=SHAPES)
+def model(request: pytest.FixtureRequest) -> Transformer:
+    sizes = {"vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4}
+    config = ModelConfig(**sizes | {"num_kv_heads": 2, "head_dim": 24, "max_positions": 512} | SHAPES[request.param])
+    rng = torch.Generator().manual_seed(1)
+    # As `fused.read` leaves what a layer has not.
+    empty = torch.zeros(0, dtype=torch.float32, device="cpu")
+    absent = {"mlp_norm": empty, **dict.fromkeys(("gate_up", "down"), Dense(empty[None]))}
+    parts: list[dict[str, Any]] = [dict(absent) for _ in range(config.num_layers)]
+    whole: dict[str, Any] = {}
+    for slot in slots(config):
+        of = slot.name.removesuffix(".weight").split(".")
+        (whole if of[0] != "layers" else parts[int(of[1])])[of[-1]] = tensor(slot, rng)
+    return Transformer(config, Weights(layers=[Layer(**each) for each in parts], **whole))
+
+
+def after(model: Transformer, *chunks: int) -> Any:
+    """A cache whose text was read in chunks of so many tokens."""
+    cache, done = model.new_cache(), 0
+    for size in chunks:
+        ids = np.arange(done, done + size) * 7 % 90
+        model.forward(Batch([Segment(np.arange(done, done + size), tokens=ids, cache=cache)]))
+        cache.keep(range(size))
+        done += size
+    return cache
+
+
+def tree_logits(model: Transformer, cache: Any, parents: list[int], tokens: list[int]) -> torch.Tensor:
+    mask = tree_mask(parents)
+    positions = cache.next_position + mask.sum(axis=1) - 1
+    found = model.forward(Batch([Segment(positions, tokens=np.asarray(tokens), mask=mask, cache=cache)])).logits
+    cache.truncate(cache.next_position)
+    return found
+
+
+def test_rows_have_the_same_bits_in_every_tree_chunk_batch_and_kernel_set(model: Transformer) -> None:
+    assert isinstance(model._stack, NativeStack) and model.capabilities.exact_rows
+    tokens = [11 * node % 90 for node in range(len(PARENTS))]
+    whole = []
+    for name in kernel_sets():
+        choose(name)
+        # Content of more rows than are mixed at once, and of fewer.
+        whole.append(tree_logits(model, after(model, 150), PARENTS, tokens))
+    choose(kernel_sets()[0])
+    assert all(torch.equal(each, whole[0]) for each in whole)
+    cut = after(model, 1, 80, 2, 67)
+    assert torch.equal(tree_logits(model, cut, PARENTS, tokens), whole[0])
+    # As states are known now, and of a text that shares the pass with others.
+    assert torch.equal(tree_logits(model, cut, PARENTS, tokens), whole[0])
+    path = [0, 2, 5, 6]
+    chain = tree_logits(model, cut, [-1, 0, 1, 2], [tokens[node] for node in path])
+    assert torch.equal(chain, whole[0][path])
+    other = Segment(np.arange(4), tokens=np.arange(4))
+    alone = model.forward(Batch([other])).logits
+    ours = [Segment(np.array([150]), tokens=np.array(tokens[:1]), cache=cut), Segment.chunk(np.arange(5), after(model))]
+    together = model.forward(Batch([other, *ours])).logits
+    assert torch.equal(together[:4], alone) and torch.equal(together[4], whole[0][0])
+    # The order of packing is no path.
+    assert not torch.equal(tree_logits(model, cut.fork(), [-1, 0, 1, 2, 3, 4, 5, 6], tokens)[-1], whole[0][-1])
+
+
+def test_the_native_pass_finds_what_layers_in_pytorch_find(model: Transformer) -> None:
+    tokens = [13 * node % 90 for node in range(len(PARENTS))]
+    ours = tree_logits(model, after(model, 70), PARENTS, tokens)
+    chained = tree_logits(model, after(model, 70), [-1, *range(7)], tokens)
+    model._stack = None
+    theirs = tree_logits(model, after(model, 70), PARENTS, tokens)
+    # Inputs are rounded to bytes in both: one in a hundred goes another way.
+    scale = float(theirs.abs().max())
+    assert (ours - theirs).abs().max() < 0.02 * scale < 0.2 * float((chained - theirs)[-1].abs().max())
+
+
+def test_texts_are_remembered_to_the_bit_and_drafts_change_nothing(model: Transformer) -> None:
+    assert check_cache(model, programs=2, steps=10) == 0.0
+    check_identical(model, [[5, 6, 7, 8] * 4], drafter="ngram", max_new_tokens=8, tested="drafted")
+    with pytest.raises(SettingsError, match="keeps states of its rows"):
+        model.narrow_caches(torch.float16)
