@@ -3,8 +3,9 @@
     DECODERY_THREADS=2 python benchmarks/hybrid_passes.py [--rounds 20] [--layers 24]
 
 The shape is that of Qwen3.5-0.8B, weights int8 rows made in memory, after a text of 64 tokens. Milliseconds of a pass
-of one row beside what the machine takes to read the same bytes; of a tree of 8 nodes in one pass; and of the chains that the tree's leaves end, each a pass of its own from the same text. The least of `rounds`,
-all in turns. Writes benchmarks/results/hybrid-passes.json; to be run on a machine that does nothing else.
+of one row beside what the machine takes to read the same bytes; of a tree of 8 nodes in one pass; and of the chains
+that the tree's leaves end, each a pass of its own from the same text. The least of `rounds`, all in turns.
+Writes benchmarks/results/hybrid-passes.json; to be run on a machine that does nothing else.
 """
 
 from __future__ import annotations

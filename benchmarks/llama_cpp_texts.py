@@ -16,52 +16,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import numpy as np
 
 import decodery
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.package_index import pull
+from decodery_benchmarks.peers.llama_cpp_server import LlamaCppServer
 from decodery_benchmarks.results import begun_result, write_result
 
 RESULTS = Path(__file__).parent / "results" / "llama-cpp-texts.json"
-SERVER = """
-import sys, xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, params.n_ctx, params.n_parallel, params.port = sys.argv[1], 2048, 1, 0
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[2])
-params.warmup, params.use_jinja = False, True
-server = xllamacpp.Server(params)
-print("at", server.listening_address, flush=True)
-sys.stdin.read()
-"""
 MOST_PROBABLE = 20
 SHOWN = ("same_prompt", "agree", "ours", "theirs", "reference")
 
 
-class LlamaCpp:
-    """llama.cpp in a process of its own, with one model."""
-
-    def __init__(self, python: str, path: Path, threads: int) -> None:
-        command = [python, "-c", SERVER, str(path), str(threads)]
-        quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, text=True
-        )
-        assert self._process.stdout is not None
-        lines = (line.split() for line in self._process.stdout)
-        self._address = next(words[1] for words in lines if words[:1] == ["at"])
-
-    def ask(self, path: str, **body: Any) -> Any:
-        asked = Request(self._address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urlopen(asked) as answer:
-            return json.load(answer)
+class LlamaCpp(LlamaCppServer):
+    """What is asked of llama.cpp about texts."""
 
     def prompt(self, text: str, template: bool) -> list[int]:
         """What its own tokenizer, and the file's template where there is one, make of a question."""
@@ -72,17 +46,11 @@ class LlamaCpp:
 
     def continued(self, tokens: list[int], count: int) -> tuple[list[int], list[dict[int, float]]]:
         """Greedy tokens, and before each of them the logarithms of the most likely tokens' probabilities."""
-        found = self.ask(
-            "/completion", prompt=tokens, n_predict=count, temperature=0.0, n_probs=MOST_PROBABLE, return_tokens=True,
-            repeat_penalty=1.0, cache_prompt=False,
-        )  # fmt: skip
+        found = self.complete(tokens, count, n_probs=MOST_PROBABLE)
         rows = found["completion_probabilities"]
         return [row["id"] for row in rows], [
             {each["id"]: each["logprob"] for each in row["top_logprobs"]} for row in rows
         ]
-
-    def close(self) -> None:
-        self._process.communicate()
 
 
 def questions(data: Path, count: int) -> list[str]:

@@ -1,7 +1,12 @@
-"""GGUF files of the exact shapes of Qwen2.5-0.5B and -1.5B with drawn weights, for speed, memory and load alone.
+"""GGUF files of the exact shapes of known models with drawn weights, for speed, memory and load alone.
 
     python benchmarks/random_gguf.py 0.5B DIR/qwen-shaped-0.5B.gguf
     python benchmarks/random_gguf.py 1.5B DIR/qwen-shaped-1.5B.gguf
+    python benchmarks/random_gguf.py qwen3.5-0.8B DIR/qwen3.5-shaped-0.8B.gguf
+    python benchmarks/random_gguf.py lfm2-1.2B DIR/lfm2-shaped-1.2B.gguf
+    python benchmarks/random_gguf.py gpt-oss-layers DIR/gpt-oss-shaped.gguf
+
+The first two are Qwen2.5's; the last has two layers of gpt-oss-20b, with a small vocabulary.
 
 Types of blocks are those that llama.cpp's Q4_K_M gives these shapes: rows of 896 inputs, which 256 does not divide,
 fall back to Q5_0 and Q8_0. Numbers of blocks are drawn, and scales give weights a mean of zero and a spread
@@ -66,6 +71,9 @@ def blocks(random: np.random.Generator, kind: Kind, rows: int, inputs: int, spre
         half(0, spread / 9.2)
     elif kind == Kind.Q8_0:
         half(0, spread / 73.9)
+    elif kind == Kind.MXFP4:
+        # An exponent alone; the numbers' spread is 2.7.
+        raw[..., 0] = 127 + round(np.log2(spread / 2.7))
     else:
         raise ValueError(f"no scales are known for {kind.name}")
     return raw.reshape(rows, -1)
@@ -116,15 +124,134 @@ def write(path: Path, shape: Shape, seed: int = 0) -> None:
     writer.close()
 
 
-def _vocabulary(writer: gguf.GGUFWriter) -> None:
-    """As many tokens and merges as Qwen2.5 has: the embedded model's, pairs of them, and padding."""
+def _begun(path: Path, family: str, tokens: int, **sizes: int | list[int]) -> gguf.GGUFWriter:
+    writer = gguf.GGUFWriter(str(path), family)
+    writer.add_name(path.stem)
+    writer.add_context_length(32_768)
+    writer.add_layer_norm_rms_eps(1e-6)
+    for name, size in sizes.items():
+        getattr(writer, f"add_{name}")(size)
+    writer.add_file_type(15)
+    _vocabulary(writer, tokens)
+    return writer
+
+
+def _written(
+    writer: gguf.GGUFWriter,
+    random: np.random.Generator,
+    matrices: dict[str, tuple[Kind, tuple[int, ...]]],
+    vectors: dict[str, tuple[float, tuple[int, ...]]],
+) -> None:
+    """Matrices of blocks, and vectors of one number each with noise, and the file closed."""
+    for name, (kind, shape) in matrices.items():
+        drawn = blocks(random, kind, int(np.prod(shape[:-1])), shape[-1])
+        writer.add_tensor(f"{name}.weight", drawn.reshape(*shape[:-1], -1), raw_dtype=kind)
+    for name, (mean, shape) in vectors.items():
+        writer.add_tensor(name, (mean + random.normal(0, 0.02, shape)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _mlp(prefix: str, layer: int, inner: int, hidden: int) -> dict[str, tuple[Kind, tuple[int, ...]]]:
+    down = Kind.Q4_K if layer % 2 else Kind.Q6_K
+    found = {f"{prefix}ffn_{half}": (Kind.Q4_K, (inner, hidden)) for half in ("gate", "up")}
+    return found | {f"{prefix}ffn_down": (down, (hidden, inner))}
+
+
+def write_qwen35(path: Path) -> None:
+    """Qwen3.5-0.8B: three Gated DeltaNet layers, one that attends, and so on."""
+    hidden, layers, inner, dim, states, size = 1024, 24, 3584, 256, 16, 128
+    writer = _begun(
+        path, "qwen35", 248_320, block_count=layers, embedding_length=hidden, feed_forward_length=inner, head_count=8,
+        head_count_kv=2, key_length=dim, value_length=dim, ssm_conv_kernel=4, ssm_state_size=size,
+        ssm_group_count=states, ssm_time_step_rank=states, ssm_inner_size=states * size, full_attention_interval=4,
+        rope_dimension_count=dim // 4, rope_dimension_sections=[11, 11, 10, 0], rope_freq_base=10_000_000,
+    )  # fmt: skip
+    matrices: dict[str, tuple[Kind, tuple[int, ...]]] = {"token_embd": (Kind.Q6_K, (248_320, hidden))}
+    vectors: dict[str, tuple[float, tuple[int, ...]]] = {"output_norm.weight": (1.0, (hidden,))}
+    for layer in range(layers):
+        at = f"blk.{layer}."
+        sizes = {"attn_q": 16 * dim, "attn_k": 2 * dim, "attn_v": 2 * dim}
+        if (layer + 1) % 4:
+            sizes = {"attn_qkv": 3 * states * size, "attn_gate": states * size, "ssm_beta": states, "ssm_alpha": states}
+            matrices[f"{at}ssm_out"] = (Kind.Q4_K, (hidden, states * size))
+            vectors |= {f"{at}ssm_conv1d.weight": (0.3, (3 * states * size, 4)), f"{at}ssm_dt.bias": (1.0, (states,))}
+            vectors |= {f"{at}ssm_a": (-1.0, (states,)), f"{at}ssm_norm.weight": (1.0, (size,))}
+        else:
+            matrices[f"{at}attn_output"] = (Kind.Q4_K, (hidden, 8 * dim))
+            vectors |= {f"{at}attn_{each}_norm.weight": (1.0, (dim,)) for each in "qk"}
+        matrices |= {f"{at}{name}": (Kind.Q4_K, (rows, hidden)) for name, rows in sizes.items()}
+        matrices |= _mlp(at, layer, inner, hidden)
+        vectors |= {f"{at}{name}.weight": (1.0, (hidden,)) for name in ("attn_norm", "post_attention_norm")}
+    _written(writer, np.random.default_rng(0), matrices, vectors)
+
+
+def write_lfm2(path: Path) -> None:
+    """LFM2-1.2B: convolutions between gates, and six layers that attend."""
+    hidden, inner, dim, kv_heads, attending = 2048, 8192, 64, 8, (2, 5, 8, 10, 12, 14)
+    writer = _begun(
+        path, "lfm2", 65_536, block_count=16, embedding_length=hidden, feed_forward_length=inner, head_count=32,
+        head_count_kv=[kv_heads * (layer in attending) for layer in range(16)], shortconv_l_cache=3,
+        rope_freq_base=1_000_000,
+    )  # fmt: skip
+    matrices: dict[str, tuple[Kind, tuple[int, ...]]] = {"token_embd": (Kind.Q6_K, (65_536, hidden))}
+    vectors: dict[str, tuple[float, tuple[int, ...]]] = {"token_embd_norm.weight": (1.0, (hidden,))}
+    for layer in range(16):
+        at = f"blk.{layer}."
+        sizes = {"attn_q": hidden, "attn_k": kv_heads * dim, "attn_v": kv_heads * dim, "attn_output": hidden}
+        if layer in attending:
+            vectors |= {f"{at}attn_{each}_norm.weight": (1.0, (dim,)) for each in "qk"}
+        else:
+            sizes = {"shortconv.in_proj": 3 * hidden, "shortconv.out_proj": hidden}
+            vectors[f"{at}shortconv.conv.weight"] = (0.3, (hidden, 3))
+        matrices |= {f"{at}{name}": (Kind.Q4_K, (rows, hidden)) for name, rows in sizes.items()}
+        matrices |= _mlp(at, layer, inner, hidden)
+        vectors |= {f"{at}{name}.weight": (1.0, (hidden,)) for name in ("attn_norm", "ffn_norm")}
+    _written(writer, np.random.default_rng(0), matrices, vectors)
+
+
+def write_gpt_oss(path: Path) -> None:
+    """Two layers of gpt-oss-20b: 32 experts in MXFP4, of which each row takes four."""
+    hidden, heads, kv_heads, dim, experts = 2880, 64, 8, 64, 32
+    writer = _begun(
+        path, "gpt-oss", 8192, block_count=2, embedding_length=hidden, feed_forward_length=hidden, head_count=heads,
+        head_count_kv=kv_heads, key_length=dim, value_length=dim, expert_count=experts, expert_used_count=4,
+        expert_feed_forward_length=hidden, sliding_window=128, rope_freq_base=150_000, rope_scaling_orig_ctx_len=4096,
+    )  # fmt: skip
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(32.0)
+    table = Kind.Q8_0, (8192, hidden)
+    matrices: dict[str, tuple[Kind, tuple[int, ...]]] = {"token_embd": table, "output": table}
+    vectors: dict[str, tuple[float, tuple[int, ...]]] = {"output_norm.weight": (1.0, (hidden,))}
+    for layer in range(2):
+        at = f"blk.{layer}."
+        sizes = {"attn_q": heads * dim, "attn_k": kv_heads * dim, "attn_v": kv_heads * dim}
+        matrices |= {f"{at}{name}": (Kind.Q8_0, (rows, hidden)) for name, rows in sizes.items()}
+        matrices[f"{at}attn_output"] = (Kind.Q8_0, (hidden, heads * dim))
+        vectors |= {f"{at}{name}.bias": (0.0, (rows,)) for name, rows in (sizes | {"attn_output": hidden}).items()}
+        for half in ("gate", "up", "down"):
+            matrices[f"{at}ffn_{half}_exps"] = (Kind.MXFP4, (experts, hidden, hidden))
+            vectors[f"{at}ffn_{half}_exps.bias"] = (0.0, (experts, hidden))
+        vectors |= {f"{at}ffn_gate_inp.weight": (0.0, (experts, hidden)), f"{at}ffn_gate_inp.bias": (0.0, (experts,))}
+        vectors |= {f"{at}{name}.weight": (1.0, (hidden,)) for name in ("attn_norm", "post_attention_norm")}
+        vectors[f"{at}attn_sinks.weight"] = (0.0, (heads,))
+    _written(writer, np.random.default_rng(0), matrices, vectors)
+
+
+def _vocabulary(writer: gguf.GGUFWriter, count_of_tokens: int = TOKENS) -> None:
+    """As many tokens and merges as Qwen2.5 has, or fewer: the embedded model's, pairs of them, and padding."""
     known = GGUFFile(pull("smollm2")).metadata
     kinds = known["tokenizer.ggml.token_type"]
     ordinary = [token for token, kind in zip(known["tokenizer.ggml.tokens"], kinds, strict=True) if kind == 1]
-    tokens, merges = list(ordinary), list(known["tokenizer.ggml.merges"])
+    tokens, merges = ordinary[: count_of_tokens - 3], list(known["tokenizer.ggml.merges"])
+    if len(tokens) < len(ordinary):
+        kept = set(tokens)
+        merges = [each for each in merges if each.replace(" ", "") in kept]
     seen, words = set(tokens), [token for token in ordinary if token.isascii() and token.isalpha()]
     for number in count():
-        if len(tokens) == 151_643 or len(merges) == MERGES:
+        if len(tokens) >= min(151_643, count_of_tokens - 3) or len(merges) == MERGES:
             break
         first, second = words[number % len(words)], words[(number * 7919 + number // len(words)) % len(words)]
         if first + second not in seen:
@@ -132,24 +259,28 @@ def _vocabulary(writer: gguf.GGUFWriter) -> None:
             tokens.append(first + second)
             merges.append(f"{first} {second}")
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    fill = TOKENS - len(tokens) - len(special)
+    fill = count_of_tokens - len(tokens) - len(special)
     tokens += special + [f"[PAD{number}]" for number in range(fill)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * (TOKENS - fill - 3) + [3] * 3 + [5] * fill)
+    writer.add_token_types([1] * (count_of_tokens - fill - 3) + [3] * 3 + [5] * fill)
     writer.add_token_merges(merges)
-    writer.add_eos_token_id(TOKENS - fill - 1)
-    writer.add_pad_token_id(TOKENS - fill - 3)
+    writer.add_eos_token_id(count_of_tokens - fill - 1)
+    writer.add_pad_token_id(count_of_tokens - fill - 3)
     writer.add_chat_template(CHAT)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("size", choices=SHAPES)
+    others = {"qwen3.5-0.8B": write_qwen35, "lfm2-1.2B": write_lfm2, "gpt-oss-layers": write_gpt_oss}
+    parser.add_argument("size", choices=[*SHAPES, *others])
     parser.add_argument("path", type=Path)
     options = parser.parse_args()
-    write(options.path, SHAPES[options.size])
+    if options.size in others:
+        others[options.size](options.path)
+    else:
+        write(options.path, SHAPES[options.size])
 
 
 if __name__ == "__main__":
