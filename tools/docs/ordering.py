@@ -204,6 +204,22 @@ def scan() -> str:
     return f"`{found['command']}`, {found['layers']} layers.\n\n{table(header, rows)}"
 
 
+def texts_of_llama_cpp() -> str:
+    """How many greedy texts are llama.cpp's, and how near logits are where they part."""
+    found, rows = load("llama-cpp-texts"), []
+    for name, each in found["rows"].items():
+        gaps = [abs(one["reference"]) for one in each["differences"] if one["reference"] is not None]
+        largest = [f"{max(gaps):.2f}"] if gaps else ["", ""]
+        # Whose token float32 prefers.
+        ours = sum(one["reference"] > 0 for one in each["differences"] if one["reference"] is not None)
+        rows.append([name, f"{each['same_prompts']} of {each['texts']}", f"{each['agree']} of {each['texts']}",
+                     str(each["near_ties"]), *largest, *([f"{ours} of {len(gaps)}"] if gaps else []),
+                     f"{each['noise']:.2f}" if "noise" in each else ""])  # fmt: skip
+    header = ["model", "same prompts", "same texts", "near-ties", "largest gap in float32", "float32 prefers our token",
+              "error of a gap"]  # fmt: skip
+    return f"`{found['command']}`\n\n{table(header, rows)}"
+
+
 def seeing() -> str:
     """What drafters read of images is worth, on a small model that names their patches."""
     found = load("draft-seeing")
@@ -236,5 +252,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "orders-joint-steps": steps,
     "sweeps": sweeps,
     "tree-scan": scan,
+    "llama-cpp-texts": texts_of_llama_cpp,
     "seeing": seeing,
 }
