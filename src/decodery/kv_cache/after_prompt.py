@@ -179,10 +179,7 @@ def retain(cache: KVCache, layer: int, chosen: np.ndarray) -> np.ndarray:
         Which they were, [kv_heads, m] in ascending order.
     """
     slots = np.nonzero(chosen)[1].reshape(len(chosen), -1)
-    keys, values = cache.view(layer)
-    index = torch.from_numpy(slots).to(keys.device)[..., None].expand(-1, -1, keys.shape[-1])
-    places = cache.positions[layer, : chosen.shape[1]][slots].max(axis=0)
-    cache.refill(layer, keys.gather(1, index), values.gather(1, index), places)
+    cache.retain(layer, slots)
     return slots
 
 

@@ -210,6 +210,8 @@ class Evicting(State):
 
 def gathered(part: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
     """Each head's own slots [kv_heads, m] of [kv_heads, slots, head_dim]."""
+    if slots.shape[1] == part.shape[1] and (slots == np.arange(slots.shape[1])).all():
+        return part
     index = torch.from_numpy(slots).to(part.device)[..., None].expand(-1, -1, part.shape[-1])
     return part.gather(1, index)
 

@@ -19,6 +19,9 @@ from decodery.step.cache_policy import CachePolicy, State
 
 from .after_prompt import SPARE
 
+BLOCK = 32
+"""Groups that lie together: no more is copied when one is added."""
+
 
 @register(
     "quantized",
@@ -60,7 +63,7 @@ class Quantized(CachePolicy):
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """Numbers [kv_heads, tokens, head_dim] as whole ones: low + step * code, two of 4 bits in a byte."""
+    """Numbers [kv_heads, groups, group, head_dim] as whole ones: low + step * code, two of 4 bits in a byte."""
 
     codes: torch.Tensor
     low: torch.Tensor
@@ -69,7 +72,7 @@ class Codes:
 
     @classmethod
     def of(cls, numbers: torch.Tensor, dim: int, bits: int) -> Codes:
-        """Ranges are taken over `dim`: 1, the tokens, or 2, the channels."""
+        """Ranges are taken over `dim`: -2, the tokens, or -1, the channels."""
         low, high = numbers.amin(dim=dim, keepdim=True).float(), numbers.amax(dim=dim, keepdim=True).float()
         step = (high - low) / (2**bits - 1)
         divisor = torch.where(step > 0, step, torch.ones_like(step))
@@ -78,28 +81,72 @@ class Codes:
             codes = codes[..., ::2] | codes[..., 1::2] << 4
         return cls(codes, low, step, bits)
 
-    def numbers(self) -> torch.Tensor:
+    def whole(self) -> torch.Tensor:
+        """The codes alone, as float64."""
         codes = self.codes
         if self.bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
-        return codes.float() * self.step + self.low
+        return codes.double()
+
+    def numbers(self) -> torch.Tensor:
+        return (self.whole() * self.step + self.low).float()
+
+    def joined(self, other: Codes) -> Codes:
+        """These groups, then the other's."""
+        codes = torch.cat((self.codes, other.codes), dim=1)
+        low, step = torch.cat((self.low, other.low), dim=1), torch.cat((self.step, other.step), dim=1)
+        return Codes(codes, low, step, self.bits)
 
     @property
     def bytes(self) -> int:
         return self.codes.nbytes + self.low.nbytes + self.step.nbytes
 
 
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Keys and values of up to `BLOCK` groups; attention over them decodes neither."""
+
+    keys: Codes
+    values: Codes
+
+    @classmethod
+    def of(cls, keys: torch.Tensor, values: torch.Tensor, group: int, bits: int) -> Block:
+        """Of whole groups [kv_heads, tokens, head_dim]."""
+        return cls(
+            Codes.of(keys.unflatten(1, (-1, group)), -2, bits), Codes.of(values.unflatten(1, (-1, group)), -1, bits)
+        )
+
+    @property
+    def groups(self) -> int:
+        return self.keys.codes.shape[1]
+
+    def joined(self, other: Block) -> Block:
+        """These groups, then the other's."""
+        return Block(self.keys.joined(other.keys), self.values.joined(other.values))
+
+    def scores(self, queries: torch.Tensor) -> torch.Tensor:
+        """[kv_heads, heads of a group, tokens] products of queries [kv_heads, heads of a group, head_dim] and keys."""
+        apart = queries[:, None]
+        found = (apart * self.keys.step) @ self.keys.whole().mT + (apart * self.keys.low).sum(dim=-1, keepdim=True)
+        return found.transpose(1, 2).flatten(2)
+
+    def read(self, weights: torch.Tensor) -> torch.Tensor:
+        """[kv_heads, heads of a group, head_dim] values under weights [kv_heads, heads of a group, tokens]."""
+        low, step = (part.flatten(1)[:, None] for part in (self.values.low, self.values.step))
+        return (weights * step) @ self.values.whole().flatten(1, 2) + (weights * low).sum(dim=-1, keepdim=True)
+
+
 class Storing(State):
     """State of the policy: quantized keys and values.
 
     Args:
-        groups: By layer, keys and values of the first `stored` tokens.
+        groups: By layer, keys and values of the first `stored` tokens; forks share blocks.
     """
 
     def __init__(self, method: Quantized, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt)
         self.method = method
-        self.groups: dict[int, list[tuple[Codes, Codes]]] = {}
+        self.groups: dict[int, list[Block]] = {}
         self.stored = 0
 
     @property
@@ -110,7 +157,9 @@ class Storing(State):
     @property
     def bytes(self) -> int:
         """Of what is held beside the cache."""
-        return sum(part.bytes for groups in self.groups.values() for group in groups for part in group)
+        return sum(
+            part.bytes for blocks in self.groups.values() for each in blocks for part in (each.keys, each.values)
+        )
 
     def fork(self) -> Storing:
         clone = Storing(self.method, self.config, self.prompt)
@@ -130,15 +179,16 @@ class Storing(State):
             return attention.context
         context, places = attention.context.clone(), _places(attention)
         seen = attention.seen if attention.seen.ndim == 2 else attention.seen[0]
-        stored = self._numbers(self.groups.get(attention.layer, []))
         for row in np.flatnonzero(ends):
             slots = np.flatnonzero(seen[row] & (places < ends[row]))
-            parts = [*stored, *self._numbers(self._coded(attention.keys, attention.values, slots))]
-            keys, values = (torch.cat([pair[which] for pair in parts], dim=1).double() for which in (0, 1))
+            stored = self.groups.get(attention.layer, [])
+            blocks = self._extended(stored, attention.keys, attention.values, slots) if len(slots) else stored
             heads, dim = attention.queries.shape[1:]
-            queries = attention.queries[row].reshape(len(keys), -1, dim).double()
-            scores = torch.einsum("kgd,kmd->kgm", queries, keys)
-            older = torch.einsum("kgm,kmd->kgd", scores.softmax(dim=-1), values).reshape(heads, dim)
+            queries = attention.queries[row].reshape(self.config.num_kv_heads, -1, dim).double()
+            scores = torch.cat([block.scores(queries) for block in blocks], dim=-1)
+            weights = scores.softmax(dim=-1).split([block.groups * self.method.group for block in blocks], dim=-1)
+            parts = [block.read(own) for block, own in zip(blocks, weights, strict=True)]
+            older = torch.stack(parts).sum(dim=0).reshape(heads, dim)
             mass = scores.logsumexp(dim=-1).reshape(heads)
             share = torch.sigmoid(attention.mass[row].double() - mass)[:, None]
             context[row] = (share * context[row].double() + (1 - share) * older).to(context.dtype)
@@ -151,7 +201,7 @@ class Storing(State):
         first = self.stored == 0
         for layer in self.full_layers:
             slots = np.arange(end - self.stored)
-            self.groups.setdefault(layer, []).extend(self._coded(*cache.view(layer), slots))
+            self.groups[layer] = self._extended(self.groups.get(layer, []), *cache.view(layer), slots)
             cache.evict(layer, slots.tolist())
         self.stored = end
         if first:
@@ -166,16 +216,18 @@ class Storing(State):
         positions = attention.segment.positions.tolist()
         return np.array([self.method.sealed(at) if at >= self.prompt else 0 for at in positions])
 
-    def _coded(self, keys: torch.Tensor, values: torch.Tensor, slots: np.ndarray) -> list[tuple[Codes, Codes]]:
-        """Groups of these slots, in the order of positions and whole groups of them."""
-        bits, size, index = self.method.bits, self.method.group, torch.from_numpy(slots).to(keys.device)
-        return [
-            (Codes.of(keys[:, part], 1, bits), Codes.of(values[:, part], 2, bits))
-            for part in (index.split(size) if len(index) else ())
-        ]
-
-    def _numbers(self, groups: Sequence[tuple[Codes, Codes]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [(keys.numbers(), values.numbers()) for keys, values in groups]
+    def _extended(
+        self, blocks: Sequence[Block], keys: torch.Tensor, values: torch.Tensor, slots: np.ndarray
+    ) -> list[Block]:
+        """These blocks and whole groups of slots, in the order of positions: full blocks first, however they came."""
+        size, bits, found = self.method.group, self.method.bits, list(blocks)
+        index = torch.from_numpy(slots).to(keys.device)
+        room = (BLOCK - found[-1].groups) * size if found else 0
+        if room:
+            first, index = index[:room], index[room:]
+            found[-1] = found[-1].joined(Block.of(keys[:, first], values[:, first], size, bits))
+        parts = index.split(BLOCK * size) if len(index) else ()
+        return found + [Block.of(keys[:, part], values[:, part], size, bits) for part in parts]
 
 
 def _places(attention: Attention) -> np.ndarray:

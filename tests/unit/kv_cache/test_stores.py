@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from decodery.kv_cache.d2o import D2O
 from decodery.kv_cache.dapq import DapQ
 from decodery.kv_cache.double_sparsity import DoubleSparsity
 from decodery.kv_cache.h2o import H2O
-from decodery.kv_cache.quantized import Codes, Quantized
+from decodery.kv_cache.quantized import Block, Codes, Quantized, Storing
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.torch.attention import attend
@@ -126,11 +127,32 @@ def test_whole_numbers_are_read_as_they_are_rounded(method: Quantized) -> None:
 def test_codes_meet_the_ends_of_their_range() -> None:
     numbers = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
     for bits in (4, 8):
-        back = Codes.of(numbers, 1, bits).numbers()
+        back = Codes.of(numbers, -2, bits).numbers()
         assert (back - numbers).abs().max() <= (numbers.amax(1) - numbers.amin(1)).max() / (2**bits - 1) / 2 + 1e-6
         for end, known in ((back.amax(1), numbers.amax(1)), (back.amin(1), numbers.amin(1))):
             assert torch.allclose(end, known, atol=1e-6)
-    assert Codes.of(torch.ones(1, 3, 2), 1, 8).numbers().equal(torch.ones(1, 3, 2))
+    assert Codes.of(torch.ones(1, 3, 2), -2, 8).numbers().equal(torch.ones(1, 3, 2))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_are_the_same_however_groups_come(bits: Literal[4, 8]) -> None:
+    """So that a row reads the same bits whether its groups were stored one by one or are new to its pass."""
+    state = Quantized(bits, 2, 1).state(MODEL, 1)
+    assert isinstance(state, Storing)
+    keys, values = torch.randn(2, 2, 150, 8, generator=torch.Generator().manual_seed(0))
+    one_by_one: list[Block] = []
+    for first in range(0, 150, 2):
+        one_by_one = state._extended(one_by_one, keys, values, np.arange(first, first + 2))
+    once = state._extended([], keys, values, np.arange(150))
+    assert [block.groups for block in once] == [block.groups for block in one_by_one] == [32, 32, 11]
+    queries = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1)).double()
+    for one, other in zip(once, one_by_one, strict=True):
+        scores = one.scores(queries)
+        assert scores.equal(other.scores(queries))
+        # What is computed of codes is what their numbers give.
+        plain = queries @ one.keys.numbers().flatten(1, 2).double().mT
+        assert torch.allclose(scores, plain, atol=1e-5)
+        assert torch.allclose(one.read(plain), plain @ one.values.numbers().flatten(1, 2).double(), atol=1e-4)
 
 
 class Watching(AttentionPolicy):

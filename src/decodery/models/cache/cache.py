@@ -434,6 +434,29 @@ class KVCache:
             self.pages.trim(self.store.ends(self.lengths))
         self._forget()
 
+    def retain(self, layer: int, slots: np.ndarray) -> None:
+        """Let each head of one layer hold these of its slots and no others.
+
+        Rows move as they are stored. A slot then has the latest of its heads' positions.
+
+        Args:
+            layer: The layer's number.
+            slots: [kv_heads, m] ascending.
+        """
+        positions = self.positions[layer, : int(self.lengths[layer])][slots].max(axis=0)
+        self.pages.begin_anew()
+        if self.losses:
+            keys, values = self.view(layer)
+            index = torch.from_numpy(slots).to(keys.device)[..., None].expand(-1, -1, keys.shape[-1])
+            self.refill(layer, keys.gather(1, index), values.gather(1, index), positions)
+            return
+        first = self.store.pick(layer, self.lengths, slots)
+        self.slot_positions.set(layer, positions)
+        self._doubt(layer, first)
+        self.lengths[layer] = len(positions)
+        self.pages.trim(self.store.ends(self.lengths))
+        self._forget()
+
     def refill(self, layer: int, keys: torch.Tensor, values: torch.Tensor, positions: np.ndarray) -> None:
         """Let one layer hold these keys and values [kv_heads, m, head_dim] and no others, of all heads alike.
 

@@ -113,6 +113,19 @@ class RowStore:
                 self._move(layer, lengths, head, np.searchsorted(held, left))
         return np.setdiff1d(np.arange(length), gone)
 
+    def pick(self, layer: int, lengths: np.ndarray, slots: np.ndarray) -> int:
+        """Let each head hold these of its slots [kv_heads, m], ascending, where none has lost any.
+
+        Returns:
+            How many of the first slots stay where they are in all heads.
+        """
+        firsts = (slots == np.arange(slots.shape[1])).sum(axis=1).tolist()
+        moved = [self.pages.take(slots[head, first:], [layer], head) for head, first in enumerate(firsts)]
+        self.own(layer, lengths, min(firsts), slots.shape[1])
+        for head, first in enumerate(firsts):
+            self.pages.put(first, moved[head], [layer], head)
+        return min(firsts)
+
     def own(self, layer: int, lengths: np.ndarray, start: int, stop: int, head: int | None = None) -> None:
         """Let rows [start, stop) of one layer, or one head of it, be this text's alone to write."""
         starts = self.head_lengths(lengths)
