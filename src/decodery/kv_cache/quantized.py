@@ -63,7 +63,7 @@ class Quantized(CachePolicy):
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """Numbers [kv_heads, groups, group, head_dim] as whole ones: low + step * code, two of 4 bits in a byte."""
+    """Numbers [kv_heads, groups, group, head_dim] as integers: low + step * code, two of 4 bits in a byte."""
 
     codes: torch.Tensor
     low: torch.Tensor
@@ -125,13 +125,13 @@ class Block:
         return Block(self.keys.joined(other.keys), self.values.joined(other.values))
 
     def scores(self, queries: torch.Tensor) -> torch.Tensor:
-        """[kv_heads, heads of a group, tokens] products of queries [kv_heads, heads of a group, head_dim] and keys."""
+        """[kv_heads, heads, tokens] products of keys and queries [kv_heads, heads of each, head_dim]."""
         apart = queries[:, None]
         found = (apart * self.keys.step) @ self.keys.whole().mT + (apart * self.keys.low).sum(dim=-1, keepdim=True)
         return found.transpose(1, 2).flatten(2)
 
     def read(self, weights: torch.Tensor) -> torch.Tensor:
-        """[kv_heads, heads of a group, head_dim] values under weights [kv_heads, heads of a group, tokens]."""
+        """[kv_heads, heads, head_dim] values under weights [kv_heads, heads of each, tokens]."""
         low, step = (part.flatten(1)[:, None] for part in (self.values.low, self.values.step))
         return (weights * step) @ self.values.whole().flatten(1, 2) + (weights * low).sum(dim=-1, keepdim=True)
 
