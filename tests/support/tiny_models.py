@@ -92,6 +92,22 @@ _LLAMA4 = {
     "attn_scale": 0.3, "rope_parameters": _DEFAULT_ROPE,
 }  # fmt: skip
 
+_GEMMA3N = {
+    "head_dim": 16, "num_hidden_layers": 6, "num_kv_shared_layers": 2, "sliding_window": 5, "laurel_rank": 6,
+    "vocab_size_per_layer_input": VOCAB - 30, "hidden_size_per_layer_input": 12, "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "activation_sparsity_pattern": [0.9, 0.4, 0.0, 0.0, 0.0, 0.0],
+}  # fmt: skip
+_GEMMA4 = {
+    "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 6, "num_kv_shared_layers": 3, "sliding_window": 5,
+    "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 12, "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 3, "use_double_wide_mlp": True,
+}  # fmt: skip
+_GEMMA4_WIDE = _GEMMA4 | {
+    "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    "final_logit_softcapping": 3.0,
+}  # fmt: skip
 # name -> (family, what differs from the smallest configuration). Windows are shorter than the sequences tested.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -318,6 +334,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                    "use_qk_norm": False, "attention_bias": True, "no_rope_layers": [1, 0, 1, 0],
                    "attn_temperature_tuning": False},
     ),
+    "gemma3n": ("gemma3n_text", _GEMMA3N),
+    "gemma3n, other streams": (
+        "gemma3n_text",
+        _GEMMA3N | {"altup_num_inputs": 3, "altup_active_idx": 1, "altup_correct_scale": False,
+                    "num_kv_shared_layers": 0, "intermediate_size": [96, 64, 96, 32, 64, 96],
+                    "final_logit_softcapping": 2.0, "num_key_value_heads": 1},
+    ),
+    "gemma4": ("gemma4_text", _GEMMA4),
+    "gemma4, values of keys": ("gemma4_text", _GEMMA4_WIDE),
+    "gemma4, experts": (
+        "gemma4_text",
+        _GEMMA4_WIDE | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 32,
+                        "use_bidirectional_attention": "vision", "num_global_key_value_heads": 2,
+                        "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2},
+    ),
     "gemma3_text": (
         "gemma3_text",
         {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24,
@@ -341,6 +372,9 @@ def randomize(model: transformers.PreTrainedModel, seed: int = 0) -> transformer
                 weight.add_(0.2 * torch.randn_like(weight))
             else:
                 weight.copy_(0.15 * torch.randn_like(weight))
+        for name, weight in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                weight.add_(0.2 * torch.randn_like(weight))
     return model.eval()
 
 

@@ -10,6 +10,7 @@ from .loaders.fields import Number, Whole
 
 # Far beyond any model, and small enough that nothing computed from them overflows.
 MOST_LAYERS = 4096
+MOST_STREAMS = 8
 LAYERS, HEADS, HEAD_DIM = Whole(1, MOST_LAYERS), Whole(1, 1 << 14), Whole(1, 1 << 14)
 TOKENS, WIDTH, POSITIONS = Whole(1, 1 << 24), Whole(1, 1 << 20), Whole(1, 2**31 - 1)
 TOKEN_ID = Whole(-1, 2**31 - 1)
@@ -29,7 +30,8 @@ class Rope:
         kind: "default", "none" (nothing is turned), "linear" (positions divided by `factor`), "llama3" (low frequencies
             divided by `factor`, a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large
             Language Models, 2023) or "factors" (each frequency divided by its own of `factors`, one for each pair that
-            is turned, as LongRoPE does and GGUF files of Llama 3 store it).
+            is turned, as LongRoPE does and GGUF files of Llama 3 store it) or "proportional" (the first `share` of the
+            pairs are turned, at the frequencies that they have where all are).
         attention_factor: What cosines and sines are multiplied by, for "yarn" and "factors"; None: what "yarn" takes
             for its factor, 1 for "factors".
         rotated: How many dimensions of a head are turned, an even number; 0 for all of them.
@@ -49,6 +51,7 @@ class Rope:
     truncate: bool = True
     factors: tuple[float, ...] = ()
     rotated: int = 0
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,23 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Alternating:
+    """Streams of which each layer changes one and predicts the others (Alternating Updates, 2023).
+
+    Attributes:
+        streams: How many there are.
+        active: Which one layers read.
+        rank: Of what a layer adds beside attention (LAuReL, 2024).
+        scaled: Whether weights multiply the active stream before it meets the layer's input of the token.
+    """
+
+    streams: int
+    active: int
+    rank: int
+    scaled: bool = True
+
+
+@dataclass(frozen=True)
 class Temperature:
     """Queries are multiplied by 1 + scale * log(1 + floor((position + offset) / length)).
 
@@ -253,6 +273,20 @@ class ModelConfig:
         dense_layers: Which layers have one MLP of dense_inner inner units in place of experts, () for none.
         experts_floor: Of every layer, the share of the most likely expert's weight below which a row does without
             another one, () where none goes without.
+        experts_beside: Experts read norms of their own beside the MLP that all rows take, and are normed before the two
+            are added up; `router_scale` and `expert_scales` are weights.
+        head_shapes: Key-value heads of every layer and their width, () where all are alike; then `num_kv_heads` rows of
+            `head_dim` numbers are what a cache holds of a token, and the narrower layers leave some unused.
+        reused_layers: How many of the last layers read the keys and values of the last layer of their kind before them.
+        unit_values: Values are normed without weights.
+        keys_as_values: Layers without a window make their values by the matrix of their keys.
+        inners: Inner units of every layer's MLP, () for `intermediate_size`.
+        sparsity: Of every layer, the share of gates that are shut before the activation, by their mean and spread; ()
+            where none are.
+        layer_inputs: Width of what every layer reads of the token itself, 0 for nothing.
+        layer_tokens: Tokens that have such inputs; the others have those of token 0.
+        layer_scales: What leaves a layer is multiplied by a weight.
+        alternating: Streams beside the one that layers read, None for none.
     """
 
     vocab_size: int
@@ -336,6 +370,17 @@ class ModelConfig:
     gated_attention: bool = False
     mixing_layers: tuple[bool, ...] = ()
     mlp_layers: tuple[bool, ...] = ()
+    experts_beside: bool = False
+    head_shapes: tuple[tuple[int, int], ...] = ()
+    reused_layers: int = 0
+    unit_values: bool = False
+    keys_as_values: bool = False
+    inners: tuple[int, ...] = ()
+    sparsity: tuple[float, ...] = ()
+    layer_inputs: int = 0
+    layer_tokens: int = 0
+    layer_scales: bool = False
+    alternating: Alternating | None = None
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
@@ -359,7 +404,7 @@ class ModelConfig:
         """Whether native kernels run its blocks."""
         others = self.centred_norms or self.parallel or self.learned_positions or self.operators
         others = others or self.latent is not None or self.joined_norms or self.head_bias
-        others = others or self.short_conv is not None or any(self.attending_layers)
+        others = others or self.short_conv is not None or any(self.attending_layers) or self.unit_values
         others = others or (self.experts > 0 and (self.keeps_order or self.gated_attention))
         activations = ("silu", "gelu_tanh", CLAMPED) if self.experts else ("silu", "gelu_tanh")
         return self.gated and not others and self.activation in activations
@@ -368,12 +413,12 @@ class ModelConfig:
     def portable(self) -> bool:
         """Whether its passes in int8 and int4 can be run in the kernels' order of sums, exact to the bit."""
         others = self.keeps_order or self.latent or self.joined_norms or self.operators or self.gated_attention
-        return not (others or self.mixing_layers or self.mlp_layers)
+        return not (others or self.mixing_layers or self.mlp_layers or self.unit_values)
 
     @property
     def static_shapes(self) -> bool:
         """Whether its passes can run at fixed shapes, as on a GPU."""
-        return not (self.experts or self.learned_positions or self.keeps_order)
+        return not (self.experts or self.learned_positions or self.keeps_order or self.unit_values)
 
     @property
     def unusual_softmax(self) -> bool:
@@ -386,7 +431,7 @@ class ModelConfig:
         if self.short_conv is not None:
             return self.num_layers * (1 + self.short_conv.spans(self.num_heads, self.num_kv_heads))
         if self.states is None:
-            return self.num_layers + sum(self.conv_layers) * (self.conv_spans - 1)
+            return self.num_layers - self.reused_layers + sum(self.conv_layers) * (self.conv_spans - 1)
         more = sum(self.state_layers) * (self.states.spans(self.num_kv_heads, self.head_dim) - 1)
         return self.num_layers + more + sum(self.attending_layers)
 
@@ -460,6 +505,23 @@ class ModelConfig:
     def norms_units(self, layer: int) -> bool:
         """Whether layer `layer` norms queries and keys without weights."""
         return self.unit_norms and self.layer_rope(layer).kind != "none"
+
+    def head_shape(self, layer: int) -> tuple[int, int]:
+        """Key-value heads of a layer, and the width of its heads."""
+        return self.head_shapes[layer] if self.head_shapes else (self.num_kv_heads, self.head_dim)
+
+    def kv_layer(self, layer: int) -> int:
+        """The layer whose keys and values layer `layer` reads."""
+        own = self.num_layers - self.reused_layers
+        if layer < own:
+            return layer
+        return next(each for each in reversed(range(own)) if self.sliding_layers[each] == self.sliding_layers[layer])
+
+    def inner(self, layer: int) -> int:
+        """Inner units of the MLP of a layer that has one alone."""
+        if self.inners:
+            return self.inners[layer]
+        return self.dense_inner if self.experts else self.intermediate_size
 
     def floor(self, layer: int) -> float:
         """`experts_floor` of a layer, 0 where there is none."""

@@ -47,6 +47,7 @@ SEEING: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3": ("mistral", _SMALL),
     **{name: (f"{name}_text", {}) for name in ("qwen3_5", "qwen3_5_moe")},
     "llama4": ("llama4_text", {}),
+    **{name: (f"{name}_text", {}) for name in ("gemma3n", "gemma4")},
 }
 """Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings.
 
@@ -154,8 +155,8 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         inner = Fields(raw, origin, {"text_config": Record({})}).need("text_config")
         family, given = SEEING[named]
         tied = {}
-        if named in ("mistral3", "qwen3_5", "qwen3_5_moe"):
-            tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", named == "mistral3")}
+        if named in ("mistral3", "qwen3_5", "qwen3_5_moe", "gemma3n", "gemma4"):
+            tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", not named.startswith("qwen"))}
         if (named := Fields(inner, f"{origin}: text_config", {"model_type": Text(64)}).get("model_type")) is None:
             named = family
             inner = given | inner

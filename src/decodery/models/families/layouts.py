@@ -126,9 +126,12 @@ LAYERS_OF: dict[str, dict[str, str]] = {
 SIGHT = tuple(
     f"{prefix}{name}"
     for prefix in ("", "model.")
-    for name in ("vision_tower.", "vision_model.", "multi_modal_projector.", "image_newline", "visual.")
+    for name in (
+        *("vision_tower.", "vision_model.", "multi_modal_projector.", "image_newline", "visual."),
+        *("audio_tower.", "embed_vision.", "embed_audio."),
+    )
 )
-"""What those begin with that make embeddings of images, beside a language model that reads them."""
+"""What those begin with that make embeddings of images and sounds, beside a language model that reads them."""
 
 
 def layout_name(name: str, layer: str | None, kind: str, config: ModelConfig) -> str | None:

@@ -82,7 +82,7 @@ STACKS = (
 
 def stacked_experts(part: str, name: str, config: ModelConfig) -> tuple[str, ...]:
     """What some checkpoints call the tensor that holds an expert's part `part`, which others call `name`."""
-    if config.family != "qwen3_5_moe_text" or ".experts." not in part:
+    if config.family not in ("qwen3_5_moe_text", "gemma4_text") or ".experts." not in part:
         return ()
     return (f"{name.split('.experts.')[0]}.{STACKS[part.split('.')[4] == 'down']}",)
 

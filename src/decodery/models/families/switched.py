@@ -9,10 +9,11 @@ from ..loaders.fields import Fields
 from .dense import DENSE
 from .family import KINDS, Family, Raw
 from .gated import GATED_DELTA
+from .gemma import GEMMA
 from .mixed import MIXED
 from .recurrent import RECURRENT
 
-SWITCHED: dict[str, Family] = {**DENSE, **MIXED, **GATED_DELTA, **RECURRENT}
+SWITCHED: dict[str, Family] = {**DENSE, **MIXED, **GATED_DELTA, **RECURRENT, **GEMMA}
 _WINDOWS = ("sliding_window", "layer_types", "use_sliding_window")
 
 
@@ -27,7 +28,7 @@ def restated(raw: Raw, family: str, origin: str) -> tuple[Raw, Raw]:
         found["rope_theta"] = own.theta
     fields = Fields(raw | {"rope_theta": found["rope_theta"]}, origin, {**KINDS, **own.fields})
     derived = {} if own.derived is None else own.derived(fields, found)
-    read = {*own.fields, *_WINDOWS} - {"intermediate_size"}
+    read = {*own.fields, *_WINDOWS} - {"intermediate_size", "num_key_value_heads"}
     return {name: value for name, value in found.items() if name not in read}, {**own.switches, **derived}
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from decodery.core.errors import CorruptFile, UnsupportedModel
 
-from ..config import ModelConfig
+from ..config import MOST_STREAMS, ModelConfig
 
 
 def check_config(config: ModelConfig, origin: str) -> None:
     """Raise CorruptFile if numbers of a configuration that was read from `origin` are inconsistent."""
-    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+    if (not config.head_shapes and config.num_heads % config.num_kv_heads) or config.head_dim % 2:
         raise CorruptFile(
             f"{origin}: {config.num_heads} heads of {config.head_dim} do not fit {config.num_kv_heads} key-value heads"
         )
@@ -19,6 +19,7 @@ def check_config(config: ModelConfig, origin: str) -> None:
         raise CorruptFile(f"{origin}: the sliding layers do not fit {config.num_layers} layers")
     if config.local_rope_layers and (len(config.local_rope_layers) != config.num_layers or config.local_rope is None):
         raise CorruptFile(f"{origin}: the layers with a rotation of their own do not fit {config.num_layers} layers")
+    _check_layers(config, origin)
     if list(config.exits) != sorted({each for each in config.exits if 0 < each <= config.num_layers}):
         raise CorruptFile(f"{origin}: exits should ascend from 1 to {config.num_layers}, not {list(config.exits)}")
     if not 0 <= config.experts_per_token <= config.experts or (config.experts and not config.experts_per_token):
@@ -76,3 +77,27 @@ def check_config(config: ModelConfig, origin: str) -> None:
             raise CorruptFile(f"{origin}: low_freq_factor should be below high_freq_factor")
         if rope is not None and rope.kind == "factors" and len(rope.factors) != (rope.rotated or config.head_dim) // 2:
             raise CorruptFile(f"{origin}: {len(rope.factors)} frequencies do not fit heads of {config.head_dim}")
+
+
+def _check_layers(config: ModelConfig, origin: str) -> None:
+    """Whether what layers have of their own fits."""
+    for each in (config.head_shapes, config.inners, config.sparsity):
+        if len(each) not in (0, config.num_layers):
+            raise CorruptFile(f"{origin}: {len(each)} values do not fit {config.num_layers} layers")
+    for shape in config.head_shapes:
+        fits = len(shape) == 2 and config.num_heads % shape[0] == 0 and shape[1] % 2 == 0
+        if not fits or shape[0] * shape[1] > config.num_kv_heads * config.head_dim or shape[1] > config.head_dim:
+            raise CorruptFile(f"{origin}: key-value heads {list(shape)} do not fit {config.num_heads} heads")
+    own = config.num_layers - config.reused_layers
+    if own < 1 or not {*config.sliding_layers[own:]} <= {*config.sliding_layers[:own]}:
+        raise CorruptFile(f"{origin}: no layer has the keys that the last {config.reused_layers} layers read")
+    if config.layer_inputs and not config.layer_tokens:
+        raise CorruptFile(f"{origin}: layers read {config.layer_inputs} numbers of tokens, and no token has any")
+    if any(not 0.0 <= share < 1.0 for share in config.sparsity):
+        raise CorruptFile(f"{origin}: the share of gates that are shut should be below 1")
+    if (streams := config.alternating) is not None and not (
+        1 < streams.streams <= MOST_STREAMS and streams.active < streams.streams and config.layer_inputs
+    ):
+        raise CorruptFile(
+            f"{origin}: {streams.streams} streams, of which layers read number {streams.active}, do not fit"
+        )

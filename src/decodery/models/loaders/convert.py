@@ -18,7 +18,7 @@ from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.packed import BITS, BLOCK, CODE_GROUP, FLOAT_GROUP, SUPER, SUPER_BYTES
 from ..native.super_blocks import has_least
-from .fused_slots import Slot, slots
+from .fused_slots import TABLES, Slot, slots
 from .in_place import IN_PLACE, Piece, Plan
 from .quantized.weight import Native
 from .store import Progress, replacing
@@ -117,7 +117,7 @@ def _placed(
 ) -> Iterator[tuple[str, tuple[Piece, ...]]]:
     """By name, the slots that are read where they lie: all their parts are of one type that stays as it is."""
     for slot in stored:
-        if slot.name == "embedding.weight" or kinds[slot] in _shared(file, slot):
+        if slot.name in TABLES or kinds[slot] in _shared(file, slot):
             pieces = [piece for name in slot.parts if (piece := file.piece(name)) is not None]
             if len(pieces) == len(slot.parts) and len({piece.kind for piece in pieces}) == 1:
                 yield slot.name, tuple(pieces)
@@ -128,7 +128,7 @@ def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts) -> dict[Slot,
     if precision in FLOATS:
         return dict.fromkeys(stored, precision)
     found: dict[Slot, _Kept] = {
-        slot: "bfloat16" if slot.name == "embedding.weight" else "float32" for slot in stored if not slot.linear
+        slot: "bfloat16" if slot.name in TABLES else "float32" for slot in stored if not slot.linear
     }
     own = {slot: _shared(parts, slot) for slot in stored if slot.linear}
     fours = any(BITS.get(form) == 4 for slot in own for name in slot.parts for form in parts.forms(name))

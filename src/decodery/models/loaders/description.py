@@ -25,6 +25,7 @@ from ..config import (
     TOKEN_ID,
     TOKENS,
     WIDTH,
+    Alternating,
     GatedDelta,
     Latent,
     Mamba,
@@ -54,6 +55,7 @@ _ROPE: dict[str, Kind] = {
     "truncate": Flag(),
     "factors": Listed(FACTOR, HEAD_DIM.most),
     "rotated": Whole(0, HEAD_DIM.most),
+    "share": Number(0.0, 1.0),
 }
 _STATES: dict[str, Kind] = {
     **dict.fromkeys(("heads", "groups"), HEADS),
@@ -73,6 +75,11 @@ _LATENT: dict[str, Kind] = {
 }
 _SHARED: dict[str, Kind] = {"blocks": LAYERS, **dict.fromkeys(("inner", "rank"), WIDTH), "attention": Flag()}
 _SHORT_CONV: dict[str, Kind] = {"kernel": KERNEL, "rank": HEADS}
+_ALTERNATING: dict[str, Kind] = {
+    **dict.fromkeys(("streams", "rank"), HEADS),
+    "active": Whole(0, HEADS.most),
+    "scaled": Flag(),
+}
 _TEMPERATURE: dict[str, Kind] = {
     "scale": Number(0.0, 1e6),
     **dict.fromkeys(("length", "offset"), Whole(0, POSITIONS.most)),
@@ -126,6 +133,12 @@ _CONFIG: dict[str, Kind] = {
     **dict.fromkeys(("norms_after_rope", "sinks", "head_bias", "sigmoid_router", "router_bias"), Flag()),
     **dict.fromkeys(("choice_bias", "shared_gate", "expert_bias", "gated_attention"), Flag()),
     **dict.fromkeys(("expert_groups", "taken_groups"), EXPERTS),
+    **dict.fromkeys(("experts_beside", "unit_values", "keys_as_values", "layer_scales"), Flag()),
+    "head_shapes": Listed(Listed(HEAD_DIM, 2), MOST_LAYERS),
+    "inners": Listed(WIDTH, MOST_LAYERS),
+    "sparsity": Listed(Number(0.0, 1.0), MOST_LAYERS),
+    **dict.fromkeys(("reused_layers", "layer_inputs", "layer_tokens"), Whole(0, TOKENS.most)),
+    "alternating": Record(_ALTERNATING),
 }
 _TUPLES = (
     "sliding_layers",
@@ -139,6 +152,8 @@ _TUPLES = (
     "eos_ids",
     "exits",
     "experts_floor",
+    "inners",
+    "sparsity",
 )
 _PARTS: dict[str, tuple[type, dict[str, Kind]]] = {
     "mamba": (Mamba, _MAMBA),
@@ -147,6 +162,7 @@ _PARTS: dict[str, tuple[type, dict[str, Kind]]] = {
     "short_conv": (ShortConv, _SHORT_CONV),
     "latent": (Latent, _LATENT),
     "temperature": (Temperature, _TEMPERATURE),
+    "alternating": (Alternating, _ALTERNATING),
 }
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),
@@ -208,6 +224,7 @@ def _config(raw: dict[str, Any], origin: str) -> ModelConfig:
     values = _values(ModelConfig, fields)
     values |= {name: _rope(fields.get(name), origin) for name in ("rope", "local_rope")}
     values |= {name: tuple(fields.get(name, [])) for name in _TUPLES}
+    values["head_shapes"] = tuple(tuple(shape) for shape in fields.get("head_shapes", []))
     for name, (part, kinds) in _PARTS.items():
         values[name] = _made(part, fields.get(name), kinds, f"{origin}: {name}")
     config = ModelConfig(**{name: value for name, value in values.items() if value is not None})
@@ -241,7 +258,7 @@ def _rope(raw: dict[str, Any] | None, origin: str) -> Rope | None:
         return None
     values = {name: value for name, value in raw.items() if name in _ROPE and value is not None}
     rope = Rope(**{**values, "factors": tuple(values.get("factors", ()))})
-    if rope.kind not in ("default", "none", "linear", "llama3", "yarn", "factors"):
+    if rope.kind not in ("default", "none", "linear", "llama3", "yarn", "factors", "proportional"):
         raise CorruptFile(f"{origin}: there is no rotation of kind {rope.kind!r}")
     if rope.kind == "yarn" and not rope.original_max_positions:
         raise CorruptFile(f"{origin}: the rotation stretches nothing")

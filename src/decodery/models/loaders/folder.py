@@ -18,6 +18,7 @@ from ..families import switched
 from ..families.arranged import rows
 from ..families.config_json import TOKEN_IDS, read_config, token_ids
 from ..families.falcon_h1 import factors
+from ..families.gemma import unused
 from ..families.layouts import SIGHT, other_names
 from ..families.mixed import STACKED, STACKS, of_stack, of_whole_stack, stack_rows, stacked_experts
 from ..families.switched import SWITCHED
@@ -211,7 +212,7 @@ class FolderCheckpoint:
             used |= self._quantized.tensors(self._names(part))
         for name in self._shards.names:
             further = is_mtp(name, self.config.num_layers) or self._further(name)
-            if name.startswith(SIGHT) or is_copy(name, self.config) or further:
+            if name.startswith(SIGHT) or is_copy(name, self.config) or further or unused(name, self.config):
                 continue
             if name not in used and not name.endswith(COMPUTED) and not self._quantized.is_beside(name):
                 # Those who quantize write biases of zeros for layers that have none.

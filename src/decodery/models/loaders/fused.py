@@ -21,9 +21,9 @@ from ..native.packed import BITS, BLOCK, CODE_GROUP, FLOAT_GROUP, SUPER
 from ..native.rounded_inputs import LEVELS, MOST_SHIFT, RoundedInputs
 from ..native.super_blocks import SuperBlockLinear, has_least, super_form
 from ..native.ternary import PER_BYTE, TernaryLinear
-from ..torch.weights import Dense, Kept, Layer, Linear, Use, Weights, holders
+from ..torch.weights import Dense, Kept, Layer, Linear, TokenInputs, Use, Weights, holders
 from ..trained.artifact import read_tensors
-from .fused_slots import LINEARS, MORE_LINEARS, Slot, slots
+from .fused_slots import LINEARS, MORE_LINEARS, TABLES, Slot, slots
 from .in_place import IN_PLACE, File, Plan, Rows, WeightsInPlace, in_place
 from .store import replacing
 
@@ -117,6 +117,11 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
             linears |= dict.fromkeys(("qkv", "output"), Dense(nothing[None, :0]))
         return Layer(**weights, **linears)  # type: ignore[arg-type]
 
+    def token_inputs(prefix: str) -> TokenInputs:
+        names = ("table", "projection", "stream_in", "stream_out")
+        linears = {name: linear(prefix + name) for name in names if f"{prefix}{name}.weight" in tensors.keys() | placed}
+        return TokenInputs(norm=tensors[f"{prefix}norm.weight"], **linears)
+
     def use(prefix: str) -> Use:
         names = (field.name for field in fields(Use) if f"{prefix}{field.name}.weight" in tensors)
         return Use(**{name: linear(prefix + name) for name in names})
@@ -144,6 +149,7 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
         positions=tensors.get("positions.weight"),
         shared=[layer(f"shared.{block}.") for block in range(blocks)],
         uses=[use(f"uses.{number}.") for number in range(len(config.sharing))],
+        inputs=[token_inputs("inputs.0.")] if config.layer_inputs else [],
     )
 
 
@@ -168,7 +174,7 @@ def _check(path: Path, config: ModelConfig, tensors: dict[str, torch.Tensor], pl
 
 def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows]) -> bool:
     if (rows := placed.get(slot.name)) is not None:
-        return rows.shape == slot.shape and (slot.linear or slot.name == "embedding.weight")
+        return rows.shape == slot.shape and (slot.linear or slot.name in TABLES)
     found = tensors.get(slot.name)
     if found is None:
         # Where embedding and head are one table, one of them is enough.

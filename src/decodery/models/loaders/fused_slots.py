@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from ..config import Mamba, ModelConfig, Shared
 
 LINEARS = ("qkv", "output", "gate_up", "down")
-MORE_LINEARS = ("q_up", "shared_gate_up", "shared_down", "mix_in", "mix_out", "steps", "out_gate")
+MORE_LINEARS = (
+    *("q_up", "shared_gate_up", "shared_down", "mix_in", "mix_out", "steps", "out_gate"),
+    *("laurel_in", "laurel_out", "input_gate", "input_out"),
+)
 """The parts of a layer that may be quantized, and those that only some families have."""
+TABLES = ("embedding.weight", "inputs.0.table.weight")
+"""Tensors whose rows are looked up."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +33,16 @@ class Slot:
 
 def slots(config: ModelConfig) -> Iterator[Slot]:
     """Every tensor of a model of this configuration, in the order of use."""
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
     tokens = config.kept_tokens or config.vocab_size
-    attention = config.num_heads * dim
-    fused = attention + 2 * config.num_kv_heads * dim
     yield Slot("embedding.weight", (tokens, hidden), ("embedding.weight",))
     if config.learned_positions:
         yield Slot("positions.weight", (config.max_positions, hidden), ("positions.weight",))
     whole_norm = (2 if config.centred_norms else 1) * hidden
     for index in range(config.num_layers):
-        prefix = f"layers.{index}."
+        prefix, (kv_heads, dim) = f"layers.{index}.", config.head_shape(index)
+        attention = config.num_heads * dim
+        fused = attention + 2 * kv_heads * dim
 
         def norm(name: str, size: int, prefix: str = prefix) -> Slot:
             kinds = ("weight", "bias") if config.centred_norms else ("weight",)
@@ -74,7 +79,11 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             yield from linear("output", (hidden, hidden), ("output",), False)
             yield Slot(f"{prefix}conv.weight", (hidden, config.gated_conv), (f"{prefix}conv.weight",))
         elif config.beside(index) or (config.has_mixer(index) and not config.recurrent(index)):
-            yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
+            if config.kv_layer(index) != index:
+                yield from linear("qkv", (attention, hidden), ("q",), config.qkv_bias)
+            else:
+                same = config.keys_as_values and not config.sliding_layers[index]
+                yield from linear("qkv", (fused, hidden), ("q", "k", "k" if same else "v"), config.qkv_bias)
             yield from linear("output", (hidden, attention), ("output",), config.output_bias)
             if config.gated_attention:
                 yield from linear("out_gate", (attention, hidden), ("out_gate",), config.qkv_bias)
@@ -93,7 +102,8 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             yield Slot(f"{prefix}operator.weight", square, (f"{prefix}operator.weight",))
         if config.qk_norm and config.attends(index):
             yield norm("q_norm", attention if config.wide_qk_norm else dim)
-            yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
+            if config.kv_layer(index) == index:
+                yield norm("k_norm", kv_heads * dim if config.wide_qk_norm else dim)
         if config.has_mlp(index):
             yield norm("mlp_norm", whole_norm)
         if not config.has_mlp(index):
@@ -116,22 +126,60 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
                 yield from linear("shared_gate_up", (len(halves) * shared, hidden), own_halves, False)
                 yield from linear("shared_down", (hidden, shared), ("shared_down",), False)
         else:
-            own = config.dense_inner if config.experts else inner
+            own = config.inner(index)
             halves = ("gate", "up") if config.gated else ("up",)
             yield from linear("gate_up", (len(halves) * own, hidden), halves, config.mlp_bias)
             yield from linear("down", (hidden, own), ("down",), config.mlp_bias)
         if config.sandwich_norms:
             yield norm("post_attention_norm", hidden)
             yield norm("post_mlp_norm", hidden)
+        for name, own_shape, quantized in _own_parts(config):
+            yield Slot(f"{prefix}{name}.weight", own_shape, (f"{prefix}{name}.weight",), linear=quantized)
         for name in ("attention_shortcut", "mlp_shortcut") if config.shortcuts else ():
             yield Slot(f"{prefix}{name}.weight", (hidden, hidden), (f"{prefix}{name}.weight",))
     if config.shared is not None:
         yield from _blocks(config, config.shared)
+    if config.layer_inputs:
+        yield from _token_inputs(config)
     yield Slot("norm.weight", (whole_norm,), ("norm.weight", "norm.bias")[: 1 + config.centred_norms])
     source = "embedding.weight" if config.tie_embeddings else "head.weight"
     yield Slot("head.weight", (tokens, hidden), (source,), linear=True)
     if config.head_bias:
         yield Slot("head.bias", (tokens,), ("head.bias",))
+
+
+def _own_parts(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    """What layers of Gemma 3n and 4 have beside attention and MLP: names, shapes and whether they may be quantized."""
+    hidden, inputs = config.hidden_size, config.layer_inputs
+    if config.experts_beside:
+        norms = ("experts_norm", "post_shared_norm", "post_experts_norm", "router_scale")
+        yield from ((name, (hidden,), False) for name in norms)
+        yield "expert_scales", (config.experts,), False
+    if (own := config.alternating) is not None:
+        yield "laurel_in", (own.rank, hidden), True
+        yield "laurel_out", (hidden, own.rank), True
+        yield from ((name, (hidden,), False) for name in ("laurel_norm", "stream_norm", "stream_scale"))
+        yield "stream_router", (own.streams, hidden), False
+        yield "stream_predict", (own.streams**2, own.streams), False
+        yield "stream_correct", (own.streams, own.streams), False
+    if inputs:
+        yield "input_gate", (inputs, hidden), True
+        yield "input_out", (hidden, inputs), True
+        yield "input_norm", (hidden,), False
+    if config.layer_scales:
+        yield "scale", (1,), False
+
+
+def _token_inputs(config: ModelConfig) -> Iterator[Slot]:
+    """The tensors of `TokenInputs`."""
+    hidden, width = config.hidden_size, config.num_layers * config.layer_inputs
+    yield Slot("inputs.0.table.weight", (config.layer_tokens, width), ("token_inputs.weight",))
+    yield Slot("inputs.0.projection.weight", (width, hidden), ("input_projection.weight",), linear=True)
+    yield Slot("inputs.0.norm.weight", (config.layer_inputs,), ("input_norm.weight",))
+    for name in ("stream_in", "stream_out") if config.alternating is not None else ():
+        assert config.alternating is not None
+        others = range(config.alternating.streams - 1)
+        yield _matrix(f"inputs.0.{name}", (len(others) * hidden, hidden), [f"{name}_{number}" for number in others])
 
 
 def _mixer(config: ModelConfig, prefix: str, names: tuple[str, str]) -> Iterator[Slot]:

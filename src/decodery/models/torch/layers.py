@@ -14,6 +14,7 @@ from decodery.core.errors import UnsupportedModel
 from ..config import CLAMPED, ModelConfig, Rope
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
+from . import alternating
 from .attention import Rows, rotate
 from .gated_conv import GatedConvolution
 from .latent import queries_and_latents, values_of
@@ -34,7 +35,7 @@ class TorchLayers:
         self.weights = weights
         self.dtype = weights.norm.dtype
         self.device = weights.norm.device
-        self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._tables: dict[tuple[Rope, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._mixtures: dict[int, Mixture] = {}
         kinds = ((Recurrence, config.recurrent), (GatedConvolution, config.convolves))
         self._mixers: dict[int, Mixer] = {
@@ -58,9 +59,38 @@ class TorchLayers:
         if self._sharing and run and run[0].layer:
             raise UnsupportedModel("blocks that layers share read what enters the first layer: begin this model there")
         entered = hidden
+        if self.config.alternating is not None:
+            return self._alternating(hidden, step, run, hooks)
         for stop in run:
             hidden = self._block(stop, hidden, step, hooks, entered)
+            layer = self.weights.layers[stop.layer]
+            if layer.input_gate is not None:
+                hidden = hidden + self._given(stop.layer, hidden, step)
+            if layer.scale is not None:
+                hidden = hidden * layer.scale.to(hidden.dtype)
+            hidden = hooks.visit(HookPoint("residual", stop.layer + 1), hidden)
         return hidden
+
+    def _alternating(self, hidden: torch.Tensor, step: Rows, run: Sequence[LayerStep], hooks: Hooks) -> torch.Tensor:
+        """`blocks`, of a model with several streams; at hook points there is the one that layers read."""
+        config, own = self.config, self.weights.inputs[0]
+        assert config.alternating is not None
+        active, streams = config.alternating.active, alternating.spread(own, config, hidden)
+        for stop in run:
+            layer = self.weights.layers[stop.layer]
+            before = alternating.predicted(layer, config, streams)
+            made = self._block(stop, before[:, active].contiguous(), step, hooks, hidden)
+            streams = alternating.corrected(layer, config, before, made)
+            streams[:, 1:] += self._given(stop.layer, alternating.scaled(layer, config, streams), step)[:, None]
+            streams[:, active] = hooks.visit(HookPoint("residual", stop.layer + 1), streams[:, active])
+        return alternating.merged(own, config, streams)
+
+    def _given(self, index: int, hidden: torch.Tensor, step: Rows) -> torch.Tensor:
+        """What a layer adds to [N, hidden] because of the tokens of its rows."""
+        layer = self.weights.layers[index]
+        assert isinstance(step, Pass) and layer.input_gate is not None and layer.input_out is not None
+        opened = self._activation(layer.input_gate(hidden)) * step.inputs[:, index]
+        return self._norm(layer.input_out(opened), layer.input_norm)
 
     def _block(
         self, stop: LayerStep, hidden: torch.Tensor, step: Rows, hooks: Hooks, entered: torch.Tensor
@@ -80,21 +110,40 @@ class TorchLayers:
                 branch = branch + more
             branch = self._adds(branch, layer.attention_norm, layer.post_attention_norm)
             turned = self._joined(turned + hooks.visit(HookPoint("attn_out", index), branch), layer.attention_norm)
+            if layer.laurel_in is not None and layer.laurel_out is not None:
+                learned = self._norm(layer.laurel_out(layer.laurel_in(normed)), layer.laurel_norm)
+                turned = (turned + normed + learned) * 2**-0.5
         read, hidden = hidden if config.parallel else turned, turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
         if stop.mlp and config.has_mlp(index):
             normed = self._reads(read, layer.mlp_norm)
-            if index in self._mixtures:
+            if index in self._mixtures and config.experts_beside:
+                branch = self._beside_experts(index, read, normed, hooks)
+            elif index in self._mixtures:
                 branch, chosen = self._mixtures[index](normed, hooks.shared)
                 hooks.chosen.append(chosen)
             elif config.gated:
                 gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+                if config.sparsity and config.sparsity[index]:
+                    gate = _opened(gate, config.sparsity[index])
                 branch = layer.down(self._activation(gate) * up)
             else:
                 branch = layer.down(self._activation(layer.gate_up(normed)))
             branch = self._adds(branch, layer.mlp_norm, layer.post_mlp_norm)
             turned = self._joined(turned + hooks.visit(HookPoint("mlp_out", index), branch), layer.mlp_norm)
-        return hooks.visit(HookPoint("residual", index + 1), turned)
+        return turned
+
+    def _beside_experts(self, index: int, read: torch.Tensor, normed: torch.Tensor, hooks: Hooks) -> torch.Tensor:
+        """What an MLP finds in normed rows and experts in norms of their own, each normed, added up."""
+        layer = self.weights.layers[index]
+        assert layer.shared_gate_up is not None and layer.shared_down is not None and layer.router_scale is not None
+        gate, up = layer.shared_gate_up(normed).chunk(2, dim=-1)
+        found = layer.shared_down(self._activation(gate) * up)
+        routed = self._norm(read, None) * layer.router_scale.to(read.dtype) * self.config.hidden_size**-0.5
+        rows = self._norm(read, layer.experts_norm)
+        more, chosen = self._mixtures[index](rows, hooks.shared, routed)
+        hooks.chosen.append(chosen)
+        return self._norm(found, layer.post_shared_norm) + self._norm(more, layer.post_experts_norm)
 
     def _activation(self, gate: torch.Tensor) -> torch.Tensor:
         kind = self.config.activation
@@ -141,12 +190,15 @@ class TorchLayers:
         if index in self._convolutions:
             assert isinstance(step, Pass)
             mix = partial(step.convolve, self._convolutions[index], normed)
-        units = self.config.norms_units(index)
-        queries, keys, values = self._heads(layer, normed, *step.angles(index), mix, units=units)
+        config, units = self.config, self.config.norms_units(index)
+        shape = config.head_shape(index)
+        if config.kv_layer(index) != index:
+            shape = (0, shape[1])
+        queries, keys, values = self._heads(layer, normed, *step.angles(index), mix, units=units, shape=shape)
         context = step.attend(index, queries, keys, values)
         if layer.out_gate is not None:
             context = context * layer.out_gate(normed).sigmoid()
-        return context if self.config.latent is None else values_of(layer, self.config, context)
+        return context if config.latent is None else values_of(layer, config, context)
 
     def _beside(self, index: int, normed: torch.Tensor, step: Rows) -> torch.Tensor | None:
         """What is added to a layer's attention after its output matrix: [N, hidden]; None for nothing."""
@@ -170,21 +222,25 @@ class TorchLayers:
         mix: Callable[[torch.Tensor], torch.Tensor] | None = None,
         *,
         units: bool = False,
+        shape: tuple[int, int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values [N, heads, head_dim] of a layer's normed rows; cos and sin: [N, 1, head_dim / 2].
 
         mix: what becomes of them [N, all heads * head_dim] before they are turned.
         units: whether queries and keys are normed without weights.
+        shape: key-value heads and their width, None for those that all layers have.
         """
         config = self.config
         if config.latent is not None:
             queries, keys = queries_and_latents(layer, config, normed, cos, sin)
             return queries, keys, keys
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        heads, (kv_heads, dim) = config.num_heads, shape or (config.num_kv_heads, config.head_dim)
         projected = layer.qkv(normed)
         if mix is not None:
             projected = mix(projected)
         turning, values = projected.view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
+        if config.unit_values:
+            values = self._norm(values, None)
         if config.norms_after_rope:
             turning = rotate(turning, cos, sin)
         if units:
@@ -216,31 +272,49 @@ class TorchLayers:
         """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] of rows [n, hidden]."""
         if self._convolutions:
             raise UnsupportedModel("what this model's layers keep of a row is made of the rows before it too")
+        if self.config.head_shapes or self.config.reused_layers:
+            raise UnsupportedModel("heads of this model's layers differ, or have no keys of their own")
         layer = self.weights.layers[index]
         cos, sin = (each[:, None].to(self.dtype) for each in self.angles(self.config.layer_rope(index), positions))
         normed = self._reads(hidden, layer.attention_norm)
         return self._heads(layer, normed, cos, sin, units=self.config.norms_units(index))
 
-    def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [N, head_dim / 2] float32 of the rows' positions."""
+    def angles(self, rope: Rope, positions: np.ndarray, dim: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [N, dim / 2] float32 of the rows' positions.
+
+        Args:
+            rope: The rotation.
+            positions: [N] int64.
+            dim: Of a head, None for the configuration's.
+        """
+        dim = dim or self.config.head_dim
         beyond = positions >= self.config.max_positions
         if beyond.any():
             # A text that goes on beyond the context may go on for ever: no table of that, and exact however far.
-            found = self.angles(rope, np.where(beyond, 0, positions))
-            far = rope_angles(rope, self.config.head_dim, torch.from_numpy(positions[beyond]).double())
+            found = self.angles(rope, np.where(beyond, 0, positions), dim)
+            far = rope_angles(rope, dim, torch.from_numpy(positions[beyond]).double())
             for each, exact in zip(found, far, strict=True):
                 each[to_device(np.flatnonzero(beyond), self.device)] = exact.to(self.device)
             return found
-        table = self.angle_table(rope, int(positions.max()) + 1)
+        table = self.angle_table(rope, int(positions.max()) + 1, dim)
         index = to_device(positions, self.device)
         return table[0][index], table[1][index]
 
-    def angle_table(self, rope: Rope, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [., head_dim / 2] float32 of so many positions of the context, or more."""
-        table = self._tables.get(rope)
+    def angle_table(self, rope: Rope, positions: int, dim: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [., dim / 2] float32 of so many positions of the context, or more; see `angles`."""
+        dim = dim or self.config.head_dim
+        table = self._tables.get((rope, dim))
         if table is None or len(table[0]) < positions:
             # Tables grow by doubling: a model may allow 131,072 positions and see three hundred.
             size = min(max(1024, 2 * positions), self.config.max_positions)
-            cos, sin = rope_table(rope, self.config.head_dim, size)
-            table = self._tables[rope] = cos.to(self.device), sin.to(self.device)
+            cos, sin = rope_table(rope, dim, size)
+            table = self._tables[rope, dim] = cos.to(self.device), sin.to(self.device)
         return table
+
+
+def _opened(gate: torch.Tensor, share: float) -> torch.Tensor:
+    """How far gates [N, inner] lie above what a share of them would lie below, were they spread as a bell curve."""
+    bound = torch.tensor(share, dtype=torch.float64, device="cpu")
+    reach = float((2.0 * bound - 1.0).erfinv() * 2**0.5)
+    middle, spread = gate.mean(dim=-1, keepdim=True), gate.std(dim=-1, keepdim=True, unbiased=False)
+    return (gate - (middle + spread * reach)).relu()

@@ -61,14 +61,17 @@ class Mixture:
         self._made: dict[int, tuple[Linear, Linear]] = {}
         self._config, self._router, self._activation, self._layer = config, layer.router, activation, layer
 
-    def __call__(self, rows: torch.Tensor, shared: Shared | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, rows: torch.Tensor, shared: Shared | None = None, routed: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the experts add to normed rows [N, hidden], and which ones each row took [N, experts_per_token].
 
         shared: what experts the rows of a segment may take; at least as many as a row takes.
+        routed: what the router reads, None for the rows.
         """
         config = self._config
         # In float64, so that no row's choice hangs on the rows beside it.
-        logits = rows.double() @ self._router.double().T
+        logits = (rows if routed is None else routed).double() @ self._router.double().T
         if self._layer.router_bias is not None:
             logits = logits + self._layer.router_bias.double()
         said = logits.sigmoid() if config.sigmoid_router else logits.softmax(dim=-1)
@@ -88,6 +91,8 @@ class Mixture:
             chosen, weights = chosen.sort(dim=-1).values, torch.ones_like(weights)
         elif config.normed_experts:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + _NOTHING.get(config.family, 1e-20))
+        if self._layer.expert_scales is not None:
+            weights = weights * self._layer.expert_scales[chosen]
         weights = (weights * config.experts_scale).to(rows.dtype)
         found = torch.zeros(*chosen.shape, rows.shape[1], dtype=rows.dtype, device=rows.device)
         for number in chosen.unique().tolist():
@@ -101,7 +106,7 @@ class Mixture:
         total = found[:, 0]
         for each in range(1, found.shape[1]):
             total = total + found[:, each]
-        if self._layer.shared_gate_up is not None and self._layer.shared_down is not None:
+        if self._layer.shared_gate_up is not None and self._layer.shared_down is not None and not config.experts_beside:
             opened = self._layer.shared_gate_up(rows)
             if config.gated:
                 gate, up = opened.chunk(2, dim=-1)
@@ -149,7 +154,7 @@ class Mixture:
         if number in self._made:
             return self._made[number]
         inner, hidden = (1 + self._config.gated) * self._config.intermediate_size, self._config.hidden_size
-        made = _rows(self._layer.gate_up, number * inner, inner), _rows(self._layer.down, number * hidden, hidden)
+        made = rows_of(self._layer.gate_up, number * inner, inner), rows_of(self._layer.down, number * hidden, hidden)
         if not isinstance(made[0], Dense):
             # The kernels lay an expert out when it is first taken, and once. What can be trained is cut each time: a
             # view from before training began would not be part of what is learned.
@@ -165,7 +170,7 @@ def mixtures(
     return {index: Mixture(weights.layers[index], config, activation, config.floor(index)) for index in mixed}
 
 
-def _rows(stacked: Linear, first: int, count: int) -> Linear:
+def rows_of(stacked: Linear, first: int, count: int) -> Linear:
     """Some outputs of a layer, as a layer that shares its memory."""
     span = slice(first, first + count)
     whole: torch.Tensor | None = stacked.bias  # type: ignore[attr-defined]

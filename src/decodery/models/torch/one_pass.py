@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from decodery.core.errors import UnsupportedModel
 from decodery.core.native.kernels import MixerStruct
@@ -37,7 +38,11 @@ class Mixer(Protocol):
 
 
 class Pass:
-    """What all layers of one pass share: rotation angles, attention masks and the caches."""
+    """What all layers of one pass share: rotation angles, attention masks and the caches.
+
+    Attributes:
+        inputs: [N, layers, layer_inputs] what layers read of the tokens, of no rows where they read nothing.
+    """
 
     def __init__(self, model: TorchLayers, batch: Batch) -> None:
         self.model = model
@@ -46,16 +51,18 @@ class Pass:
             (segment, first, first + len(segment))
             for segment, first in zip(batch.segments, batch.offsets, strict=False)
         ]
-        self._angles: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._angles: dict[tuple[Rope, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._masks: dict[tuple[int, bool, int], torch.Tensor | None] = {}
         self._lines: dict[int, torch.Tensor | None] = {}
+        self._reused: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.inputs = torch.empty(0, dtype=model.dtype, device=model.device)
 
     def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        rope = self.model.config.layer_rope(layer)
-        if rope not in self._angles:
-            cos, sin = self.model.angles(rope, self.positions)
-            self._angles[rope] = cos[:, None].to(self.model.dtype), sin[:, None].to(self.model.dtype)
-        return self._angles[rope]
+        rope, dim = self.model.config.layer_rope(layer), self.model.config.head_shape(layer)[1]
+        if (rope, dim) not in self._angles:
+            cos, sin = self.model.angles(rope, self.positions, dim)
+            self._angles[rope, dim] = cos[:, None].to(self.model.dtype), sin[:, None].to(self.model.dtype)
+        return self._angles[rope, dim]
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Write the rows' keys and values [N, kv_heads, head_dim] and attend.
@@ -66,15 +73,12 @@ class Pass:
             queries = queries * self._tempered
         parts = []
         for number, (segment, first, last) in enumerate(self.spans):
-            own_keys, own_values = keys[first:last], values[first:last]
-            if segment.cache is None:
-                seen_keys, seen_values = own_keys.transpose(0, 1), own_values.transpose(0, 1)
-            else:
-                segment.cache.write(layer, own_keys, own_values)
-                seen_keys, seen_values = segment.cache.view(layer)
+            seen_keys, seen_values = self._seen(number, layer, keys[first:last], values[first:last])
             own, config = queries[first:last], self.model.config
             if segment.cache is not None and (segment.cache.policy is not None or segment.steered):
                 own = own * config.attention_scale
+                if config.head_shapes or config.reused_layers:
+                    raise UnsupportedModel("rows of a model whose layers share keys cannot be steered: leave that out")
                 if config.sinks:
                     raise UnsupportedModel("rows of a model whose heads have sinks cannot be steered: leave that out")
                 window, cap = config.window(layer), config.attention_cap
@@ -85,6 +89,27 @@ class Pass:
                 part = attend(own, seen_keys, seen_values, mask, scale, config.attention_cap, sinks)
             parts.append(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _seen(
+        self, number: int, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv_heads, L, head_dim] of a segment in a layer, its own rows [n, kv_heads, head_dim] last.
+
+        A layer without keys of its own has none among its rows, and reads those of an earlier one.
+        """
+        segment, config = self.spans[number][0], self.model.config
+        source = config.kv_layer(layer)
+        if source != layer:
+            return self._reused[number, source]
+        if segment.cache is None:
+            found = keys.transpose(0, 1), values.transpose(0, 1)
+        else:
+            segment.cache.write(layer, widened(keys, config), widened(values, config))
+            of_keys, of_values = segment.cache.view(layer)
+            found = narrowed(of_keys, config, layer), narrowed(of_values, config, layer)
+        if config.reused_layers:
+            self._reused[number, layer] = found
+        return found
 
     @cached_property
     def _tempered(self) -> torch.Tensor:
@@ -122,9 +147,25 @@ class Pass:
         evicted = segment.cache is not None and segment.cache.evicted
         key = (number, window is not None, layer if evicted else -1)
         if key not in self._masks:
-            seen = visibility(segment, layer, window)
+            seen = visibility(segment, self.model.config.kv_layer(layer), window)
             self._masks[key] = None if seen is None else to_device(seen, self.model.device)
         return self._masks[key]
+
+
+def widened(rows: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Keys or values [n, kv_heads, head_dim] of a layer as a cache for all layers holds them."""
+    if not config.head_shapes:
+        return rows
+    flat, shape = rows.flatten(1), (config.num_kv_heads, config.head_dim)
+    return pad(flat, (0, shape[0] * shape[1] - flat.shape[1])).unflatten(1, shape)
+
+
+def narrowed(held: torch.Tensor, config: ModelConfig, layer: int) -> torch.Tensor:
+    """Keys or values [kv_heads, L, head_dim] of a layer, as `widened` put them into a cache."""
+    kv_heads, dim = config.head_shape(layer)
+    if dim == config.head_dim:
+        return held[:kv_heads]
+    return held.transpose(0, 1).flatten(1)[:, : kv_heads * dim].unflatten(1, (kv_heads, dim)).transpose(0, 1)
 
 
 def open_caches(batch: Batch, config: ModelConfig, layers: Sequence[int] | None) -> None:

@@ -86,6 +86,9 @@ def rope_frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
     if rope.kind == "factors":
         factors = torch.tensor(rope.factors, dtype=torch.float32, device="cpu")
         return inverse / factors, 1.0 if rope.attention_factor is None else rope.attention_factor
+    if rope.kind == "proportional":
+        still = torch.arange(head_dim // 2, device="cpu") >= int(rope.share * head_dim // 2)
+        return (inverse / rope.factor).masked_fill(still, 0.0), 1.0
     if rope.kind == "llama3":
         return _llama3(rope, inverse), 1.0
     if rope.kind == "yarn":

@@ -40,7 +40,7 @@ FIELDS: dict[str, Kind] = {
 }
 """What configurations say of rotation, and of how far it goes."""
 _ORIGINAL = "original_max_position_embeddings"
-_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 _LONG = {"su": "longrope"}
 """What older files call kinds of rotation."""
 _UNREAD = ("finetuned",)
@@ -92,11 +92,11 @@ def turned_dims(fields: Fields, family: str, head_dim: int) -> int:
 
 
 def read_rope(parameters: Fields, fields: Fields, turned: int = 0) -> Rope:
-    if not turned and parameters.get("partial_rotary_factor", 1.0) not in (0, 1):
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    kind, share = _LONG.get(kind, kind), parameters.get("partial_rotary_factor", 1.0)
+    if not turned and share not in (0, 1) and kind != "proportional":
         raise parameters.unsupported("partial_rotary_factor")
     theta = parameters.need("rope_theta")
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    kind = _LONG.get(kind, kind)
     if kind not in _KINDS:
         raise UnsupportedModel(f"{parameters.origin}: rope_type {kind!r} is not supported")
     others = parameters.raw.keys() - parameters.kinds.keys() - {*_UNREAD}
@@ -106,6 +106,10 @@ def read_rope(parameters: Fields, fields: Fields, turned: int = 0) -> Rope:
         return Rope(theta=theta, rotated=turned)
     if kind == "linear":
         return Rope(theta=theta, kind=kind, factor=parameters.need("factor"), rotated=turned)
+    if kind == "proportional":
+        if turned:
+            raise parameters.unsupported("rope_type")
+        return Rope(theta=theta, kind=kind, factor=parameters.get("factor", 1.0), share=share)
     positions = fields.get("max_position_embeddings", 2048)
     original = fields.get(_ORIGINAL) or parameters.get(_ORIGINAL, positions)
     if kind == "longrope":

@@ -33,6 +33,11 @@ class SideBySide:
                 f"{model.config.family} caps scores of attention or has sinks beside them, which is not trained here: "
                 "take a model of another family"
             )
+        if model.config.unit_values:
+            raise UnsupportedModel(
+                f"layers of {model.config.family} read tokens or keys of other layers, which is not trained here: "
+                "take a model of another family"
+            )
         self._angles: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         positions = np.tile(np.arange(length), count)
         for rope in {model.config.layer_rope(layer) for layer in range(model.config.num_layers)}:

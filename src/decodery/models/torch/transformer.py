@@ -32,6 +32,7 @@ from .mixed_stack import MixedStack
 from .mixture import mixtures
 from .one_pass import Pass, open_caches, to_device
 from .portable import PortableStack, softly
+from .token_inputs import token_inputs
 from .weights import QUANTIZED, Linear, Weights
 
 
@@ -75,8 +76,8 @@ class Transformer(TorchLayers):
         exact = self._stack is not None
         return Capabilities(
             exact_rows=exact,
-            states=True,
-            layer_plans=not self.config.shortcuts and not self.config.keeps_order,
+            states=not self.config.layer_inputs,
+            layer_plans=not (self.config.shortcuts or self.config.keeps_order or self.config.unit_values),
             sites=SITES,
             # Some turn the keys that they keep, which norms after the rotation do not allow.
             policies=not (
@@ -84,8 +85,10 @@ class Transformer(TorchLayers):
                 or self.config.unusual_softmax
                 or self.config.norms_after_rope
                 or self.config.chunked
+                or self.config.unit_values
             ),
-            parts=True,
+            # What leaves the last layer is several streams.
+            parts=self.config.alternating is None,
             gradients=not exact,
         )
 
@@ -98,7 +101,8 @@ class Transformer(TorchLayers):
     def new_cache(self) -> KVCache:
         config = self.config
         shape = config.cache_layers, config.num_kv_heads, config.head_dim
-        windowed = [layer for layer in range(config.num_layers) if config.window(layer)]
+        own = config.num_layers - config.reused_layers
+        windowed = [layer for layer in range(own) if config.window(layer)]
         # Rows that see later ones are computed out of order, and may come back to what lies after.
         window = config.sliding_window if windowed and config.causal else None
         return KVCache(*shape, dtype=self.cache_dtype, device=self.device, window=window, windowed=windowed)
@@ -214,8 +218,10 @@ class Transformer(TorchLayers):
             hidden = hidden + self.weights.positions[to_device(batch.positions, self.device)].to(self.dtype)
         if config.joined_norms and first == 0:
             hidden = self._norm(hidden, self.weights.norm)
-        hidden = hooks.enter(first, hidden)
         stack, step = self._stack, Pass(self, batch)
+        if config.layer_inputs:
+            step.inputs = token_inputs(self.weights.inputs[0], config, hidden, batch)
+        hidden = hooks.enter(first, hidden)
 
         def through(rows: torch.Tensor, some: Sequence[LayerStep]) -> torch.Tensor:
             return self.blocks(rows, step, some, hooks) if stack is None else stack.layers(rows, batch, some, hooks)

@@ -125,6 +125,13 @@ class Layer:
         shared_router: [1, hidden], how much of the MLP that all rows take a row adds.
         sinks: [heads] where `config.sinks`.
         shared_gate_up, shared_down: Of an MLP that all rows take beside their experts.
+        experts_norm, post_shared_norm, post_experts_norm, router_scale: [hidden] where `config.experts_beside`, and
+            expert_scales: [experts].
+        laurel_in, laurel_out: Hidden -> rank -> hidden, whose norm is laurel_norm.
+        stream_norm, stream_scale: [hidden] where `config.alternating`; stream_router: [streams, hidden];
+            stream_predict: [streams * streams, streams]; stream_correct: [streams, streams].
+        input_gate, input_out: Hidden -> layer_inputs -> hidden, whose norm is input_norm.
+        scale: [1] what leaves the layer is multiplied by.
     """
 
     attention_norm: torch.Tensor
@@ -162,6 +169,41 @@ class Layer:
     shared_router: torch.Tensor | None = None
     steps: Linear | None = None
     out_gate: Linear | None = None
+    experts_norm: torch.Tensor | None = None
+    post_shared_norm: torch.Tensor | None = None
+    post_experts_norm: torch.Tensor | None = None
+    router_scale: torch.Tensor | None = None
+    expert_scales: torch.Tensor | None = None
+    laurel_in: Linear | None = None
+    laurel_out: Linear | None = None
+    laurel_norm: torch.Tensor | None = None
+    stream_norm: torch.Tensor | None = None
+    stream_router: torch.Tensor | None = None
+    stream_predict: torch.Tensor | None = None
+    stream_correct: torch.Tensor | None = None
+    stream_scale: torch.Tensor | None = None
+    input_gate: Linear | None = None
+    input_out: Linear | None = None
+    input_norm: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+
+
+@dataclass
+class TokenInputs:
+    """What layers read of tokens beside the stream, and how other streams are made and merged.
+
+    Attributes:
+        table: [layer_tokens, layers * layer_inputs], whose rows are looked up.
+        projection: Hidden -> layers * layer_inputs.
+        norm: [layer_inputs].
+        stream_in, stream_out: [(streams - 1) * hidden, hidden] where `config.alternating`.
+    """
+
+    table: Linear
+    projection: Linear
+    norm: torch.Tensor
+    stream_in: Linear | None = None
+    stream_out: Linear | None = None
 
 
 @dataclass
@@ -212,6 +254,7 @@ class Weights:
         positions: [most, hidden].
         shared, uses: Blocks that layers share, whose attention_norm is [2 hidden] and qkv 2 hidden -> queries, keys and
             values, and what each of `ModelConfig.sharing` adds to its own.
+        inputs: One where `ModelConfig.layer_inputs`, else none.
     """
 
     embedding: torch.Tensor
@@ -222,6 +265,7 @@ class Weights:
     positions: torch.Tensor | None = None
     shared: list[Layer] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
+    inputs: list[TokenInputs] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -233,10 +277,10 @@ class Weights:
         return self.embedding[tokens]
 
 
-_HOLDING = ("layers", "shared", "uses")
+_HOLDING = ("layers", "shared", "uses", "inputs")
 
 
-def holders(weights: Weights) -> Iterator[tuple[str, Layer | Use]]:
+def holders(weights: Weights) -> Iterator[tuple[str, Layer | Use | TokenInputs]]:
     """All that holds tensors by name beside the weights themselves, each with what it is called."""
     for group in _HOLDING:
         yield from ((f"{group}.{number}", each) for number, each in enumerate(getattr(weights, group)))
@@ -245,7 +289,7 @@ def holders(weights: Weights) -> Iterator[tuple[str, Layer | Use]]:
 def exchanged(weights: Weights, change: Callable[[Any], Any]) -> dict[str, Any]:
     """Fields of weights in which `change` is applied to each part, or None."""
 
-    def other(each: Layer | Use) -> Layer | Use:
+    def other(each: Layer | Use | TokenInputs) -> Layer | Use | TokenInputs:
         return type(each)(**{name: change(part) for name, part in vars(each).items()})
 
     return {group: [other(each) for each in getattr(weights, group)] for group in _HOLDING}
