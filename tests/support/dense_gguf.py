@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "lfm2": "lfm2", "mistral": "mistral3", "ministral3": "mistral3", "llama4_text": "llama4",
     "starcoder2": "starcoder2", "hunyuan_v1_dense": "hunyuan-dense",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
+    "gemma3n_text": "gemma3n", "gemma4_text": "gemma4",
     "seed_oss": "seed_oss", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
 HYBRIDS = {"granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h", "lfm2_moe": "lfm2moe"}
@@ -65,23 +66,27 @@ def write_dense(
     named = ARCHITECTURES[family]
     arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == named)
     writer = gguf.GGUFWriter(path, named)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # Heads of Gemma 4 have two widths.
+    dim = 0 if family == "gemma4_text" else getattr(config, "head_dim", None)
+    dim = config.hidden_size // config.num_attention_heads if dim is None else dim
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     inner = getattr(config, "intermediate_size", None)
     inner = model.model.layers[0].feed_forward.w1.out_features if family == "lfm2" else inner
-    if inner is not None:
+    if inner is not None and not getattr(config, "use_double_wide_mlp", False):
         writer.add_feed_forward_length(getattr(config, "intermediate_size_mlp", inner))
     writer.add_head_count(config.num_attention_heads)
-    if family == "lfm2":
+    if family == "gemma4_text":
+        pass
+    elif family == "lfm2":
         writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
         writer.add_shortconv_l_cache(config.conv_L_cache)
     else:
         writer.add_head_count_kv(1 if family in LATENTS else config.num_key_value_heads)
     if family in LATENTS:
         _add_latents(writer, config)
-    elif dim * config.num_attention_heads != config.hidden_size:
+    elif dim * config.num_attention_heads != config.hidden_size and family != "gemma4_text":
         writer.add_key_length(dim)
         writer.add_value_length(dim)
     eps = getattr(config, "layer_norm_eps", getattr(config, "norm_epsilon", None))
@@ -98,6 +103,8 @@ def write_dense(
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if family in _MIXED:
         _add_experts(writer, config)
+    if family in ("gemma3n_text", "gemma4_text"):
+        _add_gemma(writer, config)
     if family == "ministral3":
         writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
         writer.add_rope_scaling_yarn_log_mul(config.rope_parameters["mscale_all_dim"])
@@ -122,7 +129,8 @@ def _add_tensors(
     writer: Any, model: transformers.PreTrainedModel, names: Any, kind: Kind, dim: int, experts: Kind | None
 ) -> None:
     family, left = model.config.model_type, {}
-    for name, weight in _together(model).items():
+    gemma = family in ("gemma3n_text", "gemma4_text")
+    for name, weight in (_gemma_tensors(model.state_dict()) if gemma else _together(model)).items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         stored, permuted = weight.float().numpy(), family in PERMUTED and (".q_proj." in name or ".k_proj." in name)
@@ -136,10 +144,14 @@ def _add_tensors(
             heads = stored.reshape(len(stored) // dim, 2, dim // 2, *stored.shape[1:])
             stored = heads.swapaxes(1, 2).reshape(stored.shape)
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith(("router.scale", "per_expert_scale")):
+            part = "ffn_down_exps" if "per_expert" in name else "ffn_gate_inp"
+            new = f"blk.{name.split('.')[2]}.{part}.scale"
         assert new is not None, name
-        # Routers stay as they are.
-        if stored.ndim < 2 or "ffn_gate_inp" in new or "conv1d" in name or stored.shape[1:2] == (1,):
-            stored = stored[:, 0] if stored.ndim == 3 else stored
+        # Routers stay as they are, and some of Gemma 3n and 4.
+        apart = gemma and any(part in new for part in ("altup", "laurel", "per_layer_model_proj"))
+        if apart or stored.ndim < 2 or "ffn_gate_inp" in new or "conv1d" in name or stored.shape[1:2] == (1,):
+            stored = stored[:, 0] if stored.ndim == 3 and not apart else stored
             writer.add_tensor(new, np.ascontiguousarray(stored, dtype=np.float32))
             continue
         own = experts if experts is not None and "_exps." in new and "weight" in new else kind
@@ -165,6 +177,54 @@ def _add_tensors(
             left |= {f"{stem}.gate_up_proj": torch.cat((gate, up), dim=1), f"{stem}.down_proj": down}
     model.load_state_dict(left, strict=False)
     model.tie_weights()
+
+
+def _add_gemma(writer: Any, config: Any) -> None:
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if config.model_type == "gemma3n_text":
+        writer.add_altup_active_idx(config.altup_active_idx)
+        writer.add_altup_num_inputs(config.altup_num_inputs)
+        spread = torch.distributions.normal.Normal(0, 1)
+        shares = torch.tensor(config.activation_sparsity_pattern, dtype=torch.float32)
+        writer.add_activation_sparsity_scale(spread.icdf(shares).tolist())
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+        return
+    own = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
+    widths = [each.head_dim for each in own]
+    for add, width in (("", max(widths)), ("_swa", min(widths))):
+        for part in ("key_length", "value_length"):
+            getattr(writer, f"add_{part}{add}")(width)
+        getattr(writer, f"add_rope_dimension_count{add}")(width)
+    writer.add_head_count_kv([each.num_key_value_heads for each in own])
+    inner, wide = config.intermediate_size, config.use_double_wide_mlp * config.num_kv_shared_layers
+    if wide:
+        writer.add_feed_forward_length([inner] * (config.num_hidden_layers - wide) + [2 * inner] * wide)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    turned = int(max(widths) * config.rope_parameters["full_attention"]["partial_rotary_factor"] / 2)
+    still = np.full(max(widths) // 2 - turned, 1e30, dtype=np.float32)
+    writer.add_tensor("rope_freqs.weight", np.concatenate([np.ones(turned, dtype=np.float32), still]))
+
+
+def _gemma_tensors(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the converter makes of the tensors of Gemma 3n and 4: streams in one, scales as weights."""
+    found: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        if ".altup_" in name or name.startswith("model.altup_"):
+            stem = ".".join(name.split(".")[:2])
+            found[f"{stem}.weight"] = torch.cat((found.get(f"{stem}.weight", weight[None][:0]), weight[None]))
+        else:
+            plain = name.endswith((".weight", "router.scale", "per_expert_scale"))
+            found[name if plain else f"{name}.weight"] = weight
+    return found
 
 
 def _add_delta(writer: Any, config: Any) -> None:

@@ -349,6 +349,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                         "use_bidirectional_attention": "vision", "num_global_key_value_heads": 2,
                         "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2},
     ),
+    "gemma4_unified": (
+        "gemma4_unified_text",
+        {"head_dim": 16, "global_head_dim": 32, "sliding_window": 5, "pad_token_id": 0, "num_kv_shared_layers": 1,
+         "layer_types": ["full_attention", "sliding_attention", "full_attention"], "attention_bias": True},
+    ),
     "gemma3_text": (
         "gemma3_text",
         {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24,

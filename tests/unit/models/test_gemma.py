@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 from decodery.core.errors import CorruptFile, DecoderyError, UnsupportedModel
@@ -16,10 +17,13 @@ from decodery.kv_cache.streaming_llm import StreamingLLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.config import ModelConfig
 from decodery.models.families.config_json import read_config
+from decodery.models.loaders.gguf_tokenizer import read_texts
+from decodery.models.loaders.in_place import InPlace
 from decodery.models.loaders.load import load
 from decodery.models.torch.one_pass import narrowed, widened
 from decodery.models.torch.transformer import Transformer
 from decodery.testing import check_cache, check_identical, check_state, decode
+from dense_gguf import write_dense
 from tiny_models import doubled, make_model, random_ids, reference, save
 
 
@@ -55,6 +59,7 @@ def test_layers_read_the_keys_of_an_earlier_one_when_its_old_pages_are_gone(case
         logits = ours.forward(Batch([Segment.chunk(chunk, cache)])).logits
         assert (logits - expected[begin : begin + 90]).abs().max() < 1e-4
         cache.keep(range(90))
+        cache.release_passed()
     assert cache.pages.passed
 
 
@@ -135,3 +140,38 @@ def test_published_fields_and_those_of_transformers_are_one_configuration() -> N
     found = read_config(published)
     assert found == read_config(raw)
     assert found.head_shapes == ((4, 16), (1, 32)) * 3 and (found.num_kv_heads, found.head_dim) == (2, 32)
+
+
+@pytest.mark.parametrize("case", ["gemma3n", "gemma4"])
+def test_blocks_of_a_file_are_read_in_place(case: str, tmp_path: Path) -> None:
+    theirs, ids = make_model(case, hidden_size_per_layer_input=32), random_ids(16)
+    write_dense(tmp_path / "model.gguf", theirs, Kind.Q8_0)
+    ours = load(tmp_path / "model.gguf", device="cpu").model
+    assert isinstance(ours, Transformer)
+    (inputs,) = ours.weights.inputs
+    assert isinstance(inputs.table, InPlace)
+    assert all(isinstance(layer.qkv, InPlace) and isinstance(layer.down, InPlace) for layer in ours.weights.layers)
+    logits = ours.forward(Batch([Segment.chunk(ids, ours.new_cache())])).logits
+    assert torch.nn.functional.cosine_similarity(logits, reference(theirs, ids)).min() > 0.98
+
+
+def test_files_of_gemma_4_list_merges_that_end_at_line_breaks() -> None:
+    bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *bytes_of, "a", "b", "\u2581", "\n", "\n\n", "ab", "\u2581ab", "a\n"]
+    types = np.array([3, 3, 3, 2, *[6] * 256, *[1] * 8])
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": np.zeros(len(tokens)),
+        "tokenizer.ggml.merges": ["a \n", "\n \n", "a b", "\u2581 ab"],
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    backend, _ = read_texts(metadata, "file")
+    encoded = backend.encode("ab ab a\n\n\u00e9b")
+    assert encoded.tokens == ["<bos>", "ab", "\u2581ab", "\u2581", "a", "\n\n", "<0xC3>", "<0xA9>", "b"]
+    assert backend.decode(encoded.ids, skip_special_tokens=True) == "ab ab a\n\n\u00e9b"
+    with pytest.raises(CorruptFile, match="no merges"):
+        read_texts({name: value for name, value in metadata.items() if "merges" not in name}, "file")

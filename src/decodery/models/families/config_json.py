@@ -47,7 +47,7 @@ SEEING: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3": ("mistral", _SMALL),
     **{name: (f"{name}_text", {}) for name in ("qwen3_5", "qwen3_5_moe")},
     "llama4": ("llama4_text", {}),
-    **{name: (f"{name}_text", {}) for name in ("gemma3n", "gemma4")},
+    **{name: (f"{name}_text", {}) for name in ("gemma3n", "gemma4", "gemma4_unified")},
 }
 """Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings.
 
@@ -155,7 +155,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         inner = Fields(raw, origin, {"text_config": Record({})}).need("text_config")
         family, given = SEEING[named]
         tied = {}
-        if named in ("mistral3", "qwen3_5", "qwen3_5_moe", "gemma3n", "gemma4"):
+        if named in ("mistral3", "qwen3_5", "qwen3_5_moe", "gemma3n", "gemma4", "gemma4_unified"):
             tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", not named.startswith("qwen"))}
         if (named := Fields(inner, f"{origin}: text_config", {"model_type": Text(64)}).get("model_type")) is None:
             named = family

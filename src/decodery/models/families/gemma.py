@@ -190,6 +190,27 @@ _STREAMS = {
     for number in range(MOST_STREAMS)
 }
 _SWITCHES = {"sandwich_norms": True, "qk_norm": True, "unit_values": True}
+_FOUR = Family(
+    fields=_GEMMA4,
+    switches=_SWITCHES,
+    derived=_gemma4,
+    parts={
+        **_INPUTS,
+        "input_norm": "post_per_layer_input_norm",
+        "router": "router.proj",
+        **{f"shared_{half}": f"mlp.{half}_proj" for half in ("gate", "up", "down")},
+        "experts_norm": "pre_feedforward_layernorm_2",
+        "post_shared_norm": "post_feedforward_layernorm_1",
+        "post_experts_norm": "post_feedforward_layernorm_2",
+    },
+    exact={
+        "scale": "layer_scalar",
+        "router_scale": "router.scale",
+        "expert_scales": "router.per_expert_scale",
+    },
+    experts={half: f"experts.{{}}.{half}_proj" for half in ("gate", "up", "down")},
+    whole=_WHOLE,
+)
 GEMMA: dict[str, Family] = {
     "gemma3n_text": Family(
         fields=_GEMMA3N,
@@ -209,25 +230,5 @@ GEMMA: dict[str, Family] = {
         exact={"stream_scale": "altup.correct_output_scale"},
         whole=_WHOLE | _STREAMS,
     ),
-    "gemma4_text": Family(
-        fields=_GEMMA4,
-        switches=_SWITCHES,
-        derived=_gemma4,
-        parts={
-            **_INPUTS,
-            "input_norm": "post_per_layer_input_norm",
-            "router": "router.proj",
-            **{f"shared_{half}": f"mlp.{half}_proj" for half in ("gate", "up", "down")},
-            "experts_norm": "pre_feedforward_layernorm_2",
-            "post_shared_norm": "post_feedforward_layernorm_1",
-            "post_experts_norm": "post_feedforward_layernorm_2",
-        },
-        exact={
-            "scale": "layer_scalar",
-            "router_scale": "router.scale",
-            "expert_scales": "router.per_expert_scale",
-        },
-        experts={half: f"experts.{{}}.{half}_proj" for half in ("gate", "up", "down")},
-        whole=_WHOLE,
-    ),
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text"), _FOUR),
 }

@@ -40,6 +40,18 @@ _QWEN_NEXT = {
     "num_experts_per_tok": 10,
     "vocab_size": 151_936,
 }
+_GEMMA4 = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "vocab_size": 262_144,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "mistral": _WIDE | {"max_position_embeddings": 131_072, "sliding_window": 4096},
@@ -118,18 +130,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 512,
         "tie_word_embeddings": True,
     },
-    "gemma4_text": {
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-        "vocab_size": 262_144,
-        "sliding_window": 512,
-        "tie_word_embeddings": True,
-    },
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4
+    | {"max_position_embeddings": 262_144, "sliding_window": 1024, "hidden_size_per_layer_input": 0},
     "gemma": {
         "hidden_size": 3072,
         "intermediate_size": 24_576,

@@ -129,16 +129,23 @@ class Listed(Kind):
 
 @dataclass(frozen=True)
 class Array(Kind):
-    """An array [n] of finite numbers, of bounded length."""
+    """An array [n] of numbers, of bounded length.
+
+    Attributes:
+        finite: Whether none of them may be infinite; none is ever NaN.
+    """
 
     most: int
+    finite: bool = True
 
     @property
     def wanted(self) -> str:
-        return f"a list of at most {self.most} finite numbers"
+        return f"a list of at most {self.most} {'finite ' if self.finite else ''}numbers"
 
     def fits(self, value: Any) -> bool:
-        return isinstance(value, np.ndarray) and len(value) <= self.most and bool(np.isfinite(value).all())
+        if not isinstance(value, np.ndarray) or len(value) > self.most:
+            return False
+        return bool(np.isfinite(value).all() if self.finite else not np.isnan(value).any())
 
 
 @dataclass(frozen=True)

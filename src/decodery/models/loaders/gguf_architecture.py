@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import EXPERTS, HEAD_DIM, HEADS, KERNEL, LAYERS, SCALE, TOKENS, WIDTH
+from ..config import EXPERTS, HEAD_DIM, HEADS, KERNEL, LAYERS, MOST_STREAMS, SCALE, TOKENS, WIDTH
 from .fields import Array, Either, Fields, Flag, Kind, Number, Whole
 from .gguf_file import GGUFFile
 
@@ -33,6 +33,12 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("attention.key_length_mla", "attention.value_length_mla"), HEAD_DIM),
     "attention.recurrent_layers": Array(LAYERS.most),
     "rope.dimension_sections": Array(4),
+    "attention.shared_kv_layers": Whole(0, LAYERS.most),
+    **dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"), HEAD_DIM),
+    "embedding_length_per_layer_input": Whole(0, WIDTH.most),
+    "altup.num_inputs": Whole(2, MOST_STREAMS),
+    "altup.active_idx": Whole(0, MOST_STREAMS),
+    "activation_sparsity_scale": Array(LAYERS.most, finite=False),
 }
 
 
@@ -52,6 +58,7 @@ class Architecture:
         norm: What it calls the last norm.
         theta: Base of the rotation of a file that has none.
         read: Keys that it reads and most architectures have no part for.
+        ropes: Whether `more` says how heads are turned and how many key-value heads each layer has.
     """
 
     family: str
@@ -65,6 +72,7 @@ class Architecture:
     norm: str = "output_norm"
     theta: float = 10_000.0
     read: tuple[str, ...] = ()
+    ropes: bool = False
 
 
 def turned(fields: Fields, raw: Raw) -> Raw:

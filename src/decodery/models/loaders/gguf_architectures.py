@@ -15,6 +15,7 @@ from ..families.config_json import read_config
 from .fields import Fields
 from .gguf_architecture import MULTIPLIER, Architecture, Raw, biased, experts, inner, turned
 from .gguf_file import GGUFFile
+from .gguf_gemma import GEMMA
 from .gguf_hybrids import HYBRIDS
 
 
@@ -223,6 +224,7 @@ def _mixtral(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
 _AFTER = {"attention_norm": "post_attention_norm", "mlp_norm": "post_ffw_norm"}
 ARCHITECTURES: dict[str, Architecture] = {
     **HYBRIDS,
+    **GEMMA,
     "gemma": Architecture("gemma"),
     "gemma2": Architecture("gemma2", more=_gemma2),
     "phi3": Architecture("phi3", more=_phi3),
@@ -300,7 +302,7 @@ def architecture_config(own: Architecture, file: GGUFFile, fields: Fields, vocab
         "hidden_size": hidden,
         "num_hidden_layers": fields.need("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _kv_heads(fields, heads),
+        "num_key_value_heads": heads if own.ropes else _kv_heads(fields, heads),
         "head_dim": fields.get("attention.key_length", max(hidden // heads, 1)),
         "intermediate_size": _units(fields),
         "max_position_embeddings": fields.need("context_length"),

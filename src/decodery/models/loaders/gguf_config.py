@@ -110,7 +110,8 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
         raise CorruptFile(f"{origin} has no token embedding: the file is incomplete")
     TOKENS.check(embedding.shape[0], f"{origin}: the number of tokens")
     if other is not None:
-        return _with_rope(architecture_config(other, file, fields, embedding.shape[0]), file, fields, other.theta)
+        found = architecture_config(other, file, fields, embedding.shape[0])
+        return found if other.ropes else _with_rope(found, file, fields, other.theta)
     family = _FAMILIES[architecture]
     if architecture in STATES:
         tied, normed = "output.weight" not in file.tensors, "blk.0.ssm_norm.weight" in file.tensors

@@ -26,8 +26,8 @@ _MOST_HEADER = 1 << 26
 _CHUNK = 1 << 20
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-EXPERTS = "_exps.weight"
-"""How the names of tensors end that hold a matrix of each expert."""
+EXPERTS = ("_exps.weight", "altup_proj.weight", "altup_unembd_proj.weight")
+"""How the names of tensors end that hold a matrix of each expert, or of each stream."""
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",

@@ -28,6 +28,7 @@ from .gguf_architectures import architecture_of
 from .gguf_blocks import FOUR_BITS, READ
 from .gguf_config import read_gguf_config
 from .gguf_file import EXPERTS, GGUFFile
+from .gguf_gemma import STREAMS, WHOLE, unused
 from .gguf_rope import FACTORS
 from .gguf_states import STATES, flat_part, state_name, vector
 from .gguf_tokenizer import read_texts
@@ -40,7 +41,7 @@ _PAIRED = ("llama", "llada")
 """Families whose files have the two numbers that are turned together side by side."""
 _QKV, _HALVES = ("q", "k", "v"), ("gate", "up")
 """Parts that some files have in one tensor."""
-_HEAD = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}
+_HEAD = {"embedding": "token_embd", "norm": "output_norm", "head": "output", **WHOLE}
 _LAYER = {
     "attention_norm": "attn_norm",
     "q": "attn_q",
@@ -224,10 +225,14 @@ class GGUFCheckpoint:
         name = self._name(part)
         path, kind = part.rsplit(".", 1)
         inner = path.split(".")[2] if path.startswith("layers.") else path
-        if inner == "experts":
-            number, shape = int(path.split(".")[3]), self.file.info(name).shape
+        if inner == "experts" or name in STREAMS.values():
+            number, shape = int(path.split(".")[3] if inner == "experts" else path[-1]), self.file.info(name).shape
             if number >= shape[0] or len(shape) != (3 if kind == "weight" else 2):
                 raise CorruptFile(f"{self.origin}: {name} has the shape {list(shape)}, and should have more experts")
+            if inner == "experts" and name.endswith("ffn_gate_up_exps.weight"):
+                # What gates open follows the gates.
+                half = shape[1] // 2
+                return name, number * shape[1] + half * path.endswith(".up"), half
             return name, number * shape[1], shape[1]
         whole = self.file.info(name).shape[0]
         if (apart := self._apart(part)) is not None:
@@ -256,6 +261,10 @@ class GGUFCheckpoint:
     def _fused(self, part: str) -> str | None:
         """The tensor that holds `part` together with others, None where it has one of its own."""
         inner = part.split(".")[2] if part.startswith("layers.") else ""
+        if inner == "experts" and not part.endswith(".down.weight"):
+            own = self._plain_name(part)
+            other = own.replace("ffn_gate_exps", "ffn_gate_up_exps").replace("ffn_up_exps", "ffn_gate_up_exps")
+            return other if own not in self.file.tensors and other in self.file.tensors else None
         if inner not in (*_QKV, *_HALVES) or (inner in _HALVES and not self.config.gated):
             return None
         own = self._plain_name(part)
@@ -277,6 +286,8 @@ class GGUFCheckpoint:
                 return f"blk.{layer}.{read.convolving[name]}.{kind}"
             if name in read.recurrent and self.config.recurrent(int(layer)):
                 return f"blk.{layer}.{read.recurrent[name]}"
+        if (stacked := STREAMS.get(part[: part.rfind("_")])) is not None:
+            return stacked
         return f"{read.norm}.weight" if part == "norm.weight" else _tensor_name(part, read)
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
@@ -309,7 +320,8 @@ class GGUFCheckpoint:
         for name in self.file.tensors:
             if name.startswith("blk.") and name.split(".")[1].isdigit() and self._further(int(name.split(".")[1])):
                 continue
-            if name not in used and name not in FACTORS and not name.endswith("attn_rot_embd"):
+            known = name in used or name in FACTORS or name.endswith("attn_rot_embd") or unused(name, self.config)
+            if not known:
                 raise UnsupportedModel(f"{self.origin}: the tensor {name} belongs to a part that is not supported")
 
 

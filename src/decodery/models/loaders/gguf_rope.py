@@ -8,11 +8,11 @@ from ..config import FACTOR, HEAD_DIM, POSITIONS, SCALE, THETA, Rope
 from .fields import Fields, Kind, Number, Text
 from .gguf_file import GGUFFile
 
-_FREQUENCIES = "rope_freqs.weight"
+FREQUENCIES = "rope_freqs.weight"
 """The tensor that divides the frequencies of rotation, as in Llama 3's files."""
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 """The same of LongRoPE, for texts beyond the context that a model was trained on first, and for others."""
-FACTORS = (_FREQUENCIES, _LONG, _SHORT)
+FACTORS = (FREQUENCIES, _LONG, _SHORT)
 KINDS: dict[str, Kind] = {
     "context_length": POSITIONS,
     "rope.dimension_count": HEAD_DIM,
@@ -45,8 +45,8 @@ def read_rope(file: GGUFFile, fields: Fields, theta: float, head_dim: int) -> Ro
         return Rope(
             theta, "factors", factors=factors, attention_factor=factor, original_max_positions=original, rotated=rotated
         )
-    if _FREQUENCIES in file.tensors:
-        return Rope(theta, "factors", factors=_factors(file, _FREQUENCIES, turned, fields.origin), rotated=rotated)
+    if FREQUENCIES in file.tensors:
+        return Rope(theta, "factors", factors=_factors(file, FREQUENCIES, turned, fields.origin), rotated=rotated)
     kind = fields.get("rope.scaling.type", "none")
     if kind == "none":
         return Rope(theta, rotated=rotated)

@@ -83,13 +83,15 @@ def read_texts(metadata: dict[str, Any], origin: str) -> tuple[tokenizers.Tokeni
     with library_errors(f"{origin}: the tokenizer in the metadata is damaged"):
         if kind == "gpt2":
             backend = _byte_level(fields, tokens)
-        elif kind == "llama":
-            backend = _sentencepiece(fields, tokens, types)
+        elif kind in ("llama", "gemma4"):
+            backend = _sentencepiece(fields, tokens, types, merged=kind == "gemma4")
         else:
-            raise UnsupportedModel(f"{origin}: a tokenizer of kind {kind!r} is not supported, only gpt2 and llama")
-        _add_special(backend, tokens, types, sentencepiece=kind == "llama")
+            raise UnsupportedModel(
+                f"{origin}: a tokenizer of kind {kind!r} is not supported, only gpt2, llama and gemma4"
+            )
+        _add_special(backend, tokens, types, sentencepiece=kind != "gpt2")
         # Llama 3 files say nothing of it and need it all the same.
-        default = kind == "llama" or _pre_tokenizer(fields) == "llama-bpe"
+        default = kind != "gpt2" or _pre_tokenizer(fields) == "llama-bpe"
         if fields.get("tokenizer.ggml.add_bos_token", default):
             add_beginning(backend, bos)
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -195,20 +197,26 @@ def _byte_level(fields: Fields, tokens: list[str]) -> tokenizers.Tokenizer:
     return backend
 
 
-def _sentencepiece(fields: Fields, tokens: list[str], types: np.ndarray | None) -> tokenizers.Tokenizer:
+def _sentencepiece(
+    fields: Fields, tokens: list[str], types: np.ndarray | None, *, merged: bool
+) -> tokenizers.Tokenizer:
+    """A tokenizer of characters. merged: its file lists merges, which end at line breaks, in place of scores."""
     import tokenizers
-    from tokenizers import decoders, models, normalizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
 
     scores = _numbers(fields, "tokenizer.ggml.scores", len(tokens))
-    if scores is None:
-        raise CorruptFile(f"{fields.origin} holds no scores for its SentencePiece tokenizer")
+    listed = fields.get("tokenizer.ggml.merges")
+    if (listed if merged else scores) is None:
+        raise CorruptFile(
+            f"{fields.origin} holds no {'merges' if merged else 'scores'} for its SentencePiece tokenizer"
+        )
     unknown = _token(fields, "unknown", tokens)
     if unknown is None and types is not None and (types == _UNKNOWN).any():
         unknown = int(np.argmax(types == _UNKNOWN))
     backend = tokenizers.Tokenizer(
         models.BPE(
             _vocabulary(tokens),
-            _merges(tokens, scores, types),
+            [tuple(merge.split(" ", 1)) for merge in listed] if merged else _merges(tokens, scores, types),
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -217,6 +225,8 @@ def _sentencepiece(fields: Fields, tokens: list[str], types: np.ndarray | None) 
     prefix = fields.get("tokenizer.ggml.add_space_prefix", True)
     spaces = normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    if merged:
+        backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"\n+"), "isolated")
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     return backend

@@ -259,7 +259,7 @@ def _model(source: Source, config: ModelConfig, dtype: str, device: torch.device
 
 def _in_place(config: ModelConfig, dtype: str, device: torch.device) -> bool:
     """Whether the blocks of a GGUF file are read where they lie: native kernels run them."""
-    kernels = runs_natively(config) or (config.keeps_order and library() is not None)
+    kernels = runs_natively(config) or ((config.keeps_order or config.unit_values) and library() is not None)
     return dtype in ("int4", "int8") and device.type == "cpu" and kernels
 
 
