@@ -206,17 +206,20 @@ def _sentencepiece(
 
     scores = _numbers(fields, "tokenizer.ggml.scores", len(tokens))
     listed = fields.get("tokenizer.ggml.merges")
-    if (listed if merged else scores) is None:
-        raise CorruptFile(
-            f"{fields.origin} holds no {'merges' if merged else 'scores'} for its SentencePiece tokenizer"
-        )
+    if merged and listed is not None:
+        pairs = [(first, last) for first, _, last in (merge.partition(" ") for merge in listed)]
+    elif scores is not None and not merged:
+        pairs = _merges(tokens, scores, types)
+    else:
+        what = "merges" if merged else "scores"
+        raise CorruptFile(f"{fields.origin} holds no {what} for its SentencePiece tokenizer")
     unknown = _token(fields, "unknown", tokens)
     if unknown is None and types is not None and (types == _UNKNOWN).any():
         unknown = int(np.argmax(types == _UNKNOWN))
     backend = tokenizers.Tokenizer(
         models.BPE(
             _vocabulary(tokens),
-            [tuple(merge.split(" ", 1)) for merge in listed] if merged else _merges(tokens, scores, types),
+            pairs,
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
