@@ -68,11 +68,11 @@ def orpo(
     show_default=True,
     help="Where answers stand in a text.",
 )
-@option("--pattern", default="", metavar="REGEX", help="A regular expression of answers in its place.")
+@option("--pattern", metavar="REGEX", help="A regular expression of answers in its place.")
 def grpo(
     problems: Path, out: Path, model: str, steps: int, batch: int, lr: float, rank: int, alpha: float, seed: int,
     group: int, beta: float, siblings: float, max_new_tokens: int, temperature: float, prompt: str, answer: Any,
-    pattern: str,
+    pattern: str | None,
 ) -> None:  # fmt: skip
     """Train a LoRA adapter of MODEL on PROBLEMS: its own texts are rewarded for right answers (GRPO).
 
@@ -86,7 +86,7 @@ def grpo(
     from decodery.training.adapter import LoRARemaking
     from decodery.training.grpo import GRPORecipe, train_grpo
 
-    found, answers, sandbox = read_problems(problems), AnswerExtractor(answer, pattern), Sandbox(seconds=3.0)
+    found, answers, sandbox = read_problems(problems), AnswerExtractor(answer, pattern or ""), Sandbox(seconds=3.0)
     recipe = GRPORecipe(
         group=group, batch=batch, beta=beta, siblings=siblings, steps=steps, lr=lr, max_new_tokens=max_new_tokens,
         temperature=temperature, seed=seed,

@@ -108,7 +108,7 @@ def _publish(model: str, judged: list[Any], out: Path) -> None:
     show_default=True,
     help="Where answers stand in a text.",
 )
-@option("--pattern", default="", metavar="REGEX", help="A regular expression of answers in its place.")
+@option("--pattern", metavar="REGEX", help="A regular expression of answers in its place.")
 @option(
     "--missing",
     type=click.Choice(["incorrect", "outcome"]),
@@ -124,7 +124,7 @@ def step_labels(
     model: str,
     delimiter: str,
     answer: Any,
-    pattern: str,
+    pattern: str | None,
     missing: Any,
     max_new_tokens: int,
 ) -> None:
@@ -145,7 +145,7 @@ def step_labels(
     exercises, lm = read_exercises(solutions), load(model)
     with terminal_progress(counts=True) as progress:
         found = label_steps(
-            lm, exercises, out, delimiter=delimiter, answers=AnswerExtractor(answer, pattern), missing=missing,
+            lm, exercises, out, delimiter=delimiter, answers=AnswerExtractor(answer, pattern or ""), missing=missing,
             max_new_tokens=max_new_tokens, progress=progress,
         )  # fmt: skip
     click.echo(
