@@ -1,6 +1,7 @@
 """This package's server beside other ones on the same model, prompts and arrivals.
 
     python benchmarks/serve_peers.py --data ../shared/data
+    python benchmarks/serve_peers.py --workload built-in --prompts 8 --max-new-tokens 48 --concurrency 1,4,16 --rates 9
 
 makes an environment for each peer where there is none (with pip, under the cache folder), starts one server after the
 other, raises the load on each until it breaks, and writes benchmarks/results/serve-peers.json and, under --out, the
@@ -33,10 +34,10 @@ from decodery_benchmarks.peers.llama_cpp import requantize
 
 HERE = Path(__file__).parent
 PACKAGES = {
-    "llama.cpp": ["llama-cpp-python[server]"],
+    "llama.cpp": ["xllamacpp"],
     "openvino": ["openvino-genai", "starlette", "uvicorn"],
 }
-CONTEXT = 8192
+CONTEXT, SLOTS = 16384, 16
 
 
 def python_of(name: str) -> str:
@@ -63,12 +64,8 @@ def target(name: str, model: str, pythons: dict[str, str]) -> Target:
     python = pythons.get("llama.cpp") or python_of("llama.cpp")
     if name == "llama.cpp-q8":
         path = requantize(path, "Q8_0")
-    settings = ("--n_ctx", str(CONTEXT), "--n_threads", threads, "--n_threads_batch", threads)
-    # Without the last setting it breaks an answer off when another request comes.
-    patient = ("--interrupt_requests", "False")
-    return Target(
-        name, command=(python, "-m", "llama_cpp.server", "--model", str(path), "--port", "{port}", *settings, *patient)
-    )
+    script = str(HERE / "servers" / "xllamacpp_server.py")
+    return Target(name, command=(python, script, str(path), "{port}", str(CONTEXT), str(SLOTS), threads))
 
 
 def main() -> None:

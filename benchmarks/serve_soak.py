@@ -93,9 +93,9 @@ class Known:
     texts: tuple[str, ...] = ()
 
 
-def known_requests(seed: int) -> list[Known]:
-    """Requests of every kind that are answered in a few seconds."""
-    topics = ("tides", "rain", "wind", "iron", "glass", "paper", "bread", "salt")
+def known_requests(seed: int, most: int) -> list[Known]:
+    """Requests of every kind that are answered in a few seconds, about so many topics."""
+    topics = ("tides", "rain", "wind", "iron", "glass", "paper", "bread", "salt")[:most]
     settings: list[dict[str, Any]] = [
         {},
         {"temperature": 0.8, "top_p": 0.95},
@@ -302,7 +302,7 @@ async def soak(
     chance = random.Random(options.seed)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=httpx.Limits(max_connections=None)) as http:
         found = Soak(http, [], chance)
-        asked = known_requests(options.seed)
+        asked = known_requests(options.seed, options.topics)
         for number, known in enumerate(asked):
             report("alone", number, len(asked))
             answer = (await http.post(known.url, json=known.body)).raise_for_status().json()
@@ -358,6 +358,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--topics", type=int, default=8, help="of the requests whose texts are known, 15 each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "serve-soak.json")
@@ -373,7 +374,8 @@ def main() -> None:
     grown = growth(found.memory)
     flat = grown is None or grown["grown_share"] <= FLAT
     result = {
-        "command": f"python benchmarks/serve_soak.py --seconds {options.seconds:g} --clients {options.clients}",
+        "command": f"python benchmarks/serve_soak.py --seconds {options.seconds:g} --clients {options.clients} "
+        f"--topics {options.topics}",
         "complete": complete,
         "seconds": options.seconds,
         "server_errors": found.server_errors,

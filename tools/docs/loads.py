@@ -49,8 +49,22 @@ def exactness() -> str:
     return table_from(["", ""], [[name, str(value)] for name, value in found["summary"].items()])
 
 
+def clients() -> str:
+    """What each client does with the server."""
+    found = load("client-matrix")
+    rows = []
+    for client in found["rows"]:
+        tried: dict[str, list[str]] = {}
+        for row in client["rows"]:
+            tried.setdefault(row["endpoint"], []).append(row["tried"] + ("" if row["works"] else " (**fails**)"))
+        said = "; ".join(f"`{endpoint}`: {', '.join(each)}" for endpoint, each in tried.items())
+        rows.append([client["client"], client["version"], said])
+    return f"`{found['command']}`\n\n{table_from(['client', 'version', 'what works'], rows)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "serve-peers": peers,
     "serve-soak": soak,
     "serve-exactness": exactness,
+    "client-matrix": clients,
 }

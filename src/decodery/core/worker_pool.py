@@ -24,8 +24,9 @@ _STARTS_IN = 120.0
 """Seconds for the imports of a worker, on a slow disk."""
 _LOOKS_EVERY = 0.1
 """Seconds between two looks at a worker: at the time it worked, and at its memory where the system bounds none."""
-_NICE = 5
-"""Forward passes, which many texts wait for, go first where cores are few."""
+NICE, LAST = 5, 15
+"""Forward passes, which many texts wait for, go first where cores are few: before what a request waits for alone, and
+far before what may take seconds."""
 _STARVED = 12.0
 """How many times as long as it may work a process may take where it waits for the processor or the disk."""
 
@@ -53,10 +54,11 @@ class WorkerPool:
         memory: Bytes that a process may take: of address space on Linux, where the kernel holds it to that; elsewhere
             of resident memory, which is looked at ten times a second.
         processes: How many there are at most. Further ones start where one caller's question would wait for another's.
+        nice: How much nicer they are than this one.
     """
 
-    def __init__(self, file: Path, *arguments: str, memory: int, processes: int = 2) -> None:
-        self.file, self.arguments, self.memory = file, arguments, memory
+    def __init__(self, file: Path, *arguments: str, memory: int, processes: int = 2, nice: int = NICE) -> None:
+        self.file, self.arguments, self.memory, self.nice = file, arguments, memory, nice
         self.idle: list[WorkerProcess] = []
         self._slots = FairSlots(processes)
         _pools.add(self)
@@ -98,7 +100,8 @@ class WorkerPool:
     def _process(self) -> WorkerProcess:
         main = Path(__file__).with_name("worker_main.py")
         # -P: the current folder is no place to import modules from.
-        return WorkerProcess([sys.executable, "-P", str(main), str(self.file), str(self.memory), *self.arguments])
+        command = [sys.executable, "-P", str(main), str(self.file), str(self.memory), *self.arguments]
+        return WorkerProcess(command, self.nice)
 
     def _ready(self) -> WorkerProcess:
         """A process that has started."""
@@ -136,8 +139,9 @@ class WorkerProcess:
         ready: Whether it has said that it has started.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self.popen = start_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    def __init__(self, command: Sequence[str], nice: int) -> None:
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        self.popen = start_process(command, nice, stdin=pipe, stdout=pipe, stderr=nothing)
         self.ready = False
         self.end = weakref.finalize(self, end_process, self.popen)
         _processes.add(self)
@@ -166,19 +170,24 @@ class WorkerProcess:
             cast(io.BufferedReader, pipe).raw.close()
 
 
-def start_process(command: Sequence[str], **settings: Any) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, after which others go first.
+def start_process(command: Sequence[str], nice: int = NICE, **settings: Any) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, before which others go.
 
     A Ctrl-C is meant for this one, and on Windows no console may open.
+
+    Args:
+        command: The command.
+        nice: How much nicer it is than this one.
+        settings: See `subprocess.Popen`.
     """
     process = subprocess.Popen(
         command, start_new_session=True, creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0), **settings
     )
     with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+        os.setpriority(os.PRIO_PROCESS, process.pid, min(os.getpriority(os.PRIO_PROCESS, 0) + nice, 19))
     with suppress(OSError):
         # Linux may weigh sessions against each other, and their processes only within them.
-        Path(f"/proc/{process.pid}/autogroup").write_text(str(_NICE))
+        Path(f"/proc/{process.pid}/autogroup").write_text(str(nice))
     return process
 
 

@@ -22,7 +22,7 @@ class PassBudget:
 
     Args:
         rows: Of a pass at most.
-        seconds: None for no such bound; else what a pass of several searches is to take without texts.
+        seconds: None for no such bound; else what a pass of several searches is to take at most without texts.
         chunk: Rows of a prompt in one pass.
 
     Attributes:
@@ -137,7 +137,9 @@ class PassBudget:
         if len(works) < len(runs):
             return self._beside.batch
         before = max((int(request.segment.positions[0]) for run in works for request in passes(run)[:1]), default=0)
-        return max(int(min(self.wide.rows(self.seconds, before), self.rows)), min(LEAST_ROWS, self.rows))
+        # A text that comes now waits for the end of this pass.
+        seconds = min(self.seconds, _WAITS * self._beside.plain or self.seconds)
+        return max(int(min(self.wide.rows(seconds, before), self.rows)), min(LEAST_ROWS, self.rows))
 
     def learn(self, works: int, texts: int, attended: int, seconds: float) -> None:
         """A step took so long.
@@ -164,12 +166,13 @@ class Beside:
 
     Attributes:
         rows: Of an average pass.
+        plain: Seconds of a pass of texts alone, 0 where none was measured.
     """
 
     def __init__(self, most: int) -> None:
         self.rows = float(min(LEAST_ROWS, most))
         self._most = most
-        self._plain = self._row = self._credit = 0.0
+        self.plain = self._row = self._credit = 0.0
         self._passes = 0
 
     @property
@@ -197,15 +200,17 @@ class Beside:
     def learn(self, rows: int, seconds: float) -> None:
         """A pass with texts and so many rows of searches took so long."""
         if not rows:
-            self._plain = seconds if not self._plain else _KEEP * self._plain + (1 - _KEEP) * seconds
-        elif self._plain:
-            row = max(seconds - self._plain, 0.0) / rows
+            self.plain = seconds if not self.plain else _KEEP * self.plain + (1 - _KEEP) * seconds
+        elif self.plain:
+            row = max(seconds - self.plain, 0.0) / rows
             self._row = row if not self._row else _KEEP * self._row + (1 - _KEEP) * row
-        if self._plain and self._row:
-            self.rows = max(_LEAST, min((_SLOWER - 1) * self._plain / self._row, self._most))
+        if self.plain and self._row:
+            self.rows = max(_LEAST, min((_SLOWER - 1) * self.plain / self._row, self._most))
 
 
-_SLOWER = 1.35
+_WAITS = 6
+"""Passes of texts that a pass of searches alone may take: a text that comes in its middle waits for half of them."""
+_SLOWER = 1.25
 """How many times as long a pass of texts takes on average with rows of searches in it."""
 _LEAST = 0.5
 """Rows of searches in an average pass at least."""

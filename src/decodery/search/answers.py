@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from decodery.core.errors import SettingsError
-from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
+from decodery.core.worker_pool import LAST, NotStarted, Unanswered, WorkerPool
 from decodery.step.forward_request import ForwardCoroutine, off_loop
 from decodery.step.sequence import Sequence as Text
 
@@ -57,7 +57,7 @@ _QUANTITY = re.compile(rf"([$€£]?)\s?((?>{_NUMBER.pattern}))(?:\s*({UNIT_NAME
 _BEFORE, _AFTER = " \t\"'`*$,;:", " \t\"'`*$,;:.!?"
 """What stands around an answer and does not belong to it."""
 
-patterns = WorkerPool(Path(__file__).with_name("pattern_worker.py"), memory=_MEMORY)
+patterns = WorkerPool(Path(__file__).with_name("pattern_worker.py"), memory=_MEMORY, nice=LAST)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
+from decodery.core.worker_pool import LAST, NotStarted, Unanswered, WorkerPool
 
 _LONGEST = 200
 """Characters of an answer that is compared; a longer one is the same only where it is spelt the same."""
@@ -24,7 +24,7 @@ _COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf|operatorname)\s*\{[^{}]*\
 _FUNCTIONS = re.compile(r"\b(?:sqrt|sin|cos|tan|log|ln|exp|pi)(?![a-z])")
 _DELIMITED = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
-_workers = WorkerPool(Path(__file__).with_name("maths_worker.py"), memory=_MEMORY)
+_workers = WorkerPool(Path(__file__).with_name("maths_worker.py"), memory=_MEMORY, nice=LAST)
 
 
 def formula(answer: str) -> str | None:

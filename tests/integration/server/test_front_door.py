@@ -57,6 +57,17 @@ def test_pages_elsewhere_may_use_it_where_they_are_named() -> None:
         assert "access-control-allow-origin" not in httpx.options(f"{url}/v1/completions", headers=asked).headers
 
 
+def test_a_body_without_a_type_is_json_from_programs_alone() -> None:
+    body = json.dumps(ASKED).encode()
+    with serving(tiny_lm()) as (_, url):
+        for headers, status in (
+            ({}, 200),
+            ({"Origin": "https://page.example"}, 415),
+            ({"Content-Type": "text/plain"}, 415),
+        ):
+            assert httpx.post(f"{url}/v1/completions", content=body, headers=headers).status_code == status
+
+
 def test_keys_come_with_any_spelling_of_the_scheme() -> None:
     with serving(tiny_lm(), keys={"secret": "a"}, metrics_key=True) as (_, url):
         for header in ("Bearer secret", "bearer secret", "BEARER  secret", "secret"):

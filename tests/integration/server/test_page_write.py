@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from browsing import REPEATED, STORY, expect, fill, lookup, running, send
-from serving import wait_until
+from serving import TEMPLATE, serving, tiny_lm, user, wait_until
 
 
 def send_lookup(page: Any) -> None:
@@ -197,3 +197,19 @@ def test_tokens_that_are_no_text_of_their_own(page: Any) -> None:
         (">", "drafted"),
     ]
     assert [tuple(span) for span in spans] == expected
+
+
+def test_reasoning_stands_apart_from_the_answer(open_page: Any) -> None:
+    lm = tiny_lm(TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>{% endif %}{# </think> #}"))
+    expected = lm.chat(user("x"), thinking_token_budget=8, max_new_tokens=30, drafter=None)
+    with serving(lm) as (_, address):
+        page = open_page(address)
+        page.locator("#write details:has([name=thinking_token_budget]) > summary").last.click()
+        fill(page, "x", max_tokens=30, temperature=0, seed=0, drafter="none", thinking_token_budget=8)
+        page.locator("#prompt").press("Enter")
+        expect(page.locator("#write .turn footer").last).to_contain_text("ended by")
+        reasoning = page.locator("#write .reasoning")
+        expect(reasoning.locator("summary")).to_be_visible()
+        assert reasoning.locator("p").text_content() == expected.reasoning
+        assert not reasoning.evaluate("node => node.open")
+        assert "think" not in page.locator("#write .text").last.text_content()

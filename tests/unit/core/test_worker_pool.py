@@ -65,6 +65,15 @@ def test_a_process_that_died_between_two_questions_is_replaced(file: Path) -> No
     assert asked.ask({}, 60.0)[0] != first
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has priorities of another kind")
+def test_processes_let_others_go_first(file: Path) -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    for nice in (5, 15):
+        asked = WorkerPool(file, memory=1 << 30, nice=nice)
+        process, *_ = asked.ask({}, 60.0)
+        assert os.getpriority(os.PRIO_PROCESS, process) == min(own + nice, 19)
+
+
 @pytest.mark.parametrize("text", ["import no_such_module", "raise SystemExit", "def begin(): pass\nprint('{}')\n1 / 0"])
 def test_what_does_not_start_is_said(file: Path, text: str) -> None:
     file.write_text(text)

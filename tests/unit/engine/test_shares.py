@@ -11,6 +11,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import charged
 from decodery.engine.engine import Engine
+from decodery.engine.pace import Pace
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
 from decodery.engine.share import divided, fair
@@ -105,6 +106,20 @@ def test_a_pass_is_shared_by_time_as_well() -> None:
     steps_until(engine, lambda: text.finished)
     # What it had asked for before may fill the first one.
     assert not search.finished and max(model.rows[begun + 1 :]) <= 16 + 16
+
+
+def test_passes_of_searches_alone_are_short_where_texts_were_measured() -> None:
+    engine = Engine(MODEL, limits=Limits(rows=512, seconds=1.0))
+    budget = engine._schedule.budget
+    for name in ("beam", "smc"):
+        begin(engine, *WIDE[name])
+    engine.step()
+    budget.wide = Pace()
+    budget.wide.learn(100, 1000, 1.0)
+    runs = engine._schedule.runs
+    unbounded = budget.share(runs[0], runs)
+    budget.learn(0, 1, 10, 0.05)
+    assert budget.share(runs[0], runs) == pytest.approx(unbounded * 6 * 0.05, rel=0.1)
 
 
 @pytest.mark.parametrize("rows", [1, 5])

@@ -16,6 +16,7 @@ export class Run {
   constructor(path, body, changed) {
     Object.assign(this, { path, body, changed });
     this.state = "waiting"; // then "running", and "ended", "stopped" or "failed"
+    this.reasoning = "";
     this.content = "";
     this.tokens = [];
     this.passes = [];
@@ -57,6 +58,7 @@ export class Run {
     if (chunk.usage) this.usage = chunk.usage;
     const choice = chunk.choices[0];
     if (!choice) return;
+    this.reasoning += choice.delta?.reasoning_content ?? "";
     this.content += choice.delta?.content ?? choice.text ?? "";
     this.reason = choice.finish_reason ?? this.reason;
     this.seed = choice.decodery?.seed ?? this.seed;

@@ -182,6 +182,7 @@ export const further = (methods) => [
   numberField("repetition_penalty", "Repetition penalty", { min: 0, placeholder: "1" }),
   numberField("presence_penalty", "Presence penalty", { min: -2, max: 2, placeholder: "0" }),
   numberField("frequency_penalty", "Frequency penalty", { min: -2, max: 2, placeholder: "0" }),
+  numberField("thinking_token_budget", "Reasoning tokens at most", { min: 0, step: 1, placeholder: "no bound" }),
   numberField("max_draft_tokens", "Max draft tokens", { min: 1, max: 1024, step: 1, placeholder: "no bound" }),
   methodField("acceptance_rule", "Acceptance rule", byFamily(methods, "acceptance-rule"), { "": "default: coupled" }),
   methodField("draft_length", "Draft length", byFamily(methods, "draft-length"), { "": "default" }),

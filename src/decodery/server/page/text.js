@@ -14,14 +14,16 @@ export class Painter {
   // Tokens are known a little earlier than text is said: a stop string may begin in them. Only what is said is shown.
   paint(run) {
     const { content, tokens } = run;
+    // What is reasoned stands elsewhere.
+    if (run.reasoning && !content) this.next = tokens.length;
     const fresh = document.createDocumentFragment();
     while (this.next < tokens.length) {
       const { piece, how, pass } = tokens[this.next];
       const left = content.length - this.cursor;
       const said = content.startsWith(piece, this.cursor);
       if (!said && !run.over && piece.startsWith(content.slice(this.cursor))) break;
-      // Marks such as the end of a turn are tokens without being text.
-      const shown = !said && MARK.test(piece) ? 0 : Math.min(piece.length, left);
+      // Marks such as the end of a turn are tokens without being text, and so is space around them.
+      const shown = !said && (MARK.test(piece) || !piece.trim()) ? 0 : Math.min(piece.length, left);
       if (shown) {
         const span = el("span", { class: how, "data-pass": pass, "data-token": this.next }, content.slice(this.cursor, this.cursor + shown));
         fresh.append(span);

@@ -241,7 +241,10 @@ export class Write {
     const entry = this.turns(text, painter, note, watched);
     const { turns } = entry;
     const unfolded = el("div", {});
+    const thought = el("p", { class: "soft" });
+    const reasoning = el("details", { class: "reasoning", hidden: true, open: true }, el("summary", {}, "Reasoning"), thought);
     turns.at(-1).insertBefore(unfolded, painter.node);
+    turns.at(-1).insertBefore(reasoning, painter.node);
     const format = paced(() => {
       this.answered(entry, entry.answer);
       if (run.branches.size) unfolded.replaceChildren(branches(run.branches, run.state === "ended" ? run.content : null));
@@ -249,9 +252,15 @@ export class Write {
       else unfolded.replaceChildren();
       this.follow();
     });
+    let answering = false;
     const run = new Run(path, body, () => {
       painter.paint(run);
       entry.answer = run.content;
+      if (run.reasoning !== thought.textContent) thought.textContent = run.reasoning;
+      reasoning.hidden = !run.reasoning;
+      // It closes where the answer begins, once.
+      if (run.content && !answering) reasoning.open = false;
+      answering = Boolean(run.content);
       format();
       if (run.over && run.scores) {
         painter.shade(run.scores[0]);
