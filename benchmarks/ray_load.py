@@ -61,9 +61,8 @@ def processes(root: int, named: bytes) -> list[int]:
 
 
 def kill_one(root: int, named: bytes, chance: random.Random) -> bool:
-    """Kill one of several at random; False where there are fewer than two."""
-    found = processes(root, named)
-    if len(found) < 2:
+    """Kill one at random; False where there is none."""
+    if not (found := processes(root, named)):
         return False
     os.kill(chance.choice(found), signal.SIGKILL)
     return True

@@ -75,7 +75,7 @@ NO_REQUESTS: list[tuple[bytes, str]] = [
     (b'{"messages": [{"role": "nobody", "content": "x"}]}', "application/json"),
     (b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e400}', "application/json"),
     (b'{"messages": [{"role": "user", "content": "x"}], "n": 100000}', "application/json"),
-    (b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": -1}', "application/json"),
+    (b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}', "application/json"),
     (b'{"messages": [{"role": "user", "content": "x"}], "decodery": {"drafter": "no-such"}}', "application/json"),
     (b'{"messages": [{"role": "user", "content": "x"}], "decodery": {"constraint": "monitor:project=/"}}',
      "application/json"),
