@@ -84,6 +84,7 @@ class Trace:
     Figures count decoding alone: prefill passes and the first token stay out.
 
     Attributes:
+        steps: In order. Texts that shared a pass without drafts may have the same object.
         ledger: All that was spent, prefill and other models than the target included.
         grown: What a search has written in parts, in the order it was begun; empty for anything else.
         visits: The part that each of its simulations came to, where a search makes some.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from decodery.models.cache.account import resident
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch_state import in_plain_state
@@ -15,7 +17,7 @@ from decodery.step.sequence import Sequence
 
 from .array_commit import ArrayTimes, commit
 from .array_drafts import draft_batches
-from .array_text import ArrayText, in_arrays, is_open
+from .array_text import ArrayText, as_left, in_arrays, is_open
 from .draft_budgets import DraftBudgets
 from .schedule import Schedule
 from .task import SchedulerEntry, Task
@@ -45,6 +47,7 @@ class ArrayBatch:
     def __init__(self, model: LanguageModel, schedule: Schedule, budgets: DraftBudgets) -> None:
         self._model, self._schedule, self._budgets = model, schedule, budgets
         self._texts: list[ArrayText] = []
+        self._last_positions = np.empty(0, dtype=np.int64)
         self._drafts: list[DraftBatch] = []
         self._alone = self._failed = False
         self._changes = -1
@@ -70,22 +73,30 @@ class ArrayBatch:
     @in_plain_state
     def gather(self) -> None:
         """Take in all tasks that the batch can go on with."""
+        texts = self._texts
+        left = zip(texts, as_left(texts), strict=True)
+        kept = {id(text.run): (place, text) for place, (text, same) in enumerate(left) if same}
         self.release()
         schedule = self._schedule
         runs, limits = schedule.runs, schedule.limits
-        if self._steps is not None:
-            self._steps.forget()
         here = {id(run.task) for run in runs}
         if not self._known.keys() <= here:
             self._known = {key: text for key, text in self._known.items() if key in here}
         if not self._refused.keys() <= here:
             self._refused = {key: request for key, request in self._refused.items() if key in here}
-        if self._make is None or not runs or len(runs) > limits.rows:
-            return
-        texts = [text for run in runs if (text := self._text(run)) is not None]
-        if texts and schedule.fits and self._open(texts):
-            self._texts, self._changes = texts, schedule.changes
-            self._alone = len(texts) == len(runs) and not schedule.admits
+        found = list[ArrayText]()
+        places = list[int]()
+        if self._make is not None and len(runs) <= limits.rows:
+            for run in runs:
+                place, text = kept[id(run)] if id(run) in kept else (-1, self._text(run))
+                if text is not None:
+                    found.append(text)
+                    places.append(place)
+        if found and schedule.fits and self._open(found, places):
+            self._texts, self._changes = found, schedule.changes
+            self._alone = len(found) == len(runs) and not schedule.admits
+        elif self._steps is not None:
+            self._steps.forget()
 
     def release(self) -> None:
         """Let go of all texts, so that others may change them."""
@@ -105,9 +116,17 @@ class ArrayBatch:
             self._alone = len(here) == len(runs) and not self._schedule.admits
 
     def _valid(self) -> bool:
-        """Whether tasks and texts are those that were gathered."""
-        # A list: a generator is a call per text.
-        return self._schedule.changes == self._changes and False not in [text.unchanged for text in self._texts]
+        """Whether tasks and texts are those that were gathered, with room for another step."""
+        if self._schedule.changes != self._changes or False in as_left(self._texts):
+            return False
+        steps = self._steps
+        if steps is None or not self._texts:
+            return True
+        full = steps.next[: len(self._texts)] > self._last_positions
+        if not full.any():
+            return True
+        # What lies in arrays stays there: only these texts get room.
+        return self._schedule.fits and all(map(self._room, np.flatnonzero(full).tolist()))
 
     def _text(self, run: SchedulerEntry) -> ArrayText | None:
         """A task as a text of the batch, None where it cannot be one now."""
@@ -141,35 +160,55 @@ class ArrayBatch:
                 self._make = None
         return self._steps is not None and padding is self._padding
 
-    def _open(self, texts: list[ArrayText]) -> bool:
-        """Make room for one more row of every text, and write the arrays anew."""
+    def _open(self, texts: list[ArrayText], places: list[int]) -> bool:
+        """Make room for one more step of every text, and write those into the arrays that were not there.
+
+        Args:
+            texts: The new batch.
+            places: The number of each in the batch so far, -1 where it was in none.
+        """
         steps = self._steps
         assert steps is not None
-        steps.hold(len(texts))
-        steps.widen(max(text.room for text in texts))
+        steps.hold(len(texts), places)
+        steps.widen(max([text.room for text in texts]))
+        known = np.append(self._last_positions, np.int64(-1))
+        self._texts, self._last_positions = texts, known[places]
+        for place in np.flatnonzero(steps.next[: len(texts)] > self._last_positions).tolist():
+            if not self._room(place):
+                self._texts = []
+                return False
         for place, text in enumerate(texts):
+            if places[place] >= 0:
+                continue
             seq = text.seq
-            expect(seq)
-            # Under a limit memory is taken when the schedule knows that there is some.
-            ahead = _AHEAD if self._schedule.limits.cache_bytes is None else 0
-            try:
-                if not text.rows.has_room(max(text.room, ahead // 2)):
-                    text.rows.open(max(text.room, min(ahead, text.most - text.length)))
-            except Exception:
-                return False
-            if not text.rows.has_room(text.room):
-                return False
-            steps.describe(place, text.rows)
-            steps.last[place], steps.next[place] = seq.tokens[-1], seq.cache.next_position
+            steps.last[place] = seq.tokens[-1]
             steps.seeds[place], steps.drawn[place] = seq.request.seed, seq.position
             steps.processors[place], steps.processor_counts[place] = text.processors.address, text.processors.count
             steps.greedy[place] = text.sampler.greedy
             if text.stateful:
                 text.processors.follow(seq.processor_states)
-            text.run.caches.add(seq.cache)
-            text.ledger.bytes = max(text.ledger.bytes, resident(text.run.caches))
-        steps.turn_to(max(text.most for text in texts))
+        steps.turn_to(max([text.most for text in texts]))
         self._drafts = draft_batches(texts, self._budgets)
+        return True
+
+    def _room(self, place: int) -> bool:
+        """Make room for the next steps of one text; whether there is some."""
+        text, steps = self._texts[place], self._steps
+        assert steps is not None
+        expect(text.seq)
+        # Under a limit memory is taken when the schedule knows that there is some.
+        ahead = _AHEAD if self._schedule.limits.cache_bytes is None else 0
+        try:
+            if not text.rows.has_room(max(text.room, ahead // 2)):
+                text.rows.open(max(text.room, min(ahead + text.room, text.most - text.length)))
+        except Exception:
+            return False
+        if not text.rows.has_room(text.room):
+            return False
+        steps.describe(place, text.rows)
+        steps.next[place], self._last_positions[place] = text.cache.next_position, text.rows.last_position(text.room)
+        text.run.caches.add(text.cache)
+        text.ledger.bytes = max(text.ledger.bytes, resident(text.run.caches))
         return True
 
     def step(self, passes: int) -> tuple[list[Task], int] | None:

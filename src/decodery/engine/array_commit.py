@@ -11,6 +11,7 @@ from decodery.core.trace import Step
 from decodery.models.torch_state import in_plain_state
 from decodery.step.draft_batch import DraftBatch
 
+from .accounting import OWN
 from .array_text import ArrayText
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def commit(
             ended.append(place)
             continue
         text.cache.next_position += count + 1
+        ledger, run = text.ledger, text.run
         size = 1 if trees is None else trees.sizes[place]
         if trees is not None and size > 1:
             recorded[place] = trees.commit(place, text, looked)
@@ -80,7 +82,7 @@ def commit(
             token = chosen[place]
             text.tokens.append(token)
             text.length += 1
-            text.ledger.tokens += 1
+            ledger.tokens += 1
             stream = text.stream
             if stream is not None and stream.lazy and token not in text.eos and text.length < text.most:
                 stream.waiting.append(token)
@@ -88,7 +90,17 @@ def commit(
                 text.end(token)
             if text.stateful:
                 text.after(token)
-        text.spend(size, share * size, passes)
+        # A call for each text would take longer than this.
+        if OWN in ledger.passes:
+            ledger.passes[OWN] += 1
+            ledger.rows[OWN] += size
+            ledger.seconds[OWN] += share * size
+        else:
+            ledger.spend(OWN, size, share * size, first=True)
+        run.served = passes + 1
+        run.depth += 1
+        if run.depth > ledger.depth:
+            ledger.depth = run.depth
         if text.windowed:
             text.cache.release_passed()
         seq = text.seq
@@ -101,13 +113,13 @@ def commit(
             texts[place].seq.fail(error)
             ended.append(place)
     took, shared = perf_counter() - scored, times.texts
-    for place, text in enumerate(texts):
-        if place in recorded:
-            step = recorded[place]
-            step.propose, step.score, step.commit, step.sequences = propose, score, took, shared
-        else:
-            step = Step(0, 0, 1, 1, False, propose, score, 0.0, took, shared, [], None)
-        text.steps.append(step)
+    # Texts without drafts have the same to record.
+    plain = Step(0, 0, 1, 1, False, propose, score, 0.0, took, shared, [], None)
+    for text in texts:
+        text.steps.append(plain)
+    for place, step in recorded.items():
+        step.propose, step.score, step.commit, step.sequences = propose, score, took, shared
+        texts[place].steps[-1] = step
     return bool(ended)
 
 

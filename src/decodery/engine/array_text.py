@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,6 @@ from decodery.step.bound_request import BoundRequest
 from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
-from .accounting import OWN
 from .commit import end_of
 from .task import SchedulerEntry
 from .text import choices_of
@@ -63,6 +63,35 @@ def _most_drafted(request: BoundRequest) -> int:
     return request.max_draft_tokens if own is None else min(own, request.max_draft_tokens)
 
 
+def as_left(texts: Ordered[ArrayText]) -> list[bool]:
+    """Whether each text, with its cache, is as the last step left it.
+
+    Args:
+        texts: The batch.
+    """
+    # One expression, with what `OpenRows.unchanged` compares: this is all that a step in arrays does for every text
+    # beside appending its token, and calls would take longer than the comparisons.
+    return [
+        (seq := text.seq).finish_reason is None
+        and not seq.paused
+        and (cache := seq.cache) is text.cache
+        and seq.tokens is text.tokens
+        and len(text.tokens) == text.length
+        and seq.request is text.request
+        and seq.text is text.stream
+        and seq.trace.steps is text.steps
+        and cache.store is (rows := text.rows).store
+        and rows.store.pages is rows.pages
+        and cache.lengths is rows.lengths
+        and rows.pages.written_from is rows.mine
+        and cache.slot_positions.held is rows.positions
+        and not cache.tentative
+        and cache.policy is None
+        and rows.store.losses.lost is None
+        for text in texts
+    ]
+
+
 class ArrayText:
     """A text of the batch: what a step needs of it at hand.
 
@@ -97,26 +126,6 @@ class ArrayText:
         self.tokens, self.steps, self.stream = seq.tokens, seq.trace.steps, seq.text
         self.length = len(seq.tokens)
         self.windowed = seq.cache.window is not None
-
-    def spend(self, rows: int, seconds: float, passes: int) -> None:
-        """Enter a pass in the ledger.
-
-        Args:
-            rows: Of this text.
-            seconds: Of these rows.
-            passes: Of the model before it.
-        """
-        ledger, run = self.ledger, self.run
-        if OWN in ledger.passes:
-            ledger.passes[OWN] += 1
-            ledger.rows[OWN] += rows
-            ledger.seconds[OWN] += seconds
-        else:
-            ledger.spend(OWN, rows, seconds, first=True)
-        run.served = passes + 1
-        run.depth += 1
-        if run.depth > ledger.depth:
-            ledger.depth = run.depth
 
     def emit(self, tokens: list[int]) -> list[int]:
         """Append accepted tokens up to the first that ends the text; returns those."""
@@ -173,19 +182,3 @@ class ArrayText:
         seq = self.seq
         seq.processor_states = self.sampler.follow(seq.processor_states, token)
         self.processors.follow(seq.processor_states)
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether the text is as the last step left it, with room in its cache for another step."""
-        seq = self.seq
-        return (
-            seq.finish_reason is None
-            and not seq.paused
-            and seq.cache is self.cache
-            and seq.tokens is self.tokens
-            and seq.request is self.request
-            and len(self.tokens) == self.length
-            and seq.text is self.stream
-            and seq.trace.steps is self.steps
-            and self.rows.has_room(self.room)
-        )

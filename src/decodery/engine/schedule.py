@@ -210,8 +210,9 @@ class Schedule:
             if run.task.finished:
                 run.stop()
             if isinstance(run.task, Sequence):
-                with suppress(OutOfMemory):  # what is only kept for others is done without
-                    self._keep_prefix(run.task)
+                if self.prefixes is not None:
+                    with suppress(OutOfMemory):  # what is only kept for others is done without
+                        self._keep_prefix(self.prefixes, run.task)
                 # Whoever begins like a prompt needs all of it, so that it is kept first.
                 if (self.prefixes is None or run.task.scheduling.prompt_kept) and isinstance(run.task.cache, KVCache):
                     run.task.cache.release_passed()
@@ -286,18 +287,18 @@ class Schedule:
         if seq.position == 0:
             seq.scheduling.cached = found.next_position
 
-    def _keep_prefix(self, seq: Sequence) -> None:
+    def _keep_prefix(self, prefixes: PrefixCache, seq: Sequence) -> None:
         """Keep what a text has read for later ones: its prompt when that is done, and all of it when it has ended."""
-        if self.prefixes is None or seq.request.logits_source is not None or seq.position == 0 or seq.error is not None:
+        if seq.request.logits_source is not None or seq.position == 0 or seq.error is not None:
             return
-        if not self.prefixes.serves(seq.request.model):
+        if not prefixes.serves(seq.request.model):
             return
         monitors = monitors_of(seq)
         if monitors is not None and monitors.requirements.changes:
             return
         if seq.finished or not seq.scheduling.prompt_kept:
             seq.scheduling.prompt_kept = True
-            self.prefixes.add(seq.tokens, seq.cache, seq.request.cache_namespace)
+            prefixes.add(seq.tokens, seq.cache, seq.request.cache_namespace)
 
     def _give_back(self) -> None:
         """Preempt who was named; then the youngest, while the texts in progress hold more than they may."""

@@ -26,14 +26,18 @@ class OpenRows:
 
     Args:
         cache: One that holds all it has read, in the same slots of all layers.
+
+    Attributes:
+        store, pages, lengths, positions, mine: What the cache held when `open` was called: others since then mean that
+            it was changed.
     """
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
-        self._store, self._pages = cache.store, cache.pages
-        self._lengths = cache.lengths
-        self._mine = (0, 0)
-        self._positions = np.empty((0, 0), dtype=np.int32)
+        self.store, self.pages = cache.store, cache.pages
+        self.lengths = cache.lengths
+        self.mine = (0, 0)
+        self.positions = np.empty((0, 0), dtype=np.int32)
         self._slots = 0
 
     @staticmethod
@@ -48,43 +52,51 @@ class OpenRows:
             and isinstance(cache.pages.pool, MappedPool)
         )
 
-    def has_room(self, rows: int) -> bool:
-        """Whether the kernel may append so many rows, with what `describe` has written still right."""
+    @property
+    def unchanged(self) -> bool:
+        """Whether what `describe` has written is still right."""
         cache = self.cache
         return (
-            cache.store is self._store
-            and self._store.pages is self._pages
-            and cache.lengths is self._lengths
-            and self._pages.written_from is self._mine
-            and cache.slot_positions.held is self._positions
-            and cache.prefix + cache.next_position + rows <= self._slots
+            cache.store is self.store
+            and self.store.pages is self.pages
+            and cache.lengths is self.lengths
+            and self.pages.written_from is self.mine
+            and cache.slot_positions.held is self.positions
             and not cache.tentative
             and cache.policy is None
-            and self._store.losses.lost is None
+            and self.store.losses.lost is None
         )
+
+    def last_position(self, rows: int) -> int:
+        """The last value of `next_position` at which the kernel may append so many rows."""
+        return self._slots - self.cache.prefix - rows
+
+    def has_room(self, rows: int) -> bool:
+        """Whether the kernel may append so many rows, with what `describe` has written still right."""
+        return self.unchanged and self.cache.next_position <= self.last_position(rows)
 
     def open(self, rows: int) -> None:
         """Make room, owned by this cache alone, for `rows` more rows at least."""
         cache = self.cache
         start = int(cache.lengths[0])
         cache.make_room(rows)
-        self._store, self._pages, self._lengths = cache.store, cache.pages, cache.lengths
-        self._mine, self._positions = cache.pages.written_from, cache.slot_positions.held
-        self._slots = min(self._mine[1], self._positions.shape[1]) if start >= self._mine[0] else 0
+        self.store, self.pages, self.lengths = cache.store, cache.pages, cache.lengths
+        self.mine, self.positions = cache.pages.written_from, cache.slot_positions.held
+        self._slots = min(self.mine[1], self.positions.shape[1]) if start >= self.mine[0] else 0
 
     def describe(self, struct: SegmentStruct) -> object:
         """Write where the kernel finds the cache; returns what must be kept meanwhile."""
-        pool, table = self._pages.pool, self._pages.whole_table
+        pool, table = self.pages.pool, self.pages.whole_table
         assert isinstance(pool, MappedPool)
         _, kv_heads, columns = table.shape
         struct.base, struct.page_bytes, struct.element = pool.base, pool.page_bytes, ELEMENTS[pool.dtype]
         struct.pages, struct.table_pages = address(table, np.int32, None, kv_heads, columns), columns
         struct.table_layer, struct.table_head = kv_heads * columns, columns
-        struct.lengths, struct.lengths_layer = address(self._lengths, np.int64, None), 1
-        struct.slots = address(self._positions, np.int32, *self._positions.shape, apart=True)
+        struct.lengths, struct.lengths_layer = address(self.lengths, np.int64, None), 1
+        struct.slots = address(self.positions, np.int32, *self.positions.shape, apart=True)
         struct.slots_layer = struct.slots_head = struct.lengths_head = struct.stays = 0
         struct.starts = struct.picked = struct.weights = struct.mass = struct.mask = None
-        return table, self._lengths, self._positions, pool
+        return table, self.lengths, self.positions, pool
 
     def keep(self, rows: int) -> None:
         """Note that a kernel has made content of `rows` more rows."""
@@ -92,5 +104,5 @@ class OpenRows:
 
     def cut(self, rows: int) -> None:
         """Forget the last `rows` rows of the content, which the kernel has just made."""
-        self._lengths -= rows
+        self.lengths -= rows
         self.cache.next_position -= rows

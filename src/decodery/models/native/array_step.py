@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -198,10 +199,25 @@ class ArraySteps:
         """Let go of the caches: each text is described anew before the next step."""
         self._described = [None] * self._room
 
-    def hold(self, texts: int) -> None:
-        """Have so many texts, each with one row: its last token."""
+    def hold(self, texts: int, places: Ordered[int] = ()) -> None:
+        """Have so many texts, each with one row: its last token.
+
+        Args:
+            texts: How many.
+            places: [texts] the number that each of them has had so far, -1 where it is new and is to be written; by
+                default all are new.
+        """
         self.grow(texts, texts, texts)
         self.texts = texts
+        places = places or [-1] * texts
+        if places != list(range(texts)):
+            for name in _OF_TEXTS:
+                array = getattr(self, name)
+                array[:texts] = array[places]
+            segments = np.frombuffer(self._segments, dtype=np.uint8).reshape(self._room, -1)
+            segments[:texts] = segments[places]
+            described = [None if place < 0 else self._described[place] for place in places]
+            self._described = described + [None] * (self._room - texts)
         self.sizes[:texts] = 1
         self.count()
 

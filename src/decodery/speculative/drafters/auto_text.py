@@ -222,7 +222,7 @@ class AutoBatch(DraftBatch):
         else:
             failed = self._native.learn(steps)
             if self._promised:
-                accepted = sum([max(count, 0) for count in steps.accepted[self.places].tolist()])
+                accepted = int(np.maximum(steps.accepted[self.places], 0).sum())
                 self._promises.learn(self._skips.texts, self._promised, accepted)
         for place in ended:
             number = self.places.index(place) if place in self.places and place not in failed else None
@@ -232,5 +232,6 @@ class AutoBatch(DraftBatch):
         return {place: NumericalError(NAN) for place in failed}
 
     def leave(self) -> None:
+        skips = self._skips
         for state in self._states:
-            state.skips = replace(self._skips)
+            state.skips = Skips(skips.silent, skips.resting, skips.texts, skips.fruitless)
