@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 import torch
 
 from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_tree import DraftTree
+from decodery.step.forward_request import ForwardCoroutine, off_loop
+from decodery.step.segment_end import SegmentEnd
 from decodery.step.sequence import Sequence, TokenLogprob
 
 from .monitoring import TextMonitors, monitors_of
@@ -16,7 +19,7 @@ _TOGETHER = 64
 """Rows of the vocabulary's size that are normalised at a time."""
 
 
-def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Accepted) -> list[int]:
+def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Accepted) -> ForwardCoroutine[list[int]]:
     """Append the accepted path and the bonus token up to the first stop, or hold.
 
     Stop conditions are checked token by token, so that a run accepted at once ends where plain decoding would.
@@ -37,13 +40,20 @@ def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Ac
         emitted.append(token)
         end_of(seq, token)
         cut = monitors is not None and _observed(seq, monitors, node, laws)
-        if seq.finished or cut or (seq.segment_end is not None and seq.segment_end(seq)):
+        if seq.finished or cut or (seq.segment_end is not None and (yield from _segment_ended(seq, seq.segment_end))):
             break
     seq.trace.ledger.tokens += len(emitted)
     if request.sampler.stateful:
         last = chosen_at[len(emitted) - 1]
         seq.processor_states = request.sampler.after(laws.context(last), emitted[-1], laws.row(last))
     return emitted
+
+
+def _segment_ended(seq: Sequence, ends: Callable[[Sequence], bool]) -> ForwardCoroutine[bool]:
+    """Whether a segment ends here; what may take long is found out beside the loop."""
+    if isinstance(ends, SegmentEnd) and (question := ends.question(seq)) is not None:
+        yield from off_loop(question)
+    return ends(seq)
 
 
 def end_of(seq: Sequence, token: int) -> None:

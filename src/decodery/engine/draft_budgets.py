@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
 from decodery.models.protocol import LanguageModel
 from decodery.step.draft_batch import JointBudget
 from decodery.step.draft_length_policy import Budget, at_rows
-from decodery.step.pass_prices import ROWS, prices_of
+from decodery.step.pass_prices import ROWS, PassPrices, prices_of
 from decodery.step.sequence import Sequence
 
 
@@ -29,10 +29,14 @@ class DraftBudgets:
         self._seconds: Callable[[int], np.ndarray] | None = pass_seconds
         self._plain_known = True
 
+    @cached_property
+    def _prices(self) -> PassPrices:
+        return prices_of(self._model)[0]
+
     def learn(self, rows: int, texts: int, context: float, seconds: float) -> None:
         """A step took so long; see `PassPrices.learn`."""
         if self._given is None:
-            prices_of(self._model)[0].learn(rows, texts, context, seconds)
+            self._prices.learn(rows, texts, context, seconds)
 
     def joint(self, nodes: int, texts: list[Sequence], context: float) -> JointBudget:
         """How much texts may draft together.
@@ -45,7 +49,7 @@ class DraftBudgets:
         count = len(texts)
         if (given := self._given) is not None:
             return JointBudget(nodes, texts, lambda rows: at_rows(given(int(context)), count + np.arange(rows + 1)))
-        prices = prices_of(self._model)[0]
+        prices = self._prices
         drafted = partial(prices.seconds, count, context)
         return JointBudget(nodes, texts, drafted, True, prices.knows_plain(count, context))
 
@@ -72,7 +76,7 @@ class DraftBudgets:
 
     def _price(self, texts: list[Sequence]) -> None:
         """What passes of a step of these texts take, by rows."""
-        count, prices = max(len(texts), 1), prices_of(self._model)[0]
+        count, prices = max(len(texts), 1), self._prices
         mean = sum(len(seq.tokens) for seq in texts) / count
         self._texts, self._plain_known = texts, prices.knows_plain(count, mean)
         known = prices.seconds(count, mean)[: ROWS - count]

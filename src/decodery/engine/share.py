@@ -97,7 +97,8 @@ class PassBudget:
         kept = sum(part for (run, _), part in zip(asked, parts, strict=False) if isinstance(run.task, CoroutineTask))
         longest, numbers = min(works, key=lambda each: each[0].served)
         ask = min(len(longest.requests[numbers[0]].segment), self.rows)
-        if joined and for_texts + max(kept, ask) > self.rows:
+        # Where the search still saves for its ask, these texts need not be taken apart for it.
+        if joined and for_texts + (max(kept, ask) if self._beside.ready(ask) else 0) > self.rows:
             return None
         credit = self._beside.next(ask)
         room = min(credit, max(self.rows - for_texts, kept))
@@ -180,18 +181,25 @@ class Beside:
         """Rows that share a pass: the first beside a text costs as much as several."""
         return max(int(self.rows), min(LEAST_ROWS, self._most))
 
+    def ready(self, ask: int) -> bool:
+        """Whether the next pass has rows for an ask.
+
+        Args:
+            ask: Rows of the next ask.
+        """
+        return (self._passes + 1) % _PLAIN_EVERY > 0 and self._credit + self.rows >= max(self.batch, ask)
+
     def next(self, ask: int) -> int:
         """Rows of the next pass: an ask of more than there is room for is saved for.
 
         Args:
             ask: Rows of the next ask.
         """
+        ready, plain = self.ready(ask), (self._passes + 1) % _PLAIN_EVERY == 0
         self._passes += 1
-        if self._passes % _PLAIN_EVERY == 0:
-            return 0
-        batch = max(self.batch, ask)
-        self._credit = min(self._credit + self.rows, batch)
-        return int(self._credit) if self._credit >= batch else 0
+        if not plain:
+            self._credit = min(self._credit + self.rows, max(self.batch, ask))
+        return int(self._credit) if ready else 0
 
     def spend(self, rows: int) -> None:
         """So many rows of searches are in the pass."""

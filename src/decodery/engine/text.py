@@ -194,7 +194,7 @@ def _decide(
     # Where the rule asked for more, its passes have steps of their own; the last one decided.
     last = seq.trace.steps[-1]
     last.choose += perf_counter() - begin
-    emitted = commit(seq, laws.tree, laws, accepted)
+    emitted = yield from commit(seq, laws.tree, laws, accepted)
     # The last emitted token is known, but not in the cache.
     kept = accepted.path[: len(emitted) - 1]
     seq.cache.keep([*range(first + 1), *(first + node for node in kept)])

@@ -29,7 +29,7 @@ from decodery.models.protocol import Reader
 from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_tree import DraftTree
 from decodery.step.embedded import reading
-from decodery.step.forward_request import ForwardCoroutine, ForwardResult, off_loop, score_all
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, off_loop, run_sync, score_all
 from decodery.step.scorer import Candidates
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
@@ -254,4 +254,4 @@ def choose(seq: Sequence, token: int, logits: torch.Tensor) -> None:
         logits: [vocab], the model's own at the branch's end.
     """
     tree = DraftTree.root(seq.last_token)
-    commit(seq, tree, NodeDistributions(tree, logits[None], seq), Accepted([], token))
+    run_sync(commit(seq, tree, NodeDistributions(tree, logits[None], seq), Accepted([], token)))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from decodery.core.errors import SettingsError
 from decodery.core.worker_pool import NotStarted, Unanswered
 from decodery.step.scorer import Scorer
+from decodery.step.segment_end import SegmentEnd
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
@@ -68,7 +70,7 @@ def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
     return math.fsum(scores) if scorer.log else math.prod(scores)
 
 
-class StepEnd:
+class StepEnd(SegmentEnd):
     """Whether a text that goes on from where `seq` stands has come to the end of a step.
 
     Args:
@@ -92,13 +94,27 @@ class StepEnd:
         self._most = most
         self._tokens = len(seq.tokens)
         self._characters = 0 if seq.text is None else len(seq.text.text)
+        self._asked: tuple[str, bool] | None = None
+
+    def question(self, seq: Sequence) -> Callable[[], object] | None:
+        if not self._pattern or seq.text is None:
+            return None
+        piece = seq.text.text[self._characters :]
+        return None if self._asked is not None and self._asked[0] == piece else partial(self._ask, piece)
+
+    def _ask(self, piece: str) -> bool:
+        """Whether the pattern matches; the answer for the latest piece is kept."""
+        self._asked = piece, _matches(self._pattern, piece)
+        return self._asked[1]
 
     def __call__(self, seq: Sequence) -> bool:
         if len(seq.tokens) - self._tokens >= self._most:
             return True
         if self._until is not None and time.monotonic() > self._until:
             return True
-        if self._pattern and seq.text is not None and _matches(self._pattern, seq.text.text[self._characters :]):
+        if (question := self.question(seq)) is not None:
+            question()
+        if self._asked is not None and self._asked[1]:
             return True
         if self._delimiter is None:
             return False

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left as bisect
+from ctypes import addressof
 from math import exp, log
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from decodery.core.native.kernels import PricesStruct, library
 from decodery.models.protocol import LanguageModel
 
 from .prior_prices import PriorPrices, prior_prices
@@ -158,6 +160,35 @@ class PassPrices:
         return (self.prior.token + self.prior.row_token * rows) * exp(self._machine)
 
 
+class NativePrices(PassPrices):
+    """`PassPrices` in native calls: what a step with drafts takes beside its pass.
+
+    Args:
+        prior: What is believed before the first step.
+    """
+
+    def __init__(self, prior: PriorPrices) -> None:
+        super().__init__(prior)
+        lib = library()
+        assert lib is not None
+        self._lib, shape = lib, self._factors.shape
+        self._curve, self._made = np.zeros(shape), np.full(shape[:2], -1, dtype=np.int64)
+        self._late = np.zeros(shape, dtype=np.int32)
+        arrays = self._factors, self._weights, self._counts, self._curve, self._late, self._made
+        own = prior.read, prior.row, prior.token, prior.row_token, prior.text
+        self._struct = PricesStruct(*(array.ctypes.data for array in arrays), *own, 0.0, 1.0, 0)
+        self._at = addressof(self._struct)
+
+    def seconds(self, texts: int, context: float, nodes: int = ROWS - 1) -> np.ndarray:
+        found = np.empty(nodes + 1)
+        self._lib.decodery_prices(self._at, texts, context, nodes, found.ctypes.data)
+        return found
+
+    def learn(self, rows: int, texts: int, context: float, seconds: float) -> None:
+        self._lib.decodery_price(self._at, rows, texts, context, seconds)
+        self._machine, self._gain = self._struct.machine, self._struct.gain
+
+
 _known: WeakKeyDictionary[LanguageModel, tuple[PassPrices, Promises]] = WeakKeyDictionary()
 """Of the models in this process: what one engine has learned, the next one begins with."""
 
@@ -165,7 +196,8 @@ _known: WeakKeyDictionary[LanguageModel, tuple[PassPrices, Promises]] = WeakKeyD
 def prices_of(model: LanguageModel) -> tuple[PassPrices, Promises]:
     """What is known of the model's steps, and of what drafts for it promise."""
     if model not in _known:
-        _known[model] = PassPrices(prior_prices(model)), Promises()
+        kind = PassPrices if library() is None else NativePrices
+        _known[model] = kind(prior_prices(model)), Promises()
     return _known[model]
 
 

@@ -19,6 +19,7 @@ from decodery.models.batch import Segment
 from decodery.models.native.array_step import ArraySteps
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.forward_request import ForwardCoroutine, run_sync, score
 from decodery.step.pass_prices import PassPrices
@@ -42,6 +43,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "greedy penalties": {"sampler": Sampler.from_settings(repetition_penalty=1.5)},
     "copies": {"drafter": PromptLookup()},
+    "first copies": {"drafter": PromptLookup(pick="first", max_ngram=2), "eos_ids": (7, 11)},
+    "copyspec": {"drafter": CopySpec(gamma=1), "sampler": Sampler.from_settings(temperature=0.7)},
     "auto": {"drafter": Auto(warm=None), "sampler": Sampler.from_settings(temperature=0.7)},
 }  # fmt: skip
 
@@ -290,7 +293,7 @@ def calls(texts: int, *, steps: int = 4, lengths: tuple[int, ...] = (60,), **set
     return counted(engine.step, steps)
 
 
-@pytest.mark.parametrize("name", ["greedy", "truncated", "auto"])
+@pytest.mark.parametrize("name", ["greedy", "truncated", "auto", "copies", "copyspec"])
 def test_a_step_is_few_calls(name: str) -> None:
     settings = SETTINGS[name]
     assert calls(1, **settings) <= 150

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,15 +15,18 @@ from decodery.engine.engine import Engine
 from decodery.engine.pace import Pace
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.engine.share import divided, fair
+from decodery.engine.share import PassBudget, divided, fair
+from decodery.engine.task import CoroutineTask, SchedulerEntry
+from decodery.models.batch import Segment
 from decodery.sampling.sampler import Sampler
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.best_of_n import BestOfN
 from decodery.search.smc import SMC
 from decodery.speculative.drafters.draft_model import DraftModel
-from decodery.step.forward_request import ForwardCoroutine, gather, off_loop, run_sync
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, gather, off_loop, run_sync
 from decodery.step.scorer import Candidates, Scorer
+from decodery.step.segment_end import SegmentEnd
 from decodery.step.sequence import Sequence
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.testing.models import Counted
@@ -141,6 +145,22 @@ def test_parts_are_max_min_fair() -> None:
     assert fair(["a"] * 9 + ["b"], [10] * 10, 18) == [1] * 9 + [9]
 
 
+def test_texts_are_taken_apart_only_for_an_ask_that_has_its_rows() -> None:
+    """A search asks for more rows than there are beside texts in arrays, and saves for some passes."""
+    budget = PassBudget(32, 1.0, 32)
+    tasks = [CoroutineTask(probe()) for _ in range(9)]
+    wide, *texts = [SchedulerEntry(task, owner=str(number)) for number, task in enumerate(tasks)]
+    wide.requests = next(wide.task.coroutine)
+    wide.results = [None]
+    assert [budget.places([(wide, [0])], texts, 8) for _ in range(2)] == [[], None]
+    assert budget.places([(wide, [0])]) == [(wide, 0)]
+
+
+def probe() -> ForwardCoroutine[None]:
+    """Asks for 30 rows."""
+    yield [ForwardRequest(MODEL, Segment(np.arange(30), np.arange(30)))]
+
+
 def test_more_texts_at_a_time_than_a_task_may_have_are_refused() -> None:
     for name, (search, sampler) in WIDE.items():
         engine = Engine(MODEL, limits=Limits(branches=63))
@@ -242,3 +262,36 @@ def test_evil_patterns_hold_up_nobody_else() -> None:
     assert not search.finished
     with pytest.raises(SettingsError, match=r"takes more than 1 s; simplify it"):
         engine.run([search])
+
+
+class Waits(SegmentEnd):
+    """Ends no segment, and finds that out once `answers` is set."""
+
+    def __init__(self) -> None:
+        self.answers, self.known = threading.Event(), 0
+
+    def question(self, seq: Sequence) -> Callable[[], object] | None:
+        return None if self.known == len(seq.tokens) else lambda: self._find(len(seq.tokens))
+
+    def _find(self, length: int) -> None:
+        assert self.answers.wait(60)
+        self.known = length
+
+    def __call__(self, seq: Sequence) -> bool:
+        assert self.known == len(seq.tokens), "not asked before"
+        return False
+
+
+@pytest.mark.parametrize("drafter", [None, "prompt-lookup"])
+def test_ends_of_segments_hold_up_nobody_else(drafter: str | None) -> None:
+    """They are found out beside the loop after every token, drafted ones included, and no token changes."""
+    (plain,) = decode(MODEL, [PROMPT], max_new_tokens=12)
+    engine, ends = Engine(MODEL), Waits()
+    seq = engine.submit(Request(PROMPT, max_new_tokens=12, drafter=drafter))
+    seq.segment_end = ends
+    other = engine.submit(Request(PROMPT, max_new_tokens=12))
+    engine.run([other])
+    assert seq.position <= 1
+    ends.answers.set()
+    engine.run([seq])
+    assert seq.tokens == other.tokens == plain.tokens

@@ -26,7 +26,10 @@ def test_a_step_ends_by_a_pattern_or_by_time() -> None:
     for letter in "so \\boxed{4} is #### 4\n":
         seq.tokens.append(ord(letter))
         seq.text.push(ord(letter))
+        question = marker.question(seq)
+        assert question is not None, "a pattern is asked beside the loop"
         ended.append(marker(seq))
+        assert marker.question(seq) is None, "twice"
         assert late(seq) and not soon(seq)
     assert ended.index(True) == len("so \\boxed{4") and not StepEnd(seq, None, 100, "boxed")(seq)
     assert all(each(seq) for each in empty), "a group that matches nothing is no miss"

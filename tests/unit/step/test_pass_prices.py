@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from decodery.step.pass_prices import MARGIN, PassPrices, Promises, monotone
+from decodery.core.native.kernels import library
+from decodery.step.pass_prices import MARGIN, NativePrices, PassPrices, Promises, monotone
 from decodery.step.prior_prices import PriorPrices, prior_prices
 from decodery.testing import TableModel, tiny_transformer
 
@@ -108,6 +109,25 @@ def test_no_number_of_rows_is_cheaper_than_fewer() -> None:
     for context in (0, 300, 5000):
         assert (np.diff(prices.seconds(1, context)) >= 0).all() and (prices.seconds(1, context) > 0).all()
     assert monotone(np.array([1.0, 3.0, 2.0, 2.0]), np.array([1.0, 1.0, 1.0, 2.0])).tolist() == [1.0, 2.25, 2.25, 2.25]
+
+
+@pytest.mark.skipif(library() is None, reason="needs the native kernels")
+def test_native_prices_are_those_in_python() -> None:
+    """After any steps, outliers and a unit of weights that is written anew included."""
+    generator = np.random.default_rng(3)
+    for prior in (PRIOR, PriorPrices(read=0.001, row=0.004, text=1e-4)):
+        native, plain = NativePrices(prior), PassPrices(prior)
+        for number in range(400):
+            texts = int(generator.choice([1, 3, 16, 64, 300]))
+            rows, context = texts + int(generator.choice([0, 0, 1, 5, 31, 700])), float(generator.integers(5000))
+            seconds = float(generator.exponential()) * (8 if number % 9 == 0 else 1)
+            if number == 200:
+                native._struct.gain = plain._gain = 1e12
+            for prices in (native, plain):
+                prices.learn(rows, texts, context, seconds)
+            if number % 3 == 0:
+                assert np.allclose(native.seconds(texts, context, 700), plain.seconds(texts, context, 700), rtol=1e-9)
+            assert native.knows_plain(texts, context) == plain.knows_plain(texts, context)
 
 
 def test_promises_are_worth_what_was_kept_of_them() -> None:

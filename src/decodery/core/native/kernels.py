@@ -141,8 +141,9 @@ class ExpectedStruct(ctypes.Structure):
 class ProposedStruct(ctypes.Structure):
     _fields_ = [
         ("texts", c_void_p), ("limits", c_void_p), ("depths", c_void_p), ("places", c_void_p), ("costs", c_void_p),
-        ("own", c_void_p), ("tokens", c_void_p), ("parents", c_void_p), ("sizes", c_void_p), ("given", c_double),
-        ("promised", c_double), ("count", c_int32), ("cost_count", c_int32), ("stride", c_int32),
+        ("own", c_void_p), ("tokens", c_void_p), ("parents", c_void_p), ("sizes", c_void_p), ("ends", c_void_p),
+        ("next", c_void_p), ("given", c_double), ("promised", c_double), ("count", c_int32), ("cost_count", c_int32),
+        ("stride", c_int32), ("nodes", c_int32),
     ]  # fmt: skip
 
 
@@ -179,15 +180,30 @@ class ArrayStepStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
-# In the order of csrc/abi.h.
+class PricesStruct(ctypes.Structure):
+    _fields_ = [
+        ("factors", c_void_p), ("weights", c_void_p), ("counts", c_void_p), ("curves", c_void_p),
+        ("outliers", c_void_p), ("made", c_void_p), ("read", c_double), ("row", c_double), ("token", c_double),
+        ("row_token", c_double), ("text", c_double), ("machine", c_double), ("gain", c_double), ("steps", c_int64),
+    ]  # fmt: skip
+
+
+# As `decodery_size` in csrc/native.cpp.
 _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, PolicyStruct, SegmentStruct, PassStruct, DraftStruct,
     GuessStruct, MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, HappenedStruct, ProcessorStruct,
-    SamplingStruct, ArrayStepStruct,
+    SamplingStruct, ArrayStepStruct, PricesStruct,
 )  # fmt: skip
 
 
-_NEWEST = ("decodery_pack_codes", "decodery_copy_pages", "decodery_choose_tokens", "decodery_learn_step")
+_NEWEST = (
+    "decodery_pack_codes",
+    "decodery_copy_pages",
+    "decodery_choose_tokens",
+    "decodery_learn_step",
+    "decodery_prices",
+    "decodery_copies",
+)
 
 
 @functools.cache
@@ -229,17 +245,22 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_draft.argtypes = [c_void_p, c_void_p]
     lib.decodery_mix.argtypes = [c_void_p, c_void_p]
     lib.decodery_ngrams.restype = c_void_p
-    lib.decodery_ngrams.argtypes = [c_void_p, c_int32]
+    lib.decodery_ngrams.argtypes = [c_void_p, c_int32, c_int32]
     lib.decodery_ngrams_size.restype = c_int64
     for called in (lib.decodery_ngrams_free, lib.decodery_ngrams_clear, lib.decodery_ngrams_size):
         called.argtypes = [c_void_p]
     lib.decodery_ngrams_extend.argtypes = [c_void_p, c_void_p, c_int64]
+    lib.decodery_copies.restype = c_int32
+    lib.decodery_copies.argtypes = [*[c_void_p] * 5, c_int32, c_int32, c_void_p]
+    lib.decodery_copies_follow.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
     lib.decodery_propose.argtypes = [c_void_p]
     lib.decodery_learn.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_int32]
     lib.decodery_learn_step.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p]
     lib.decodery_follow.argtypes = [c_void_p, c_void_p, c_void_p, c_int32]
     lib.decodery_read_rows.argtypes = lib.decodery_write_rows.argtypes = [c_void_p]
     lib.decodery_copy_pages.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64]
+    lib.decodery_prices.argtypes = [c_void_p, c_int32, c_double, c_int32, c_void_p]
+    lib.decodery_price.argtypes = [c_void_p, c_int32, c_int32, c_double, c_double]
     lib.decodery_sample.argtypes = [c_void_p]
     for called in (lib.decodery_prepare, lib.decodery_choose_tokens, lib.decodery_step):
         called.argtypes = [c_void_p, c_void_p]

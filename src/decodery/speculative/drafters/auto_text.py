@@ -222,8 +222,7 @@ class AutoBatch(DraftBatch):
         else:
             failed = self._native.learn(steps)
             if self._promised:
-                accepted = int(np.maximum(steps.accepted[self.places], 0).sum())
-                self._promises.learn(self._skips.texts, self._promised, accepted)
+                self._promises.learn(self._skips.texts, self._promised, self._native.accepted)
         for place in ended:
             number = self.places.index(place) if place in self.places and place not in failed else None
             # A text that failed is no example for later ones.

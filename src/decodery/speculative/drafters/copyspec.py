@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +15,7 @@ from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
 from ..stores.positions import Positions
+from .copy_batch import CopiedText, CopyBatch
 
 
 @register(
@@ -44,11 +47,18 @@ class CopySpec(Drafter):
     def largest(self) -> int:
         return self.length
 
-    def start(self, seq: Sequence) -> Positions:
-        return Positions(self.gamma, self.pick)
+    def start(self, seq: Sequence) -> CopiedText[Positions]:
+        return CopiedText(Positions(self.gamma, self.pick), (self.gamma,), self.pick)
+
+    @property
+    def together(self) -> Hashable:
+        return self
+
+    def batch(self, sequences: Ordered[Sequence], places: Ordered[int]) -> CopyBatch | None:
+        return CopyBatch.of(self, places, sequences, length=self.length, wraps=False)
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        index: Positions = seq.states[self]
+        index: Positions = seq.states[self].index
         index.extend(seq.tokens)
         start = index.find(seq.tokens)
         if start is None:
@@ -59,6 +69,6 @@ class CopySpec(Drafter):
 
     def match_length(self, seq: Sequence) -> int:
         """`gamma` where the last tokens stood before, else 0."""
-        index: Positions = seq.states[self]
+        index: Positions = seq.states[self].index
         index.extend(seq.tokens)
         return 0 if index.find(seq.tokens) is None else self.gamma

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from decodery.core.errors import SettingsError
@@ -12,6 +14,7 @@ from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 
 from ..stores.ngrams import Occurrences, Pick, copy
+from .copy_batch import CopiedText, CopyBatch
 
 
 @register("prompt-lookup", paper="Prompt Lookup Decoding (2023)", lossless=True)
@@ -40,12 +43,21 @@ class PromptLookup(Drafter):
     def largest(self) -> int:
         return self.length
 
-    def start(self, seq: Sequence) -> Occurrences:
-        return Occurrences(range(self.max_ngram, 0, -1), self.pick)
+    def start(self, seq: Sequence) -> CopiedText[Occurrences]:
+        orders = range(self.max_ngram, 0, -1)
+        return CopiedText(Occurrences(orders, self.pick), orders, self.pick)
+
+    @property
+    def together(self) -> Hashable:
+        return self
+
+    def batch(self, sequences: Ordered[Sequence], places: Ordered[int]) -> CopyBatch | None:
+        return CopyBatch.of(self, places, sequences, length=self.length, wraps=True)
 
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        seq.states[self].extend(seq.tokens)
-        if (found := seq.states[self].find(seq.tokens)) is None:
+        known = seq.states[self].index
+        known.extend(seq.tokens)
+        if (found := known.find(seq.tokens)) is None:
             return DraftTree.root(seq.last_token)
         copied = copy(seq.tokens, found[0], min(self.length, budget.nodes, budget.depth))
         ends = (place for place, token in enumerate(copied, start=1) if token in seq.request.eos_ids)

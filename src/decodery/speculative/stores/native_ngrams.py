@@ -8,20 +8,23 @@ import numpy as np
 
 from decodery.core.native.kernels import library
 
+from .ngrams import Pick
+
 
 class NativeNgrams:
     """What `Occurrences` is in Python. A copy is empty until it holds a text.
 
     Args:
         orders: The lengths n, longest first.
+        pick: The occurrence to remember.
     """
 
-    def __init__(self, orders: Sequence[int]) -> None:
+    def __init__(self, orders: Sequence[int], pick: Pick = "last") -> None:
         lib = library()
         assert lib is not None
-        self._lib, self._orders = lib, tuple(orders)
+        self._lib, self._orders, self._pick = lib, tuple(orders), pick
         lengths = np.array(self._orders, dtype=np.int32)
-        self.handle: int = lib.decodery_ngrams(lengths.ctypes.data, len(lengths))
+        self.handle: int = lib.decodery_ngrams(lengths.ctypes.data, len(lengths), pick == "first")
         """Its address, for native calls, as long as this object lives."""
 
     def __del__(self) -> None:
@@ -29,7 +32,7 @@ class NativeNgrams:
             self._lib.decodery_ngrams_free(self.handle)
 
     def __deepcopy__(self, memo: dict[int, object]) -> NativeNgrams:
-        return NativeNgrams(self._orders)
+        return NativeNgrams(self._orders, self._pick)
 
     @property
     def size(self) -> int:

@@ -36,9 +36,8 @@ class NativeBatch:
         self._pasts = [(past, [each for each in texts if each.memory.past is past]) for past in _pasts(texts)]
         self._held = Held(stores_of(texts))
         self._pointers = (c_void_p * count)(*(text.address for text in texts))
-        self._places, self._failed = np.array(places, dtype=np.int32), np.zeros(count, dtype=np.int32)
+        self._places, self._failed = np.array(places, dtype=np.int32), np.zeros(count + 1, dtype=np.int32)
         self._most = np.array([min(each, text.limit) for each, text in zip(limits, texts, strict=True)], dtype=np.int32)
-        self._limits, self._depths = self._most.copy(), np.empty(count, dtype=np.int32)
         # A tree is never deeper than what is left of its text but one; its last token stands at `next`.
         ends = [seq.request.prompt_length + seq.request.max_new_tokens - 2 for seq in sequences]
         self._ends = np.array(ends, dtype=np.int64)
@@ -47,12 +46,15 @@ class NativeBatch:
         self._costs = np.ones(self.nodes + 1)
         self._step = step = ProposedStruct(count=count)
         step.texts, self._width = addressof(self._pointers), texts[0].memory.contexts.width
-        step.limits, step.depths = self._limits.ctypes.data, self._depths.ctypes.data
+        step.limits, step.ends = self._most.ctypes.data, self._ends.ctypes.data
         step.places, step.costs = self._places.ctypes.data, address(self._costs, np.float64, None)
         self._at, self._pointers_at = addressof(step), addressof(self._pointers)
         self._places_at, self._failed_at = self._places.ctypes.data, self._failed.ctypes.data
         self._drafts: np.ndarray = np.empty(0)
-        self._sizes: np.ndarray = self._drafts
+        self._sizes = self._next = self._drafts
+        self._ranked = 0
+        self.accepted = 0
+        """Drafted tokens that became text in the step that was learned last."""
         self._lib = library()
         assert self._lib is not None
 
@@ -74,9 +76,11 @@ class NativeBatch:
             self._drafts, self._sizes = steps.drafts, steps.sizes
             step.tokens, step.parents = (steps.drafts[part].ctypes.data for part in range(2))
             step.sizes, step.stride = steps.sizes.ctypes.data, steps.drafts.shape[2]
+            self._ranked = min(self._width, steps.logits.shape[1])
+        if self._next is not steps.next:
+            self._next, step.next = steps.next, steps.next.ctypes.data
         self._costs[: len(costs)], step.cost_count, step.given = costs, len(costs), given
-        self._depths[:] = self._ends - steps.next[self._places]
-        self._limits[:] = np.minimum(self._most, nodes)
+        step.nodes = nodes
         for past, texts in self._pasts:
             handle = past.native()
             if texts[0].past != handle:
@@ -94,12 +98,13 @@ class NativeBatch:
         """Learn of the step; returns the numbers of texts whose logits hold NaN, of which nothing is learned."""
         lib = self._lib
         assert lib is not None
-        width, count = min(self._width, steps.logits.shape[1]), len(self._texts)
+        count = len(self._texts)
         with self._held:
             failed = lib.decodery_learn_step(
-                self._pointers_at, self._places_at, steps.address, count, width, self._failed_at
+                self._pointers_at, self._places_at, steps.address, count, self._ranked, self._failed_at
             )
-        return self._places[self._failed != 0].tolist() if failed else []
+        self.accepted = int(self._failed[-1])
+        return self._places[self._failed[:-1] != 0].tolist() if failed else []
 
     def follow(self, steps: ArraySteps) -> None:
         """The texts go on by what the step gave them; nothing is learned of it."""

@@ -124,7 +124,7 @@ def propose_together(
     step = ProposedStruct(
         addressof(places), bounds[0].ctypes.data, bounds[1].ctypes.data, None, address(costs, np.float64, None),
         None if own is None else address(own, np.float64, count), nodes[0].ctypes.data, nodes[1].ctypes.data,
-        sizes.ctypes.data, given, 0.0, count, len(costs), stride,
+        sizes.ctypes.data, None, None, given, 0.0, count, len(costs), stride, 0,
     )  # fmt: skip
     with Held(stores_of(texts)):
         drafted = lib.decodery_propose(addressof(step))

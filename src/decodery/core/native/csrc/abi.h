@@ -239,6 +239,17 @@ struct Mixed {
     int32_t reach, rows, said;
 };
 
+// What steps take: see step/pass_prices.py. factors, weights, counts, outliers: [8][8][18], by magnitude of texts and of context
+// and by drafted rows. curves: [8][8][18], logarithms of factors as of the step `made` [8][8], -1: of none. read, row, token,
+// row_token, text: the prior.
+struct Prices {
+    double *factors, *weights, *counts, *curves;
+    int32_t* outliers;
+    int64_t* made;
+    double read, row, token, row_token, text, machine, gain;
+    int64_t steps;
+};
+
 // What `auto` knows of a text. keys, rows: per order, longest first, a table of 2^17 contexts and of the `width` tokens
 // that may follow each. rates, rated: [orders][orders][width], how often each place of a row was right, by the longest
 // order that is known and the row's own, and after how many times. hits, tried: [8] of copies of the text itself and of
@@ -266,7 +277,8 @@ struct Expected {
 // Trees of `count` texts that share a pass. texts: pointers to each. limits, depths: [count], nodes of a tree and its depth at
 // most. costs: [cost_count], seconds of the step with 0, 1, 2, ... drafted nodes of all of them together. own: [count] or null,
 // seconds that each node of a text takes beyond these, by its context. given: tokens of the step without any draft, also those of
-// other texts in it. Comes out: tokens, parents [.][stride] and sizes [.], the root included, text i's at places[i], or at i
+// other texts in it. ends: null, or [count] positions that the last token of a text may have at most behind its tree, which `next`,
+// by place, has now; then limits are `nodes` at most, and depths are not read. Comes out: tokens, parents [.][stride] and sizes [.], the root included, text i's at places[i], or at i
 // where that is null; and promised, the sum of the chances of all drafted nodes.
 struct Proposed {
     Expected* const* texts;
@@ -274,8 +286,9 @@ struct Proposed {
     const double *costs, *own;
     int64_t *tokens, *parents;
     int32_t* sizes;
+    const int64_t *ends, *next;
     double given, promised;
-    int32_t count, cost_count, stride;
+    int32_t count, cost_count, stride, nodes;
 };
 
 // What became of a text's tree. emitted [count]: the tokens that came behind the last one. logits [rows][vocab]: of the tree's

@@ -57,15 +57,11 @@ struct Worth {
 // What followed the text's end before, in the text itself or, where it agrees for longer, in an earlier one.
 void find(Expected* e, int32_t length) {
     const Ngrams &text = *static_cast<const Ngrams*>(e->text), *past = static_cast<const Ngrams*>(e->past);
-    const int64_t size = int64_t(text.tokens.size());
     e->copied_count = e->repeated = e->others = 0;
     int64_t place = text.find(text.tokens);
     if (place >= 0) {
         e->repeated = text.agrees(place, text.tokens, lengths[few - 1]);
-        // Where the text ends the copy goes on into itself.
-        for (const int64_t period = size - place; e->copied_count < length; ++e->copied_count)
-            e->copied[e->copied_count] = e->copied_count < period ? text.tokens[place + e->copied_count]
-                                                                  : e->copied[e->copied_count - period];
+        e->copied_count = text.copy(place, length, true, e->copied);
     }
     if (past == nullptr || e->repeated >= lengths[few - 1] || (place = past->find(text.tokens)) < 0) return;
     const int32_t repeated = past->agrees(place, text.tokens, lengths[few - 1]);
@@ -99,13 +95,39 @@ struct Growing {
 }  // namespace
 
 // An index of the n-grams of a text, `count` lengths n from the longest on; see ngrams.h.
-EXPORT void* decodery_ngrams(const int32_t* orders, int32_t count) { return new Ngrams(orders, count); }
+EXPORT void* decodery_ngrams(const int32_t* orders, int32_t count, int32_t first) { return new Ngrams(orders, count, first != 0); }
 EXPORT void decodery_ngrams_free(void* ngrams) { delete static_cast<Ngrams*>(ngrams); }
 EXPORT void decodery_ngrams_clear(void* ngrams) { static_cast<Ngrams*>(ngrams)->clear(); }
 EXPORT void decodery_ngrams_extend(void* ngrams, const int64_t* tokens, int64_t count) {
     static_cast<Ngrams*>(ngrams)->extend(tokens, count);
 }
 EXPORT int64_t decodery_ngrams_size(const void* ngrams) { return int64_t(static_cast<const Ngrams*>(ngrams)->tokens.size()); }
+
+// The drafts of a step's texts number places [count]: of each what followed its end before, limits [count] tokens at most, and
+// where `ends` [count] are given none from the first of these ends_counts [count] tokens on. Returns whether there are any.
+EXPORT int32_t decodery_copies(void* const* texts, const int32_t* places, const int32_t* limits, const int64_t* const* ends,
+                               const int32_t* ends_counts, int32_t count, int32_t wraps, ArrayStep* step) {
+    int32_t drafted = 0;
+    for (int32_t i = 0; i < count; ++i) {
+        const Ngrams& text = *static_cast<const Ngrams*>(texts[i]);
+        const int64_t place = limits[i] > 0 ? text.find(text.tokens) : -1;
+        int64_t* tokens = const_cast<int64_t*>(step->drafts) + int64_t(places[i]) * step->stride;
+        int64_t* parents = tokens + int64_t(step->room) * step->stride;
+        int32_t length = place < 0 ? 0 : text.copy(place, std::min(limits[i], step->stride - 1), wraps != 0, tokens + 1);
+        for (int32_t n = 0; n < length; ++n) {
+            if (std::find(ends[i], ends[i] + ends_counts[i], tokens[n + 1]) != ends[i] + ends_counts[i]) length = n;
+            parents[n + 1] = n;
+        }
+        step->sizes[places[i]] = 1 + length;
+        drafted |= length > 0;
+    }
+    return drafted;
+}
+// These texts go on by what the step gave them.
+EXPORT void decodery_copies_follow(void* const* texts, const int32_t* places, int32_t count, const ArrayStep* step) {
+    for (int32_t i = 0; i < count; ++i)
+        static_cast<Ngrams*>(texts[i])->extend(step->emitted + step->sampling.first[places[i]], step->kept[places[i]]);
+}
 
 // The trees of n texts: of all candidates of all texts the likeliest, as long as the next row pays. Fills tokens, parents and
 // sizes of `step`, and sets what `decodery_learn` goes by. Returns how many nodes are drafted in all, -1 where no row could pay,
@@ -134,10 +156,12 @@ EXPORT int32_t decodery_propose(Proposed* step) {
         step->sizes[at(i)] = 1;
         step->tokens[at(i) * step->stride] = e->last[0];
         step->parents[at(i) * step->stride] = -1;
-        const int32_t limit = std::min(step->limits[i], step->stride - 1);
+        int32_t limit = std::min(step->limits[i], step->stride - 1);
+        if (step->ends != nullptr) limit = std::min(limit, step->nodes);
         if (silent) continue;
-        if (e->text != nullptr) find(e, std::min(limit, step->depths[i]));
-        texts.push_back({e, limit, step->depths[i], step->own == nullptr ? 0.0 : step->own[i], {e, {}}, {}});
+        const int32_t depth = step->ends == nullptr ? step->depths[i] : int32_t(step->ends[i] - step->next[at(i)]);
+        if (e->text != nullptr) find(e, std::min(limit, depth));
+        texts.push_back({e, limit, depth, step->own == nullptr ? 0.0 : step->own[i], {e, {}}, {}});
         texts.back().nodes.push_back({e->last[0], 0, 1.0, 0, begin(e), {}});
         texts.back().expand(least);
         offer(i, 0, 0);
@@ -187,7 +211,8 @@ EXPORT int32_t decodery_learn(Expected* const* texts, Happened* const* steps, in
     return failed;
 }
 
-// As decodery_learn, of texts whose numbers in a step are `places`. failed: [count], set where logits are no numbers.
+// As decodery_learn, of texts whose numbers in a step are `places`. failed: [count + 1], set where logits are no numbers; the last
+// one is how many drafted tokens were accepted in all.
 EXPORT int32_t decodery_learn_step(Expected* const* texts, const int32_t* places, const ArrayStep* step, int32_t count, int32_t k, int32_t* failed) {
     const Sampling& s = step->sampling;
     std::vector<Happened> each(count);
@@ -195,9 +220,11 @@ EXPORT int32_t decodery_learn_step(Expected* const* texts, const int32_t* places
     std::vector<Expected*> learning;
     std::vector<Happened*> steps;
     std::vector<int32_t> numbers;
+    failed[count] = 0;
     for (int32_t i = 0; i < count; ++i) {
         const int32_t text = places[i], first = s.first[text], rows = step->sizes[text], length = s.accepted[text];
         failed[i] = 0;
+        failed[count] += std::max(length, 0);
         if (step->kept[text] == 0) continue;
         int64_t *parents = wide.data() + 2 * first, *path = parents + rows;
         std::copy(s.parents + first, s.parents + first + rows, parents);

@@ -1,4 +1,4 @@
-// Where the n-grams of a growing text stood last: speculative/stores/ngrams.py and past.py, number for number.
+// Where the n-grams of a growing text stood last, or first: speculative/stores/ngrams.py and past.py, number for number.
 #pragma once
 #include <stdint.h>
 
@@ -20,9 +20,10 @@ class Ngrams {
             return at;
         }
         int32_t get(uint64_t key) const { return keys.empty() ? -1 : places[slot(key)]; }
-        void put(uint64_t key, int32_t place) {
+        void put(uint64_t key, int32_t place, bool once) {
             if (2 * (used + 1) > int64_t(keys.size())) grow();
             const size_t at = slot(key);
+            if (once && places[at] >= 0) return;
             used += places[at] < 0;
             keys[at] = key;
             places[at] = place;
@@ -44,6 +45,7 @@ class Ngrams {
 
     std::vector<int32_t> orders;    // longest first
     std::vector<Table> tables;
+    bool first;    // of several places the first is kept, else the last
 
     // Keys of the last n tokens before `end`, for every order n; 0 where there are too few.
     void hash(const std::vector<int32_t>& text, int64_t end, uint64_t* keys) const {
@@ -60,7 +62,7 @@ class Ngrams {
 public:
     std::vector<int32_t> tokens;
 
-    Ngrams(const int32_t* lengths, int32_t count) : orders(lengths, lengths + count), tables(count) {}
+    Ngrams(const int32_t* lengths, int32_t count, bool first) : orders(lengths, lengths + count), tables(count), first(first) {}
 
     void clear() {
         tokens.clear();
@@ -73,7 +75,7 @@ public:
             hash(tokens, place, keys.data());
             // The n-gram that ends at the last token has no follower yet, which also excludes self-matches.
             for (size_t order = 0; order < orders.size(); ++order)
-                if (orders[order] <= place) tables[order].put(keys[order], int32_t(place));
+                if (orders[order] <= place) tables[order].put(keys[order], int32_t(place), first);
             tokens.push_back(int32_t(more[i]));
         }
     }
@@ -89,6 +91,13 @@ public:
             if (place >= n && std::equal(text.end() - n, text.end(), tokens.begin() + (place - n))) return place;
         }
         return -1;
+    }
+    // Up to `length` tokens from `place` on; where the text ends, a copy that `wraps` goes on into itself. Returns how many.
+    int32_t copy(int64_t place, int32_t length, bool wraps, int64_t* to) const {
+        const int64_t period = int64_t(tokens.size()) - place;
+        if (!wraps) length = int32_t(std::min<int64_t>(length, period));
+        for (int32_t i = 0; i < length; ++i) to[i] = i < period ? tokens[place + i] : to[i - period];
+        return length;
     }
     // Over how many tokens, `most` at most, what stands before `place` agrees with the end of `text`.
     int32_t agrees(int64_t place, const std::vector<int32_t>& text, int64_t most) const {

@@ -41,8 +41,13 @@ static int32_t race_of(const float* row, int32_t n, uint64_t key, int32_t room, 
         }
     }
     // The least bits whose noise is at least so large.
-    int64_t least[farthest + 1];
-    for (int32_t i = 0; i <= farthest; ++i) least[i] = int64_t(__builtin_exp(-__builtin_exp(-double(i))) * 0x1p52) - 2;
+    struct Least {
+        int64_t of[farthest + 1];
+        Least() {
+            for (int32_t i = 0; i <= farthest; ++i) of[i] = int64_t(__builtin_exp(-__builtin_exp(-double(i))) * 0x1p52) - 2;
+        }
+    };
+    static const Least least;
     int32_t found = 0;
     for (int32_t start = 0; start < n; start += block) {
         const int32_t stop = start + block < n ? start + block : n;
@@ -54,7 +59,7 @@ static int32_t race_of(const float* row, int32_t n, uint64_t key, int32_t room, 
                 const int64_t bits = noise_bits(key, token(i));
                 largest = bits > largest ? bits : largest;
             }
-            if (largest < least[int32_t(gap)]) continue;
+            if (largest < least.of[int32_t(gap)]) continue;
         }
         for (int32_t i = start; i < stop; ++i) {
             const double reached = double(row[i]) + noise_of(noise_bits(key, token(i)));

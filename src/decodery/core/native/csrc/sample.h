@@ -13,8 +13,9 @@ struct Law {
     uint64_t *keys, *spare;
     int32_t n, doubtful;
     bool dense;
+    float known_top;    // the largest number, not finite where it has to be looked for
 
-    Law(char* room, int32_t vocab) : n(vocab), doubtful(0), dense(true) {
+    Law(char* room, int32_t vocab) : n(vocab), doubtful(0), dense(true), known_top(__builtin_inff()) {
         const int64_t width = choosing_width(vocab);
         x = reinterpret_cast<float*>(room);
         weights = x + width;
@@ -40,16 +41,22 @@ struct Law {
         n = kept;
         dense = false;
     }
-    float largest() const { return largest_of(x, n); }
-    // Weights e^(x - top), and their sum.
-    double weigh(float top) {
+    float largest() const { return known_top - known_top == 0 ? known_top : largest_of(x, n); }
+    // Weights e^(x - top), and their sum. peaks: null, or where the largest weight of each 128 goes.
+    double weigh(float top, float* peaks = nullptr) {
         double sum = 0;
         for (int32_t start = 0; start < n; start += 512) {
             f16 part = splat(0.0f);
             const int32_t stop = start + 512 < n ? start + 512 : n;
-            for (int32_t i = start; i < stop; i += 16) {
-                store(weights + i, exponential(load(x + i, n - i) - top), n - i);
-                part = part + load(weights + i, n - i);
+            for (int32_t block = start; block < stop; block += 128) {
+                f16 most = splat(0.0f);
+                for (int32_t i = block; i < block + 128 && i < stop; i += 16) {
+                    store(weights + i, exponential(load(x + i, n - i) - top), n - i);
+                    const f16 each = load(weights + i, n - i);
+                    part = part + each;
+                    most = larger(each, most);
+                }
+                if (peaks != nullptr) peaks[block / 128] = maximum<float>(most);
             }
             sum += double(total(part));
         }
@@ -104,8 +111,8 @@ static bool apply_top_k(Law& law, int32_t k, int32_t vocab) {
 }
 
 static void apply_top_p(Law& law, double p) {
-    const float top = law.largest();
-    const double sum = law.weigh(top);
+    float* peaks = reinterpret_cast<float*>(law.spare);
+    const double sum = law.weigh(law.largest(), peaks);
     double uncertain = unsure;
     for (int32_t i = 0; law.doubtful > 0 && i < law.n; ++i)
         if (law.doubts[i]) uncertain += double(law.weights[i]) / sum;
@@ -116,7 +123,7 @@ static void apply_top_p(Law& law, double p) {
         const float bound = float(least * sum);
         for (int32_t start = 0; start < law.n; start += 128) {
             const int32_t stop = start + 128 < law.n ? start + 128 : law.n;
-            if (largest_of(law.weights + start, stop - start) < bound) continue;
+            if (peaks[start / 128] < bound) continue;
             for (int32_t i = start; i < stop; ++i) {
                 if (!(law.weights[i] >= bound) || law.x[i] == -__builtin_inff()) continue;
                 law.keys[count++] = falling_key(law.x[i], i);
@@ -125,32 +132,24 @@ static void apply_top_p(Law& law, double p) {
         }
         if (found >= (p + 2 * uncertain) * sum || least == 0) break;
     }
-    const uint64_t* order = sort_keys(law.keys, law.spare, count);
-    if (law.dense) __builtin_memset(law.doubts, 0, size_t(law.n));
-    // Twice the mark of what stays, and what was in doubt before.
+    uint64_t* order = sort_keys(law.keys, law.spare, count);
     double before = 0;
-    for (int32_t j = 0; j < count && before < (p + uncertain) * sum; ++j) {
-        const uint32_t i = uint32_t(order[j]);
-        const bool doubt = j > 0 && before >= (p - uncertain) * sum;
-        before += double(law.weights[i]);
-        law.doubts[i] = uint8_t(2 | (law.doubts[i] & 1) | (doubt ? 1 : 0));
-    }
     int32_t kept = 0;
+    for (; kept < count && before < (p + uncertain) * sum; ++kept) {
+        const uint32_t i = uint32_t(order[kept]);
+        const bool doubt = (kept > 0 && before >= (p - uncertain) * sum) || (!law.dense && law.doubts[i]);
+        before += double(law.weights[i]);
+        order[kept] = uint64_t(i) << 32 | uint32_t(doubt);
+    }
+    // What stays, in the order it stood in.
+    order = sort_keys(order, order == law.keys ? law.spare : law.keys, kept);
     law.doubtful = 0;
-    for (int32_t start = 0; start < law.n; start += 8) {
-        uint64_t eight = 0;
-        const int32_t stop = start + 8 < law.n ? start + 8 : law.n;
-        __builtin_memcpy(&eight, law.doubts + start, size_t(stop - start));
-        if ((eight & 0x0202020202020202u) == 0) continue;
-        for (int32_t i = start; i < stop; ++i) {
-            const uint8_t mark = law.doubts[i];
-            if ((mark & 2) == 0) continue;
-            law.x[kept] = law.x[i];
-            law.ids[kept] = law.dense ? i : law.ids[i];
-            law.doubts[kept] = mark & 1;
-            law.doubtful += mark & 1;
-            ++kept;
-        }
+    for (int32_t j = 0; j < kept; ++j) {
+        const int32_t i = int32_t(order[j] >> 32);
+        law.x[j] = law.x[i];
+        law.ids[j] = law.dense ? i : law.ids[i];
+        law.doubts[j] = uint8_t(order[j] & 1);
+        law.doubtful += law.doubts[j];
     }
     law.n = kept;
     law.dense = false;
@@ -224,6 +223,7 @@ static bool apply(const Processor& processor, Law& law, int64_t position, const 
             for_counts(processor, path, depth, vocab, room, [&](int64_t id, int64_t) { x[id] += -value; });
             return true;
         case temperature:
+            law.known_top = __builtin_inff();
             for (int32_t i = 0; i < law.n; i += 16) store(x + i, load(x + i, law.n - i) / value, law.n - i);
             return true;
         case top_k: return apply_top_k(law, int32_t(processor.value), vocab);
@@ -255,9 +255,18 @@ static int64_t choose_token(const Sampling& s, int32_t text, const float* row, c
     }
     if (!finite(row, s.limit)) return -1;
     Law law(room, s.limit);
-    __builtin_memcpy(law.x, row, size_t(s.limit) * sizeof(float));
-    for (int32_t i = 0; i < s.processor_counts[text]; ++i) {
-        const Processor& processor = s.processors[text][i];
+    const Processor* processors = s.processors[text];
+    // A temperature that comes first is applied while the numbers are copied, and what was the largest one stays it.
+    const bool tempered = processors[0].shape == temperature && processors[0].value > 0;
+    if (tempered) {
+        const float value = float(processors[0].value);
+        for (int32_t i = 0; i < law.n; i += 16) store(law.x + i, load(row + i, law.n - i) / value, law.n - i);
+        law.known_top = top / value;
+    } else {
+        __builtin_memcpy(law.x, row, size_t(s.limit) * sizeof(float));
+    }
+    for (int32_t i = tempered; i < s.processor_counts[text]; ++i) {
+        const Processor& processor = processors[i];
         if (!apply(processor, law, position, path, depth, s.limit)) return -1;
         if (processor.shape < temperature && !finite(law.x, law.n)) return -1;
     }
