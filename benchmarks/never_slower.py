@@ -1,24 +1,25 @@
 """Whether `auto` is ever slower than plain decoding: cold, for each kind of text by itself and for many at once.
 
-    python benchmarks/never_slower.py [-m smollm2] [--texts 1 4 16 64] [--new 64] [--real] [--out FILE]
+    python benchmarks/never_slower.py [-m smollm2] [--texts 1 4 16 64] [--each 2] [--new 64] [--timed] --out FILE
 
-Texts answer the built-in questions of `decodery bench`. Each has a cache namespace of its own, so that none profits of
-another, and prices of steps are unknown at the beginning of each run. By default the clock is simulated: a step takes
-what its pass takes by rows in benchmarks/results/passes.json, with a disturbance in 3 of 100 steps, and what
-benchmarks/results/step-calls.json says of the time beside it; the tokens are the model's own. With --real steps take
-what they take, and runs of both alternate: that is for a quiet machine. Reported is the speed of `auto` beside plain
-decoding, in tokens per second after the prompts: at one text by category, which should not fall below 0.98, else of
-all, not below 0.99.
+Texts answer the built-in questions of `decodery bench`, the first of each category. Each has a cache namespace of its
+own, so that none profits of another, and prices of steps are unknown at the beginning of each run.
+
+By default passes are counted, which means the same on a busy machine: the tokens are the model's own, and a step takes
+what its pass takes by rows in benchmarks/results/passes.json and what benchmarks/results/step-calls.json says of the
+time beside it. `auto` learns these times with a disturbance in 3 of 100 steps. Plain decoding takes one step for each
+token of the longest text; it need not run. With --timed steps take what they take, and runs of both alternate: that is
+for a quiet machine, and takes a few minutes.
+
+Reported is the speed of `auto` beside plain decoding, in tokens per second after the prompts: at one text by category,
+which should not fall below 0.98, else of all, not below 0.99. What FILE has is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,7 +33,7 @@ from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.step.drafter_memory import Memory
 from decodery.step.pass_prices import _known
-from decodery_benchmarks.results import write_result
+from decodery_benchmarks.experiment import Experiment
 
 RESULTS = Path(__file__).parent / "results"
 LEAST = {1: 0.98}
@@ -70,8 +71,10 @@ class Clock:
         return seconds * (8.0 if self._chance.random() < 0.03 else max(self._chance.normal(1, 0.03), 0.9))
 
 
-def run(lm: LLM, prompts: list[list[int]], drafter: str | None, new: int, clock: Clock | None) -> tuple[int, float]:
-    """Tokens and seconds after the prompts were read."""
+def run(
+    lm: LLM, prompts: list[list[int]], drafter: str | None, new: int, clock: Clock | None
+) -> tuple[list[int], float]:
+    """Tokens of each text after all prompts were read, and the seconds they take."""
     _known.clear()
     engine = Engine(lm.model, memory=Memory(), detokenizer=lm.tokenizer.stream)
     texts = [
@@ -91,22 +94,38 @@ def run(lm: LLM, prompts: list[list[int]], drafter: str | None, new: int, clock:
             learn(rows, count, context, clock.measured(clock.step(rows, count, drafter is not None)))
 
         engine._budgets.learn = learned  # type: ignore[method-assign]
-    before, seconds, begin = sum(len(seq.tokens) for seq in texts), 0.0, perf_counter()
+    before, seconds, begin = [len(seq.tokens) for seq in texts], 0.0, perf_counter()
     while not all(seq.finished for seq in texts):
         count = sum(not seq.finished for seq in texts)
         engine.step()
         seconds += 0.0 if clock is None else clock.step(engine.rows, count, drafter is not None)
     took = perf_counter() - begin if clock is None else seconds
-    return sum(len(seq.tokens) for seq in texts) - before, took
+    return [len(seq.tokens) - length for seq, length in zip(texts, before, strict=True)], took
 
 
-def speed(measure: Callable[[str | None], tuple[int, float]], rounds: int) -> float:
-    """Of `auto`, in units of plain decoding: the best of some rounds of each, one after the other."""
+def counted(lm: LLM, parts: list[list[list[int]]], new: int) -> float:
+    """Speed of `auto` in units of plain decoding, by what passes take.
+
+    Args:
+        parts: Prompts that are answered together, one group after another.
+    """
+    clock, drafting, plain = Clock(1), 0.0, 0.0
+    for prompts in parts:
+        tokens, seconds = run(lm, prompts, "auto", new, clock)
+        drafting += seconds
+        active = [sum(length > step for length in tokens) for step in range(max(tokens))]
+        plain += sum(clock.step(count, count, False) for count in active)
+    return plain / drafting
+
+
+def timed(lm: LLM, parts: list[list[list[int]]], new: int, rounds: int) -> float:
+    """The same by a watch: the best of some rounds of each, one after the other."""
     best: dict[str | None, float] = {}
     for _ in range(rounds):
         for drafter in (None, "auto"):
-            tokens, seconds = measure(drafter)
-            best[drafter] = max(best.get(drafter, 0.0), tokens / seconds)
+            found = [run(lm, prompts, drafter, new, None) for prompts in parts]
+            rate = sum(sum(tokens) for tokens, _ in found) / sum(seconds for _, seconds in found)
+            best[drafter] = max(best.get(drafter, 0.0), rate)
     return best["auto"] / best[None]
 
 
@@ -114,38 +133,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default="smollm2")
     parser.add_argument("--texts", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--each", type=int, default=2, help="questions of a category")
     parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--real", action="store_true")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--timed", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3, help="with --timed, runs of each")
+    parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    lm, rows = decodery.load(given.model), list[dict[str, Any]]()
-    asked = questions("built-in")
+    lm = decodery.load(given.model)
     by_category: dict[str, list[list[int]]] = defaultdict(list)
-    for each in asked:
-        if len(each.turns[0]) < 2000:
-            by_category[each.category].append(lm.encode(each.turns[0]))
+    for question in questions("built-in"):
+        if len(question.turns[0]) < 2000 and len(by_category[question.category]) < given.each:
+            by_category[question.category].append(lm.encode(question.turns[0]))
     every = [prompt for group in by_category.values() for prompt in group]
-    rounds = given.rounds if given.real else 1
-    for count in given.texts:
-        # More texts than questions: later ones begin with a word more.
-        many = [every[n % len(every)] + every[0][: n // len(every)] for n in range(count)]
-        groups = by_category if count == 1 else {"all": many}
-        for category, prompts in groups.items():
-            clock = None if given.real else Clock(1)
 
-            def measure(drafter: str | None, prompts: list = prompts, count: int = count, clock: Any = clock) -> Any:
-                parts = [prompts] if count > 1 else [[prompt] for prompt in prompts]
-                found = [run(lm, part, drafter, given.new, clock) for part in parts]
-                return sum(tokens for tokens, _ in found), sum(seconds for _, seconds in found)
+    def measure(texts: int, category: str) -> dict[str, Any]:
+        # More texts than questions: later ones begin with a few words more.
+        many = [every[0][: number // len(every)] + every[number % len(every)] for number in range(texts)]
+        parts = [[prompt] for prompt in by_category[category]] if texts == 1 else [many]
+        speed = timed(lm, parts, given.new, given.rounds) if given.timed else counted(lm, parts, given.new)
+        return {"speed": round(speed, 4), "enough": speed >= LEAST.get(texts, 0.99)}
 
-            row = {"texts": count, "category": category, "speed": round(speed(measure, rounds), 4)}
-            rows.append(row)
-            print(row, "" if row["speed"] >= LEAST.get(count, 0.99) else "slower than allowed", flush=True)
-    if given.out:
-        command = shlex.join(["python", *sys.argv])
-        settings = {"model": given.model, "new": given.new, "clock": "real" if given.real else "simulated"}
-        write_result(given.out, {"command": command, "settings": settings, "rows": rows})
+    cells = [
+        {"texts": texts, "category": category}
+        for texts in given.texts
+        for category in (by_category if texts == 1 else ["all"])
+    ]
+    settings = {"model": given.model, "new": given.new, "each": given.each, "timed": given.timed}
+    Experiment(cells, measure, settings=settings).measure(given.out)
 
 
 if __name__ == "__main__":
