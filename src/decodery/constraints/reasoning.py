@@ -19,6 +19,8 @@ from .spelling import end_mask
 
 _PROMPT = 16
 """Tokens at the end of a prompt in which the mark may stand."""
+_LONGEST = 64
+"""Bytes of a mark at most: each of its beginnings has a mask of the vocabulary, and requests may name marks."""
 
 
 @register(
@@ -49,6 +51,10 @@ class Reasoning(ConstraintSpec):
         super().__post_init__()
         if not self.begin or not self.end:
             raise SettingsError("a reasoning part has a mark at its begin and at its end: give both as texts")
+        if (most := max(len(self.begin.encode()), len(self.end.encode()))) > _LONGEST:
+            raise SettingsError(
+                f"a mark of a reasoning part has {most} bytes, and may have {_LONGEST}: give a shorter one"
+            )
         if self.budget is not None and self.budget < 0:
             raise SettingsError(f"the budget of a reasoning part is 0 tokens or more, not {self.budget}")
         if self.answer is not None:
@@ -106,7 +112,8 @@ class ReasoningConstraint(Constraint):
         self._beyond = [id for id, piece in enumerate(self._pieces) if -1 < piece.find(last) < len(piece) - 1]
         self._masks = cache(self._reasons)
         for mark in (self._begin, self._end):
-            if any(b"".join(self._pieces[id] for id in self._spelled(mark[n:])) != mark[n:] for n in range(len(mark))):
+            # What follows a token is a rest of the mark as well.
+            if not all(self._next(mark[n:]) for n in range(len(mark))):
                 raise ConstraintError(
                     f"this model has no tokens for each beginning of {mark.decode()!r}: give other marks"
                 )

@@ -78,6 +78,10 @@ class MemoryBudget:
         """Free some of what is kept for later texts; False where nothing is."""
         return self._prefixes is not None and self._prefixes.evict()
 
+    def collect(self) -> bool:
+        """See `MemoryLimit.collect`."""
+        return self.limit is not None and self.limit.collect()
+
     def fits_owner(self, own: Ordered[SchedulerEntry], run: SchedulerEntry) -> bool:
         """Whether a task fits beside those of its owner."""
         if self._own is None or not self._shared or self._surely(own, needed(run), self._own):

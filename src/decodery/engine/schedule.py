@@ -155,7 +155,7 @@ class Schedule:
         """
         if all(each is run or each.stalled for each in self.runs):
             freed = [_guarded(each, partial(_freed, each)) for each in self._waiting]
-            if not (self._made_room or any(freed)):
+            if not (self._made_room or any(freed) or self.memory.collect()):
                 return False
         if not withdraw(run):
             return False

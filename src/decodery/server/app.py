@@ -118,10 +118,14 @@ class Front:
 
     async def respond(self, request: Request, owner: str, body: Shared, dialect: Dialect) -> Response:
         """The answer to a request in the form of a dialect. Raises ApiError."""
-        if owner in self._defaults:
-            self._defaults[owner].fill(body)
+        self.fill(body, owner)
         async with self.models.use(body.model) as served:
             return await self.run(request, owner, served, await served.plan(body), dialect, body.ignored)
+
+    def fill(self, body: Shared, owner: str) -> None:
+        """Set what a request leaves out and its key has a default for."""
+        if owner in self._defaults:
+            self._defaults[owner].fill(body)
 
     async def run(
         self, request: Request, owner: str, served: ServedModel, plan: Plan, dialect: Dialect, ignored: Sequence[str]

@@ -123,6 +123,7 @@ class Translated:
 
     async def _infill(self, request: Request) -> Response:
         owner, body = await self._read(request, llama_cpp.InfillRequest)
+        self._front.fill(body, owner)
         dialect = llama_cpp.LlamaCpp(body.response_fields)
         async with self._front.models.use(body.model) as served:
             asked = await served.preprocessor.do(lambda: llama_cpp.completion(served.preprocessor, body))

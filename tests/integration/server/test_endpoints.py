@@ -142,6 +142,9 @@ def test_infill_reads_files_and_the_gap_as_qwen_has_them(gaps: tuple[LLM, str]) 
     assert cut == {"content": expected.text.partition(stop)[0], "timings/predicted_n": cut["timings/predicted_n"]}
     whole = post(url, "/infill", {**asked, "stop": [stop]})
     assert (whole["stop_type"], whole["stopping_word"]) == ("word", stop)
+    with serving(lm, keys={"one": "alice"}, defaults={"alice": {"max_tokens": 2}}) as (_, own):
+        short = httpx.post(f"{own}/infill", json={"input_prefix": "a"}, headers={"x-api-key": "one"}, timeout=60)
+    assert short.json()["tokens_predicted"] == 2
 
 
 def test_infill_without_tokens_for_files_puts_them_before_the_gap() -> None:

@@ -23,6 +23,8 @@ from decodery.core.errors import SettingsError
 from decodery.monitors import Confidence
 from decodery.scorers import LogProbability
 from decodery.search import BestOfN
+from decodery.server.fields import ChatRequest, CompletionRequest, Message, Methods, Shared
+from decodery.server.key_defaults import KeyDefaults
 from decodery.server.keys import read_keys
 from decodery.server.run import Server
 from decodery.server.settings import ServerSettings
@@ -145,6 +147,26 @@ def test_a_key_has_defaults_that_its_requests_may_say_otherwise(tmp_path: Path) 
         path.write_text(f"alice one {wrong}\n")
         with pytest.raises(SettingsError, match=why):
             read_keys(path)
+
+
+def test_a_default_stands_back_for_what_takes_its_place() -> None:
+    def filled(given: dict[str, Any], body: Shared) -> Shared:
+        KeyDefaults(given).fill(body)
+        return body
+
+    def chat(**said: Any) -> ChatRequest:
+        return ChatRequest(messages=[Message(role="user", content="x")], **said)
+
+    bound: dict[str, Any] = {"response_format": {"type": "json_object"}}
+    assert filled(bound, chat(guided_regex="a")) == chat(guided_regex="a")
+    assert filled(bound, chat(decodery=Methods(constraint="digits"))) == chat(decodery=Methods(constraint="digits"))
+    own = {"decodery": {"sampler": "top-k:k=3", "constraint": "digits", "trace": "steps"}}
+    assert filled(own, chat(temperature=0.5, guided_regex="a")).decodery == Methods(trace="steps")
+    assert filled({"decodery": {"sampler": "top-k:k=3"}}, chat(temperature=0.5)) == chat(temperature=0.5)
+    assert filled(own, chat(decodery=Methods(drafter="none"))).decodery == Methods(drafter="none", **own["decodery"])
+    # False is no number of log-probabilities.
+    completion = CompletionRequest(prompt="x")
+    assert filled({"logprobs": False, "seed": 3}, completion) == CompletionRequest(prompt="x", seed=3)
 
 
 def test_the_best_of_several_texts_are_answered() -> None:

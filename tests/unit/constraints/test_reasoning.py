@@ -117,6 +117,9 @@ def test_what_cannot_be_is_refused() -> None:
         Reasoning(budget=-1)
     with pytest.raises(SettingsError, match="give both as texts"):
         Reasoning(end="")
+    # Requests may name marks, and each of their beginnings takes memory and time.
+    with pytest.raises(SettingsError, match="has 65 bytes, and may have 64"):
+        Reasoning(begin="x" * 65)
     letters = Vocabulary([b"a", b"b", b"</s>"], frozenset({2}), (2,), lambda text: [])
     with pytest.raises(ConstraintError, match="no tokens for each beginning of '<think>'"):
         Reasoning().compile(letters)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import random
+from contextlib import suppress
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import pytest
+import torch
 
 from decodery.core.errors import OutOfMemory
 from decodery.engine.engine import Engine
@@ -19,6 +22,7 @@ from decodery.kv_cache.quest import Quest
 from decodery.kv_cache.snapkv import SnapKV
 from decodery.kv_cache.streaming_llm import StreamingLLM
 from decodery.models.cache.memory_limit import MemoryLimit
+from decodery.models.cache.page_pool import pool_of
 from decodery.search.beam import Beam
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
@@ -138,3 +142,38 @@ def test_a_text_that_needs_more_than_there_is_fails_alone(request_: Request) -> 
         engine.run([engine.submit(request_)])
     engine.run([other])
     assert other.error is None and len(other.generated) == 8
+
+
+def test_a_refusal_holds_nothing_of_its_callers() -> None:
+    with MemoryLimit(1).within():
+        pool = pool_of(16, torch.float32, "cpu")
+
+    def refused() -> ReferenceType[frozenset[int]]:
+        held = frozenset([1])
+        with suppress(OutOfMemory):
+            pool.take(1)
+        return ref(held)
+
+    gc.disable()
+    try:
+        assert refused()() is None
+    finally:
+        gc.enable()
+
+
+def test_pages_that_only_cycles_hold_are_freed_before_a_text_fails() -> None:
+    engine = engine_with(MemoryLimit)
+    limit = engine._schedule.memory.limit
+    assert limit is not None
+    gc.disable()
+    try:
+        with limit.within():
+            cycle: list[Any] = [MODEL.new_cache()]
+        cycle[0].make_room(BOUND // cycle[0].slot_bytes - 16)
+        cycle.append(cycle)
+        del cycle
+        text = engine.submit(Request(SHORT, max_new_tokens=8))
+        engine.run([text])
+    finally:
+        gc.enable()
+    assert text.error is None and len(text.generated) == 8

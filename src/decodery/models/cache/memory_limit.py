@@ -67,9 +67,17 @@ class MemoryLimit:
         yield
         while self._give_back():
             yield
-        # Caches of tasks that have ended may be in cycles.
+
+    def collect(self) -> bool:
+        """Free pages of caches that only cycles of references hold; whether there were some.
+
+        It takes as long as several passes, so it is what is tried last.
+        """
+        before = self.used
         gc.collect()
-        yield
+        with self.lock:
+            self.settle()
+        return self.used < before
 
     @contextmanager
     def within(self) -> Iterator[None]:

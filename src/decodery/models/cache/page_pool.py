@@ -72,7 +72,11 @@ class PagePool(Contract):
                 return self._take(count)
             except OutOfMemory as error:
                 refused = error
-        raise refused
+        try:
+            raise refused
+        finally:
+            # This frame and the error's traceback would hold each other, and all caches of the callers' frames.
+            del refused
 
     def _take(self, count: int) -> np.ndarray:
         with self._lock:
