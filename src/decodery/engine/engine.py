@@ -264,7 +264,8 @@ class Engine:
         """
         if self._schedule.busy(seq):
             raise ValueError("a text can be forked where a step has ended: step on until its rule has decided")
-        clone = seq.clone()
+        with self._schedule.memory.within():
+            clone = seq.clone()
         self._schedule.add(SchedulerEntry(clone, traces=[clone.trace], ledger=clone.trace.ledger))
         return clone
 
@@ -277,19 +278,16 @@ class Engine:
 
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
-        if (found := self._arrays.step(self._runner.passes)) is not None:
-            advanced, self._runner.rows = found
-            self._runner.passes += 1
-            return advanced
-        return self._step()
+        with self._schedule.memory.within():
+            if (found := self._arrays.step(self._runner.passes)) is not None:
+                advanced, self._runner.rows = found
+                self._runner.passes += 1
+                return advanced
+            return self._step()
 
     @in_plain_state
     def _step(self) -> list[Task]:
         """A step of tasks of any kind."""
-        with self._schedule.memory.within():
-            return self._step_within()
-
-    def _step_within(self) -> list[Task]:
         clock, begin = StepClock(), perf_counter()
         begun, texts = self._schedule.starting(), self._schedule.texts
         ids = self._arrays.join(begun)

@@ -21,6 +21,7 @@ from decodery.kv_cache.h2o import H2O
 from decodery.kv_cache.quest import Quest
 from decodery.kv_cache.snapkv import SnapKV
 from decodery.kv_cache.streaming_llm import StreamingLLM
+from decodery.models.cache.cache import KVCache
 from decodery.models.cache.memory_limit import MemoryLimit
 from decodery.models.cache.page_pool import pool_of
 from decodery.search.beam import Beam
@@ -177,3 +178,15 @@ def test_pages_that_only_cycles_hold_are_freed_before_a_text_fails() -> None:
     finally:
         gc.enable()
     assert text.error is None and len(text.generated) == 8
+
+
+def test_caches_that_are_made_in_arrays_and_by_forks_count() -> None:
+    engine = engine_with(MemoryLimit)
+    limit = engine._schedule.memory.limit
+    ended = engine.submit(Request(SHORT, max_new_tokens=8))
+    engine.run([ended])
+    text = engine.submit(Request(SHORT, max_new_tokens=12))
+    for _ in range(4):
+        engine.step()
+    for each in (ended, text, engine.fork(text)):
+        assert isinstance(each.cache, KVCache) and each.cache.pages.pool.limit is limit
