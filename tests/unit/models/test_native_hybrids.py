@@ -8,18 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.errors import SettingsError
+from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.native.kernels import choose, kernel_sets
 from decodery.models.batch import Batch, Segment
 from decodery.models.config import GatedDelta, Mamba, ModelConfig
+from decodery.models.loaders.config_check import check_config
 from decodery.models.loaders.fused_slots import Slot, slots
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.native.stack import NativeStack
+from decodery.models.native.super_blocks import SuperBlockLinear
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 from decodery.testing import check_cache, check_identical
+from tiny_gguf import Kind, as_linear, random_blocks
 from tiny_models import tree_mask
 
+SIZES: dict[str, Any] = {
+    "vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 24, "max_positions": 512,
+}  # fmt: skip
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 6]
 SHAPES: dict[str, dict[str, Any]] = {
     # Widths that fill neither vectors nor the last layer of slots.
@@ -48,8 +55,10 @@ def tensor(slot: Slot, rng: torch.Generator) -> Any:
 
 @pytest.fixture(params=SHAPES)
 def model(request: pytest.FixtureRequest) -> Transformer:
-    sizes = {"vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4}
-    config = ModelConfig(**sizes | {"num_kv_heads": 2, "head_dim": 24, "max_positions": 512} | SHAPES[request.param])
+    return made(ModelConfig(**SIZES | SHAPES[request.param]))
+
+
+def made(config: ModelConfig) -> Transformer:
     rng = torch.Generator().manual_seed(1)
     # As `fused.read` leaves what a layer has not.
     empty = torch.zeros(0, dtype=torch.float32, device="cpu")
@@ -116,6 +125,53 @@ def test_the_native_pass_finds_what_layers_in_pytorch_find(model: Transformer) -
     # Inputs are rounded to bytes in both: one in a hundred goes another way.
     scale = float(theirs.abs().max())
     assert (ours - theirs).abs().max() < 0.02 * scale < 0.2 * float((chained - theirs)[-1].abs().max())
+
+
+@pytest.mark.parametrize("form", ["Q4_K", "BF16"])
+def test_layers_project_by_matrices_of_several_forms(form: str) -> None:
+    config = ModelConfig(
+        vocab_size=90, hidden_size=256, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16,
+        max_positions=64, delta=GatedDelta(heads=2, head_dim=16, groups=1, state=16, kernel=2), gated_attention=True,
+        state_layers=(True, False),
+    )  # fmt: skip
+    model, rng = made(config), np.random.default_rng(2)
+    for layer, name in ((0, "steps"), (1, "out_gate")):
+        outputs, _ = getattr(model.weights.layers[layer], name).shape
+        dense = Dense(torch.from_numpy(rng.normal(size=(outputs, 256))).to(torch.bfloat16) * 0.1)
+        other = dense if form == "BF16" else as_linear(form, random_blocks(Kind.Q4_K, outputs, 1))
+        if isinstance(other, SuperBlockLinear):
+            other.scales *= 0.001
+        setattr(model.weights.layers[layer], name, other)
+    model = Transformer(config, model.weights)
+    assert isinstance(model._stack, NativeStack)
+    ours = tree_logits(model, after(model, 9), PARENTS, list(range(8)))
+    model._stack = None
+    theirs = tree_logits(model, after(model, 9), PARENTS, list(range(8)))
+    assert (ours - theirs).abs().max() < 0.02 * theirs.abs().max()
+
+
+def test_a_text_without_rows_shares_a_pass(model: Transformer) -> None:
+    none, some = np.zeros(0, dtype=np.int64), Segment(np.arange(4), tokens=np.arange(4))
+    alone = model.forward(Batch([some])).logits
+    for cache in (None, after(model, 3)):
+        assert torch.equal(model.forward(Batch([some, Segment(none, tokens=none, cache=cache)])).logits, alone)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (SHAPES["gated delta"] | {"gated_conv": 3, "conv_layers": (False, True, False)}, "of one kind"),
+        (SHAPES["gated delta"] | {"mamba": SHAPES["mamba"]["mamba"]}, "of one kind"),
+        (SHAPES["mamba"] | {"sliding_window": 4, "sliding_layers": (True, False, False)}, "those that attend"),
+        (SHAPES["gated convolution"] | {"sliding_window": 4, "sliding_layers": (False, False, True)}, "that attend"),
+        ({"inners": (8, 16, 8)}, "shapes or inputs of their own"),
+        ({"head_shapes": ((2, 24), (1, 8), (2, 24))}, "shapes or inputs of their own"),
+    ],
+)
+def test_layers_that_kernels_would_take_for_others_are_refused(changes: dict[str, Any], said: str) -> None:
+    fits = {"sliding_layers": (False,) * 3} | changes
+    with pytest.raises(CorruptFile, match=said):
+        check_config(ModelConfig(**SIZES | fits), "a file")
 
 
 def test_texts_are_remembered_to_the_bit_and_drafts_change_nothing(model: Transformer) -> None:

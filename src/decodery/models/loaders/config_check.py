@@ -55,6 +55,8 @@ def check_config(config: ModelConfig, origin: str) -> None:
     for marked in (config.mixing_layers, config.mlp_layers):
         if len(marked) not in (0, config.num_layers):
             raise CorruptFile(f"{origin}: the layers of each kind do not fit {config.num_layers} layers")
+    if sum(each is not None for each in (config.mamba, config.delta)) + bool(config.gated_conv) > 1:
+        raise CorruptFile(f"{origin}: layers of one model keep states, or convolutions, of one kind")
     if bool(config.gated_conv) != bool(config.conv_layers) or len(config.conv_layers) not in (0, config.num_layers):
         raise CorruptFile(f"{origin}: the layers that convolve do not fit {config.num_layers} layers")
     if config.attending_layers and (
@@ -64,6 +66,9 @@ def check_config(config: ModelConfig, origin: str) -> None:
         )
     ):
         raise CorruptFile(f"{origin}: layers that attend beside their state should be among the recurrent ones")
+    others = (layer for layer in range(config.num_layers) if config.recurrent(layer) or config.convolves(layer))
+    if any(config.window(layer) and not config.attends_too(layer) for layer in others):
+        raise CorruptFile(f"{origin}: the sliding layers should be among those that attend")
     if config.shared is not None and len(config.sharing) < config.shared.blocks:
         raise CorruptFile(f"{origin}: {config.shared.blocks} blocks are shared by {len(config.sharing)} layers")
     if config.short_conv is not None and (config.states is not None or config.latent is not None):
@@ -88,6 +93,10 @@ def _check_layers(config: ModelConfig, origin: str) -> None:
         fits = len(shape) == 2 and config.num_heads % shape[0] == 0 and shape[1] % 2 == 0
         if not fits or shape[0] * shape[1] > config.num_kv_heads * config.head_dim or shape[1] > config.head_dim:
             raise CorruptFile(f"{origin}: key-value heads {list(shape)} do not fit {config.num_heads} heads")
+    shapes = config.head_shapes or config.reused_layers or config.inners or config.keys_as_values
+    shapes = shapes or config.experts_beside
+    if (shapes or config.layer_inputs or config.layer_scales or config.sparsity) and not config.unit_values:
+        raise CorruptFile(f"{origin}: layers have shapes or inputs of their own, and values that are not normed")
     own = config.num_layers - config.reused_layers
     if own < 1 or not {*config.sliding_layers[own:]} <= {*config.sliding_layers[:own]}:
         raise CorruptFile(f"{origin}: no layer has the keys that the last {config.reused_layers} layers read")

@@ -132,7 +132,8 @@ struct Mix {
             each_span(turn, turns, [&](const Span& span) {
                 Parts parts;
                 parts_of(span, parts);
-                work(parts);
+                // A segment may have no rows.
+                if (parts.count > 0) work(parts);
             });
             meet();
         };

@@ -57,16 +57,20 @@ struct Runner {
     Range my_rows() const { return share(pass.rows, thread, team.threads); }
     float* scratch() const { return state.scratch + thread * state.scratch_stride; }
 
-    // What goes into `linear`, normed where there is a weight.
-    void norm_quantize(const float* weight, const Linear& linear) {
+    // What goes into `linear`, and into `other` where that has weights, normed where there is a weight.
+    void norm_quantize(const float* weight, const Linear& linear, const Linear& other = {}) {
         const Range mine = my_rows();
-        const bool whole = !is_floating(linear.form);
+        const bool both = other.weight != nullptr;
+        const bool floats = is_floating(linear.form) || (both && is_floating(other.form));
+        const bool whole = !is_floating(linear.form) || (both && !is_floating(other.form));
+        // All forms read the same bytes, and some of super-blocks more.
+        const Form form = both && is_super(other.form) && has_least(other.form) ? other.form : linear.form;
         for (int32_t row = mine.begin; row < mine.end; ++row) {
-            float* normed = whole ? scratch() : state.narrow.floats + int64_t(row) * model.hidden;
+            float* normed = floats ? state.narrow.floats + int64_t(row) * model.hidden : scratch();
             const float* x = pass.hidden + int64_t(row) * model.hidden;
             if (weight != nullptr) normalize(x, weight, model.hidden, model.eps, normed);
             else __builtin_memcpy(normed, x, size_t(model.hidden) * sizeof(float));
-            if (whole) quantize(normed, model.hidden, row, state.narrow, linear.form);
+            if (whole) quantize(normed, model.hidden, row, state.narrow, form);
         }
         meet(stage_norm);
     }
@@ -561,7 +565,7 @@ struct Runner {
         const Layer& layer = model.layers[index];
         if ((marks & skip_attention) == 0 && from <= at_attention) {
             if (from < at_select) {
-                norm_quantize(layer.attention_norm, layer.qkv);
+                norm_quantize(layer.attention_norm, layer.qkv, layer.mixer != nullptr ? layer.steps : layer.gate);
                 if (layer.mixer != nullptr) mix(layer, index);
                 else {
                     project(layer.qkv, state.narrow, state.qkv);
