@@ -79,6 +79,8 @@ def grpo(
     PROBLEMS is a file as `decodery search-bench` takes it: a `question` and its `answer`, or a `prompt` and `tests`.
     One problem in ten is held out. Interrupt it with Ctrl-C: the same command continues.
     """
+    from dataclasses import asdict
+
     from decodery import load
     from decodery.bench.searches.problems import read_problems
     from decodery.scorers.sandbox import Sandbox
@@ -98,7 +100,8 @@ def grpo(
     with resumable(out) as progress:
         values = train_grpo(
             load(model), [prompt.replace("{question}", each.question) for each in found], reward, out,
-            remaking=LoRARemaking(rank, alpha, seed=seed), recipe=recipe, command=command_line(), progress=progress,
+            remaking=LoRARemaking(rank, alpha, seed=seed), recipe=recipe,
+            rewarded=[answer, pattern, [asdict(each) for each in found]], command=command_line(), progress=progress,
         )  # fmt: skip
     _told(out, values)
 

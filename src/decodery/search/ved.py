@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _FAN = 4096
 """Next tokens of a node at most, the most likely ones."""
+_ROUNDS = 8
+"""For each token of the budget at most: last tokens cost nothing, and each node may have thousands of them."""
 
 
 @register(
@@ -57,7 +59,8 @@ class VED(JudgedSearch):
         k: Texts to return at most.
         width: Of the beam search.
         budget: Tokens that the model reads after the prompt. A beam search over ids of L tokens takes
-            (L - 1) * width, and width more for a scorer that reads hidden states.
+            (L - 1) * width, and width more for a scorer that reads hidden states. At most 8 rounds follow for
+            each token of it, as a last token that is not read costs nothing.
         entropy_weight: The lambda of the paper, in value per nat.
         beta: Of the exploration term.
         scorer: Of beginnings and answers, as in value-head(head=FILE), whose states come from the same pass.
@@ -79,6 +82,11 @@ class VED(JudgedSearch):
             raise SettingsError("ved judges beginnings and whole texts: give a scorer of both, such as value-head")
 
     @property
+    def texts_at_once(self) -> int:
+        """See `Search.texts_at_once`: each node that was read keeps its cache and its logits."""
+        return max(super().texts_at_once, self.budget)
+
+    @property
     def requirements(self) -> Requirements:
         own = Requirements(rows=True, alone=True, law=True)
         return Requirements.merged((own, self.judge.requirements))
@@ -86,7 +94,9 @@ class VED(JudgedSearch):
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         tree = ValueTree(self, Branches(engine, request, self))
         yield from tree.begin()
-        while not tree.root.closed and tree.spent < self.budget:
+        for _ in range(_ROUNDS * self.budget):
+            if tree.root.closed or tree.spent >= self.budget:
+                break
             node = tree.select()
             yield from tree.expand(node, tree.drawn(node))
             progress("ved", tree.spent, self.budget)

@@ -51,8 +51,8 @@ class AdapterLearner:
     def text(self, prompt: str, written: str) -> TrainingText:
         """A text after a prompt, with its end."""
         tokenizer = self.lm.tokenizer
-        end = sorted(tokenizer.eos_ids)[:1]
-        return self.joined(self.lm.encode(prompt), [*tokenizer.encode(written, special=False), *end])
+        ids = [*tokenizer.encode(written, special=False), *tokenizer.eos_ids[:1]]
+        return self.joined(self.lm.encode(prompt), ids)
 
     def joined(self, prompt: Sequence[int], written: Sequence[int]) -> TrainingText:
         """Token ids as a text to learn from.
@@ -68,11 +68,21 @@ class AdapterLearner:
             )
         return TrainingText(tokens, len(prompt))
 
-    def logprobs(self, texts: Sequence[TrainingText], *, plain: bool = False) -> Sequence[torch.Tensor]:
-        """Log-probabilities of what is written in each text, with gradients; `plain` is without the adapter."""
+    def logprobs(
+        self, texts: Sequence[TrainingText], *, temperature: float = 1.0, plain: bool = False
+    ) -> Sequence[torch.Tensor]:
+        """Log-probabilities of what is written in each text, with gradients.
+
+        Args:
+            texts: Prompts and what follows them.
+            temperature: At which the texts were drawn.
+            plain: Without the adapter.
+        """
         taught = training_batch(texts, self._kept, self._every)
         self.remade.progress_made.written = None
         (found,) = predictions(self.original if plain else self.remade.model, taught)
+        if temperature != 1:
+            found = (found / temperature).log_softmax(dim=-1)
         each = found.gather(1, taught.likely[:, :1])[: taught.count, 0]
         return each.split([len(text.tokens) - text.written for text in texts])
 
@@ -108,7 +118,9 @@ class AdapterLearner:
             "validation": values, "command": command,
         }  # fmt: skip
         adapter_of(self.remade, facts).save(self.out / Adapter.FILE)
-        rows = "\n".join(f"| {name} | {values[f'{name}_before']:.4f} | {values[name]:.4f} |" for name in validate())
+        rows = "\n".join(
+            f"| {name} | {values[f'{name}_before']:.4f} | {values[name]:.4f} |" for name in history.metrics["0"]
+        )
         write_card(
             self.out,
             f'# An adapter for {self.lm.name}\n\n    decodery generate "..." -m {self.lm.name} --logits-source '

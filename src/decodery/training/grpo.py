@@ -21,7 +21,7 @@ from decodery.step.sequence import Sequence as Text
 
 from .adapter import LoRARemaking, adapter_of
 from .adapter_learner import HELD, AdapterLearner
-from .loop import batches
+from .loop import batches, content
 
 if TYPE_CHECKING:
     from decodery.llm.llm import LLM
@@ -102,6 +102,7 @@ def train_grpo(
     *,
     remaking: LoRARemaking | None = None,
     recipe: GRPORecipe | None = None,
+    rewarded: object = None,
     command: str = "",
     progress: Progress = silent,
 ) -> dict[str, float]:
@@ -117,6 +118,7 @@ def train_grpo(
         out: The folder.
         remaking: The adapter.
         recipe: How it is learned.
+        rewarded: What the reward depends on, as JSON can hold it: an interrupted run goes on only with the same.
         command: For the card.
         progress: Called with the steps done.
 
@@ -142,9 +144,9 @@ def train_grpo(
             outputs = [seq.generated for seq in group]
             wanted += advantages(outputs, reward(number, group), recipe.siblings)
             texts += [learner.joined(seq.tokens[: seq.request.prompt_length], seq.generated) for seq in group]
-        logs = learner.logprobs(texts)
+        logs = learner.logprobs(texts, temperature=recipe.temperature)
         with torch.no_grad():
-            base = learner.logprobs(texts, plain=True)
+            base = learner.logprobs(texts, temperature=recipe.temperature, plain=True)
         losses = []
         for own, known, worth in zip(logs, base, wanted, strict=True):
             distance = torch.expm1(known - own) - (known - own)
@@ -157,7 +159,8 @@ def train_grpo(
         found = [value for number, group in zip(held, groups, strict=True) for value in reward(number, group)]
         return {"reward": float(np.mean(found))}
 
-    settings = {"prompts": len(prompts), "recipe": asdict(recipe)}
+    data = content([list(prompts), rewarded])
+    settings = {"prompts": len(prompts), "data": data, "recipe": asdict(recipe)}
     return learner.train(loss, validate, "reward", recipe.steps, recipe.lr, settings, command, progress, higher=True)
 
 

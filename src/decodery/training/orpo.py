@@ -17,7 +17,7 @@ from .adapter import LoRARemaking
 from .adapter_learner import HELD, AdapterLearner
 from .data import TrainingText
 from .lines import read_json_lines
-from .loop import batches
+from .loop import batches, content
 
 if TYPE_CHECKING:
     from decodery.llm.llm import LLM
@@ -108,9 +108,11 @@ def train_orpo(
 
     @torch.no_grad()
     def validate() -> dict[str, float]:
-        better, worse = means(held)
+        # Logits of all held-out pairs at once might not fit.
+        parts = [means(held[first : first + recipe.batch]) for first in range(0, len(held), recipe.batch)]
+        better, worse = (torch.cat(each) for each in zip(*parts, strict=True))
         losses = orpo(better, worse, recipe.weight)
         return {"loss": float(losses.mean()), "preferred": float((better > worse).float().mean())}
 
-    settings = {"pairs": len(pairs), "recipe": asdict(recipe)}
+    settings = {"pairs": len(pairs), "data": content(pairs), "recipe": asdict(recipe)}
     return learner.train(loss, validate, "loss", recipe.steps, recipe.lr, settings, command, progress)

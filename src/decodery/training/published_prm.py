@@ -66,6 +66,8 @@ def train_published_prm(
     model = loaded.model
     if not is_open(model):
         raise UnsupportedModel("this model gives no hidden states: load it in a form that this package runs")
+    if any(not 0 <= value <= 1 for _, _, reward, steps in judged for value in (reward, *(steps or ()))):
+        raise SettingsError("a process reward model learns rewards and labels from 0 to 1: scale those of the texts")
     config = _described(source)
     if out.exists() and any(out.iterdir()):
         raise SettingsError(f"{out} is not empty: name a new folder")

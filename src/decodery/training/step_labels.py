@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.noise import nth_seed
-from decodery.models.loaders.store import Progress, silent
+from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.search.answers import AnswerExtractor
 from decodery.step.writer import writes
 
@@ -74,6 +74,7 @@ def read_exercises(path: Path) -> list[Exercise]:
     """Exercises of a file of JSON lines.
 
     A line is {"question": text, "reference": text, "solution": text}, or has "solutions" with a list of texts.
+    Space around solutions is left out, as no step is made of it.
 
     Raises:
         CorruptFile: For another line.
@@ -89,7 +90,7 @@ def read_exercises(path: Path) -> list[Exercise]:
                 f'line {number} of {path} is not {{"question": text, "reference": text, "solution": text}}, or with '
                 '"solutions": [texts]'
             )
-        found.append(Exercise(str(question), str(reference), tuple(texts)))
+        found.append(Exercise(str(question), str(reference).strip(), tuple(text.strip() for text in texts)))
     return found
 
 
@@ -194,12 +195,12 @@ def label_steps(
         progress: Called with the exercises done.
 
     Raises:
-        SettingsError: For a file of other exercises.
+        SettingsError: For a file of other exercises, of more of them, or of other steps.
     """
     answers = answers or AnswerExtractor("auto", "")
-    found = _known(out, exercises)
-    done = sum(1 for _ in _groups(found, exercises))
-    for number in range(done, len(exercises)):
+    groups = _known(out, exercises, delimiter)
+    found = [each for group in groups for each in group]
+    for number in range(len(groups), len(exercises)):
         exercise = exercises[number]
         labelled = list(
             _labelled(lm, exercise, delimiter, answers, missing, max_new_tokens, nth_seed(seed, number << 16))
@@ -260,35 +261,46 @@ def _schema(steps: int, reference: int) -> dict[str, Any]:
     return {"type": "array", "items": item, "minItems": steps, "maxItems": steps}
 
 
-def _known(out: Path, exercises: Sequence[Exercise]) -> list[StepLabels]:
-    """What whole exercises of an earlier run there are in the file; a part of one is dropped from it."""
+def _known(out: Path, exercises: Sequence[Exercise], delimiter: str) -> list[Sequence[StepLabels]]:
+    """The whole exercises of an earlier run in the file; a part of one is dropped from it."""
     if not out.is_file():
         return []
     try:
-        lines = [json.loads(line) for line in out.read_text("utf-8").splitlines() if line.endswith("}")]
+        # A line that an interrupted run was writing has no end.
+        lines = out.read_text("utf-8").rpartition("\n")[0].splitlines()
         found = [
             StepLabels(**{**each, "labels": tuple(each["labels"]), "alignment": tuple(map(tuple, each["alignment"])),
                           "errors": tuple(each["errors"])})
-            for each in lines
+            for each in map(json.loads, lines)
         ]  # fmt: skip
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptFile(f"{out} holds other lines than labelled steps: give another file as --out") from error
-    whole = [each for group in _groups(found, exercises) for each in group]
-    out.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in whole), encoding="utf-8")
-    return whole
+    groups = list(_groups(found, exercises, delimiter))
+    write_text(out, "".join(f"{json.dumps(asdict(each))}\n" for group in groups for each in group))
+    return groups
 
 
-def _groups(found: Sequence[StepLabels], exercises: Sequence[Exercise]) -> Iterator[Sequence[StepLabels]]:
+def _groups(
+    found: Sequence[StepLabels], exercises: Sequence[Exercise], delimiter: str
+) -> Iterator[Sequence[StepLabels]]:
     """The whole exercises among labelled texts, in order."""
     begin = 0
     for exercise in exercises:
-        group = found[begin : begin + len(exercise.solutions) + 1]
-        if len(group) <= len(exercise.solutions):
+        texts = [*exercise.solutions, exercise.reference]
+        group = found[begin : begin + len(texts)]
+        known = [(each.prompt, each.text, len(each.labels)) for each in group]
+        if known != [(exercise.question, text, len(steps_of(text, delimiter))) for text in texts[: len(group)]]:
+            raise SettingsError(
+                "the file has labels of other exercises or other steps: give another file as --out, or remove it"
+            )
+        if len(group) < len(texts):
             return
-        if [each.text for each in group] != [*exercise.solutions, exercise.reference]:
-            raise SettingsError("the file has labels of other exercises: give another file as --out, or remove it")
         yield group
-        begin += len(group)
+        begin += len(texts)
+    if begin < len(found):
+        raise SettingsError(
+            f"the file has labels of {len(found) - begin} more texts than the exercises: give another file as --out"
+        )
 
 
 def preference_pairs(found: Sequence[StepLabels], most: int = _PAIRS) -> list[dict[str, str]]:

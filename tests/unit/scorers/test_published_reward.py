@@ -167,8 +167,12 @@ def test_one_that_is_trained_here_is_what_transformers_reads(tmp_path: Path) -> 
     assert scores[0] > scores[1]
     with pytest.raises(SettingsError, match="not empty"):
         train_published_prm(load(str(source), dtype="float32"), source, judged, out)
+    loaded = load(str(source))
+    for reward, labels in ((2.0, None), (1.0, [0.5, float("nan")])):
+        with pytest.raises(SettingsError, match="from 0 to 1"):
+            train_published_prm(loaded, source, [(*judged[0][:2], reward, labels)], tmp_path / "other")
     with pytest.raises(SettingsError, match="2 steps between blank lines and 1 labels"):
-        train_published_prm(load(str(source)), source, [(*judged[0][:3], [1.0])], tmp_path / "other")
+        train_published_prm(loaded, source, [(*judged[0][:3], [1.0])], tmp_path / "other")
 
 
 def test_what_is_no_reward_model_is_said(tmp_path: Path) -> None:

@@ -132,6 +132,15 @@ def test_the_budget_is_what_the_model_reads_after_the_prompt(head: bool) -> None
         VED(scorer, budget=1).run(Engine(model), Request([5, 9, 2], 3, eos_ids=(0, 3)))
 
 
+def test_rounds_are_bounded_where_last_tokens_cost_nothing() -> None:
+    """A request for one token has as many whole texts as there are tokens, and none of them is read."""
+    request = Request([5, 9, 2], 1)
+    found = VED(Even(), width=2, budget=2, k=100).run(Engine(to_int8(tiny_transformer(1))), request)
+    assert len(found) == 2 + 8 * 2
+    # A server counts all nodes that may be kept.
+    assert VED(Even(), budget=200).texts_at_once == 200 and VED(Even(), k=90, budget=68).texts_at_once == 90
+
+
 class Even(Scorer):
     """The share of even tokens."""
 

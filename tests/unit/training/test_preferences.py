@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.models.batch import Batch, Segment
+from decodery.training import grpo, orpo
 from decodery.training.adapter import LoRARemaking
 from decodery.training.adapter_learner import AdapterLearner
 from decodery.training.grpo import GRPORecipe, advantages, train_grpo
@@ -43,6 +45,12 @@ def test_log_probabilities_are_those_of_each_texts_own_tokens() -> None:
         known = read.logits.log_softmax(dim=-1)[range(len(text.tokens) - 1), text.tokens[1:].tolist()]
         assert logs.tolist() == pytest.approx(known[text.written - 1 :].tolist(), abs=1e-4)
         assert len(logs) == len(text.tokens) - text.written
+        (hot,) = learner.logprobs([text], temperature=2.0)
+        known = (read.logits / 2.0).log_softmax(dim=-1)[range(len(text.tokens) - 1), text.tokens[1:].tolist()]
+        assert hot.tolist() == pytest.approx(known[text.written - 1 :].tolist(), abs=1e-4)
+    # Of several end tokens the first one counts, as in the model's configuration, and not the least.
+    lm.tokenizer.eos_ids = (9, 3)
+    assert learner.text("a", "x").tokens[-1] == 9
 
 
 def test_orpo_prefers_what_was_chosen_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -51,6 +59,8 @@ def test_orpo_prefers_what_was_chosen_and_goes_on_where_it_stopped(tmp_path: Pat
     found = train_orpo(tiny_lm(), pairs, tmp_path / "a", remaking=FORM, recipe=recipe)
     assert found["loss"] < found["loss_before"] - 0.1 and found["preferred"] == 1.0
     assert train_orpo(tiny_lm(), pairs, tmp_path / "a", remaking=FORM, recipe=recipe) == found
+    with pytest.raises(SettingsError, match="other data"):
+        train_orpo(tiny_lm(), [*pairs[:-1], ("?", "a", "b")], tmp_path / "a", remaking=FORM, recipe=recipe)
     lm = tiny_lm()
     (plain, tuned) = (
         lm.generate("3?", max_new_tokens=2, logprobs=0, logits_source=source, drafter=None)
@@ -64,7 +74,10 @@ def test_orpo_prefers_what_was_chosen_and_goes_on_where_it_stopped(tmp_path: Pat
 def test_grpo_learns_what_is_rewarded(tmp_path: Path) -> None:
     recipe = GRPORecipe(group=8, batch=2, steps=6, lr=4e-2, max_new_tokens=3, beta=0.0, siblings=0.5)
 
+    held = []
+
     def reward(number, texts):
+        held.extend(texts[:1] if len(texts) == 1 else [])
         return [sum(token < 128 for token in seq.generated) / 3 for seq in texts]
 
     def against(number, texts):
@@ -77,6 +90,33 @@ def test_grpo_learns_what_is_rewarded(tmp_path: Path) -> None:
     )
     # The same training with the reward turned round goes the other way.
     assert found["reward"] > found["reward_before"] + 0.2 and -worse["reward"] < found["reward"] - 0.2
+    assert len(held) == 2 * (1 + recipe.steps), "held-out texts are drawn before and after each step, no more"
+    with pytest.raises(SettingsError, match="other data"):
+        train_grpo(
+            tiny_lm(), prompts, reward, tmp_path / "reward", remaking=FORM, recipe=recipe, rewarded="other answers"
+        )
+
+
+def test_passes_are_bounded_and_at_the_temperature_of_the_texts(tmp_path: Path, monkeypatch: Any) -> None:
+    read = []
+
+    class Recording(AdapterLearner):
+        def logprobs(self, texts, **settings):
+            read.append((len(texts), settings.get("temperature", 1.0)))
+            return super().logprobs(texts, **settings)
+
+    monkeypatch.setattr(orpo, "AdapterLearner", Recording)
+    monkeypatch.setattr(grpo, "AdapterLearner", Recording)
+    recipe = ORPORecipe(steps=1, batch=2)
+    train_orpo(tiny_lm(), [("a", "b", "c")] * 31, tmp_path / "a", remaking=FORM, recipe=recipe)
+    # Four held-out pairs, before and after.
+    assert read == [(4, 1.0)] * 5
+    read.clear()
+    drawn = GRPORecipe(group=2, batch=1, steps=1, max_new_tokens=1, temperature=0.5)
+    train_grpo(
+        tiny_lm(), ["a", "b"], lambda number, texts: [0.0] * len(texts), tmp_path / "b", remaking=FORM, recipe=drawn
+    )
+    assert read == [(2, 0.5)] * 2
 
 
 def test_files_of_pairs_are_read_strictly(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from decodery.training.step_labels import (
     read_exercises,
     steps_of,
 )
+from decodery.training.text_prm import step_ends
 from scripted_lm import Asked, ScriptedLLM
 from serving import tiny_lm
 
@@ -89,8 +90,23 @@ def test_solutions_are_labelled_by_one_text_each_and_a_run_goes_on(tmp_path: Pat
     out.write_text("\n".join([*lines, lines[0], lines[1][:20]]))
     again = ScriptedLLM(_script)
     assert label_steps(again, [EXERCISE, EXERCISE], out) == [*found, *found] and len(again.asked) == 2
-    with pytest.raises(SettingsError, match="other exercises"):
-        label_steps(again, [Exercise("?", "1", ("2",))], out)
+    # A line may be cut after a brace of its text.
+    written = out.read_text()
+    out.write_text(written + '{"prompt": "How many {in all}')
+    assert label_steps(again, [EXERCISE, EXERCISE], out) == [*found, *found] and len(again.asked) == 2
+    assert out.read_text() == written
+    # What the file has of others is refused and stays.
+    longer = Exercise("?", "1", ("2",) * 9)
+    for exercises, delimiter, said in (
+        ([Exercise("?", "1", ("2",))], "\n\n", "other exercises"),
+        ([longer], "\n\n", "other exercises"),
+        ([Exercise("How few?", EXERCISE.reference, EXERCISE.solutions)], "\n\n", "other exercises"),
+        ([EXERCISE, EXERCISE], "three", "other steps"),
+        ([EXERCISE], "\n\n", "3 more texts"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            label_steps(again, exercises, out, delimiter=delimiter)
+        assert out.read_text() == written
 
 
 def test_a_model_that_runs_here_is_held_to_the_form(tmp_path: Path, monkeypatch: Any) -> None:
@@ -119,6 +135,12 @@ def test_files_of_exercises_are_read_strictly(tmp_path: Path) -> None:
     path = tmp_path / "exercises.jsonl"
     path.write_text(json.dumps({"question": "q", "reference": "r", "solution": "s"}))
     assert read_exercises(path) == [Exercise("q", "r", ("s",))]
+    # Blank lines at the end are no step, as a trained head would find one there.
+    path.write_text(json.dumps({"question": "q", "reference": "r\n", "solutions": ["a\n\nb\n\n\n\n"]}))
+    (found,) = read_exercises(path)
+    tokenizer = tiny_lm().tokenizer
+    ends = step_ends(tokenizer, tokenizer.encode(found.solutions[0], special=False), "\n\n")
+    assert found.reference == "r" and len(ends) == len(steps_of(found.solutions[0], "\n\n")) == 2
     for wrong in ({"question": "q", "reference": "r"}, {"question": "q", "reference": "r", "solutions": [1]}, []):
         path.write_text(json.dumps(wrong))
         with pytest.raises(CorruptFile, match="line 1"):
