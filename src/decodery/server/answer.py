@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from decodery.core.trace import Step
@@ -44,14 +45,23 @@ def usage(prompts: Sequence[int], cached: int, texts: Sequence[FinishedText], re
 def reasoning_tokens(tokenizer: Tokenizer, tokens: Sequence[int], marks: ReasoningMarks) -> int:
     """How many tokens of a text are its reasoning part, the mark of its end included."""
     splitter, stream = ReasoningSplitter(marks), tokenizer.stream()
-    for count, token in enumerate(tokens, start=1):
-        splitter.push(stream.push([token]))
-        if splitter.answering:
-            # A text that answers from its first token has no such part.
-            return count if splitter.reasoned else 0
+    for start in range(0, len(tokens), _TOGETHER):
+        # The loop waits meanwhile, and a token at a time takes ten times as long.
+        before = copy(splitter), copy(stream)
+        splitter.push(stream.push(tokens[start : start + _TOGETHER]))
+        if not splitter.answering:
+            continue
+        splitter, stream = before
+        for count, token in enumerate(tokens[start:], start=start + 1):
+            splitter.push(stream.push([token]))
+            if splitter.answering:
+                # A text that answers from its first token has no such part.
+                return count if splitter.reasoned else 0
     return len(tokens) if splitter.reasoned else 0
 
 
+_TOGETHER = 64
+"""Tokens that are looked through at a time."""
 _LEAST = -9999.0
 """The log-probability of what is impossible, for which JSON has no number."""
 

@@ -17,6 +17,7 @@ from decodery.constraints.tool_calls import FunctionCall, ToolCalls
 from decodery.llm.llm import LLM
 from decodery.models.tokenizers.reasoning import ReasoningMarks, ReasoningSplitter, marks_of
 from decodery.models.tokenizers.tokenizer import Tokenizer
+from decodery.server.answer import reasoning_tokens
 from decodery.server.anthropic import Anthropic
 from decodery.server.ollama import Ollama
 from serving import SECONDS, TEMPLATE, TOOLS, client, serving, tiny_lm, user
@@ -231,3 +232,20 @@ def test_dialects_have_their_own_forms_of_it() -> None:
     answer = {**head, "choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
     assert [block["type"] for block in Anthropic().whole(answer)["content"]] == ["thinking", "text"]
     assert Ollama(chat=True).whole(answer)["message"]["thinking"] == "so"
+
+
+@pytest.mark.parametrize("thought", [0, 1, 55, 56, 57, 63, 64, 65, 200])
+def test_tokens_of_reasoning_are_counted_up_to_the_mark_of_its_end(thought: int) -> None:
+    tokenizer = tiny_lm(THINKS).tokenizer
+    text = f"{'x' * thought}</think>yes" * 2
+    for inside, begin in ((True, ""), (False, "<think>"), (False, "no <think>")):
+        marks, tokens = ReasoningMarks("<think>", "</think>", inside), tokenizer.encode(begin + text, special=False)
+        stream, said = tokenizer.stream(), ""
+        expected = 0 if begin.startswith("no") else len(tokens)
+        for count, token in enumerate(tokens, start=1):
+            said += stream.push([token])
+            if "</think>" in said:
+                expected = min(expected, count)
+        assert reasoning_tokens(tokenizer, tokens, marks) == expected
+        cut = tokens[: len(begin) + thought]
+        assert reasoning_tokens(tokenizer, cut, marks) == min(expected, len(cut))
