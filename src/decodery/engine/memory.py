@@ -134,7 +134,10 @@ def needed(run: SchedulerEntry) -> int:
 
 
 def needed_by(seq: Sequence) -> int:
-    """Bytes of keys and values that reading the tokens it has takes; all that it will write where it must not stop."""
+    """Bytes of keys and values that reading a text's tokens takes.
+
+    Where it must not stop, all that it will write counts, too.
+    """
     return sum(cache.more_for(_tokens(seq)) for cache in caches_of(seq))
 
 

@@ -74,17 +74,21 @@ def advantages(texts: Sequence[Sequence[int]], rewards: Sequence[float], sibling
     found = [np.full(len(text), each) for text, each in zip(texts, whole, strict=True)]
     if not siblings:
         return found
-    parents: dict[tuple[int, ...], dict[int, list[int]]] = {}
+    # Beginnings go by numbers: as tuples they would take the square of a text's length.
+    beginnings: dict[tuple[int, int], int] = {}
+    parents: dict[tuple[int, int], dict[int, list[int]]] = {}
     for number, text in enumerate(texts):
+        begun = 0
         for at, token in enumerate(text):
-            parents.setdefault(tuple(text[:at]), {}).setdefault(token, []).append(number)
-    for begun, children in parents.items():
+            parents.setdefault((begun, at), {}).setdefault(token, []).append(number)
+            begun = beginnings.setdefault((begun, token), len(beginnings) + 1)
+    for (_, at), children in parents.items():
         if len(children) < 2:
             continue
         shares = _normalised(np.array([values[members].mean() for members in children.values()]))
         for members, share in zip(children.values(), shares, strict=True):
             for number in members:
-                found[number][len(begun)] += siblings * share
+                found[number][at] += siblings * share
     return found
 
 

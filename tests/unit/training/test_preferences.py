@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ def test_advantages_are_those_of_the_group_and_of_siblings() -> None:
     assert [each.tolist() for each in both] == [
         pytest.approx(each) for each in ([-2, 2, 2], [-2, 2, -2], [-2, -2], [2])
     ]
+    # Long texts take memory by their length and not by its square.
+    tracemalloc.start()
+    advantages([[1] * 2000 + [number] for number in range(2)], [0.0, 1.0], siblings=1.0)
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
     # Equal rewards teach nothing.
     assert not np.concatenate(advantages(texts, [0.5] * 4, siblings=1.0)).any()
 
