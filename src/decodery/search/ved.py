@@ -173,9 +173,12 @@ class ValueTree:
                 )
             ]
             ways.sort(key=lambda way: -way[0])
-            made = [self._child(node, token) for _, node, token in ways[: self.settings.width]]
-            while sum(map(self._cost, made)) > self.settings.budget - self.spent:
-                made.pop()
+            made, left = list[ValueNode](), self.settings.budget - self.spent
+            for child in [self._child(node, token) for _, node, token in ways[: self.settings.width]]:
+                # What costs nothing is kept when the budget is spent.
+                if (cost := self._cost(child)) <= left:
+                    made.append(child)
+                    left -= cost
             yield from self._read(made)
             beams = [node for node in made if not node.seq.finished]
 

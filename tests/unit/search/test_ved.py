@@ -129,7 +129,7 @@ def test_the_budget_is_what_the_model_reads_after_the_prompt(head: bool) -> None
             states = states_of(model, [5, 9, 2], first.generated, value.tap)
             assert first.score == pytest.approx(float(states[-1] @ weight.double()), rel=1e-4)
     with pytest.raises(SettingsError, match="larger budget"):
-        VED(scorer, budget=1).run(Engine(model), Request([5, 9, 2], 3, eos_ids=(0, 3)))
+        VED(scorer, budget=1).run(Engine(model), Request([5, 9, 2], 3))
 
 
 def test_rounds_are_bounded_where_last_tokens_cost_nothing() -> None:
@@ -139,6 +139,13 @@ def test_rounds_are_bounded_where_last_tokens_cost_nothing() -> None:
     assert len(found) == 2 + 8 * 2
     # A server counts all nodes that may be kept.
     assert VED(Even(), budget=200).texts_at_once == 200 and VED(Even(), k=90, budget=68).texts_at_once == 90
+
+
+def test_whole_texts_of_the_beam_are_kept_when_the_budget_is_spent() -> None:
+    settings = VED(Even(), width=5, budget=1)
+    tree = ValueTree(settings, Branches(Engine(TOY), Request([1, 2], 3, eos_ids=(0, 1, 2)), settings))
+    run_sync(tree.begin())
+    assert tree.root.children.keys() > {0, 1, 2} and len(tree.root.children) == 4 and tree.spent == 1
 
 
 class Even(Scorer):
