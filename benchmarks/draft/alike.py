@@ -1,12 +1,16 @@
 """Draft heads of three kinds, trained alike: on the same texts for the same processor time, and what each is worth.
 
-    OMP_NUM_THREADS=1 python benchmarks/draft/alike.py --work DIR [--texts 3072] [--minutes 60] [NAME ...]
+    OMP_NUM_THREADS=1 python benchmarks/draft/alike.py --work DIR [--texts 3072] [--minutes 60] [--steps N]
+        [--start HEAD] [--half] [NAME ...]
 
 NAMEs of HEADS, by default all of them. The embedded model writes the texts (see task_prompts.py), greedy and at
 temperature 0.7, and the answers to held-out prompts of the same kinds. Every head learns for `minutes` of processor
 time. What is finished stays in DIR, and what was interrupted goes on. Then every head is unrolled over the held-out
 answers: how often its most likely token is the model's, by depth and by kind of prompt, beside the untrained heads, the
 shipped one and a control whose states belong to another text. Writes benchmarks/results/draft-alike.json.
+
+--steps counts steps in place of minutes. --start is the head that those "from the shipped" begin with, by default the
+shipped one. --half leaves beside each of them `half.safetensors`: the mean of its weights and of those it began with.
 """
 
 from __future__ import annotations

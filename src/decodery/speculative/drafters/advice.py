@@ -29,8 +29,10 @@ _USUAL = 8
 """Tokens that are read for a question at most, for its time to tell of others: a prompt is read once."""
 _PATIENCE = 32
 """Steps without a question after which one is asked whatever it seems worth: texts change. Twice as many each time."""
-_CREDIT, _MOST_CREDIT, _RISK = 12.0, 48.0, 0.004
-"""Passes that questions may take in vain at first and at most, and the part of every further pass that they may."""
+_MOST_CREDIT = 48.0
+"""Passes that questions may take in vain at most, however little was asked before."""
+_FIRST_RISK, _RISK = 0.008, 0.004
+"""The part of every pass that questions may take in vain, until the first trial and after it."""
 _RUN = 8
 """Questions of a trial: what was read for the first one is there for the others, and one answer says little."""
 _BELIEVED, _REMEMBER = 4.0, 0.98
@@ -57,8 +59,8 @@ class AskCosts:
         passed: Seconds of the passes of all steps in which one could be asked.
         recalled: Adds what is remembered of earlier processes; called once, in the first step whose times are measured.
         pace: Tokens in the time of a pass, questions and drafted rows included.
-        credit: Seconds that questions may take in vain, None before the first step: what answers saved is added, what
-            questions took is subtracted. It bounds what an adviser costs where it never helps.
+        credit: Seconds that questions may take in vain, earned in steps: what answers saved is added, what questions
+            took is subtracted. It bounds what an adviser costs where it never helps.
     """
 
     share: float
@@ -74,7 +76,7 @@ class AskCosts:
     passed: float = 0.0
     recalled: Callable[[AskCosts], None] | None = None
     pace: float = 1.0
-    credit: float | None = None
+    credit: float = 0.0
 
     def step(self, seconds: float, *, timed: bool) -> None:
         """A step begins, whose pass takes so long without drafts."""
@@ -83,18 +85,21 @@ class AskCosts:
             recalled(self)
         self.idle += 1
         self.passed += seconds
-        known = _CREDIT * seconds if self.credit is None else self.credit + _RISK * seconds
-        self.credit = min(known, _MOST_CREDIT * seconds)
+        self.credit = min(self.credit + self.earned(seconds), _MOST_CREDIT * seconds)
+
+    def earned(self, seconds: float) -> float:
+        """What passes of so many seconds allow questions to take in vain."""
+        return (_FIRST_RISK if self.fresh else _RISK) * seconds
 
     def spend(self, seconds: float) -> None:
         """A question took so long."""
         self.taken += seconds
-        self.credit = (self.credit or 0.0) - seconds
+        self.credit -= seconds
 
     def saved(self, seconds: float, promised: float, kept: float) -> None:
         """Answers of a step promised so many tokens and saved so many, which are worth so many seconds."""
         self.brought += seconds
-        self.credit = (self.credit or 0.0) + seconds
+        self.credit += seconds
         self.promised = _REMEMBER * self.promised + promised
         self.kept = _REMEMBER * self.kept + kept
 
@@ -202,7 +207,7 @@ class Advice(Contract):
         """
         costs, reading = self.costs, self.reading(self.unread(seq))
         takes = self.takes(0)
-        if (costs.credit or 0.0) < takes + reading:
+        if costs.credit < takes + reading:
             return False
         saved = hoped * self.token
         if self.trial:
@@ -212,7 +217,7 @@ class Advice(Contract):
             self.chosen = True
         elif (costs.fresh or costs.idle > costs.patience) and takes < 2 * saved:
             # A trial that would read too much waits for another text.
-            self.chosen = _RUN * takes + reading < (costs.credit or 0.0)
+            self.chosen = _RUN * takes + reading < costs.credit
             if self.chosen:
                 # What the first trial leaves is for no other one: that waits for credit of its own.
                 costs.credit = _RUN * takes + reading
@@ -225,7 +230,7 @@ class Advice(Contract):
         """Whether to ask about a node and others, where the answer saves so many tokens on average."""
         if not node:
             return self.chosen
-        return hoped * self.token * self.trust > self.takes(node) < (self.costs.credit or 0.0)
+        return hoped * self.token * self.trust > self.takes(node) < self.costs.credit
 
     def ask(
         self,
@@ -269,6 +274,8 @@ class Advice(Contract):
         """A sentence on what it has brought, for people."""
         costs = self.costs
         gain = (costs.brought - costs.taken) / costs.passed if costs.passed else 0.0
+        if not costs.taken:
+            return "drafting with n-grams: the adviser was not asked yet"
         if gain >= 0:
             return f"drafting with n-grams and an adviser, which has saved {gain:.1%} of the time of passes"
         return f"drafting with n-grams: the adviser has cost {-gain:.1%} more than it brings"

@@ -54,7 +54,7 @@ class Record:
     @property
     def tried(self) -> bool:
         """Whether it had its chance."""
-        return self.passed >= _TRIED
+        return self.taken > 0 and self.passed >= _TRIED
 
     @property
     def pays(self) -> bool:
@@ -63,7 +63,7 @@ class Record:
 
     def explained(self, name: str) -> str:
         """A sentence about it, for people."""
-        if not self.passed:
+        if not self.taken:
             return f"{name}: not tried on this machine"
         if self.gain >= 0:
             return f"{name}: saves {self.gain:.1%} of the time of passes, its questions included"
@@ -100,7 +100,9 @@ def remembered(model: Reader, adviser: str) -> Callable[[AskCosts], None] | None
 
     def recall(costs: AskCosts) -> None:
         if known.promised > 0:
-            costs.promised, costs.kept, costs.fresh = known.promised, known.kept, not known.tried
+            costs.promised, costs.kept, costs.fresh = known.promised, known.kept, not known.taken
+            # A trial that many short processes have earned is made in one of them.
+            costs.credit += max(costs.earned(known.passed) + known.brought - known.taken, 0.0)
         with _kept.lock:
             if not _kept.running:
                 atexit.register(keep_records)

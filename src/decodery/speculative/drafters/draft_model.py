@@ -30,7 +30,10 @@ from .own_layers import OwnReading
     paper="Fast Inference from Transformers via Speculative Decoding (2023)",
     lossless=True,
     slower=True,
-    requirements=("a second model with the same vocabulary, or the one that comes with the target",),
+    requirements=(
+        "a second model with the same vocabulary, or the one that comes with the embedded model, which is too weak to "
+        "pay: 23 to 27 % of its tokens are right",
+    ),
 )
 @dataclass(frozen=True)
 class DraftModel(Following):

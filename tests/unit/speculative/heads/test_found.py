@@ -87,6 +87,21 @@ def test_what_an_adviser_brought_is_remembered_and_decides(own_home: Path, monke
     assert record_of(model, identity(changed)) == Record()
 
 
+def test_a_trial_is_earned_by_several_processes(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passes of earlier processes have earned is there for the next one, until a question was asked."""
+    model = tiny_transformer(0, num_layers=4)
+    for process, (asked, earned) in enumerate(((0.0, 0.8), (1.0, 1.6), (0.0, 0.4))):
+        costs = AskCosts(0.1, recalled=remembered(model, "any"))
+        for _ in range(100):
+            costs.step(1.0, timed=True)
+        assert np.isclose(costs.credit, earned), process
+        assert record_of(model, "any").explained("it").endswith("not tried on this machine") == (process < 2)
+        if asked:
+            costs.spend(asked)
+        keep_records()
+        monkeypatch.setattr(record_module, "_kept", record_module._Kept())
+
+
 def test_given_prices_are_not_remembered(own_home: Path) -> None:
     model = tiny_transformer(0, num_layers=4)
     costs = AskCosts(0.1, recalled=remembered(model, "any"))
