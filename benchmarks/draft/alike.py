@@ -16,6 +16,7 @@ shipped one. --half leaves beside each of them `half.safetensors`: the mean of i
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,12 +35,13 @@ from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.loaders.store import Progress, terminal_progress
 from decodery.speculative.heads.drafter import head_kind
 from decodery.speculative.heads.head import HEAD, BoundHead, TrainedHead
+from decodery.speculative.heads.parts import Parts
 from decodery.training.corpus import Corpus
 from decodery.training.cut import keep_tokens
 from decodery.training.data import write_texts
 from decodery.training.features import FeatureRows, FeatureStore
 from decodery.training.head import TOP, HeadRecipe, _HeadTraining, _StoredTexts, train_head
-from decodery.training.head_batch import judged, taught
+from decodery.training.head_batch import judged, rank_rates, taught
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from decodery_benchmarks.results import write_result
@@ -47,6 +49,7 @@ from decodery_benchmarks.results import write_result
 NEW = 128
 HELD = 160
 OUTPUTS = 6144
+HALF = "half.safetensors"
 TRIAL = 6
 """Steps that a training's cost is measured on."""
 
@@ -71,15 +74,19 @@ HEADS = {
 }
 
 
+def command_line() -> str:
+    return shlex.join(["python", "benchmarks/draft/alike.py", *sys.argv[1:]])
+
+
 def folder(work: Path, name: str) -> Path:
     return work / name.replace(" ", "-").replace(",", "")
 
 
-def begun(target: LoadedModel, kind: Kind, texts: Corpus) -> TrainedHead:
+def begun(target: LoadedModel, kind: Kind, texts: Corpus, start: Path | None) -> TrainedHead:
     """A head before its training. All kinds read the same states, so that what was read once serves all."""
-    shipped = shipped_head("eagle-3", target.model.config.vocabulary)
-    assert shipped is not None
-    first = TrainedHead.load(shipped)
+    path = start or shipped_head("eagle-3", target.model.config.vocabulary)
+    assert path is not None
+    first = TrainedHead.load(path)
     if kind.goes_on:
         return first
     bound = head_kind(kind.drafter)
@@ -102,9 +109,9 @@ def steps_in(seconds: float, head: BoundHead, store: FeatureStore, recipe: HeadR
     return max(TRIAL, round(seconds * TRIAL / (process_time() - begin)))
 
 
-def train(target: LoadedModel, name: str, texts: Corpus, work: Path, seconds: float, progress: Progress) -> None:
-    kind, out = HEADS[name], folder(work, name)
-    begin = begun(target, kind, texts)
+def train(target: LoadedModel, name: str, texts: Corpus, options: argparse.Namespace, progress: Progress) -> None:
+    work, kind, out = options.work, HEADS[name], folder(options.work, name)
+    begin = begun(target, kind, texts, options.start)
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "features").exists():
         (work / "features").mkdir(exist_ok=True)
@@ -114,18 +121,33 @@ def train(target: LoadedModel, name: str, texts: Corpus, work: Path, seconds: fl
     bound = head_kind(kind.drafter)
     counted = out / "steps.txt"
     if not counted.is_file():
-        steps = steps_in(seconds, bound(floating(begin), target.model), store, recipe)
+        head = bound(floating(begin), target.model)
+        steps = options.steps or steps_in(60 * options.minutes, head, store, recipe)
         counted.write_text(f"{steps}\n", "utf-8")
     steps = int(counted.read_text("utf-8"))
     learned, _ = texts.split()
     recipe = replace(recipe, epochs=steps * recipe.batch / len(learned))
-    command = f"python benchmarks/draft/alike.py --work DIR {name!r}"
-    train_head(target, bound, texts, out, recipe=recipe, command=command, start=floating(begin), progress=progress)
+    start, command = floating(begin), command_line()
+    train_head(target, bound, texts, out, recipe=recipe, command=command, start=start, progress=progress)
+    if options.half:
+        halve(target, begin, out, store, recipe)
+
+
+def halve(target: LoadedModel, begin: TrainedHead, out: Path, store: FeatureStore, recipe: HeadRecipe) -> None:
+    """Write the mean of a trained head's weights and of those it began with, judged on the same held-out texts."""
+    trained, bound = TrainedHead.load(out / HEAD), head_kind(begin.kind)
+    first, last = floating(begin).tensors, floating(trained).tensors
+    mean = {name: (first[name] + own) / 2 if own.is_floating_point() else own for name, own in last.items()}
+    finished = replace(trained, tensors=Parts(mean).quantized())
+    learned, held = store.corpus.split()
+    texts = _StoredTexts(store, learned, held[:48])
+    batches = _HeadTraining(bound(floating(finished), target.model), texts, None, recipe, 1).held
+    head = bound(finished, target.model)
+    facts = {**trained.facts, **judged(head, batches, recipe.decay), "rates": rank_rates(head, batches)}
+    replace(finished, facts=facts).save(out / HALF)
 
 
 def floating(head: TrainedHead) -> TrainedHead:
-    from decodery.speculative.heads.parts import Parts
-
     return replace(head, tensors=Parts(head.tensors).floating())
 
 
@@ -157,6 +179,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=3072)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--start", type=Path, metavar="HEAD")
+    parser.add_argument("--half", action="store_true")
     parser.add_argument("--held", type=int, default=HELD)
     parser.add_argument("--train", action="store_true", help="train alone, measure nothing")
     options = parser.parse_args()
@@ -175,37 +200,38 @@ def main() -> None:
             seed=4711, progress=progress,
         )  # fmt: skip
         for name in names:
-            train(target, name, texts, work, 60 * options.minutes, progress)
+            train(target, name, texts, options, progress)
     if options.train:
         return
     lm = decodery.load("smollm2")
-    taps = tuple(begun(target, HEADS["eagle-3 from the shipped"], texts).settings["taps"])
+    first = begun(target, HEADS["eagle-3 from the shipped"], texts, options.start)
+    taps = tuple(first.settings["taps"])
     shown: dict[str, list[FeatureRows]] = {kind: [] for kind in KINDS}
     for number in range(min(options.held, len(answers))):
         shown[kinds[number]].append(features(lm, answers[number], taps))
     rows: dict[str, Any] = {
-        "shipped": by_kind(
-            head_kind("eagle-3")(begun(target, HEADS["eagle-3 from the shipped"], texts), lm.model), shown
-        )
+        "shipped" if options.start is None else "start": by_kind(head_kind("eagle-3")(first, lm.model), shown)
     }
     for name in names:
         kind, bound = HEADS[name], head_kind(HEADS[name].drafter)
         if not kind.goes_on:
-            rows[f"{name}, untrained"] = by_kind(bound(begun(target, kind, texts), lm.model), shown)
+            rows[f"{name}, untrained"] = by_kind(bound(begun(target, kind, texts, None), lm.model), shown)
         trained = TrainedHead.load(folder(work, name) / HEAD)
         rows[name] = {
             **by_kind(bound(trained, lm.model), shown),
             "steps": trained.facts["steps"],
             "bytes": sum(each.nbytes for each in trained.tensors.values()),
         }
+        if options.half:
+            rows[f"{name}, half"] = by_kind(bound(TrainedHead.load(folder(work, name) / HALF), lm.model), shown)
         rows[f"{name}, states shuffled"] = by_kind(bound(trained, lm.model), shown, shuffled=True)
-        for each in (f"{name}, untrained", name, f"{name}, states shuffled"):
+        for each in (f"{name}, untrained", name, f"{name}, half", f"{name}, states shuffled"):
             if each in rows:
                 print(each, rows[each]["all"], flush=True)
     write_result(
         RESULTS / "draft-alike.json",
         {
-            "command": f"python benchmarks/draft/alike.py --work DIR --texts {len(texts)} --minutes {options.minutes}",
+            "command": command_line(),
             "texts": len(texts),
             "held": options.held,
             "rows": rows,

@@ -155,7 +155,8 @@ def _begun(start: TrainedHead, kind: type[BoundHead]) -> TrainedHead:
     """A head to go on from, in floating point."""
     if start.kind != kind.kind:
         raise SettingsError(f"the head to begin with is for {start.kind}, not for {kind.kind}: give one of that kind")
-    return replace(start, tensors=Parts(start.tensors).floating())
+    # Its own tensors, which others may read, stay as they are.
+    return replace(start, tensors={name: each.clone() for name, each in Parts(start.tensors).floating().items()})
 
 
 @dataclass(frozen=True)

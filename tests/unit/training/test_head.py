@@ -21,7 +21,7 @@ from decodery.speculative.heads.head import TrainedHead
 from decodery.testing import tiny_transformer
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
-from decodery.training.head import HeadRecipe, train_head
+from decodery.training.head import HeadRecipe, _begun, train_head
 from tiny_models import tiny_loaded
 
 KINDS = ["medusa", "eagle-3"]
@@ -70,6 +70,9 @@ def test_a_training_begins_with_an_earlier_head(target: LoadedModel, corpus: Cor
     kind, recipe = head_kind("eagle-3"), HeadRecipe(outputs=0, epochs=4.0, lr=1e-2, batch=8, length=20)
     first = train_head(target, kind, corpus, tmp_path / "first", recipe=recipe)
     start = TrainedHead.load(tmp_path / "first")
+    # It learns in tensors of its own: those of the earlier head stay as they are.
+    begun = _begun(start, kind).tensors
+    assert not any(begun[name].data_ptr() == each.data_ptr() for name, each in start.tensors.items() if name in begun)
     # At a rate that changes nothing, what comes out is what went in: its int8 layers, read and written once more.
     still = replace(recipe, epochs=0.1, lr=1e-9)
     again = train_head(target, kind, corpus, tmp_path / "again", recipe=still, start=start)
