@@ -26,6 +26,7 @@ from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.diffusion.texts import fill_all
 from decodery.engine.engine import Engine
+from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import load
 from decodery.models.torch.transformer import Transformer
 from decodery.training.diffusion import DiffusionRecipe, untrained
@@ -61,6 +62,7 @@ def main() -> None:
             "together": round(median(together for _, (together, _) in pairs), 4),
             "rows a pass": round(pairs[0][0][1], 2),
             "ratio": round(median(ratios), 2), "least": round(min(ratios), 2), "most": round(max(ratios), 2),
+            "bound": round(bound(writer, round(pairs[0][0][1])), 2),
         }  # fmt: skip
 
     grid = [dict(zip(("model", "dtype", "way"), case, strict=True)) for case in CASES]
@@ -95,6 +97,22 @@ def filled(model: Transformer, way: str, count: int, turn: int) -> tuple[float, 
     with torch.no_grad():
         fill_all(Engine(model), model, canvases, resolve("diffusion", way), 0.0)
     return perf_counter() - begin, canvases[0].rows / canvases[0].passes
+
+
+def bound(model: Transformer, rows: int) -> float:
+    """How much faster one bare pass of sixteen canvases' rows is than sixteen passes of one canvas's."""
+
+    def seconds(segments: int) -> float:
+        tokens = np.arange(rows) % model.vocab_size
+        batch = Batch([Segment(np.arange(rows), tokens, logit_rows=list(range(rows // 2))) for _ in range(segments)])
+        begin = perf_counter()
+        with torch.no_grad():
+            model.forward(batch)
+        return perf_counter() - begin
+
+    seconds(1)
+    pairs = [(seconds(1), seconds(TOGETHER)) for _ in range(9)]
+    return median(TOGETHER * alone / together for alone, together in pairs)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""What training a diffusion model on its own decoding brings: CD4LM's distillation and R2's tuning, beside controls.
+"""What learned parts of a diffusion model bring: CD4LM's distillation, R2's tuning, Learn2PD's filter, and controls.
 
-    decodery train diffusion --out base --tasks copy,reverse,sort,replace-random,shuffle --letters 10 --steps 4000 \\
-        --lr 2e-3
+    decodery train diffusion --out base --tasks copy,replace-random,shuffle --letters 5 --steps 1500 --batch 32 --lr 2e-3
     python benchmarks/canvas_training.py base --work DIR --out benchmarks/results/canvas-training.json
 
-Three models are trained from `base`, as long each: one distilled, one tuned, and as a control one on fresh examples
-alone. All fill the same canvases by the same methods. Nothing is timed. Trainings go on where they stopped.
+From `base` models are trained, as long each and with several seeds: distilled, tuned, and as a control on fresh
+examples alone. Filters learn how `base` decodes, as a control with labels that were shuffled. All fill the same
+canvases, whose prompts nothing was trained on. Nothing is timed. Trainings go on where they stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,21 @@ import torch
 import decodery
 from decodery.models.loaders.store import terminal_progress
 from decodery.training.dscd import SelfDistillationRecipe, distil
+from decodery.training.learn2pd import fit_filter, labelled
 from decodery.training.llada_folder import MODEL
 from decodery.training.r2 import R2Recipe, tune_r2
 from decodery_benchmarks.diffusion.figures import totals
 from decodery_benchmarks.diffusion.job import measure
 from decodery_benchmarks.diffusion.settings import CanvasSettings
-from decodery_benchmarks.results import write_result
+from decodery_benchmarks.diffusion.tasks import drawn, room
+from decodery_benchmarks.experiment import Experiment
 
-TASKS, LETTERS = ("copy", "reverse", "sort", "replace-random", "shuffle"), 10
+TASKS, LETTERS = ("copy", "replace-random", "shuffle"), 5
 METHODS = ("static", "threshold:tau=0.9", "threshold:tau=0.7", "r2", "cad")
+
+
+BLOCK, FILTERED = 7, 300
+"""Positions of a filter's block, and prompts that it learns from."""
 
 
 def main() -> None:
@@ -37,45 +43,71 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--prompts", type=int, default=100, help="of each task")
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    models = {"base": given.base} | {name: given.work / name for name in ("dscd", "r2", "control")}
-    for name in ("dscd", "r2", "control"):
-        if not (models[name] / MODEL).is_file():
-            _train(name, given.base, models[name], given.steps)
-    results: dict[str, Any] = {}
-    for name, folder in models.items():
-        lm = decodery.load(str(folder), dtype="float32", device="cpu")
-        settings = CanvasSettings(str(folder), "float32", METHODS, TASKS, LETTERS, given.prompts)
-        rows = measure(lm, settings)["rows"]
-        for row in totals(rows):
-            own = [each for each in rows if each["method"] == row["method"]]
-            right = sum(each["right"] for each in own) / sum(each["prompts"] for each in own)
-            results[f"{name}, {row['method']}"] = {
-                "right": round(right, 3), "passes": row["passes"], "tokens per pass": row["tokens_per_pass"],
-                **{task: row[task] for task in TASKS}, "distinct": row["distinct"],
-            }  # fmt: skip
-            print(name, row["method"], json.dumps(results[f"{name}, {row['method']}"]), flush=True)
-    facts = {"prompts": given.prompts, "steps": given.steps, "letters": LETTERS, "seeds": 1}
+    seeds = range(given.seeds)
+    facts = {"prompts": given.prompts, "steps": given.steps, "letters": LETTERS, "seeds": given.seeds}
     command = (
         f"python benchmarks/canvas_training.py base --work DIR --prompts {given.prompts} --steps {given.steps} "
-        f"--out {given.out}"
+        f"--seeds {given.seeds} --out {given.out}"
     )
-    write_result(given.out, {"command": command, "settings": facts, "rows": results})
+
+    def run(part: str, seed: int) -> list[dict[str, Any]]:
+        folder, methods = given.base, METHODS
+        if part.startswith("filter"):
+            out = given.work / f"{part}-{seed}.safetensors".replace(" ", "-")
+            if not out.is_file():
+                _filter(given.base, out, seed, shuffled=part != "filter")
+            methods = (f"learn2pd:filter={out},block={BLOCK}",)
+        elif part != "base":
+            folder = given.work / f"{part}-{seed}"
+            if not (folder / MODEL).is_file():
+                _train(part, given.base, folder, given.steps, seed)
+        lm = decodery.load(str(folder), dtype="float32", device="cpu")
+        rows = measure(lm, CanvasSettings(str(folder), "float32", methods, TASKS, LETTERS, given.prompts))["rows"]
+        return [_row(rows, method) for method in methods]
+
+    grid = [{"part": "base", "seed": 0}]
+    parts = ("control", "dscd", "r2", "filter shuffled", "filter")
+    grid += [{"part": part, "seed": seed} for seed in seeds for part in parts]
+    Experiment(grid, run, settings=facts).measure(given.out, command)
 
 
-def _train(name: str, base: Path, out: Path, steps: int) -> None:
+def _row(rows: list[dict[str, Any]], method: str) -> dict[str, Any]:
+    own = [each for each in rows if each["method"] == method]
+    (total,) = (each for each in totals(rows) if each["method"] == method)
+    return {
+        "method": method.split(":filter")[0],
+        "right": round(sum(each["right"] for each in own) / sum(each["prompts"] for each in own), 4),
+        "passes": total["passes"], "tokens per pass": total["tokens_per_pass"],
+        **{task: total[task] for task in TASKS}, "distinct": total["distinct"],
+    }  # fmt: skip
+
+
+def _train(part: str, base: Path, out: Path, steps: int, seed: int) -> None:
     with terminal_progress() as progress:
-        if name == "r2":
-            tune_r2(base, R2Recipe(TASKS, LETTERS, steps=steps), out, progress=progress)
+        if part == "r2":
+            tune_r2(base, R2Recipe(TASKS, LETTERS, steps=steps, seed=seed), out, progress=progress)
         else:
-            distil(
-                base,
-                SelfDistillationRecipe(TASKS, LETTERS, steps=steps, control=name == "control"),
-                out,
-                progress=progress,
-            )
+            recipe = SelfDistillationRecipe(TASKS, LETTERS, steps=steps, control=part == "control", seed=seed)
+            distil(base, recipe, out, progress=progress)
+
+
+def _filter(base: Path, out: Path, seed: int, *, shuffled: bool) -> None:
+    """A filter of how `base` decodes; shuffled: with labels of other positions."""
+    lm = decodery.load(str(base), dtype="float32", device="cpu")
+    asked = [
+        lm.encode(each.prompt, apply_chat_template=False) for each in drawn(TASKS, FILTERED // 5, LETTERS, seed + 1)
+    ]
+    found = labelled(lm.engine(), lm.model, asked, room(lm, TASKS, LETTERS), BLOCK, eos_ids=lm.tokenizer.eos_ids)
+    if shuffled:
+        labels = found.final.clone()
+        known = labels[found.open]
+        labels[found.open] = known[torch.randperm(len(known), generator=torch.Generator("cpu").manual_seed(seed))]
+        found = replace(found, final=labels)
+    fit_filter(found, model=lm.model.fingerprint, seed=seed)[0].save(out)
 
 
 if __name__ == "__main__":

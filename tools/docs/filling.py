@@ -16,6 +16,10 @@ _BARS = dict.fromkeys(("copy", "reverse", "insert-index", "remove-index", "repla
 LEAST = 0.95
 
 
+_NO_TASK = ("part", "seed", "method", "right", "passes", "tokens per pass", "distinct")
+"""Names of a row of trained parts that are not those of tasks."""
+
+
 def ways(name: str) -> str:
     """What a pass may write without loss, task by task."""
     from decodery_benchmarks.diffusion.figures import adaptivity_gap, fastest, totals
@@ -151,12 +155,25 @@ def handoff() -> str:
 
 
 def canvas_training() -> str:
-    """What training on its own decoding brings, beside a control."""
+    """What learned parts bring, beside controls: means over seeds, and the range of what is right."""
     found = load("canvas-training")
-    facts = found["settings"]
+    facts, lines = found["settings"], []
+    for part, method in dict.fromkeys((row["part"], row["method"]) for row in found["rows"]):
+        own = [row for row in found["rows"] if (row["part"], row["method"]) == (part, method)]
+
+        def mean(name: str, own: list[dict[str, Any]] = own) -> float:
+            return sum(row[name] for row in own) / len(own)
+
+        right = [row["right"] for row in own]
+        tasks = [name for name in own[0] if name not in _NO_TASK]
+        lines.append(
+            [part, f"`{method}`", f"{mean('right'):.3f} ({min(right):.3f} to {max(right):.3f})"]
+            + [f"{mean(name):.2f}" for name in ("passes", "tokens per pass", *tasks, "distinct")]
+        )
+    head = ["trained", "policy", "right", "passes", "tokens per pass", *tasks, "distinct"]
     return (
-        f"`{found['command']}`: {facts['steps']:,} steps each, one seed, {facts['prompts']} prompts of each task.\n\n"
-        + table_of(found["rows"])
+        f"`{found['command']}`: {facts['steps']:,} steps each, {facts['seeds']} seeds, {facts['prompts']} prompts of "
+        f"each task.\n\n" + table(head, lines)
     )
 
 

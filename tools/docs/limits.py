@@ -43,11 +43,14 @@ def company() -> str:
             {"m": "size m, 6 million numbers", "smollm2": "the embedded model, 135 million"}[row["model"]],
             row["dtype"], "blocks of 4" if row["blocks"] else "the whole canvas", f"{row['rows a pass']:.1f}",
             f"{1e3 * row['alone']:.0f}", f"{1e3 * row['together'] / facts['together']:.0f}",
-            f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})",
+            f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})", f"{row['bound']:.2f}",
         ]
         for row in found["rows"]
     ]  # fmt: skip
-    head = ["model", "precision", "rows see", "rows of a canvas in a pass", "ms a canvas alone", "of sixteen", "times"]
+    head = [
+        "model", "precision", "rows see", "rows of a canvas in a pass", "ms a canvas alone", "of sixteen", "times",
+        "bound",
+    ]  # fmt: skip
     return (
         f"`{found['command']}` on {found['machine']['processor']}, {found['machine']['threads']} threads, "
         f"{found['machine']['kernels']}: canvases of {facts['places']} positions after {facts['prompt']} tokens, "
