@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from decodery.bench.workloads import OWN
 from decodery.core.errors import SettingsError
 
 from .bench_options import PATH, PRECISIONS, Integers, Numbers, load_option, measure_options, result_option
@@ -84,6 +83,8 @@ def bench(
     if file is not None:
         if serve is not None or compare or passes or source:
             raise click.UsageError("FILE excludes --serve, --compare, --pass and --from")
+        from decodery.bench.workloads import OWN
+
         given |= {"file": str(file), "workloads": (OWN, *given.get("workloads", ()))}
     if serve is None and (strange := sorted(given.keys() & _OF_SERVERS)):
         raise click.UsageError(f"--{strange[0].replace('_', '-')} needs --serve")

@@ -15,6 +15,8 @@ from decodery.step.forward_request import ForwardCoroutine, score_all
 from decodery.step.scorer import Candidates
 
 _CHUNK = 64
+_LEAST_SHARED = 16
+"""Rows that are worth a pass of their own, so that texts share them."""
 """Rows of one text in a pass, of which each may have the logits of a whole vocabulary."""
 
 
@@ -89,7 +91,7 @@ def _shared(
     # What the first and the last one in order share is what all share.
     pairs = enumerate(zip(first, last, strict=False))
     length = min(most, next((at for at, (one, other) in pairs if one != other), min(len(first), len(last))))
-    if len(texts) < 2 or length < 1 or length > model.config.max_positions:
+    if len(texts) < 2 or length < _LEAST_SHARED or length > model.config.max_positions:
         return None
     cache = model.new_cache()
     for start in range(0, length, _CHUNK):

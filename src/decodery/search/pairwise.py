@@ -10,6 +10,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.engine.calls import Calls
+from decodery.models.loaders.named import Precision
 from decodery.models.loaders.store import Progress
 from decodery.models.protocol import LanguageModel
 from decodery.sampling.sampler import Sampler
@@ -46,10 +47,12 @@ class Pairwise(Pipeline):
         n: Answers.
         model: The judge: "" is the model that writes. After a server it is the URL of another one, with #NAME where
             that has several models; else a model with the same tokens.
+        dtype: Precision of the judge.
     """
 
     n: int = 4
     model: LanguageModel | str = ""
+    dtype: Precision = "auto"
 
     def __post_init__(self) -> None:
         require_count("pairwise", "n", self.n)
@@ -72,7 +75,7 @@ class Pairwise(Pipeline):
             _ASKED.format(task=calls.conversation.task, first=spoken(texts[first]), second=spoken(texts[second]))
             for first, second in orders
         ]
-        writer = second_model(self.model, "auto", calls.engine.model) if self.model else None
+        writer = second_model(self.model, self.dtype, calls.engine.model) if self.model else None
         greedy = Sampler.from_settings()
         found = yield from verdicts(
             calls, prompts, _winner, r"\[(A|B)\]", sampler=greedy, most=8, progress=progress, writer=writer

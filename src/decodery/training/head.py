@@ -8,6 +8,7 @@ read once; what it showed is kept on disk.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,7 @@ class _HeadTraining:
             training_batch = training_batch.anchored(self.head.anchored, random)
         # A head that goes on from another one keeps what that one knows of later steps.
         depths = self.head.unrolled(1.0 if self.continues else step / self.steps)
-        with torch.autocast(self.head.model.device.type, dtype=torch.bfloat16, enabled=self.fast):
+        with torch.autocast(self.head.model.device.type, dtype=torch.bfloat16) if self.fast else nullcontext():
             guesses = training_batch.unrolled(self.head, depths)
             known = training_batch.weight[:, : training_batch.places] > 0
             found = distance(self.head, guesses, training_batch, self.recipe.decay, self.recipe.loss)

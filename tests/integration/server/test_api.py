@@ -446,7 +446,8 @@ def test_requests_that_are_no_requests(url: str) -> None:
     ):
         answer = post("/v1/completions", content=content)
         assert answer.status_code == status and "error" in answer.json(), (content[:40], answer.text[:300])
-    assert httpx.post(f"{url}/v1/completions", content=b"{}").status_code == 415
+    typed = httpx.post(f"{url}/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
+    assert typed.status_code == 415
     assert httpx.get(f"{url}/v1/completions").status_code == 405
     assert httpx.get(f"{url}/nowhere").json()["error"]["message"] == "GET /nowhere: Not Found"
 

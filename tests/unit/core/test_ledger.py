@@ -19,7 +19,9 @@ from decodery.search.beam import Beam
 from decodery.speculative.drafters.dflash import DFlash
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.dspark import DSpark
+from decodery.speculative.drafters.eagle import EAGLE
 from decodery.speculative.drafters.kangaroo import Kangaroo
+from decodery.speculative.drafters.mtp import MTP
 from decodery.speculative.drafters.own_layers import OwnLayers
 from decodery.step.forward_request import ForwardCoroutine, score
 from decodery.step.sequence import Sequence
@@ -29,7 +31,7 @@ from methods import DRAFTERS, DRAWING, KINDS, SEARCHES, TWO_MODELS
 
 MODEL, SMALL = tiny_transformer(0), tiny_transformer(0, num_layers=1)
 OWN_LAYERS = (OwnLayers, Kangaroo)
-BLOCKS = (DFlash, DSpark)
+HEADS = (DFlash, DSpark, EAGLE, MTP)
 PROMPTS = [[1 + number, 2, 3, 5 + number % 7] for number in range(16)]
 
 
@@ -50,7 +52,7 @@ def test_a_text_spent_what_was_run(name: str) -> None:
         # Some of the target's layers draft, and count as what they do.
         assert sum(ledger.passes.values()) == len(target.rows) and not draft.rows
         assert sum(ledger.rows.values()) == sum(target.rows) and 0 < ledger.rows["draft"] < sum(target.rows)
-    elif isinstance(seq.request.drafter, BLOCKS):
+    elif isinstance(seq.request.drafter, HEADS):
         # Their heads are no models, and their passes are entered as what they do.
         assert ledger.passes["model"] == len(target.rows) and ledger.rows["model"] == sum(target.rows)
         assert ledger.passes["draft"] > 0 and not draft.rows

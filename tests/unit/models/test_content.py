@@ -13,6 +13,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 
 from decodery.core.conversation import PromptTokens
 from decodery.core.errors import PromptError, SettingsError
+from decodery.llm.chat_answer import described
 from decodery.models.tokenizers.chat import ChatTemplate
 from decodery.models.tokenizers.chat_prompt import chat_tokens
 from decodery.models.tokenizers.tokenizer import Tokenizer
@@ -40,7 +41,10 @@ def test_special_tokens_in_a_message_are_text_in_every_role(role: str) -> None:
     lm = tiny_lm()
     tokens = lm.encode([{"role": role, "content": ATTACK}])
     assert controls(tokens) == [START, END, START]
-    assert BYTES.decode(tokens, special=True) == lm.chat_template.render([{"role": role, "content": ATTACK}])  # type: ignore[union-attr]
+    assert lm.chat_template is not None
+    # This template has no form for what tools say: the user says it then.
+    turns, _ = described([{"role": role, "content": ATTACK}], [], lm.chat_template.source)
+    assert BYTES.decode(tokens, special=True) == lm.chat_template.render(turns)
     assert controls(lm.encode([{"role": role, "content": ATTACK}], allow_special=True)) == [
         START,
         END,
