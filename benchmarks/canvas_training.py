@@ -1,6 +1,7 @@
 """What learned parts of a diffusion model bring: CD4LM's distillation, R2's tuning, Learn2PD's filter, and controls.
 
-    decodery train diffusion --out base --tasks copy,replace-random,shuffle --letters 5 --steps 1500 --batch 32 --lr 2e-3
+    decodery train diffusion --out base --tasks copy,replace-random,shuffle --letters 5 --steps 1500 --batch 32 \\
+        --lr 2e-3
     python benchmarks/canvas_training.py base --work DIR --out benchmarks/results/canvas-training.json
 
 From `base` models are trained, as long each and with several seeds: distilled, tuned, and as a control on fresh
