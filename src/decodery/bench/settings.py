@@ -28,8 +28,8 @@ class Settings:
     throughput split (None: 8). rounds: how often everything is repeated, warmup: generations per method beforehand.
     max_draft_tokens: tokens a method may draft per step and prompt. timelines: questions per workload of which every
     pass is kept for the page. imports: modules that methods come from, which whoever repeats the benchmark has to name
-    again. file: own prompts, the workload "own". requests: further methods, as options of `decodery generate`. answer:
-    where answers stand in texts, see `self-consistency`.
+    again. file: own prompts, the workload "own"; digest: of its content. requests: further methods, as options of
+    `decodery generate`. answer: where answers stand in texts, see `self-consistency`.
     """
 
     model: str = "smollm2"
@@ -50,6 +50,7 @@ class Settings:
     timelines: int = 3
     imports: tuple[str, ...] = ()
     file: str | None = None
+    digest: str = ""
     requests: tuple[str, ...] = ()
     answer: str = "auto"
 

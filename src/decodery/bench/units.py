@@ -14,7 +14,18 @@ from decodery.sampling.constraint import Constraint
 from .record import Prompt
 from .settings import QUALITATIVE, THROUGHPUT, Settings
 from .structured import Schema
-from .workloads import OWN, TIERS, Question, documents, find, own_questions, questions, read_rows, refuse_placeholders
+from .workloads import (
+    OWN,
+    TIERS,
+    Question,
+    digest_of,
+    documents,
+    find,
+    own_questions,
+    questions,
+    read_rows,
+    refuse_placeholders,
+)
 
 _FEW, _PER_CASE = 40, 8
 _ASK = "\n\nContinue this text."
@@ -107,7 +118,10 @@ def make_units(lm: LLM, settings: Settings, schemas: Sequence[Schema] = ()) -> t
         if QUALITATIVE in settings.splits:
             if workload == OWN:
                 assert settings.file is not None
-                found = own_questions(Path(settings.file), settings.prompts)
+                path = Path(settings.file)
+                if settings.digest and digest_of(path) != settings.digest:
+                    raise SettingsError(f"{path} has changed since its result was begun: measure it anew, as FILE")
+                found = own_questions(path, settings.prompts)
             else:
                 built_in = workload in ("built-in", "copy")
                 found = questions(workload, data, settings.prompts or (None if built_in else _FEW))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -70,6 +71,19 @@ def questions(name: str, data: Path | None = None, most: int | None = None) -> l
 
 
 OWN = "own"
+
+
+def digest_of(path: Path) -> str:
+    """What tells whether a file of prompts is still the same.
+
+    Raises:
+        SettingsError: For a file that cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise SettingsError(f"cannot read the prompts in {path}: {error}") from error
 
 
 def own_questions(path: Path, most: int | None = None) -> list[Question]:

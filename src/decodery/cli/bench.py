@@ -83,9 +83,9 @@ def bench(
     if file is not None:
         if serve is not None or compare or passes or source:
             raise click.UsageError("FILE excludes --serve, --compare, --pass and --from")
-        from decodery.bench.workloads import OWN
+        from decodery.bench.workloads import OWN, digest_of
 
-        given |= {"file": str(file), "workloads": (OWN, *given.get("workloads", ()))}
+        given |= {"file": str(file), "digest": digest_of(file), "workloads": (OWN, *given.get("workloads", ()))}
     if serve is None and (strange := sorted(given.keys() & _OF_SERVERS)):
         raise click.UsageError(f"--{strange[0].replace('_', '-')} needs --serve")
     if serve is not None and (compare or source or passes or rows is not None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +17,7 @@ from commands import inside
 from decodery.bench.exports import to_csv, to_latex, to_svg
 from decodery.bench.report import table
 from decodery.bench.settings import Settings
-from decodery.bench.workloads import OWN, own_questions
+from decodery.bench.workloads import OWN, digest_of, own_questions
 from decodery.cli.bench_requests import requests_of
 from decodery.core.errors import SettingsError, UnknownMethod
 from tiny_bench import make_lm, measure
@@ -102,6 +103,11 @@ def test_a_run_counts_right_answers_and_writes_what_papers_need(tmp_path: Path) 
     assert sum(each.tag.endswith("rect") for each in ElementTree.fromstring(to_svg(found)).iter()) == len(sums)
     # A result says how to repeat it: its prompts, and the requests by their text.
     assert Settings.from_dict(found["settings"]) == settings
+    # Other prompts in the same file are no repetition of it.
+    noted = replace(settings, digest=digest_of(tmp_path / "p.jsonl"))
+    written(tmp_path, lines[:2])
+    with pytest.raises(SettingsError, match="has changed since"):
+        measure(lm, tmp_path, noted, requests=requests_of(tries))
 
 
 def test_what_does_not_go_with_a_file_is_refused(tmp_path: Path) -> None:
