@@ -32,6 +32,7 @@ from decodery.step.sequence import KeptText, Sequence
 
 from .chat_answer import answered, chat_constraint
 from .checked import checked as checked_text
+from .model_trace import ModelTrace
 from .other_names import OTHER_NAMES
 from .prompt_request import PromptRequests, naming
 from .prompts import conversations, single
@@ -429,6 +430,20 @@ class LLM(PromptRequests):
     def ngrams(self, texts: Iterable[str]) -> NGrams:
         """Counts of n-grams in `texts`, for `suggestions`."""
         return NGrams.count(self.tokenizer.encode(text, special=False) for text in texts)
+
+    @checked()
+    @naming
+    def trace(self, prompt: AnyPrompt, *, apply_chat_template: bool = False) -> ModelTrace:
+        """One pass over a prompt, whose hidden states are read and changed in a `with` block.
+
+        Args:
+            prompt: As for `generate`, one of them.
+            apply_chat_template: Whether a text becomes one turn of the user first.
+
+        Returns:
+            The pass, which runs where the block ends.
+        """
+        return ModelTrace(self.model, self.encode(prompt, apply_chat_template=apply_chat_template))
 
     def engine(self) -> Engine:
         """A fresh engine whose sequences decode their text with this model's tokenizer."""
