@@ -1,6 +1,6 @@
 """`python -m decodery` is the `decodery` command."""
 
-from decodery.cli.main import main
+from decodery.cli.main import process
 
 if __name__ == "__main__":
-    main()
+    process()

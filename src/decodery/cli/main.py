@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import gc
+import contextlib
 import os
 import sys
 import warnings
@@ -81,14 +81,31 @@ def _show(message: Warning | str, category: type[Warning], *where: Any, **more: 
     click.echo(f"decodery: {message}", err=True)
 
 
+def process() -> NoReturn:
+    """The command as a process of its own, as it is installed."""
+    status: str | int | None = FAILED
+
+    def end() -> None:
+        # Taking PyTorch apart costs half a second, and the process ends anyway.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status if isinstance(status, int) else FAILED)
+
+    # Functions that are registered later run before this one, and threads have ended by then.
+    atexit.register(end)
+    try:
+        main()
+    except SystemExit as left:
+        status = left.code
+        raise
+
+
 def main(arguments: Sequence[str] | None = None, *, group: click.Command = cli, name: str = "decodery") -> NoReturn:
     """Run the command of `group` that the arguments name, and leave the interpreter.
 
     Exit status: 0 done, 1 an error in one sentence, 2 wrong usage, 130 Ctrl-C outside a generation, 141 reader gone,
     143 SIGTERM.
     """
-    # The interpreter would look through all that PyTorch brings for cycles once more before it goes.
-    atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets a question mark, not a stack trace.
         if hasattr(stream, "reconfigure"):

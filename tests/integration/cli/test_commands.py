@@ -53,10 +53,21 @@ for arguments in {calls!r}:
     assert all(text.startswith("Usage: decodery") for text in helps) and rest == ""
 
 
-def test_nothing_is_searched_for_cycles_on_the_way_out() -> None:
-    program = "import atexit, gc; from decodery.cli.main import main\n"
-    program += "atexit.register(lambda: print(gc.get_freeze_count() > 1000)); main(['--version'])"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.endswith("True\n")
+def test_a_process_ends_at_once_and_loses_nothing() -> None:
+    program = """
+import atexit, sys
+from decodery.cli.main import process
+class Late:
+    def __del__(self): print("taken apart")
+sys.late = Late()
+atexit.register(lambda: print("registered"))
+sys.argv = ["decodery", *{arguments!r}]
+process()
+"""
+    for arguments, status, shown in ((["--version"], 0, f"decodery {decodery.__version__}\n"), (["nothing"], 2, "")):
+        command = [sys.executable, "-c", program.replace("{arguments!r}", repr(arguments))]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (status, f"{shown}registered\n"), done.stderr
 
 
 def test_version() -> None:
