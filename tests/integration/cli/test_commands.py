@@ -56,13 +56,14 @@ for arguments in {calls!r}:
 def test_a_process_ends_at_once_and_loses_nothing() -> None:
     program = """
 import atexit, sys
-from decodery.cli.main import process
+from decodery.cli import main
 class Late:
     def __del__(self): print("taken apart")
 sys.late = Late()
-atexit.register(lambda: print("registered"))
 sys.argv = ["decodery", *{arguments!r}]
-process()
+command = main.main
+main.main = lambda: (atexit.register(lambda: print("registered")), command())
+main.process()
 """
     for arguments, status, shown in ((["--version"], 0, f"decodery {decodery.__version__}\n"), (["nothing"], 2, "")):
         command = [sys.executable, "-c", program.replace("{arguments!r}", repr(arguments))]
