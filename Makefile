@@ -83,13 +83,14 @@ docs: $(VENV)/installed-docs
 	$(BIN)/python tools/docs/generate.py
 	$(BIN)/python tools/docs/site.py
 
-# The source package and the wheel of this kind of machine, in dist/; the wheel is tried in a bare environment.
+# The source package and the wheel of this kind of machine, in dist/; the wheel is tried in a bare environment, whose
+# packages and licences dist/decodery.cdx.json lists.
 wheel: $(VENV)/installed-package
 	rm -rf build dist
 	$(BIN)/python -m build --outdir dist/made
 	PATH=$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist dist/made/*.whl
 	mv dist/made/*.tar.gz dist && rm -r dist/made
-	$(BIN)/python packaging/try_wheel.py dist/*.whl $(if $(CONSTRAINTS),--torch "$$(grep '^torch==' $(CONSTRAINTS))")
+	$(BIN)/python packaging/try_wheel.py dist/*.whl --sbom dist/decodery.cdx.json $(if $(CONSTRAINTS),--torch "$$(grep '^torch==' $(CONSTRAINTS))")
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,7 +1,8 @@
 """Tries a wheel as somebody gets it who has Python and nothing else: no compiler, no checkout, no other packages.
 
 `python packaging/try_wheel.py dist/decodery-*.whl` makes an environment of its own in a temporary folder, installs the
-wheel there, and compares what came with it and what it writes. `--torch` names a requirement for PyTorch.
+wheel there, and compares what came with it and what it writes. `--torch` names a requirement for PyTorch. `--sbom`
+names a file for the packages of that environment, with versions and licences (CycloneDX).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--torch", default="torch")
+    parser.add_argument("--sbom", type=Path)
     asked = parser.parse_args()
     wheel = asked.wheel.resolve()
     complete(wheel)
@@ -51,6 +53,11 @@ def main() -> None:
         )
         assert drafted["text"] == plain["text"] and drafted["text"], (drafted, plain)
         print("text:", drafted["text"])
+        if asked.sbom is not None:
+            listed = [sys.executable, "-m", "cyclonedx_py", "environment", str(python), "--output-reproducible"]
+            listed += ["--pyproject", str(ROOT / "pyproject.toml"), "--output-file", str(asked.sbom)]
+            subprocess.run(listed, check=True)
+            print(f"{asked.sbom}: {len(json.loads(asked.sbom.read_text('utf-8'))['components'])} packages")
 
 
 def complete(wheel: Path) -> None:
@@ -60,7 +67,7 @@ def complete(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         found = set(opened.namelist())
     assert not wanted - found, f"not in the wheel: {sorted(wanted - found)}"
-    assert "decodery/models/_native.so" in found and "-py3-none-" in wheel.name, wheel.name
+    assert "decodery/core/native/_native.so" in found and "-py3-none-" in wheel.name, wheel.name
     print(f"{wheel.name}: {len(found)} files, {wheel.stat().st_size / 1e6:.1f} MB")
 
 

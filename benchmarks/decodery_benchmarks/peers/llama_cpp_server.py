@@ -11,7 +11,8 @@ from urllib.request import Request, urlopen
 SERVER = """
 import sys, xllamacpp
 params = xllamacpp.CommonParams()
-params.model.path, params.n_ctx, params.n_parallel, params.port = sys.argv[1], 2048, 1, 0
+params.model.path, params.port, params.n_parallel = sys.argv[1], 0, int(sys.argv[3])
+params.n_ctx = 2048 * params.n_parallel
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[2])
 params.warmup, params.use_jinja = False, True
 server = xllamacpp.Server(params)
@@ -27,10 +28,11 @@ class LlamaCppServer:
         python: An interpreter that has `xllamacpp`.
         path: A GGUF file.
         threads: How many it uses.
+        texts: How many it decodes together.
     """
 
-    def __init__(self, python: str, path: Path, threads: int) -> None:
-        command = [python, "-c", SERVER, str(path), str(threads)]
+    def __init__(self, python: str, path: Path, threads: int, texts: int = 1) -> None:
+        command = [python, "-c", SERVER, str(path), str(threads), str(texts)]
         quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, text=True)
         assert self._process.stdout is not None
