@@ -337,7 +337,7 @@ def _untrained(
     return TrainedHead(kind.kind, tensors, about | settings)
 
 
-ENCODED = {"cppd", "universal-draft"}
+ENCODED = {"cppd", "tli", "universal-draft"}
 """Drafters for models with an encoder alone, or with tokenizers, which have tests of their own."""
 
 

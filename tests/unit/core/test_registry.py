@@ -335,7 +335,18 @@ LOCAL = {
     *(("drafter", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
     *(
         ("drafter", name, "model")
-        for name in ("auto", "deer", "draft-model", "easyspec", "hmm", "nested", "pearl", "rapid", "universal-draft")
+        for name in (
+            "auto",
+            "deer",
+            "draft-model",
+            "easyspec",
+            "hmm",
+            "nested",
+            "pearl",
+            "rapid",
+            "tli",
+            "universal-draft",
+        )
     ),
     *(
         ("drafter", "auto", "warm"),

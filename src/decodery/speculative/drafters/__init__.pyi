@@ -48,6 +48,7 @@ from .stand import STAND as STAND
 from .suffix_automaton import SuffixAutomaton as SuffixAutomaton
 from .suffix_tree import SuffixTree as SuffixTree
 from .swift import Swift as Swift
+from .tli import TLI as TLI
 from .token_recycling import TokenRecycling as TokenRecycling
 from .combine import Union as Union
 from .universal_draft import UniversalDraft as UniversalDraft

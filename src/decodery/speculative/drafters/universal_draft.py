@@ -45,6 +45,25 @@ class UniversalReading:
     tokens: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
 
+    @classmethod
+    def begin(cls, model: Reader, target: Reader, name: str) -> UniversalReading:
+        """Nothing read yet.
+
+        Args:
+            model, target: The draft model and the text's.
+            name: The drafter, for messages.
+
+        Raises:
+            SettingsError: Where a tokenizer is not known.
+        """
+        own, other = tokenizer_of(target), tokenizer_of(model)
+        if own is None or other is None:
+            raise SettingsError(
+                f"{name} needs the tokenizers of both models, and one of them is not known: load both with "
+                "decodery.load"
+            )
+        return cls(own, other, Follower(model, model.new_cache()))
+
     def __deepcopy__(self, memo: dict[int, object]) -> UniversalReading:
         follower, known = deepcopy(self.follower, memo), list(self.known)
         return replace(self, follower=follower, known=known, tokens=list(self.tokens), ends=list(self.ends))
@@ -145,16 +164,7 @@ class UniversalDraft(Drafter):
             raise SettingsError(f"universal-draft needs length >= 1, not {self.length}")
 
     def start(self, seq: Sequence) -> UniversalReading:
-        model, target = named(self.model, self.dtype), seq.request.model
-        tokenizers = [tokenizer_of(each) for each in (target, model)]
-        if None in tokenizers:
-            raise SettingsError(
-                "universal-draft needs the tokenizers of both models, and one of them is not known: load both with "
-                "decodery.load"
-            )
-        own, other = (each for each in tokenizers if each is not None)
-        follower = Follower(model, model.new_cache(), slots=None)
-        return UniversalReading(own, other, follower)
+        return UniversalReading.begin(named(self.model, self.dtype), seq.request.model, "universal-draft")
 
     def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return (named(self.model, self.dtype),)
