@@ -12,6 +12,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.reward_folder import RewardFolder
+from decodery.models.loaders.reward_head import Kind
 from decodery.models.protocol import Reader, is_open
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.step.forward_request import ForwardCoroutine
@@ -20,13 +21,17 @@ from decodery.step.scorer import Candidates, Scorer
 from .reading import read, reader
 from .text import texts
 
-Form = Literal["qwen-prm", "skywork-prm", "sequence-classification", "token-classification", "math-shepherd", "rlhflow"]
+Form = Literal[Kind, "math-shepherd", "rlhflow"]
 Steps = Literal["last", "min", "product", "mean"]
 
 _NAME = "reward-model"
 _PLACE = "<extra_0>"
 _SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 _MARK = "ки"
+_WHOLE = ("sequence-classification", "gated")
+"""Forms that score a whole text."""
+_ANSWER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+"""What ends a prompt of ArmoRM, whose gate reads the first token of it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class PublishedReward(Scorer):
     @property
     def by_steps(self) -> bool:
         """Whether each step has a score."""
-        return self.form != "sequence-classification"
+        return self.form not in _WHOLE
 
     @property
     def prefixes(self) -> bool:
@@ -80,32 +85,37 @@ class PublishedReward(Scorer):
             raise SettingsError("a published reward model reads the question as a text: search through `LLM`")
         question = candidates.calls.conversation.task
         asked = [self.rows(question, text) for text in texts(candidates, None, _NAME)]
-        values: list[list[float]] = [[] for _ in asked]
+        kept: list[list[torch.Tensor]] = [[] for _ in asked]
 
         def take(number: int, row: int, states: torch.Tensor) -> None:
             rows = [at - row for at in asked[number][1] if 0 <= at - row < len(states)]
-            values[number] += self._values(states[rows], model) if rows else []
+            if rows:
+                kept[number].append(self._read_off(states[rows], model))
 
         wanted = [len(tokens) - min(rows, default=len(tokens)) for tokens, rows in asked]
         alone = replace(candidates, states=None)
         tap = -1 if self.folder is not None else None
         yield from read(alone, model, [tokens for tokens, _ in asked], wanted, take, tap)
-        return torch.tensor([self._joined(each) for each in values], dtype=torch.float64, device="cpu")
+        found = [self._joined(self._values(torch.cat(each)) if each else []) for each in kept]
+        return torch.tensor(found, dtype=torch.float64, device="cpu")
 
-    def _values(self, rows: torch.Tensor, model: Reader) -> list[float]:
-        """Of hidden states, or of logits, what the model says at each row."""
+    def _read_off(self, rows: torch.Tensor, model: Reader) -> torch.Tensor:
+        """What scores need of hidden states, or of logits."""
         if self.folder is None:
-            right, wrong = self._signs
-            found = torch.softmax(rows[:, [right, wrong]].double(), dim=-1)[:, 0]
+            return rows[:, list(self._signs)]
+        assert is_open(model)
+        return model.final_norm(rows).float()
+
+    def _values(self, rows: torch.Tensor) -> list[float]:
+        """What the model says at these rows; a gated one says one thing at two."""
+        outputs = rows.double() if self.folder is None else self.folder.head.outputs(rows).double()
+        if not self.by_steps:
+            found = outputs[:, 0]
+        elif outputs.shape[-1] == 1:
+            found = torch.sigmoid(outputs[:, 0])
         else:
-            assert is_open(model)
-            outputs = self.folder.outputs(model.final_norm(rows).float()).double()
-            if not self.by_steps:
-                found = outputs[:, 0]
-            elif outputs.shape[-1] == 1:
-                found = torch.sigmoid(outputs[:, 0])
-            else:
-                found = torch.softmax(outputs, dim=-1)[:, 1]
+            right = 0 if self.folder is None else 1
+            found = torch.softmax(outputs, dim=-1)[:, right]
         values: list[float] = found.tolist()
         return values
 
@@ -142,15 +152,37 @@ class PublishedReward(Scorer):
             return _at(tokens, encode(_MARK, special=False)[-1])
         if self.form == "rlhflow":
             return self._dialogue(question, steps)
-        if self.form == "sequence-classification":
-            tokens = self._chat([("user", question), ("assistant", text)])
-            return tokens, [len(tokens) - 1]
-        tokens, rows = encode(f"{question}\n"), list[int]()
-        for step in text.split("\n") if self.form == "skywork-prm" else steps:
-            if step:
-                tokens += encode(f"{step}\n", special=False)
-                rows.append(len(tokens) - 1)
-        return tokens, rows or [len(tokens) - 1]
+        if self.form in _WHOLE:
+            return self._whole([("user", question), ("assistant", text)])
+        # What stands between steps has tokens of its own, as in the training of these models.
+        lines, end = self.form == "skywork-prm", encode("\n", special=False)
+        tokens, rows = [*self._beginning, *encode(f"{question}\n" if lines else question, special=False)], list[int]()
+        for step in text.split("\n") if lines else steps:
+            tokens += [*encode(step, special=False), *end]
+            rows.append(len(tokens) - 1)
+        return tokens, rows
+
+    @property
+    def _beginning(self) -> list[int]:
+        """The token that begins a text, where the tokenizer has one."""
+        chat, encode = self.loaded.chat_template, self.loaded.tokenizer.encode
+        first = None if chat is None else chat.special.get("bos_token")
+        return encode("") if first is None else encode(first, special=False)
+
+    def _whole(self, turns: Sequence[tuple[str, str]]) -> tuple[list[int], list[int]]:
+        """The last token that fills nothing up, and before it the end of the prompt for who has a gate."""
+        tokens, pad = self._chat(turns), self.folder.pad if self.folder is not None else None
+        last = next((at for at in range(len(tokens) - 1, -1, -1) if tokens[at] != pad), len(tokens) - 1)
+        if self.form != "gated":
+            return tokens, [last]
+        mark = self.loaded.tokenizer.encode(_ANSWER, special=False)
+        gate = next((at for at in range(last, -1, -1) if tokens[at : at + len(mark)] == mark), None)
+        if gate is None:
+            raise SettingsError(
+                "the gate of this reward model reads the end of the prompt, <|eot_id|> before the assistant's header "
+                "of Llama 3, and its chat template writes none: use the template that the model was published with"
+            )
+        return tokens, [gate, last]
 
     def _dialogue(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
         """Steps as turns, each of which is answered by a sign."""

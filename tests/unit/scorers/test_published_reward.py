@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
+import tokenizers
 import torch
 import transformers
 
@@ -18,7 +20,7 @@ from decodery.search import BestOfN
 from decodery.step.scorer import Candidates, judge
 from decodery.training.published_prm import train_published_prm
 from serving import TEMPLATE, tiny_lm
-from tiny_models import make_tokenizer, randomize
+from tiny_models import SPECIAL, byte_alphabet, randomize
 
 SHAPE = {
     "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -31,12 +33,22 @@ QUESTION = "What is 2 + 2?"
 
 
 def tokenizer() -> Any:
-    backend = make_tokenizer()
-    backend.add_special_tokens(["<extra_0>"])
+    """Bytes, and a token of two of them: what is read apart has other tokens than what is read in one."""
+    vocabulary = byte_alphabet() | {".\u010a": 256}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [(".", "\u010a")]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens([*SPECIAL, "<extra_0>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"])
     return backend
 
 
-def save(folder: Path, model: Any, head: dict[str, torch.Tensor] | None = None, **config: Any) -> Path:
+def save(
+    folder: Path,
+    model: Any,
+    head: dict[str, torch.Tensor] | None = None,
+    settings: dict[str, str] | None = None,
+    **config: Any,
+) -> Path:
     """A folder as such models are published, with a head of its own beside the model's tensors."""
     model.save_pretrained(folder)
     if head:
@@ -46,7 +58,7 @@ def save(folder: Path, model: Any, head: dict[str, torch.Tensor] | None = None, 
     described = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(described | config))
     tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE} | (settings or {})))
     return folder
 
 
@@ -54,8 +66,9 @@ def causal(seed: int = 0) -> Any:
     return randomize(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SHAPE, tie_word_embeddings=False)), seed)
 
 
-def ids(text: str) -> torch.Tensor:
-    return torch.tensor([tokenizer().encode(text).ids])
+def ids(*texts: str) -> torch.Tensor:
+    """Tokens of texts that are read apart."""
+    return torch.tensor([[token for text in texts for token in tokenizer().encode(text).ids]])
 
 
 def chat(*turns: tuple[str, str]) -> str:
@@ -77,16 +90,14 @@ def score(scorer: RewardModel, text: str = TEXT) -> float:
 
 def test_qwens_process_reward_model(tmp_path: Path) -> None:
     model, generator = causal(), torch.Generator().manual_seed(1)
-    shapes = {"score.0.weight": (32, 32), "score.0.bias": (32,), "score.2.weight": (2, 32), "score.2.bias": (2,)}
-    head = {name: torch.randn(*shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    head = mlp(generator, outputs=2)
     folder = save(tmp_path / "prm", model, head, architectures=["Qwen2ForProcessRewardModel"], num_labels=2)
     said = "".join(step + "<extra_0>" for step in STEPS)
     system = "Please reason step by step, and put your final answer within \\boxed{}."
     tokens = ids(chat(("system", system), ("user", QUESTION), ("assistant", said)))
     states = model.model(tokens).last_hidden_state[0]
     rows = states[tokens[0] == ids("<extra_0>")[0, 0]]
-    inner = torch.relu(rows @ head["score.0.weight"].T + head["score.0.bias"])
-    first, last = torch.softmax(inner @ head["score.2.weight"].T + head["score.2.bias"], dim=-1)[:, 1].tolist()
+    first, last = torch.softmax(apply(head, rows), dim=-1)[:, 1].tolist()
     scorers = {steps: RewardModel(model=str(folder), steps=steps) for steps in ("last", "min", "product")}
     found = {steps: score(scorer) for steps, scorer in scorers.items()}
     assert found == pytest.approx({"last": last, "min": min(first, last), "product": first * last}, abs=2e-4)
@@ -100,29 +111,113 @@ def test_skyworks_process_reward_model(tmp_path: Path) -> None:
         "v_head.summary.weight": torch.randn(1, 32, generator=generator) * 0.3,
         "v_head.summary.bias": torch.randn(1, generator=generator),
     }
-    folder = save(tmp_path / "sky", model, head, architectures=["Qwen2ForCausalLM"], tie_word_embeddings=True)
-    tokens, rows = ids(f"{QUESTION}\n"), []
-    for step in STEPS:
-        tokens = torch.cat([tokens, ids(f"{step}\n")], dim=1)
-        rows.append(tokens.shape[1] - 1)
-    states = model.model(tokens).last_hidden_state[0][rows]
+    folder = save(
+        tmp_path / "sky", model, head, {"bos_token": "<|im_start|>"}, architectures=["Qwen2ForCausalLM"],
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    # Each line is read apart from what ends it, and an empty line is a step, as in the code that was published.
+    lines = TEXT.split("\n")
+    parts = [part for line in lines for part in (line, "\n")]
+    tokens = ids("<|im_start|>", f"{QUESTION}\n", *parts)
+    ends = [ids("<|im_start|>", f"{QUESTION}\n", *parts[: 2 * n + 2]).shape[1] - 1 for n in range(len(lines))]
+    states = model.model(tokens).last_hidden_state[0][ends]
     expected = torch.sigmoid(states @ head["v_head.summary.weight"].T + head["v_head.summary.bias"])[:, 0].tolist()
+    assert len(expected) == 3 and tokens.shape[1] > ids(f"<|im_start|>{QUESTION}\n{TEXT}\n").shape[1]
     assert score(RewardModel(model=str(folder))) == pytest.approx(expected[-1], abs=2e-4)
-    assert score(RewardModel(model=str(folder), steps="mean")) == pytest.approx(sum(expected) / 2, abs=2e-4)
+    assert score(RewardModel(model=str(folder), steps="mean")) == pytest.approx(sum(expected) / 3, abs=2e-4)
 
 
 def test_classifiers_of_sequences_and_of_tokens(tmp_path: Path) -> None:
-    whole = randomize(transformers.Qwen2ForSequenceClassification(transformers.Qwen2Config(**SHAPE, num_labels=1)), 4)
-    folder = save(tmp_path / "orm", whole)
-    states = whole.model(ids(chat(("user", QUESTION), ("assistant", TEXT)))).last_hidden_state[0]
-    scorer = RewardModel(model=str(folder))
-    assert score(scorer) == pytest.approx(float(whole.score(states[-1])[0].detach()), abs=2e-4)
-    assert scorer.log and not scorer.prefixes
+    # The line feed of the template fills texts up here, and the token before it is the one that scores.
+    for number, pad in enumerate((257, ids("\n")[0, 0].item())):
+        config = transformers.Qwen2Config(**SHAPE | {"pad_token_id": pad}, num_labels=1)
+        whole = randomize(transformers.Qwen2ForSequenceClassification(config), 4)
+        scorer = RewardModel(model=str(save(tmp_path / f"orm{number}", whole)))
+        expected = float(whole(ids(chat(("user", QUESTION), ("assistant", TEXT)))).logits.detach())
+        assert score(scorer) == pytest.approx(expected, abs=2e-4)
+        assert scorer.log and not scorer.prefixes
+    # INF-ORM's head of two layers, which is no process reward model for it.
+    layers, generator = causal(11), torch.Generator().manual_seed(12)
+    head = mlp(generator, outputs=1)
+    folder = save(tmp_path / "inf", layers, head, architectures=["INFORMForSequenceClassification"], num_labels=1)
+    state = layers.model(ids(chat(("user", QUESTION), ("assistant", TEXT)))).last_hidden_state[0, -1]
+    assert score(RewardModel(model=str(folder))) == pytest.approx(float(apply(head, state).detach()), abs=2e-4)
     each = randomize(transformers.Qwen2ForTokenClassification(transformers.Qwen2Config(**SHAPE, num_labels=2)), 5)
     folder = save(tmp_path / "trl", each)
-    logits = each(ids(f"{QUESTION}\n" + "".join(f"{step}\n" for step in STEPS))).logits
-    right = float(torch.softmax(logits[0, -1], dim=-1)[1].detach())
+    right = trl(each, TEXT)
     assert score(RewardModel(model=str(folder))) == pytest.approx(right, abs=2e-4)
+
+
+def trl(model: Any, text: str, begin: str = "") -> float:
+    """What a classifier of tokens says of the last step of a text, tokenized as TRL's trainer does."""
+    steps = [part for step in text.split("\n\n") for part in (step, "\n")]
+    logits = model(ids(begin, QUESTION, *steps)).logits
+    return float(torch.softmax(logits[0, -1], dim=-1)[1].detach())
+
+
+def mlp(generator: torch.Generator, outputs: int) -> dict[str, torch.Tensor]:
+    shapes = {
+        "score.0.weight": (32, 32), "score.0.bias": (32,), "score.2.weight": (outputs, 32), "score.2.bias": (outputs,)
+    }  # fmt: skip
+    return {name: torch.randn(*shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+
+
+def apply(head: dict[str, torch.Tensor], states: torch.Tensor) -> torch.Tensor:
+    inner = torch.relu(states @ head["score.0.weight"].T + head["score.0.bias"])
+    return inner @ head["score.2.weight"].T + head["score.2.bias"]
+
+
+LLAMA = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>{% endfor %}"
+)
+
+
+class Gating(torch.nn.Module):
+    """ArmoRM's gate, as it was published."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(14)
+        self.logit_scale = torch.nn.Parameter(torch.tensor([1.5]))
+        sizes = [32, 24, 24, 24, 5]
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:-1]:
+            states = torch.relu(layer(states))
+        return torch.softmax(self.layers[-1](states) / 2.0, dim=1) * self.logit_scale[0]
+
+
+def test_armorm_mixes_its_scores_by_a_gate(tmp_path: Path) -> None:
+    model = randomize(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE, tie_word_embeddings=False)), 13)
+    generator, gate = torch.Generator().manual_seed(15), Gating()
+    head = {
+        "regression_layer.weight": torch.randn(5, 32, generator=generator),
+        "reward_transform_matrix": torch.eye(5) - 0.1 * torch.rand(5, 5, generator=generator),
+        **{f"gating.{name}": tensor.detach() for name, tensor in gate.state_dict().items()},
+    }
+    gated = {"architectures": ["LlamaForRewardModelWithGating"], "num_objectives": 5, "gating_temperature": 2}
+    gated |= {"gating_hidden_dim": 24, "gating_n_hidden": 3, "auto_map": {"AutoModel": "modeling_custom.X"}}
+    folder = save(tmp_path / "armo", model, head, {"chat_template": LLAMA}, **gated)
+    answer = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    prompt = f"<|start_header_id|>user<|end_header_id|>\n\n{QUESTION}"
+    tokens = ids(f"{prompt}{answer}{TEXT}<|eot_id|>")
+    states = model.model(tokens).last_hidden_state
+    adjusted = states[:, -1] @ head["regression_layer.weight"].T @ head["reward_transform_matrix"]
+    expected = float((gate(states[:, ids(prompt).shape[1]]) * adjusted).sum().detach())
+    scorer = RewardModel(model=str(folder))
+    assert score(scorer) == pytest.approx(expected, abs=2e-4) and scorer.log and not scorer.prefixes
+    # The wrong rule: a gate that reads the end of the answer's header.
+    wrong = float((gate(states[:, ids(f"{prompt}{answer}").shape[1] - 1]) * adjusted).sum().detach())
+    assert wrong != pytest.approx(expected, abs=1e-3)
+    with pytest.raises(SettingsError, match="reads the end of the prompt"):
+        score(RewardModel(model=str(save(tmp_path / "other", model, head, **gated))))
+    normed = {f"gating.layers.{n}.running_mean": torch.zeros(24) for n in (2, 5)}
+    with pytest.raises(UnsupportedModel, match="a gate of another form"):
+        RewardModel(model=str(save(tmp_path / "qrm", model, head | normed, **gated)))
+    with pytest.raises(CorruptFile, match="5 objectives"):
+        head |= {"reward_transform_matrix": torch.eye(4)}
+        RewardModel(model=str(save(tmp_path / "torn", model, head, **gated)))
 
 
 def test_language_models_that_answer_with_signs(tmp_path: Path) -> None:
@@ -155,14 +250,11 @@ def test_one_that_is_trained_here_is_what_transformers_reads(tmp_path: Path) -> 
         for number in range(24)
         for sign in ("", "-")
     ]
-    values = train_published_prm(load(str(source), dtype="float32"), source, judged, out)
+    values = train_published_prm(load(str(source), dtype="float32"), source, judged, out, ridge=0.1)
     assert values["cross_entropy"] < values["cross_entropy_of_the_mean"] and values["auc"] > 0.7
     read = transformers.AutoModelForTokenClassification.from_pretrained(out)
     for text in ("First.\n\nSo 4.", "First.\n\nSo -4."):
-        lines = "".join(f"{step}\n" for step in text.split("\n\n"))
-        logits = read(ids(f"{QUESTION}\n{lines}")).logits[0, -1]
-        right = float(torch.softmax(logits, dim=-1)[1].detach())
-        assert score(RewardModel(model=str(out)), text) == pytest.approx(right, abs=2e-4)
+        assert score(RewardModel(model=str(out)), text) == pytest.approx(trl(read, text), abs=2e-4)
     scores = [score(RewardModel(model=str(out)), f"First.\n\nSo {sign}4.") for sign in ("", "-")]
     assert scores[0] > scores[1]
     with pytest.raises(SettingsError, match="not empty"):
@@ -180,9 +272,10 @@ def test_what_is_no_reward_model_is_said(tmp_path: Path) -> None:
     folder = save(tmp_path / "five", randomize(transformers.Qwen2ForSequenceClassification(config), 8))
     with pytest.raises(UnsupportedModel, match="5 outputs"):
         RewardModel(model=str(folder))
-    gated = save(tmp_path / "gated", causal(), architectures=["LlamaForRewardModelWithGating"])
-    with pytest.raises(UnsupportedModel, match="ArmoRM"):
-        RewardModel(model=str(gated))
+    for name in ("InternLM2ForRewardModel", "LlamaForRewardModelWithGating31", "LlamaRewardModel"):
+        own = save(tmp_path / name, causal(), architectures=[name])
+        with pytest.raises(UnsupportedModel, match="code of its own"):
+            RewardModel(model=str(own))
     bare = save(tmp_path / "bare", causal(), architectures=["Qwen2ForProcessRewardModel"])
     with pytest.raises(CorruptFile, match="no head of a qwen-prm"):
         RewardModel(model=str(bare))
