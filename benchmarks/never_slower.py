@@ -1,6 +1,7 @@
 """Whether `auto` is ever slower than plain decoding: cold, for each kind of text by itself and for many at once.
 
-    python benchmarks/never_slower.py [-m smollm2] [--texts 1 4 16 64] [--each 2] [--new 64] [--timed] --out FILE
+    python benchmarks/never_slower.py [-m smollm2] [--texts 1 4 16 64] [--each 2] [--new 64] [--timed] [--prices FOLDER]
+                                      --out FILE
 
 Texts answer the built-in questions of `decodery bench`, the first of each category. Each has a cache namespace of its
 own, so that none profits of another, and prices of steps are unknown at the beginning of each run.
@@ -44,13 +45,14 @@ class Clock:
 
     Args:
         seed: Of the disturbances.
+        prices: A folder with passes.json and step-calls.json.
     """
 
-    def __init__(self, seed: int) -> None:
-        known = json.loads((RESULTS / "passes.json").read_text("utf-8"))["rows"]
+    def __init__(self, seed: int, prices: Path) -> None:
+        known = json.loads((prices / "passes.json").read_text("utf-8"))["rows"]
         points = {each["rows"]: each["ms"] / 1000 for each in known if each["precision"] == "int8"}
         self._rows, self._times = zip(*sorted(points.items()), strict=True)
-        calls = json.loads((RESULTS / "step-calls.json").read_text("utf-8"))["rows"]
+        calls = json.loads((prices / "step-calls.json").read_text("utf-8"))["rows"]
         self._beside: dict[str, tuple[list[int], list[float]]] = {"greedy": ([], []), "auto": ([], [])}
         for each in calls:
             if each["setting"] in self._beside:
@@ -103,13 +105,14 @@ def run(
     return [len(seq.tokens) - length for seq, length in zip(texts, before, strict=True)], took
 
 
-def counted(lm: LLM, parts: list[list[list[int]]], new: int) -> float:
+def counted(lm: LLM, parts: list[list[list[int]]], new: int, prices: Path) -> float:
     """Speed of `auto` in units of plain decoding, by what passes take.
 
     Args:
         parts: Prompts that are answered together, one group after another.
+        prices: See `Clock`.
     """
-    clock, drafting, plain = Clock(1), 0.0, 0.0
+    clock, drafting, plain = Clock(1, prices), 0.0, 0.0
     for prompts in parts:
         tokens, seconds = run(lm, prompts, "auto", new, clock)
         drafting += seconds
@@ -135,6 +138,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--each", type=int, default=2, help="questions of a category")
     parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--prices", type=Path, default=RESULTS, help="a folder with passes.json and step-calls.json")
     parser.add_argument("--timed", action="store_true")
     parser.add_argument("--rounds", type=int, default=3, help="with --timed, runs of each")
     parser.add_argument("--out", type=Path, required=True)
@@ -150,7 +154,9 @@ def main() -> None:
         # More texts than questions: later ones begin with a few words more.
         many = [every[0][: number // len(every)] + every[number % len(every)] for number in range(texts)]
         parts = [[prompt] for prompt in by_category[category]] if texts == 1 else [many]
-        speed = timed(lm, parts, given.new, given.rounds) if given.timed else counted(lm, parts, given.new)
+        speed = (
+            timed(lm, parts, given.new, given.rounds) if given.timed else counted(lm, parts, given.new, given.prices)
+        )
         return {"speed": round(speed, 4), "enough": speed >= LEAST.get(texts, 0.99)}
 
     cells = [

@@ -22,6 +22,7 @@ from ..stores.expectations import Expectations
 from ..tree_building.native_batch import NativeBatch
 from ..tree_building.native_tree import NativeText, learn_together, propose_together
 from .advice import Advice
+from .draft_credit import DraftCredit
 
 if TYPE_CHECKING:
     from decodery.models.native.array_step import ArraySteps
@@ -74,8 +75,10 @@ class AutoText:
 
     Attributes:
         skips: The steps that it skips.
+        credit: What its drafts may lose.
         rests: Whether it skips this step.
         tree, promised: The draft of this step and its part of the tokens that all drafts promise.
+        spent: What all of them cost, in units of a step without drafts.
         together: Whether the step is learned with that of others, until which `seen` is what became of it.
         consults: Whether the adviser is asked in this step, None before that is decided.
     """
@@ -83,10 +86,12 @@ class AutoText:
     memory: Expectations
     advice: Advice | None
     skips: Skips = field(default_factory=Skips)
+    credit: DraftCredit = field(default_factory=DraftCredit)
     rests: bool = False
     calls: NativeText | None = None
     tree: DraftTree | None = None
     promised: float = 0.0
+    spent: float = 0.0
     together: bool = False
     consults: bool | None = None
     seen: VerificationFeedback | None = None
@@ -121,18 +126,25 @@ def draft(drafter: Drafter, sequences: Ordered[Sequence], budget: Budget, limits
     """
     states = [text_of(seq, drafter) for seq in sequences]
     skipped = [state.skips.skip(budget) for state in states] if skips else [False]
+    rests = all(skipped)
+    if not rests:
+        costs, given = _priced(budget, sum(limits), promises_of(sequences[0]))
+        if budget.measured:
+            costs = costs[: DraftCredit.shared(state.credit for state in states).affords(costs) + 1]
+        rests = skips and len(costs) < 2
     for state, seq in zip(states, sequences, strict=True):
-        state.rests, state.tree, state.promised = all(skipped), DraftTree.root(seq.last_token), 0.0
-    if all(skipped):
+        state.rests, state.tree, state.promised, state.spent = rests, DraftTree.root(seq.last_token), 0.0, 0.0
+        state.credit.step()
+    if rests:
         return
-    costs, given = _priced(budget, sum(limits), promises_of(sequences[0]))
     calls = [call for state in states if (call := state.calls) is not None]
     depths = [max(seq.remaining - 1, 0) for seq in sequences]
     found = propose_together(calls, sequences, costs, given, limits, depths)
+    spent = 0.0 if found is None else float(costs[sum(map(len, found[0])) - len(states)] / costs[0]) - 1.0
     for number, state in enumerate(states):
         state.skips.note(budget.sequences, found is None, 1 if found is None else len(found[0][number]))
         if found is not None:
-            state.tree, state.promised = found[0][number], found[1] / len(states)
+            state.tree, state.promised, state.spent = found[0][number], found[1] / len(states), spent
 
 
 def learn(drafter: Drafter, texts: Ordered[Sequence], most: int) -> None:
@@ -152,6 +164,8 @@ def learn(drafter: Drafter, texts: Ordered[Sequence], most: int) -> None:
         promised, kept = sum(state.promised for _, state, _ in asked), sum(len(seen.path) for _, _, seen in asked)
         if promised:
             promises_of(texts[0]).learn(asked[0][1].skips.texts, promised, kept)
+            for _, state, _ in asked:
+                state.credit.settle(kept / asked[0][1].skips.texts, state.spent)
     for seq, state, seen in steps:
         state.seen, state.together = None, False
         if seen is not None and seq.finished:
@@ -201,15 +215,25 @@ class AutoBatch(DraftBatch):
         # All of them skip a step where all would.
         self._skips = replace(min((state.skips for state in self._states), key=lambda each: each.resting))
         self._skipped = False
+        self._credit = DraftCredit.shared(state.credit for state in self._states)
+        self._began = self._credit.balance
+        self._drafted, self._budget = 0, JointBudget(0, [], np.ones)
 
     def propose(self, steps: ArraySteps, budget: JointBudget) -> bool:
-        self._promised = 0.0
+        self._promised, self._drafted, self._budget = 0.0, 0, budget
+        if budget.measured:
+            self._credit.step()
         self._skipped = self._skips.skip(budget)
         if self._skipped:
             return False
         nodes = min(self._native.nodes, len(self._sequences) * budget.nodes)
         costs, given = _priced(budget, nodes, self._promises)
-        drafted = self._native.propose(steps, costs, given, budget.nodes)
+        if budget.measured:
+            costs = costs[: self._credit.affords(costs) + 1]
+            if len(costs) < 2:
+                self._skipped = True
+                return False
+        drafted = self._drafted = self._native.propose(steps, costs, given, budget.nodes)
         self._skips.note(budget.sequences, drafted < 0, 1 + drafted)
         if drafted > 0:
             self._promised = self._native.promised
@@ -221,6 +245,11 @@ class AutoBatch(DraftBatch):
             self._native.follow(steps)
         else:
             failed = self._native.learn(steps)
+            if self._drafted > 0 and self._budget.measured:
+                # What the step took is known by now.
+                costs = self._budget.drafted(self._drafted)
+                spent = float(costs[-1] / costs[0]) - 1.0
+                self._credit.settle(self._native.accepted / self._budget.sequences, spent)
             if self._promised:
                 self._promises.learn(self._skips.texts, self._promised, self._native.accepted)
         for place in ended:
@@ -234,3 +263,5 @@ class AutoBatch(DraftBatch):
         skips = self._skips
         for state in self._states:
             state.skips = Skips(skips.silent, skips.resting, skips.texts, skips.fruitless)
+            state.credit.balance += self._credit.balance - self._began
+        self._began = self._credit.balance
