@@ -49,18 +49,25 @@ def sae(
 
     EXAMPLES holds one JSON object a line, {"prompt": text, "positive": true, "group": text}: prompts after which the
     behaviour occurs, and similar prompts after which it cannot. A fifth is the test set, by group. Half of the rest is
-    for training, half sets the threshold. The default is built-in sentences about who is given something.
+    for training, half sets the threshold. The default is built-in sentences about who is given something. Or it holds
+    your own texts with labels, {"messages": [...], "label": true or false, "group": text}.
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
     from decodery.monitors.sae import HeadCodes
-    from decodery.training.head_texts import evaluated, written
+    from decodery.training.head_texts import evaluated, read_answers, written
+    from decodery.training.labelled import is_labelled, read_chats
     from decodery.training.sae import built_in_examples, read_examples, train_sae
 
-    found = built_in_examples(count, seed) if examples is None else read_examples(examples)
+    chats = read_chats(examples) if examples is not None and is_labelled(examples) else []
+    found = built_in_examples(count, seed) if examples is None else [] if chats else read_examples(examples)
     lm = load(model)
     with terminal_progress(counts=True) as progress:
-        read = written(lm, found, chat=chat, max_new_tokens=max_new_tokens, progress=progress)
+        if chats:
+            read = read_answers(lm, chats, progress)
+            chat, max_new_tokens = True, max(len(each.rows) for each in read)
+        else:
+            read = written(lm, found, chat=chat, max_new_tokens=max_new_tokens, progress=progress)
     learn = functools.partial(
         train_sae,
         heads=lm.model.config.num_heads,

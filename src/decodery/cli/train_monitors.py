@@ -1,4 +1,4 @@
-"""`decodery train los` and `decodery train probe`: what monitors read answers by."""
+"""`decodery train los`, `probe` and `threshold`: what monitors read answers by, and where they flag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import command, option
-from .options import Decorator, chat_template_option, together
+from .options import OUT_FOLDER, Decorator, chat_template_option, together
 from .train_common import FILE, command_line, model_option, out_option, print_report, resumable, seed_option
 from .train_states import five_depths
 
@@ -30,11 +30,32 @@ class Asked:
     most: int | None
     seed: int
 
-    def answers(self, lm: LLM, out: Path, sites: tuple[str, ...], k: int) -> tuple[list[Answered], dict[str, Any]]:
-        """The answers, kept in `out`, and what of their form the trained part has to know."""
-        from decodery.training.activations import ActivationCollector
-        from decodery.training.checkable import built_in, read_checkable
+    @property
+    def labelled(self) -> bool:
+        """Whether the file holds texts with labels of their own."""
+        from decodery.training.labelled import is_labelled
 
+        return self.file is not None and is_labelled(self.file)
+
+    def answers(
+        self, lm: LLM, out: Path, sites: tuple[str, ...], k: int, *, whole: bool
+    ) -> tuple[list[Answered], dict[str, Any]]:
+        """The answers, kept in `out`, and what of their form the trained part has to know. whole: no prompt alone."""
+        from decodery.training.activations import ActivationCollector, read_answers
+        from decodery.training.checkable import built_in, read_checkable
+        from decodery.training.labelled import read_chats
+
+        if self.file is not None and self.labelled:
+            if self.most is not None or not self.apply_chat_template:
+                raise click.UsageError(
+                    "--max-new-tokens and --no-chat-template go with questions that the model answers, and this file "
+                    "holds labelled texts"
+                )
+            chats = read_chats(self.file, answers=whole)
+            with resumable(out) as progress:
+                read = read_answers(lm, chats, sites, k, progress)
+            longest = max(len(each.tokens) for each in read) if whole else None
+            return read, {"chat": True, "tokens": longest, "data": str(self.file)}
         chat = lm.chat_template is not None and self.apply_chat_template
         most = self.most or (64 if chat else 12)
         questions = built_in(self.count, self.seed, chat=chat) if self.file is None else read_checkable(self.file)
@@ -93,6 +114,9 @@ def los(asked: Asked, out: Path, model: str, rate: float, k: int) -> None:
     greedily. An answer is right if it holds the given one. For plain texts the rest of the line must equal it.
     Questions of a group are never in both training and test set. The default is built-in sums and capitals. An
     interrupted run continues. The printed figures are those of the test set.
+
+    Or it holds your own texts with labels, {"messages": [...], "label": true or false, "group": text}: true for what
+    the monitor is to detect in the last answer.
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
@@ -101,7 +125,7 @@ def los(asked: Asked, out: Path, model: str, rate: float, k: int) -> None:
     from decodery.training.probe import evaluated
 
     lm = load(model)
-    answers, form = asked.answers(lm, out, (), k)
+    answers, form = asked.answers(lm, out, (), k, whole=True)
     with terminal_progress(counts=True) as progress:
         facts = {"model": lm.name, "command": command_line()}
         learn = functools.partial(train_los, k=k, rate=rate, seed=asked.seed, facts=facts, progress=progress, **form)
@@ -142,11 +166,11 @@ def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tu
     from decodery.training.ranking import parts
     from decodery.training.shift import train_shift
 
-    if intervene and rows != "prompt":
-        raise click.UsageError("--intervene needs --rows prompt")
+    if intervene and (rows != "prompt" or asked.labelled):
+        raise click.UsageError("--intervene needs --rows prompt, and questions with answers")
     lm = load(model)
     sites = sites or five_depths(lm.model.config.num_layers)
-    answers, form = asked.answers(lm, out, sites, 1)
+    answers, form = asked.answers(lm, out, sites, 1, whole=rows == "new")
     facts = {"model": lm.name, "command": command_line()}
     learn = functools.partial(
         train_probe,
@@ -176,3 +200,54 @@ def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tu
     print_report(report, trained.threshold, site=trained.site)
     name = "factcheckmate" if rows == "prompt" else "truthprint"
     click.echo(f"The probe is ready: --monitor {name}:probe={out}{',action=switch' if intervene else ''}")
+
+
+@command(example="train threshold texts.jsonl --monitor confidence:measure=worst --rate 0.05")
+@click.argument("texts", type=FILE)
+@option("--out", type=OUT_FOLDER, help="Output folder of a monitor with a trained part.")
+@model_option("that writes the texts")
+@option("--monitor", required=True, metavar="METHOD", help="Monitor with its settings, such as truthprint:probe=DIR.")
+@option("--rate", default=0.1, show_default=True, help="Maximum rate of false alarms.")
+@option(
+    "--per",
+    "unit",
+    type=click.Choice(["text", "conversation"]),
+    default="text",
+    show_default=True,
+    help="What the rate is of. text: the last answer. conversation: all answers of a conversation.",
+)
+@seed_option("the split")
+def threshold(texts: Path, out: Path | None, model: str, monitor: str, rate: float, unit: str, seed: int) -> None:
+    """Set the threshold of any monitor on your own TEXTS.
+
+    TEXTS holds one JSON object a line, {"messages": [...], "label": true or false, "group": text}. The monitor scores
+    each text as it does while MODEL writes, and the highest score of a text decides: a further harmless text like these
+    is flagged at any of its tokens with at most the given rate. A fifth of the groups is the test set, whose figures
+    are printed. A monitor with a trained part is written to --out with the new threshold.
+    """
+    from decodery import load
+    from decodery.core.registry import resolve
+    from decodery.models.loaders.store import terminal_progress
+    from decodery.training.labelled import read_chats
+    from decodery.training.monitor_threshold import calibrate, trained_part, with_threshold
+
+    chats, watching = read_chats(texts), resolve("monitor", monitor)
+    known = trained_part(watching)
+    if (known is None) != (out is None):
+        raise click.UsageError(
+            f"--monitor {monitor} has no trained part: leave --out out"
+            if known is None
+            else f"--monitor {monitor} has a trained part, which keeps its threshold: give --out DIR"
+        )
+    lm = load(model)
+    with terminal_progress(counts=True) as progress:
+        found, report = calibrate(lm, chats, watching, rate, unit=unit, seed=seed, data=str(texts), progress=progress)
+    print_report(report, found)
+    if known is None or out is None:
+        click.echo(
+            f"The threshold is ready: --monitor {monitor}{',' if ':' in monitor else ':'}threshold={found.value!r}"
+        )
+        return
+    setting, part = known
+    with_threshold(part, found, report | {"command": command_line()}).save(out / part.FILE)
+    click.echo(f"The monitor is ready: --monitor {monitor.partition(':')[0]}:{setting}={out}")

@@ -39,7 +39,8 @@ def sequential(
 
     CONVERSATIONS holds one JSON object a line, {"turns": [text, ...], "completes": number or null, "group": text}: the
     turns of a user, and the number (from 0) of the turn that completes it. The default is built-in shopping lists, some
-    of which hold a secret triple of items.
+    of which hold a secret triple of items. Or it holds your own conversations with labels, {"messages": [...], "label":
+    true or false, "group": text}.
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
@@ -81,18 +82,28 @@ def direction(statements: Path | None, out: Path, model: str, sites: tuple[str, 
 
     STATEMENTS holds one JSON object a line, {"text": ..., "label": true or false, "group": text}; half of them are for
     training. The default is right and wrong capitals. The hook point that separates the labels best on a part of the
-    others is used. A principal component ignores the labels. The printed figures are those of the rest.
+    others is used. A principal component ignores the labels. The printed figures are those of the rest. Or it holds
+    your own texts with labels, {"messages": [...], "label": true or false, "group": text}, whose last answer is read.
     """
     from decodery import load
     from decodery.models.loaders.store import terminal_progress
     from decodery.monitors.probe import Probe
-    from decodery.training.direction import axis_by, built_in_statements, evaluated, read_by, read_statements
+    from decodery.training.direction import (
+        axis_by,
+        built_in_statements,
+        evaluated,
+        read_answers,
+        read_by,
+        read_statements,
+    )
+    from decodery.training.labelled import is_labelled, read_chats
 
-    found = built_in_statements(seed) if statements is None else read_statements(statements)
+    chats = read_chats(statements, answers=True) if statements is not None and is_labelled(statements) else []
+    found = built_in_statements(seed) if statements is None else [] if chats else read_statements(statements)
     lm = load(model)
     sites = sites or five_depths(lm.model.config.num_layers)
     with terminal_progress(counts=True) as progress:
-        read = read_by(lm, found, sites, progress)
+        read = read_answers(lm, chats, sites, progress) if chats else read_by(lm, found, sites, progress)
     facts = {"model": lm.name, "command": command_line()}
     chat = lm.chat_template is not None
     learn = functools.partial(axis_by, kind=kind, model=lm.model.fingerprint, chat=chat, seed=seed, facts=facts)

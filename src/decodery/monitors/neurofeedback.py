@@ -66,9 +66,18 @@ class Neurofeedback(Monitor):
     def fits(self, model: Reader) -> None:
         self.trained.require(model, "answer", _MADE)
 
+    @property
+    def limit(self) -> float:
+        return super().limit if self.threshold is not None or not self.calibrated else self.trained.threshold.value
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the axis has a threshold, which `decodery train threshold` gives it."""
+        return self.trained.threshold.harmless > 0
+
     def check(self, seq: Sequence) -> None:
-        # An axis has no threshold of its own.
-        self.trained.threshold.check(seq, "neurofeedback", _MADE, own=True)
+        own = self.threshold is not None or not self.calibrated
+        self.trained.threshold.check(seq, "neurofeedback", _MADE, own=own)
 
     def start(self, seq: Sequence) -> _State:
         return _State()

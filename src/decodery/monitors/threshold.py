@@ -23,6 +23,7 @@ class Threshold:
         data: What these were.
         chat: Whether their prompts had the model's chat template, None where that is not known.
         tokens: The most that they could have, None where the length is of no account.
+        unit: What the rate is of: a "text", or a "conversation" with all its answers.
     """
 
     value: float
@@ -31,18 +32,26 @@ class Threshold:
     data: str
     chat: bool | None = None
     tokens: int | None = None
+    unit: str = "text"
 
     @classmethod
     def calibrated(
-        cls, scores: Iterable[float], rate: float, data: str, *, chat: bool | None = None, tokens: int | None = None
+        cls,
+        scores: Iterable[float],
+        rate: float,
+        data: str,
+        *,
+        chat: bool | None = None,
+        tokens: int | None = None,
+        unit: str = "text",
     ) -> Threshold:
         """The least threshold that keeps the promise, from the scores of n harmless texts.
 
         Args:
             scores: Of each text the one that decides, which is the highest where any token may be flagged.
-            chat, tokens: Of the texts. That is their ceil((n + 1) * (1 - rate))-th least score: a further text of the
-                same kind then exceeds it with probability `rate` at most, whatever their distribution and however few
-                they are (split conformal prediction).
+            chat, tokens, unit: Of the texts. That is their ceil((n + 1) * (1 - rate))-th least score: a further text of
+                the same kind then exceeds it with probability `rate` at most, whatever their distribution and however
+                few they are (split conformal prediction).
 
         Raises:
             SettingsError: If n is too small for any threshold to promise that.
@@ -59,7 +68,7 @@ class Threshold:
                 f"a false-positive rate of {rate} cannot be promised from {len(found)} harmless texts: give at least "
                 f"{math.ceil(round(1 / rate, 9)) - 1}, or ask for a higher rate"
             )
-        return cls(found[place - 1], rate, len(found), data, chat, tokens)
+        return cls(found[place - 1], rate, len(found), data, chat, tokens, unit)
 
     def check(self, seq: Sequence, name: str, made: str, *, own: bool) -> None:
         """Say where a text is of another form than those that the threshold was set on.
@@ -104,11 +113,13 @@ class Threshold:
         """
         try:
             value, rate, harmless = float(facts["value"]), float(facts["rate"]), int(facts["harmless"])
-            chat, tokens = facts.get("chat"), facts.get("tokens")
+            chat, tokens, unit = facts.get("chat"), facts.get("tokens"), facts.get("unit", "text")
             if chat not in (None, True, False) or not (tokens is None or (type(tokens) is int and tokens > 0)):
                 raise ValueError(f"{chat} or {tokens} is no form of text")
+            if unit not in ("text", "conversation"):
+                raise ValueError(f"{unit} is no unit")
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptFile("a trained monitor has no threshold: train it again") from error
         if not math.isfinite(value) or not 0 < rate < 1:
             raise CorruptFile("a trained monitor has no threshold that means anything: train it again")
-        return cls(value, rate, harmless, str(facts.get("data", "")), chat, tokens)
+        return cls(value, rate, harmless, str(facts.get("data", "")), chat, tokens, unit)

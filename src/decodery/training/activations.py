@@ -21,6 +21,7 @@ from decodery.monitors.recorder import Recorder
 from decodery.step.sequence import Sequence
 
 from .checkable import CheckableQuestion
+from .labelled import LabelledChat, reread
 
 if TYPE_CHECKING:
     from decodery.llm.llm import LLM
@@ -35,7 +36,7 @@ class Answered:
     """One question as the model answered it.
 
     Attributes:
-        wrong: By exact match.
+        wrong: By exact match; of texts with labels of their own, what the monitor looks for.
         tokens: Of the answer, n of them.
         signatures: [n, k + 5], as `Signature.numbers`.
         prompt: {site: [2 * width]}, the mean of the prompt's rows beside the last of them.
@@ -173,3 +174,35 @@ class ActivationCollector:
             )
             for at, question in enumerate(asked)
         ]
+
+
+def read_answers(
+    lm: LLM, chats: Ordered[LabelledChat], sites: Ordered[str] = (), k: int = 100, progress: Progress = silent
+) -> list[Answered]:
+    """Texts with labels of their own as the model writes them, for the monitors that learn from answers.
+
+    Args:
+        lm: The model.
+        chats: The texts; of one without an answer there is the prompt alone.
+        sites: Hook points.
+        k: Log-probabilities of a row that are kept.
+        progress: Called with how many are done.
+
+    Returns:
+        One for each text, "wrong" where its label says that it is what the monitor looks for.
+    """
+    found = []
+    for chat, text in zip(chats, reread(lm, chats, [Recorder(tuple(sites), k)], progress), strict=True):
+        pools, rows = monitor_states(text)[0]
+        asked = CheckableQuestion("\n\n".join(each["content"] for each in chat.prompt), chat.answer, chat.group)
+        found.append(
+            Answered(
+                asked,
+                chat.label,
+                text.generated,
+                torch.stack([numbers for numbers, _ in rows]),
+                {site: pool.numbers().float() for site, pool in pools.items()},
+                {site: torch.stack([hidden[site] for _, hidden in rows]) for site in sites},
+            )
+        )
+    return found

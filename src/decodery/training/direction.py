@@ -13,13 +13,16 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
+from decodery.engine.monitoring import monitor_states
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.probe import Probe
+from decodery.monitors.recorder import Recorder
 from decodery.monitors.threshold import Threshold
 
 from .checkable import capitals
 from .evaluation import Evaluation, doubts
+from .labelled import LabelledChat, reread
 from .lines import read_labelled
 from .ranking import auroc, parts
 
@@ -60,6 +63,20 @@ def read_statements(path: Path) -> list[Statement]:
     A group may be left out.
     """
     return [Statement(*each) for each in read_labelled(path, "text", "label")]
+
+
+def read_answers(
+    lm: LLM, chats: Ordered[LabelledChat], sites: Ordered[str], progress: Progress = silent
+) -> list[ReadStatement]:
+    """Answers with labels of their own, as the monitor has them at their end."""
+    found = []
+    for chat, text in zip(chats, reread(lm, chats, [Recorder(tuple(sites), 1)], progress), strict=True):
+        # The row that the first token is chosen at is the prompt's last one.
+        _, ((_, _), *rows) = monitor_states(text)[0]
+        states = {site: torch.stack([hidden[site] for _, hidden in rows]).mean(dim=0) for site in sites}
+        doubt = -float(torch.stack([numbers[-5] for numbers, _ in monitor_states(text)[0][1]]).mean())
+        found.append(ReadStatement(Statement(chat.answer, chat.label, chat.group), states, len(rows), doubt))
+    return found
 
 
 @torch.no_grad()

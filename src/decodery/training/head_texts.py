@@ -15,6 +15,7 @@ from decodery.monitors.recorder import Recorder
 from decodery.monitors.sae import HeadCodes
 
 from .evaluation import Evaluation, doubts
+from .labelled import LabelledChat, reread
 from .ranking import parts
 from .sae import BehaviourExample, highest
 
@@ -75,6 +76,29 @@ def written(
         prompt = lm.tokenizer.encode(each.prompt, special=False)
         found.append(Read(each, rows, doubts(lm, [(prompt[:1], prompt[1:] or prompt)])[0]))
         progress("reading examples", number + 1, len(examples))
+    return found
+
+
+def read_answers(lm: LLM, chats: Ordered[LabelledChat], progress: Progress = silent) -> list[Read]:
+    """What heads write in answers with labels of their own, as their monitor reads it.
+
+    Args:
+        lm: the model.
+        chats: the texts.
+        progress: told how many are done.
+
+    Returns:
+        One reading for each.
+    """
+    config = lm.model.config
+    taps, found = tuple(f"head_out.{layer}" for layer in range(config.num_layers)), []
+    for chat, text in zip(chats, reread(lm, chats, [Recorder(taps, 1)], progress), strict=True):
+        seen = monitor_states(text)[0][1]
+        rows = torch.stack([torch.stack([hidden[tap] for tap in taps]) for _, hidden in seen])
+        example = BehaviourExample("\n\n".join(each["content"] for each in chat.prompt), chat.label, chat.group)
+        prompt = text.tokens[: text.request.prompt_length]
+        doubt = doubts(lm, [(prompt[:1], prompt[1:] or prompt)])[0]
+        found.append(Read(example, rows.view(len(seen), -1, config.head_dim).half(), doubt))
     return found
 
 

@@ -22,6 +22,7 @@ from decodery.monitors.turns import TurnRecorder, Turns
 from .activations import Answered
 from .checkable import CheckableQuestion
 from .evaluation import Evaluation
+from .labelled import LabelledChat, is_labelled, read_chats
 from .lines import read_json_lines
 from .probe import train_probe, worst
 from .ranking import parts
@@ -58,14 +59,27 @@ class Talk:
     Attributes:
         completes: The turn, from 0, after which the whole is what is looked for, None for never.
         group: What must not be both learned from and tested on.
+        said: The messages up to the user's last turn, where they are known with their answers; then only the whole is
+            labelled, and of a conversation that is looked for nothing is learned from its beginnings.
     """
 
     turns: tuple[str, ...]
     completes: int | None
     group: str
+    said: tuple[dict[str, str], ...] = ()
+
+    @classmethod
+    def labelled(cls, chat: LabelledChat) -> Talk:
+        """A conversation with a label of its own, up to the user's last turn."""
+        last = max(number for number, each in enumerate(chat.messages) if each["role"] == "user")
+        said = chat.messages[: last + 1]
+        turns = tuple(each["content"] for each in said if each["role"] == "user")
+        return cls(turns, len(turns) - 1 if chat.label else None, chat.group, said)
 
     def messages(self) -> list[dict[str, str]]:
         """As a chat that ends with the user's last turn."""
+        if self.said:
+            return list(self.said)
         found = []
         for turn in self.turns:
             found += [{"role": "user", "content": turn}, {"role": "assistant", "content": "Done."}]
@@ -127,7 +141,12 @@ def _complete(things: Ordered[str]) -> int | None:
 
 
 def read_talks(path: Path) -> list[Talk]:
-    """Of a file of JSON lines {"turns": [text, ...], "completes": number or null, "group": text}."""
+    """Of a file of JSON lines {"turns": [text, ...], "completes": number or null, "group": text}.
+
+    Or of conversations with labels, see `read_chats`.
+    """
+    if is_labelled(path):
+        return [Talk.labelled(each) for each in read_chats(path)]
     found = []
     for number, entry in read_json_lines(path):
         known = entry if isinstance(entry, dict) else {}
@@ -266,7 +285,8 @@ def relabelled(one: ReadConversation, other: ReadConversation) -> ReadConversati
 
 def _beginnings(heard: Ordered[ReadConversation]) -> Iterator[Answered]:
     for each in heard:
-        for number, states in enumerate(each.states):
+        unlabelled = len(each.states) - 1 if each.talk.said and each.talk.completes is not None else 0
+        for number, states in enumerate(each.states[unlabelled:], start=unlabelled):
             wrong = each.talk.completes is not None and number >= each.talk.completes
             asked = CheckableQuestion(each.talk.turns[number], "", each.talk.group, "talk", f"{number}")
             rows = {site: row.float() for site, row in states.items()}

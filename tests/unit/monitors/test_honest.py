@@ -315,7 +315,7 @@ def test_what_was_trained_on_another_form_of_text_is_refused_or_warned_of() -> N
         UserWarning, match=r"rate of 0\.1 is promised for texts of up to 8 tokens, and this one may have more"
     ):
         lm.generate("abc", monitor=monitors["los"](), **settings | {"max_new_tokens": 9})
-    axis = Probe(probe("new").tensors, "resid_post.1", "answer", Threshold(9, 0.1, 20, "", chat=True))
+    axis = Probe(probe("new").tensors, "resid_post.1", "answer", Threshold(9, 0.1, 0, "", chat=True))
     with pytest.warns(UserWarning, match="neurofeedback was trained on prompts with the chat template"):
         lm.generate("abc", apply_chat_template=False, monitor=Neurofeedback(axis), **settings)
     # Of what was made of tokens alone nothing is known.
