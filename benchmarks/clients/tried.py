@@ -164,6 +164,19 @@ def langchain(url: str, model: str) -> list[Trial]:
     ]  # fmt: skip
 
 
+def cohere(url: str, model: str) -> list[Trial]:
+    import cohere as sdk
+
+    asked: Any = {"model": model, "query": "When is high tide?", "documents": ["Bread is baked.", "Twice a day."]}
+    first, second = (kind(api_key="none", base_url=url) for kind in (sdk.Client, sdk.ClientV2))
+    ranked = [first.rerank(**asked).results, second.rerank(**asked).results]
+    return [
+        ("/v1/rerank", "Client", lambda: len(ranked[0]) == 2 and ranked[0][0].document.text in asked["documents"]),
+        ("/v2/rerank", "ClientV2", lambda: [each.index for each in ranked[1]] == [each.index for each in ranked[0]]),
+        ("/v2/rerank", "top_n", lambda: len(second.rerank(**asked, top_n=1).results) == 1),
+    ]
+
+
 def litellm(url: str, model: str) -> list[Trial]:
     import litellm as sdk
 
@@ -308,7 +321,7 @@ def llm(url: str, model: str) -> list[Trial]:
 
 PACKAGES = {"langchain": "langchain-openai", "openai_agents": "openai-agents", "pydantic_ai": "pydantic-ai-slim"}
 CLIENTS = {each.__name__: each for each in (
-    openai, anthropic, ollama, langchain, litellm, instructor, openai_agents, pydantic_ai, llm,
+    openai, anthropic, ollama, cohere, langchain, litellm, instructor, openai_agents, pydantic_ai, llm,
 )}  # fmt: skip
 
 

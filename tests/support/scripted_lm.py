@@ -15,6 +15,7 @@ from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.pieces import PROMPT, unseen
 from decodery.sampling.temperature import Temperature
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence, TokenLogprob
 
 _WORD = re.compile(r"\s*\S+|\s+")
@@ -82,7 +83,7 @@ class _Scripted(WholeTexts):
         super().__init__("a scripted model", logprobs=True)
         self.lm = lm
 
-    def advance(self, seq: Sequence) -> None:
+    def advance(self, seq: Sequence) -> ForwardCoroutine[None]:
         """A word of the text, or its end."""
         state = own(seq, self.name)
         if state is None:
@@ -93,7 +94,7 @@ class _Scripted(WholeTexts):
         if left:
             seq.trace.ledger.tokens += 1
             first = [] if seq.request.logprobs is None or seq.position else [self._told(said, left[0])]
-            if self.grow(seq, [left.pop(0)], first):
+            if (yield from self.grow(seq, [left.pop(0)], first)):
                 return
         if not left:
             cut(seq, ServerError("a scripted model went away")) if said.gone else end(seq, "stop")

@@ -1,4 +1,4 @@
-"""`decodery serve`: the engine behind an OpenAI endpoint."""
+"""`decodery serve`: the engine on an OpenAI endpoint."""
 
 from __future__ import annotations
 

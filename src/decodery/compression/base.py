@@ -146,7 +146,7 @@ def transformed(
             known = method_of(transform)
             name = known.name if known else type(transform).__name__
             raise SettingsError(
-                f"{name} must read a text to calibrate with: name a text file behind the model in `decodery "
+                f"{name} must read a text to calibrate with: name a text file after the model in `decodery "
                 "transform`, or give texts in Python"
             )
     changes = []

@@ -66,7 +66,7 @@ class SliceGPT(ModelCompression):
         config, weights = model.config, model.weights
         width = self._width(config)
         if config.sandwich_norms or config.shortcuts:
-            kind = "has norms behind its sublayers" if config.sandwich_norms else "is sliced already"
+            kind = "has norms after its sublayers" if config.sandwich_norms else "is sliced already"
             raise UnsupportedModel(f"this model {kind}, where no rotation passes: slicegpt cannot change it")
         stream = Stream(model, list(texts))
         chance = torch.Generator().manual_seed(self.seed) if self.orientation == "random" else None

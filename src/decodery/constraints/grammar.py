@@ -77,7 +77,7 @@ def _with_schemas(rules: str) -> str:
         try:
             schema, end = json.JSONDecoder().raw_decode(rules, found.end())
         except (ValueError, RecursionError) as error:
-            raise ConstraintError(f"the grammar has %json without a JSON schema behind it: {error}") from error
+            raise ConstraintError(f"the grammar has %json without a JSON schema after it: {error}") from error
         prepared = prepare(schema)
         whole = {"allOf": [prepared]} if isinstance(prepared, bool) else prepared
         done += [rules[at : found.end()], json.dumps(whole | {"x-guidance": {"json_allowed_escapes": 'nrbtf\\"'}})]

@@ -1,4 +1,4 @@
-"""A model behind a server: its texts are asked for over the network and grow as they come."""
+"""A model on a server: its texts are asked for over the network and grow as they come."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from decodery.sampling.presence_penalty import PresencePenalty
 from decodery.sampling.sampler import Sampler
 from decodery.sampling.temperature import Temperature
 from decodery.sampling.top_p import TopP
+from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import FinishReason, Sequence, TokenLogprob
 
 from .writing import WholeTexts, cut, end, keep, own
@@ -89,7 +90,7 @@ class RemoteModel(WholeTexts):
 
     def __init__(self, endpoint: Endpoint, offers: Offers, connections: int, pieces: Pieces | None = None) -> None:
         super().__init__(
-            f"the model {offers.model} behind a server",
+            f"the model {offers.model} on a server",
             logprobs=any(offers.logprobs.values()),
             continues=True,
             pieces=pieces,
@@ -102,7 +103,7 @@ class RemoteModel(WholeTexts):
         self._beside: dict[str, RemoteModel] = {}
 
     def beside(self, address: str) -> RemoteModel:
-        """A model behind another server that goes on from texts of this one.
+        """A model on another server that goes on from texts of this one.
 
         Args:
             address: Its URL, with `#NAME` after it where the server has several models.
@@ -113,7 +114,7 @@ class RemoteModel(WholeTexts):
             self._beside[address] = RemoteModel(endpoint, endpoint.probe(name or None), self.connections, self.pieces)
         return self._beside[address]
 
-    def advance(self, seq: Sequence) -> None:
+    def advance(self, seq: Sequence) -> ForwardCoroutine[None]:
         """See `Writer.advance`; streams are read by threads of their own."""
         call: Call | None = own(seq, self.name)
         if call is None or call.closed:
@@ -130,7 +131,7 @@ class RemoteModel(WholeTexts):
             pieces = [call.pieces.popleft() for _ in range(len(call.pieces))]
         for piece in pieces:
             if not call.closed:
-                self._take(seq, call, piece)
+                yield from self._take(seq, call, piece)
         if seq.finished or call.closed:
             self._calls.discard(call)
 
@@ -234,7 +235,7 @@ class RemoteModel(WholeTexts):
             call.pieces.append(piece)
             self._news.notify_all()
 
-    def _take(self, seq: Sequence, call: Call, piece: Piece) -> None:
+    def _take(self, seq: Sequence, call: Call, piece: Piece) -> ForwardCoroutine[None]:
         """Let a text grow by a piece; what the server says it took is entered in the ledger."""
         ledger = seq.trace.ledger
         if piece.retries:
@@ -267,7 +268,7 @@ class RemoteModel(WholeTexts):
             near = [(self.pieces.id_of(other), value) for other, value in top[: seq.request.logprobs or 0]]
             logprobs.append(TokenLogprob(self.pieces.id_of(text), logprob, near))
         before = seq.position
-        self.grow(seq, tokens, logprobs)
+        yield from self.grow(seq, tokens, logprobs)
         ledger.tokens += seq.position - before
         if seq.segment_end is not None and not seq.finished and seq.position > before and seq.segment_end(seq):
             # The stream is closed, and a later step is asked for anew.

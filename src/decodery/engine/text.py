@@ -73,7 +73,7 @@ def run_step(seq: Sequence, step_budget: StepBudget) -> ForwardCoroutine[None]:
     Where it ends early by an error or because it is closed, nothing tentative is left.
     """
     if writes(seq.request.model):
-        seq.request.model.advance(seq)
+        yield from seq.request.model.advance(seq)
         return
     expect(seq)
     if (question := seq.request.sampler.question(seq.processor_states)) is not None:

@@ -17,6 +17,8 @@ from decodery.models.hooks import Tap
 from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import Capabilities
 from decodery.models.tokenizers.pieces import MOST_PIECES, Pieces, nothing_read, unseen
+from decodery.step.forward_request import ForwardCoroutine, off_loop
+from decodery.step.segment_end import SegmentEnd
 from decodery.step.sequence import FinishReason, Sequence, TokenLogprob
 
 
@@ -50,7 +52,7 @@ class WholeTexts:
             f"{self.name} writes whole texts and {why}{joint} load the model here with decodery.load"
         )
 
-    def grow(self, seq: Sequence, pieces: Ordered[str], logprobs: Ordered[TokenLogprob] = ()) -> bool:
+    def grow(self, seq: Sequence, pieces: Ordered[str], logprobs: Ordered[TokenLogprob] = ()) -> ForwardCoroutine[bool]:
         """Append pieces of text up to the first stop, or to the end of the text's segment.
 
         A piece that is no token is cut where the segment ends, so that a segment does not depend on how a stream is
@@ -62,6 +64,11 @@ class WholeTexts:
         Returns:
             Whether the text has ended by one, or is too long.
         """
+        if isinstance(seq.segment_end, SegmentEnd) and seq.segment_end.asks:
+            return (yield from off_loop(lambda: self._grow(seq, pieces, logprobs)))
+        return self._grow(seq, pieces, logprobs)
+
+    def _grow(self, seq: Sequence, pieces: Ordered[str], logprobs: Ordered[TokenLogprob]) -> bool:
         before = seq.position
         for number, piece in enumerate(pieces):
             if seq.remaining <= 0:

@@ -1,4 +1,4 @@
-"""A model behind any OpenAI-compatible server, used like one that was loaded here."""
+"""A model on any OpenAI-compatible server, used like one that was loaded here."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ class LogProbability(Scorer):
     """Scores a text by what the model that wrote it finds its tokens likely, each after those before it.
 
     The distribution is the model's own, without temperature and masks; the end token does not count. Cost: a row per
-    token of the output, in passes that all candidates share. Behind a server it is what that says of the tokens
+    token of the output, in passes that all candidates share. Of a model on a server it is what that says of the tokens
     (`logprobs`).
 
     Attributes:
-        of: "sum" is the text's log-probability, "mean" that per token, "min" that of its least likely token; 0 for an
-            empty text.
+        of: "sum" is the text's log-probability, "mean" that per token, "min" that of its least likely token. A text
+            without tokens has 0, but as a finished answer -inf under "mean" and "min": nothing is known of it.
     """
 
     of: Literal["sum", "mean", "min"] = "mean"
@@ -49,11 +49,13 @@ class LogProbability(Scorer):
 
     def score(self, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
         logprobs = yield from token_logprobs(candidates, [len(output) for output in candidates.outputs])
-        return torch.stack([self._of(each) for each in logprobs])
+        return torch.stack([self._of(*each) for each in zip(logprobs, candidates.finished, strict=True)])
 
-    def _of(self, logprobs: torch.Tensor) -> torch.Tensor:
+    def _of(self, logprobs: torch.Tensor, finished: bool) -> torch.Tensor:
         if not len(logprobs):
-            return torch.zeros((), dtype=torch.float64, device="cpu")
+            # Else an empty answer is the best of all, for its end token does not count.
+            worth = -torch.inf if finished and self.of != "sum" else 0.0
+            return torch.tensor(worth, dtype=torch.float64, device="cpu")
         total = logprobs.min() if self.of == "min" else logprobs.sum()
         if self.of == "mean":
             total = total / len(logprobs)

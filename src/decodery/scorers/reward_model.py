@@ -45,7 +45,7 @@ class RewardModel(Wrapper):
     """Scores texts by a scorer that asks a second model in place of the one that wrote them.
 
     What needs the writer is refused. Where the two have different tokens, prompt and text are read as texts, without
-    the signs of a chat template. Works behind a server, too. Cost: each text is read anew whenever it is scored; passes
+    the signs of a chat template. Works on a server, too. Cost: each text is read anew whenever it is scored; passes
     and rows are the ledger's "reward".
 
     Attributes:

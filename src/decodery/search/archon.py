@@ -37,7 +37,7 @@ class Archon(Pipeline):
     layer asks for shares passes. Where several candidates are left, the first is the best: they are in the order of the
     last ranker or evaluator (the published code draws one). All ask at the request's temperature, 0.7 in the paper.
 
-    Each component may have a model of its own. For a model behind a server that is the URL of another server, with
+    Each component may have a model of its own. For a model on a server that is the URL of another server, with
     #NAME where it has several models, as in generator(n=2,model=http://localhost:8001#large). Else it is a model with
     the same tokens, which reads prompts in the chat template of the first one.
 
@@ -105,9 +105,9 @@ def check_layers(layers: Ordered[Ordered[Component]]) -> None:
                     "a critic of archon must stand right before a ranker or a fuser: no other layer reads it"
                 )
             if isinstance(component, Evaluator) and not isinstance(before, UnitTests):
-                raise SettingsError("an evaluator of archon comes right behind unit-tests: put them before it")
+                raise SettingsError("an evaluator of archon comes right after unit-tests: put them before it")
             if isinstance(component, UnitTests) and not isinstance(following, Evaluator):
-                raise SettingsError("unit-tests of archon come right before an evaluator: put one behind them")
+                raise SettingsError("unit-tests of archon come right before an evaluator: put one after them")
 
 
 def _name(component: Component) -> str:

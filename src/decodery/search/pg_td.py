@@ -263,8 +263,6 @@ class Programs:
         if path in self.rewards:
             return
         (reward,) = (yield from judge(self.settings.scorer, candidates([seq]))).tolist()
-        if not math.isfinite(reward):
-            raise SettingsError(f"the reward of a program must be a finite number, not {reward}")
         self.rewards[path] = reward
         if self.best is None or reward > self.best[0].reward:
             self.best = FinishedProgram(path, reward), seq

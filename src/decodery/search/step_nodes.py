@@ -96,6 +96,10 @@ class StepEnd(SegmentEnd):
         self._characters = 0 if seq.text is None else len(seq.text.text)
         self._asked: tuple[str, bool] | None = None
 
+    @property
+    def asks(self) -> bool:
+        return bool(self._pattern)
+
     def question(self, seq: Sequence) -> Callable[[], object] | None:
         if not self._pattern or seq.text is None:
             return None

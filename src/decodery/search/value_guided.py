@@ -53,7 +53,7 @@ class ValueGuided(StepSearch):
         lines = self.lines if self.lines is not None else self.n // self.width
         if lines < 1 or self.n % (lines * self.width):
             raise SettingsError(
-                f"value-guided draws width={self.width} blocks behind each text of each line: give an n that "
+                f"value-guided draws width={self.width} blocks after each text of each line: give an n that "
                 f"width times lines divides, not {self.n}"
             )
 

@@ -70,7 +70,13 @@ def _prompt(preprocessor: RequestPreprocessor, body: ChatRequest) -> _Prompt:
         allow_special=body.decodery is not None and bool(body.decodery.allow_special),
     )  # fmt: skip
     tokens = preprocessor.truncated(given, body.truncate_prompt_tokens, policy)
-    language, marks = reasoned(language, lm.reasoning_marks(tokens), budget, asked=asked)
+    marks = lm.reasoning_marks(tokens)
+    if preprocessor.settings.constraint is not None:
+        # A reasoning part is free text, which would stand outside of what every text must follow.
+        if asked or variables.get("enable_thinking"):
+            raise invalid("this server constrains every text: leave out what asks for reasoning")
+        budget = 0 if marks is not None and marks.inside else None
+    language, marks = reasoned(language, marks, budget, asked=asked)
     return _Prompt(tokens, turns, language, marks)
 
 

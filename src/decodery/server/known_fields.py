@@ -35,6 +35,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "add_special_tokens": ((False,), "the chat template writes the special tokens"),
     "documents": (([],), "put documents into a message"),
     "chat_template": ((), "the model's own template is used"),
+    "rank_fields": ((["text"],), "documents are ranked by their text"),
     "priority": ((0,), "keys take turns, and requests of a key are served in order"),
     "cache_salt": ((), "prompts are shared within a key only: use a key for each tenant"),
     "allowed_token_ids": (([],), _CONSTRAINTS),

@@ -1,4 +1,4 @@
-"""A Ray Serve application: replicas of the server behind one address, more of them as more requests wait.
+"""A Ray Serve application: replicas of the server at one address, more of them as more requests wait.
 
     serve run decodery.server.ray:application model=smollm2 replicas=1-4
 

@@ -54,6 +54,7 @@ class RerankRequest(Body):
     Attributes:
         top_n: How many of the best are returned; all by default.
         return_documents: Return the texts as well.
+        max_tokens_per_doc: Read only so many tokens of each document, its first ones; all by default.
     """
 
     model: StrictStr | None = None
@@ -61,6 +62,7 @@ class RerankRequest(Body):
     documents: Annotated[list[_Text | Document], Field(min_length=1, max_length=_MOST_TEXTS)]
     top_n: Annotated[int, Field(strict=True, ge=1), WHOLE] | None = None
     return_documents: StrictBool | None = None
+    max_tokens_per_doc: Annotated[int, Field(strict=True, ge=1), WHOLE] | None = None
     decodery: ScoringMethods | None = None
 
     @property
@@ -140,12 +142,17 @@ def plan(preprocessor: RequestPreprocessor, body: RerankRequest | ScoreRequest) 
             "question-likelihood",
             "decodery.scorer",
         )
+    most = body.max_tokens_per_doc if isinstance(body, RerankRequest) else None
     found: list[Scoring] = []
     for query, document in body.pairs:
         preprocessor.check_length(query)
         preprocessor.check_length(document)
         request = lm.request_for(query, drafter=None)
-        tokens = [*request.prompt, *lm.tokenizer.encode_after(document)]
+        read = lm.tokenizer.encode_after(document)
+        if most is not None and len(read) > most:
+            read = read[:most]
+            document = lm.tokenizer.decode(read)
+        tokens = [*request.prompt, *read]
         preprocessor.room(len(tokens), None, 1)
         found.append(Scoring(tokens, scorer=scorer, request=request, document=document))
     prefix = "rerank-" if isinstance(body, RerankRequest) else "score-"

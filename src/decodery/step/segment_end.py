@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 class SegmentEnd(Contract):
     """A `segment_end` that has to find something out first, such as whether a pattern matches."""
 
+    @property
+    def asks(self) -> bool:
+        """Whether there ever is a question."""
+        return True
+
     @abstractmethod
     def question(self, seq: Sequence) -> Callable[[], object] | None:
         """What to call beside the loop before this object is called; None where all is known.

@@ -62,7 +62,7 @@ def _check_result(model: LanguageModel, seq: Sequence, request: Request, toleran
         )
     ended = tokens[-1] in request.eos_ids
     if any(token in request.eos_ids for token in tokens[:-1]) or len(tokens) > request.max_new_tokens:
-        raise LawBroken(f"a result goes on behind its end: {tokens}")
+        raise LawBroken(f"a result goes on after its end: {tokens}")
     if seq.finish_reason != ("stop" if ended else "length"):
         raise LawBroken(f"a result that ends with {tokens[-1]} finished by {seq.finish_reason!r}")
     distance = distance_to_fresh(model, seq)

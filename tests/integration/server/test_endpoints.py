@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import cohere
 import httpx
 import pytest
 
@@ -77,6 +78,28 @@ def test_documents_are_ranked_by_the_scorer(lm: LLM, url: str) -> None:
         echoed = post(url, "/v1/completions", {"prompt": tokens, "max_tokens": 0, "echo": True, "logprobs": 0})
         known = echoed["choices"][0]["logprobs"]["token_logprobs"][len(prompt) :]
         assert each["score"] == pytest.approx(sum(known) / len(known), abs=1e-6)
+
+
+def test_coheres_client_reranks(url: str) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "query": "tides?", "top_n": 2}
+    ranked = post(url, "/v1/rerank", {**asked, "documents": DOCUMENTS})["results"]
+    expected = [(each["index"], each["relevance_score"]) for each in ranked]
+    first = cohere.Client(api_key="none", base_url=url)
+    found = first.rerank(**asked, documents=[{"text": text} for text in DOCUMENTS], rank_fields=["text"])
+    assert [(each.index, each.relevance_score) for each in found.results] == expected
+    assert [each.document.text for each in found.results if each.document] == [DOCUMENTS[n] for n, _ in expected]
+    with pytest.raises(cohere.BadRequestError, match="rank_fields is not supported"):
+        first.rerank(**asked, documents=DOCUMENTS, rank_fields=["title"])
+    second = cohere.ClientV2(api_key="none", base_url=url)
+    found = second.rerank(**asked, documents=DOCUMENTS)
+    assert [(each.index, each.relevance_score) for each in found.results] == expected
+    # Of longer documents the beginning is read.
+    cut = second.rerank(**asked, documents=DOCUMENTS, max_tokens_per_doc=8).results
+    alone = second.rerank(**asked, documents=[text[:8] for text in DOCUMENTS]).results
+    assert [(each.index, each.relevance_score) for each in cut] == [
+        (each.index, each.relevance_score) for each in alone
+    ]
+    assert [each.relevance_score for each in cut] != [score for _, score in expected]
 
 
 def test_scorers_that_write_texts_rank_nothing(url: str) -> None:

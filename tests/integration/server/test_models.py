@@ -1,4 +1,4 @@
-"""Several models behind one address: loaded on demand, unloaded when idle, within one memory limit."""
+"""Several models at one address: loaded on demand, unloaded when idle, within one memory limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas behind one address: who goes where, and a cluster of two on this machine."""
+"""Replicas at one address: who goes where, and a cluster of two on this machine."""
 
 from __future__ import annotations
 

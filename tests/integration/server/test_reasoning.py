@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import anthropic
 import httpx
 import ollama
+import openai
 import pytest
 
+from decodery.constraints.choice import Choice
 from decodery.constraints.reasoning import Reasoning
 from decodery.constraints.tool_calls import FunctionCall, ToolCalls
 from decodery.llm.llm import LLM
@@ -144,6 +147,28 @@ def test_an_answer_follows_its_schema_after_the_reasoning(lm: LLM, url: str) -> 
     with serving(tiny_lm(TEMPLATE + "{# </think> #}")) as (_, closed):
         found = client(closed).chat.completions.create(**asked).choices[0]
         assert found.message.content == "7" and not hasattr(found.message, "reasoning_content")
+
+
+def test_no_free_reasoning_stands_before_what_a_server_constrains(lm: LLM) -> None:
+    guard = Choice(("yes", "no"))
+    for model in (lm, tiny_lm(TEMPLATE + "{# </think> #}")):
+        with serving(model, constraint=guard) as (_, url):
+            create = partial(client(url).chat.completions.create, model="tiny", messages=user("x"), max_tokens=20)
+            found = create()
+            message = found.choices[0].message
+            assert message.content in guard.options and not hasattr(message, "reasoning_content")
+            # Closed at once: no token of it is the client's.
+            usage = found.usage
+            assert usage is not None and usage.completion_tokens <= len("</think>") + 4
+            for asked in (
+                {"reasoning_effort": "high"},
+                {"thinking_token_budget": 5},
+                {"thinking": {"type": "enabled"}},
+                {"chat_template_kwargs": {"enable_thinking": True}},
+            ):
+                with pytest.raises(openai.BadRequestError, match="constrains every text: leave out what asks"):
+                    create(extra_body=asked)
+            assert create(reasoning_effort="none").choices[0].message.content == message.content
 
 
 def test_calls_follow_the_reasoning_and_none_begin_in_it(lm: LLM, url: str) -> None:

@@ -1,4 +1,4 @@
-"""A model behind a server: the same texts and searches as here, and a sentence for all that cannot be."""
+"""A model on a server: the same texts and searches as here, and a sentence for all that cannot be."""
 
 from __future__ import annotations
 

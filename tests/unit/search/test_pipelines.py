@@ -179,7 +179,7 @@ def test_archons_components() -> None:
         ("generator/generator", "first layer"),
         ("generator/critic", "right before a ranker"),
         ("generator/ranker:fuser", "alone in its layer"),
-        ("generator/evaluator", "right behind unit-tests"),
+        ("generator/evaluator", "right after unit-tests"),
         ("generator/unit-tests/ranker", "right before an evaluator"),
         ("generator(n=5000)", "at most"),
         ("oracle", "no component"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,10 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
 from decodery.search import StepBeam
 from decodery.search.step_nodes import StepEnd
+from decodery.step.sequence import Sequence
 from methods import SEARCHES, Even
 from sampled import run
+from scripted_lm import ScriptedLLM
 from serving import tiny_lm
 
 
@@ -67,3 +70,26 @@ def test_the_final_text_is_drawn_by_weight() -> None:
 def test_a_delimiter_from_between_single_quotes_is_read_as_meant() -> None:
     found = resolve("search", r'step-beam:scorer=log-probability,delimiter="\n\t"')
     assert found.delimiter == "\n\t" == StepBeam(Even(), delimiter="\n\t").delimiter
+
+
+def test_a_pattern_in_what_a_server_writes_holds_up_no_other_text() -> None:
+    lm = ScriptedLLM(["the sea #### 4 and more", "a river"])
+    engine, known = lm.engine(), threading.Event()
+
+    class Late(StepEnd):
+        """Knows where a step ends once `known` is set."""
+
+        def __call__(self, seq: Sequence) -> bool:
+            assert known.wait(60)
+            return super().__call__(seq)
+
+    held = engine.submit(lm.request_for("q", max_new_tokens=9))
+    held.segment_end = Late(held, None, 100, "####.*4")
+    other = engine.submit(lm.request_for("q", max_new_tokens=9))
+    while not other.finished:
+        engine.step()
+    assert other.text is not None and other.text.text == "a river" and held.position <= 1
+    known.set()
+    while not held.segment_end(held):
+        engine.step()
+    assert held.text is not None and held.text.text == "the sea #### 4" and not held.finished

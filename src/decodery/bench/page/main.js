@@ -70,7 +70,7 @@ function workloadView(rows) {
       drafting.length ? el("section", {}, el("h2", {}, "Acceptance by depth, %"),
         el("p", { class: "note" }, "Of the passes that got as far, the share that kept one more token."), key(drafting), acceptancePlot(drafting)) : null,
       el("section", {}, el("h2", {}, "What a pass costs, ms"),
-        el("p", { class: "note" }, `The line is the shortest time of single passes behind ${result.cost_curve.context || 128} tokens. Marks are the methods, at their mean ` +
+        el("p", { class: "note" }, `The line is the shortest time of single passes after ${result.cost_curve.context || 128} tokens. Marks are the methods, at their mean ` +
           "rows and time: they lie above it by longer texts, and by whatever else the machine had to do."), key(own),
         costPlot([{ label: "pass", index: null, points: curve }], dots))),
     own.length ? el("section", {}, el("h2", {}, "Where the time goes"), partLegend(), sharePlot(own)) : null,

@@ -265,7 +265,7 @@ class Encoder:
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel.forward`. The one tap is -1: the states that decoders see."""
         if layer_plan != WHOLE or any(tap != -1 for tap in taps) or len(batch.logit_rows[0]):
-            raise UnsupportedModel("an encoder gives the states behind its last layer, and no logits")
+            raise UnsupportedModel("an encoder gives the states after its last layer, and no logits")
         ids = np.concatenate([np.asarray(segment.tokens, dtype=np.int64) for segment in batch.segments])
         hidden = self.weights.embedding[torch.from_numpy(ids).to(self.device)]
         stack = self.weights.encoder

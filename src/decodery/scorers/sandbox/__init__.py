@@ -214,7 +214,7 @@ def _folder() -> Iterator[str]:
         try:
             _delete(folder)
         except OSError as error:
-            warnings.warn(f"what a program left behind cannot be deleted: {error}", stacklevel=2)
+            warnings.warn(f"files that a program left cannot be deleted: {error}", stacklevel=2)
 
 
 def _delete(folder: str) -> None:

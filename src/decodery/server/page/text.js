@@ -38,7 +38,7 @@ export class Painter {
     this.node.append(fresh);
   }
 
-  // Shade tokens by what a monitor said behind each of them; those above its limit are underlined.
+  // Shade tokens by what a monitor said after each of them; those above its limit are underlined.
   shade({ name, scores, limit }) {
     const known = scores.filter((score) => score !== null);
     const [low, high] = [Math.min(...known), Math.max(...known)];

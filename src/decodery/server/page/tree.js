@@ -15,7 +15,7 @@ export function visible(text) {
   return signs.length > LONGEST ? `${signs.slice(0, LONGEST - 1).join("")}…` : signs.join("");
 }
 
-// Nodes with what the rule chose behind the accepted ones, each with its depth, its row and how it fared.
+// Nodes with what the rule chose after the accepted ones, each with its depth, its row and how it fared.
 function laidOut({ texts, parents, accepted }, chosen) {
   const kept = new Set([0, ...accepted]);
   const nodes = texts.map((text, id) => ({ id, text, parent: parents[id], kind: id === 0 ? "root" : kept.has(id) ? "drafted" : "lost" }))

@@ -153,7 +153,7 @@ class Deer(Drafter):
             raise SettingsError("this model does not say how long its blocks are: name a length, as in deer:length=8")
         model = fitted(self._own(), seq.request.model)
         if not model.capabilities.trees:
-            raise UnsupportedModel(f"the rows of this model cannot see what stands behind them: {_MADE}")
+            raise UnsupportedModel(f"the rows of this model cannot see what stands after them: {_MADE}")
         return BlockReading(model, config.mask_id, length, seq.request.slots)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:

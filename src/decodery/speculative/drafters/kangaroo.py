@@ -49,7 +49,7 @@ class KangarooHead(BoundHead):
         self.exit: int = trained.settings["exit"]
         if not 0 < self.exit < model.config.num_layers:
             layers = model.config.num_layers
-            raise SettingsError(f"this head for kangaroo stands behind layer {self.exit} of {layers}: {MADE}")
+            raise SettingsError(f"this head for kangaroo stands after layer {self.exit} of {layers}: {MADE}")
         self.layer = DecoderLayer(self.parts, "layer.", LayerShape(**trained.settings["layer"]))
 
     @classmethod
