@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -21,12 +23,21 @@ class CopiedPages:
     def __init__(self, size: int) -> None:
         self.bytes = np.zeros(size, dtype=np.uint8)
         self._file: int | None = None
+        self._place = slice(0, size)
+
+    @classmethod
+    def of_file(cls, path: Path, first: int, size: int) -> Self:
+        """`size` bytes of a file from `first` on; copies stay as they are where another file takes its name."""
+        found = object.__new__(cls)
+        found._file, found._place = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)), slice(first, first + size)
+        found.bytes = np.empty(0, dtype=np.uint8)
+        return found
 
     def copy(self) -> CopiedPages:
         """Another one with the same bytes, of which this one has none of its own from now on."""
         clone = object.__new__(CopiedPages)
-        clone._file = None
-        if not hasattr(os, "memfd_create"):
+        clone._file, clone._place = None, slice(0, len(self.bytes))
+        if self._file is None and not hasattr(os, "memfd_create"):
             clone.bytes = self.bytes.copy()
             return clone
         if self._file is None:
@@ -38,7 +49,8 @@ class CopiedPages:
                 os.close(made)
                 raise
             self._file, self.bytes = made, np.empty(0, dtype=np.uint8)
-        clone.bytes = np.frombuffer(mmap.mmap(self._file, 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
+        clone.bytes = np.frombuffer(mmap.mmap(self._file, 0, access=mmap.ACCESS_COPY), dtype=np.uint8)[self._place]
+        clone._place = slice(0, len(clone.bytes))
         return clone
 
     def __del__(self) -> None:

@@ -350,6 +350,7 @@ LOCAL = {
     ),
     *(
         ("drafter", "auto", "warm"),
+        ("drafter", "auto", "keep"),
         ("drafter", "auto", "head"),
         ("drafter", "draft-model", "transform"),
         ("drafter", "easyspec", "transform"),
@@ -409,7 +410,11 @@ def method_is_own(setting: tuple[str, str, str]) -> bool:
     ("family", "spec"),
     [
         *(("drafter", "rest:datastore=/etc/passwd"), ("drafter", "forced:drafter=rest(datastore=/etc/passwd)")),
-        *(("drafter", "cascade:drafters=prompt-lookup/rest(datastore=a)"), ("drafter", "auto:warm=/x")),
+        *(
+            ("drafter", "cascade:drafters=prompt-lookup/rest(datastore=a)"),
+            ("drafter", "auto:warm=/x"),
+            ("drafter", "auto:keep=/x"),
+        ),
         *(("drafter", "draft-model:model=some/model"), ("constraint", "monitor"), ("search", "pg-td:tests=x")),
         *(("search", "beam:width=100000"), ("drafter", "auto:orders=2000/3")),
         ("search", "archon:layers=generator(n=2,model=http://localhost:1)/ranker"),

@@ -30,6 +30,7 @@ from ..heads.found import chosen_head
 from ..heads.head import TrainedHead
 from ..stores.contexts import Contexts
 from ..stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
+from ..stores.kept import Tables, kept
 from ..stores.ngrams import Occurrences
 from ..stores.past import PastTexts
 from ..stores.warm import WarmContexts
@@ -67,8 +68,9 @@ class Auto(Drafter):
     about nodes where what it adds, as it has done so far, is worth more than the time it takes. Where tokens are drawn
     by noise that is known ahead, as under the default rule, candidates with much of it count as likelier.
 
-    Contexts begin with those of `warm`, a file made by `decodery train ngram-cache`: by default of the one that comes
-    along for the model, if one does; None: with none. Neither is asked by default, as long as having one costs what it
+    What is learned of texts can be kept in a folder, with which later processes begin. Contexts begin with those of
+    `warm`, a file made by `decodery train ngram-cache`: by default of the one that comes along for the model, if one
+    does; None: with none. Neither is asked by default, as long as having one costs what it
     brings. Scope: the request for copies, the process for contexts, earlier texts, all rates and what steps take.
     Memory: 2^17 * (8 + 4 * width) bytes per context length at most, one entry per order and token of text, and the
     adviser's keys and values.
@@ -85,6 +87,8 @@ class Auto(Drafter):
         model: The second one, a `LanguageModel` or a name, which is loaded in `dtype`, as in `draft-model`; of a long
             prompt it reads the end.
         dtype: What a named second model is loaded in.
+        keep: A folder in which what was learned from texts is kept for later processes, None for nowhere. Each model
+            and each owner of texts has a file of its own there, see `stores.kept`.
     """
 
     width: int = 6
@@ -94,6 +98,7 @@ class Auto(Drafter):
     head: TrainedHead | str | None = None
     model: LanguageModel | str | None = None
     dtype: Precision = "auto"
+    keep: str | None = None
 
     keeps_logits = False
 
@@ -130,14 +135,15 @@ class Auto(Drafter):
     def start(self, seq: Sequence) -> AutoText:
         width = min(self.width, seq.request.vocab_size)
 
-        def make() -> _Shared:
+        def make() -> Tables:
             warm = self._warm(seq)
             contexts = Contexts(CONTEXTS, width) if warm is None else warm.store(width)
             rates = SuccessorRates(len(CONTEXTS), width, None if warm is None else warm.rates)
             past = PastTexts([order for order in self.orders if order >= _LONG])
-            return contexts, rates, past, CopyRates()
+            fresh = contexts, rates, past, CopyRates()
+            return fresh if self.keep is None else kept(Path(self.keep).expanduser(), seq, fresh)
 
-        key = ("auto", seq.request.vocab_size, width, self.orders, self.warm)
+        key = ("auto", seq.request.vocab_size, width, self.orders, self.warm, self.keep)
         contexts, rates, past, trusted = seq.request.memory.recall("process", seq, key, make)
         expected = Expectations(Occurrences(self.orders), contexts, rates, past, trusted)
         return AutoText(expected, self._advice(seq))
@@ -183,7 +189,7 @@ class Auto(Drafter):
 
     @property
     def together(self) -> Hashable | None:
-        return None if self.advised else ("auto", self.width, self.orders, self.most, self.warm)
+        return None if self.advised else ("auto", self.width, self.orders, self.most, self.warm, self.keep)
 
     @property
     def advised(self) -> bool:
@@ -308,9 +314,6 @@ class Auto(Drafter):
 
     def settle(self, texts: list[Sequence]) -> None:
         learn(self, texts, self.most)
-
-
-_Shared = tuple[Contexts, SuccessorRates, PastTexts, CopyRates]
 
 
 def _kind(trained: TrainedHead) -> type[DraftHead]:

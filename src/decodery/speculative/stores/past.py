@@ -29,7 +29,14 @@ class PastTexts(Guarded):
         self._places = Occurrences(self.orders)
         self._native: NativeNgrams | None = None
 
+    @property
+    def tokens(self) -> list[int]:
+        """Those of all texts, with a mark after each."""
+        with self.lock:
+            return list(self._tokens)
+
     def add(self, text: Sequence[int]) -> None:
+        """Keep a text that has ended."""
         with self.lock:
             self._tokens += [*text[-self.most // 2 :], _END]
             if len(self._tokens) > self.most:
@@ -37,6 +44,11 @@ class PastTexts(Guarded):
                 self._places = Occurrences(self.orders)
                 if self._native is not None:
                     self._native.clear()
+
+    def restore(self, tokens: Sequence[int]) -> None:
+        """Begin with the `tokens` of another one."""
+        with self.lock:
+            self._tokens = list(tokens)
 
     def native(self) -> int | None:
         """Where the n-grams stand, for native calls while this object lives; None without texts."""
