@@ -3,8 +3,8 @@
     python benchmarks/client_matrix.py [--python PATH] [CLIENT ...]
 
 `--python` is an interpreter with the clients: pip install langchain-openai litellm instructor openai-agents
-'pydantic-ai-slim[openai]' llm anthropic ollama cohere. What comes of it is in benchmarks/results/client-matrix.json, and as a
-table on a page. The status is 1 where anything does not work.
+'pydantic-ai-slim[openai]' llm anthropic ollama cohere. What comes of it is in benchmarks/results/client-matrix.json,
+and as a table on a page. The status is 1 where anything does not work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from decodery_benchmarks.results import write_result
 HERE = Path(__file__).parent
 MODEL = "smollm2"
 CLIENTS = [
-    "openai", "anthropic", "ollama", "cohere", "langchain", "litellm", "instructor", "openai_agents", "pydantic_ai", "llm",
+    "openai", "anthropic", "ollama", "cohere", "langchain", "litellm", "instructor", "openai_agents", "pydantic_ai",
+    "llm",
 ]  # fmt: skip
 
 

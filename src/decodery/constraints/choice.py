@@ -71,6 +71,8 @@ class ChoiceConstraint(Constraint):
     Where no token can write the next byte, asking for a mask is an error.
     """
 
+    stops = True
+
     def __init__(self, vocabulary: Vocabulary, options: Sequence[str], mode: Mode) -> None:
         self.vocabulary = vocabulary
         self._mode = mode

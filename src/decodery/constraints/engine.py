@@ -84,8 +84,8 @@ class GrammarConstraint(Constraint):
         ConstraintError: If the grammar cannot be compiled within the limits, or is found to have no text.
     """
 
-    def __init__(self, vocabulary: Vocabulary, grammar: str) -> None:
-        self.vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, grammar: str, *, stops: bool = False) -> None:
+        self.vocabulary, self.stops = vocabulary, stops
         self._grammar = grammar
         self._words = (vocabulary.size + 31) // 32
         self._ends = end_mask(vocabulary)

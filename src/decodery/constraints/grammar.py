@@ -63,7 +63,7 @@ class Grammar(ConstraintSpec):
                     f"the grammar sets {found[0]!r} for a rule, which cannot be honoured: leave it out"
                 )
         require_text_of_grammar(self.rules)
-        return GrammarConstraint(vocabulary, lark(_with_schemas(self.rules), self.mode))
+        return GrammarConstraint(vocabulary, lark(_with_schemas(self.rules), self.mode), stops=True)
 
 
 def _with_schemas(rules: str) -> str:

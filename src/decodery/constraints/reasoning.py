@@ -11,6 +11,7 @@ import numpy as np
 
 from decodery.core.errors import ConstraintError, SettingsError
 from decodery.core.registry import register, resolve
+from decodery.core.requirements import Requirements
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
 
@@ -99,6 +100,7 @@ class ReasoningConstraint(Constraint):
                 "after a reasoning part only masks are applied: leave out unenforced=check, and policies with a bonus"
             )
         self.vocabulary, self._spec, self._answer = vocabulary, spec, answer
+        self.stops = answer is not None and answer.stops
         self._begin, self._end = spec.begin.encode(), spec.end.encode()
         self._ends = end_mask(vocabulary)
         self._all = np.ones(vocabulary.size, dtype=bool)
@@ -117,6 +119,12 @@ class ReasoningConstraint(Constraint):
                 raise ConstraintError(
                     f"this model has no tokens for each beginning of {mark.decode()!r}: give other marks"
                 )
+
+    @property
+    def requirements(self) -> Requirements:
+        # Free text after the reasoning part may end anywhere.
+        ends = self._answer is not None and self._answer.requirements.ends
+        return replace(super().requirements, ends=ends)
 
     def init(self, prompt: Sequence[int]) -> _State:
         said = b"".join(self._pieces[token] for token in prompt[-_PROMPT:] if token >= 0)

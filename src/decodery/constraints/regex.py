@@ -35,4 +35,5 @@ class Regex(ConstraintSpec):
 
     def compile(self, vocabulary: Vocabulary) -> GrammarConstraint:
         require_text("pattern", self.pattern, MOST_PATTERN)
-        return GrammarConstraint(vocabulary, lark(f"start: /{printed(parse(self.pattern, whole=True))}/", self.mode))
+        rules = f"start: /{printed(parse(self.pattern, whole=True))}/"
+        return GrammarConstraint(vocabulary, lark(rules, self.mode), stops=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from decodery.core.errors import ConstraintError
 from decodery.core.registry import register
+from decodery.core.requirements import Requirements
 from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
 
@@ -154,7 +155,9 @@ class _ToolCallState:
 class ToolCallsConstraint(Constraint):
     """`ToolCalls` for one vocabulary: idle until a text's bytes are a mark, a grammar after it."""
 
-    ends_anywhere: ClassVar[bool] = True
+    @property
+    def requirements(self) -> Requirements:
+        return replace(super().requirements, ends=False)
 
     def __init__(self, vocabulary: Vocabulary, grammar: GrammarConstraint) -> None:
         self.vocabulary = vocabulary

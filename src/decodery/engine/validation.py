@@ -71,6 +71,8 @@ def refuse(request: Request, model: LanguageModel | None = None) -> None:
         for name, value in _asked(requirements):
             if name in _OF_MODEL:
                 _refuse_model(request, model, role, part, name, value)
+            elif name == "ends" and isinstance(part, Constrained) and part.constraint.stops:
+                continue
             elif found := _lacking(request, name, value):
                 giver, advice = found
                 words = in_words(name, value)

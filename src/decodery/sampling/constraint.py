@@ -44,10 +44,12 @@ class Constraint(Contract):
         bonus: None where what is not allowed is excluded; else nothing is, and the logits of what is not allowed lose
             this much.
         after: What finished texts are checked for; None where the mask enforces all of it.
+        stops: Whether a stop string may end a text before it is complete.
     """
 
     bonus: float | None = None
     after: AfterCheck | None = None
+    stops: bool = False
 
     @property
     def requirements(self) -> Requirements:

@@ -41,7 +41,7 @@ class _Timed(Constraint):
 
     def __init__(self, constraint: Constraint, clock: Clock) -> None:
         self._constraint, self._clock = constraint, clock
-        self.bonus = constraint.bonus
+        self.bonus, self.stops = constraint.bonus, constraint.stops
 
     @property
     def requirements(self) -> Requirements:

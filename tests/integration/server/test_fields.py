@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from decodery.constraints import Choice
 from decodery.llm.llm import LLM
-from serving import KNOWS_TOOLS, TEMPLATE, TOOLS, client, serving, tiny_lm, user
+from serving import KNOWS_TOOLS, SECONDS, TEMPLATE, TOOLS, client, serving, tiny_lm, user
 
 TEXT = {"apply_chat_template": False, "max_new_tokens": 24}
 SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -160,6 +160,24 @@ def test_tools_and_a_response_format_go_together() -> None:
             else:
                 assert choice.message.tool_calls
         assert forms == {"stop", "tool_calls"}
+
+
+def test_a_stop_string_ends_what_may_end_anywhere() -> None:
+    """Text beside tools, a bound reasoning part, and patterns, as other servers have it."""
+    with serving(tiny_lm(KNOWS_TOOLS + "{# </think> #}")) as (_, url):
+
+        def said(stop: str | None, **more: Any) -> dict[str, Any]:
+            asked = {"messages": user("?"), "max_tokens": 30, "temperature": 1.0, "seed": 3}
+            answer = httpx.post(f"{url}/v1/chat/completions", json={**asked, "stop": stop, **more}, timeout=SECONDS)
+            assert answer.status_code == 200 and "warning" not in answer.headers, answer.text
+            return answer.json()["choices"][0]  # type: ignore[no-any-return]
+
+        for more in ({"tools": TOOLS}, {"thinking_token_budget": 4}, {"guided_regex": "[a-z]{30}"}):
+            whole = said(None, **more)["message"]["content"]
+            stop = next(letter for letter in whole[4:] if letter.isalnum())
+            found = said(stop, **more)
+            assert found["message"]["content"] == whole[: whole.index(stop)]
+            assert (found["finish_reason"], found["stop_reason"]) == ("stop", stop)
 
 
 def test_a_stop_string_does_not_end_json_before_its_end() -> None:
