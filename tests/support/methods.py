@@ -66,12 +66,14 @@ from decodery.monitors.codebook import Codebook, Codebooks
 from decodery.monitors.confidence import Confidence as Doubt
 from decodery.monitors.context_awareness import ContextAwareness
 from decodery.monitors.factcheckmate import FactCheckmate, Shift
+from decodery.monitors.feature import Feature
 from decodery.monitors.los import LOS, LOSHead, LOSNet
 from decodery.monitors.neurofeedback import Neurofeedback
 from decodery.monitors.probe import Probe
 from decodery.monitors.program_probe import ProgramProbe
 from decodery.monitors.sae import SAE, HeadCodes
 from decodery.monitors.sequential import Sequential
+from decodery.monitors.sparse_autoencoder import SparseAutoencoder
 from decodery.monitors.threshold import Threshold
 from decodery.monitors.truthprint import TruthPrInt
 from decodery.sampling import (
@@ -851,11 +853,18 @@ def untrained_codebooks(k: int = 2) -> Codebooks:
     return Codebooks(tensors, ("head_out.0", "mlp_out.1"), k)
 
 
+def untrained_autoencoder() -> SparseAutoencoder:
+    draws = torch.Generator().manual_seed(9)
+    shapes = ((32, 12), (12,), (12, 32), (32,))
+    return SparseAutoencoder(*(torch.randn(shape, generator=draws) for shape in shapes), site="resid_post.0")
+
+
 MONITORS: dict[str, Monitor] = {
     "codebook": Codebook(untrained_codebooks(), ((0, 1, 3), (1, 0, 2)), ((1, 0, 5),), action="switch"),
     "confidence": Doubt("worst", threshold=5.5, action="stop"),
     "context-awareness": ContextAwareness(layer=1),
     "factcheckmate": FactCheckmate(untrained_probe("prompt"), untrained_shift(1.0), action="switch", threshold=0.0),
+    "feature": Feature(untrained_autoencoder(), (1, 4), 2.0, action="switch"),
     "los": LOS(_los(), every=3),
     "neurofeedback": Neurofeedback(
         Probe(untrained_probe("new").tensors, "resid_post.1", "answer", Threshold(9, 0.1, 20, ""))

@@ -52,6 +52,7 @@ SECTIONS = {
         "direction": Entry("Find a direction of hidden states.", "train_states"),
         "sae": Entry("Find the attention heads of a behaviour.", "train_codes"),
         "codebook": Entry("Train codebooks of hidden states.", "train_codes"),
+        "autoencoder": Entry("Train a sparse autoencoder of hidden states.", "train_codes"),
         "threshold": Entry("Set the threshold of any monitor on your texts.", "train_monitors"),
     },
     "Search and scorers": {

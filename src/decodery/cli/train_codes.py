@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from .command import command, option
 from .options import together
-from .train_common import FILE, command_line, model_option, out_option, pieces, print_report, seed_option, texts_options
+from .train_common import (
+    FILE,
+    command_line,
+    model_option,
+    out_option,
+    pieces,
+    print_report,
+    resumable,
+    seed_option,
+    texts_options,
+)
 
 _RATE = option("--rate", default=0.1, show_default=True, help="Maximum rate of false alarms.")
 
@@ -162,6 +174,68 @@ def codebook(
     trained.save(out / Codebooks.FILE)
     print_report(trained.facts["report"], sites=list(trained.sites), k=k)
     click.echo(f"The codebooks are ready: --monitor codebook:codebooks={out},action=switch")
+
+
+@command(example="train autoencoder notes.txt --site resid_post.15 --out sae")
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@together(out_option, model_option("whose hidden states are read"), texts_options, seed_option("order and weights"))
+@option("--site", show_default="resid_post of the middle layer", help="Hook point, such as resid_post.10.")
+@option("--features", default=2048, show_default=True, type=click.IntRange(2), help="Features of the autoencoder.")
+@option("--k", default=32, show_default=True, type=click.IntRange(1), help="Active features of a row.")
+@option("--steps", default=500, show_default=True, type=click.IntRange(1), help="Training steps.")
+@option("--batch", default=256, show_default=True, type=click.IntRange(1), help="Hidden states of a step.")
+@option("--lr", default=1e-3, show_default=True, help="Peak learning rate.")
+@option(
+    "--measure",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Train nothing: measure the autoencoder of a folder of SAELens or sparsify.",
+)
+def autoencoder(
+    files: tuple[Path, ...],
+    out: Path,
+    model: str,
+    texts: int,
+    length: int,
+    seed: int,
+    site: str | None,
+    measure: Path | None,
+    **settings: Any,
+) -> None:
+    """Train a sparse autoencoder of the hidden states of MODEL on text FILES, for the monitor feature.
+
+    At most --k features of a state are active. A fifth of the text pieces is held out; the printed figures are theirs:
+    active features, variance that the reconstruction leaves, features that never are active. The folder is one that
+    SAELens reads. An interrupted run continues.
+    """
+    import torch
+
+    from decodery.core.errors import SettingsError
+    from decodery.models.loaders.load import load
+    from decodery.models.loaders.store import write_text
+    from decodery.monitors.sparse_autoencoder import SparseAutoencoder
+    from decodery.training.autoencoder import measured, rows_of_texts, train_autoencoder
+
+    loaded = load(model)
+    found = pieces(loaded, files, texts, length)
+    if len(found) < 10:
+        raise SettingsError(f"the files hold {len(found)} pieces of {length} tokens, and 10 are needed")
+    known = None if measure is None else SparseAutoencoder.load(measure, site or "")
+    place = known.site if known is not None else site or f"resid_post.{loaded.model.config.num_layers // 2}"
+    with resumable(out) as progress:
+        rows = rows_of_texts(loaded.model, found, place, progress)
+        held, learned = rows[::5], torch.cat([each for number, each in enumerate(rows) if number % 5])
+        chosen, tested = torch.cat(held[::2]), held[1::2]
+        if known is None:
+            known = train_autoencoder(learned, chosen, out, place, seed=seed, progress=progress, **settings)
+            known.save(out)
+        else:
+            tested = held
+    report = measured(known, tested, seed)
+    facts = {"model": loaded.name, "command": command_line(), "site": place, "report": report}
+    write_text(out / "report.json", json.dumps(facts, indent=1))
+    print_report(report, site=place)
+    click.echo(f"The autoencoder is ready: --monitor feature:sae={measure or out},features=0")
 
 
 @command(example="train kv-bottleneck notes.txt --out keys")

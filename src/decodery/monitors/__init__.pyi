@@ -4,6 +4,7 @@ from .codebook import Codebooks as Codebooks
 from .confidence import Confidence as Confidence
 from .context_awareness import ContextAwareness as ContextAwareness
 from .factcheckmate import FactCheckmate as FactCheckmate
+from .feature import Feature as Feature
 from .sae import HeadCodes as HeadCodes
 from .los import LOS as LOS
 from .los import LOSHead as LOSHead
@@ -15,6 +16,7 @@ from .sae import SAE as SAE
 from .sequential import Sequential as Sequential
 from .factcheckmate import Shift as Shift
 from .signature import Signature as Signature
+from .sparse_autoencoder import SparseAutoencoder as SparseAutoencoder
 from .threshold import Threshold as Threshold
 from .truthprint import TruthPrInt as TruthPrInt
 from .turns import TurnRecorder as TurnRecorder

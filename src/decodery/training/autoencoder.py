@@ -1,0 +1,169 @@
+"""Train a sparse autoencoder of hidden states, and measure any on held-out texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decodery.core.errors import SettingsError
+from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
+from decodery.monitors.sparse_autoencoder import SparseAutoencoder
+
+from .loop import TrainingPlan, batches, content, train
+
+_VALIDATED = 2048
+"""Rows that a validation looks at."""
+
+
+@torch.no_grad()
+def rows_of_texts(
+    model: LanguageModel, texts: Ordered[Ordered[int]], site: str, progress: Progress = silent
+) -> list[torch.Tensor]:
+    """[tokens - 1, width] float32 of each text at a hook point, without the first token's row.
+
+    Args:
+        model: The model that reads them.
+        texts: Token ids.
+        site: The hook point.
+        progress: Called with how many are done.
+    """
+    found = []
+    for number, text in enumerate(texts, start=1):
+        segment = Segment.chunk(list(text), model.new_cache(), logit_rows=[])
+        found.append(model.forward(Batch([segment]), taps=[site]).hidden[site][1:].float().cpu())
+        progress("reading texts", number, len(texts))
+    return found
+
+
+def train_autoencoder(
+    learned: torch.Tensor,
+    held: torch.Tensor,
+    out: Path,
+    site: str,
+    *,
+    features: int = 2048,
+    k: int = 32,
+    steps: int = 500,
+    batch: int = 256,
+    lr: float = 1e-3,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> SparseAutoencoder:
+    """The autoencoder with at most k active features per row that reconstructs held-out rows best.
+
+    Args:
+        learned: [n, width] rows to learn from.
+        held: [n, width] rows to choose the best step by.
+        out: The folder of the checkpoint.
+        site: The hook point of the rows.
+        features: Features of the encoder.
+        k: Of a row that are active at most.
+        steps: Training steps, of `batch` rows each.
+        batch: Rows of a step.
+        lr: Peak learning rate.
+        seed: Of the initial weights and the order.
+        progress: Called with how many steps are done.
+
+    Raises:
+        SettingsError: k is more than the features.
+    """
+    if not 1 <= k <= features:
+        raise SettingsError(f"of {features} features 1 to {features} are active, not {k}")
+    draws, width = torch.Generator().manual_seed(seed), learned.shape[1]
+    directions = torch.randn(features, width, generator=draws, dtype=torch.float32, device="cpu")
+    directions = directions / directions.norm(dim=1, keepdim=True)
+    tensors = {
+        "encoder": directions.T.clone().contiguous(),
+        "bias": torch.zeros(features, dtype=torch.float32, device="cpu"),
+        "decoder": directions.clone(),
+        "shift": learned.mean(dim=0),
+    }
+    tensors = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+    order, spread = batches(len(learned), batch, seed), (learned - learned.mean(dim=0)).square().sum(dim=1).mean()
+
+    def lost(rows: torch.Tensor) -> torch.Tensor:
+        found = (rows - tensors["shift"]) @ tensors["encoder"] + tensors["bias"]
+        values, numbers = found.topk(k, dim=-1)
+        active = torch.zeros_like(found).scatter(-1, numbers, values.relu())
+        made = active @ tensors["decoder"] + tensors["shift"]
+        return (made - rows).square().sum(dim=1).mean() / spread
+
+    def validate() -> dict[str, float]:
+        with torch.no_grad():
+            return {"unexplained": float(lost(held[:_VALIDATED]))}
+
+    plan = TrainingPlan(steps, lr=lr, weight_decay=0.0, validate_every=max(steps // 10, 1))
+    settings = {
+        "site": site,
+        "k": k,
+        "batch": batch,
+        "seed": seed,
+        "rows": content([len(learned), float(learned.sum())]),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    train(
+        tensors,
+        lambda step: lost(learned[order(step)]),
+        plan,
+        out,
+        validate=validate,
+        metric="unexplained",
+        settings=settings,
+        progress=progress,
+        what="training the autoencoder",
+    )
+    made = {name: tensor.detach() for name, tensor in tensors.items()}
+    return SparseAutoencoder(**made, activation="topk", k=k, site=site)
+
+
+@torch.no_grad()
+def measured(sae: SparseAutoencoder, texts: Ordered[torch.Tensor], seed: int = 0) -> dict[str, Any]:
+    """What an autoencoder does with rows that nothing was learned from.
+
+    Args:
+        sae: The autoencoder.
+        texts: [tokens, width] rows of each text, two texts at least.
+        seed: Of the bootstrap and of the control.
+
+    Returns:
+        "L0", the mean number of active features; "unexplained variance" and its 95 % "interval" by bootstrap over
+        texts; the share of "dead features", which no row of these texts activates; and as "baselines" the unexplained
+        variance of the same number of principal components of these rows, and of the encoder with its directions
+        shuffled.
+    """
+    whole = torch.cat(list(texts))
+    mean = whole.mean(dim=0)
+    seen, count = torch.zeros(sae.features, dtype=torch.bool, device="cpu"), 0.0
+    apart, total, shuffled = [], [], []
+    order = torch.randperm(sae.features, generator=torch.Generator().manual_seed(seed), device="cpu")
+    for rows in texts:
+        active = sae.encode(rows)
+        seen |= (active > 0).any(dim=0)
+        count += float((active > 0).sum())
+        apart.append(float((sae.decode(active, rows) - rows).square().sum()))
+        shuffled.append(float((sae.decode(active[:, order], rows) - rows).square().sum()))
+        total.append(float((rows - mean).square().sum()))
+    lost, spread = np.array(apart), np.array(total)
+    drawn = np.random.default_rng(seed).integers(0, len(lost), (1000, len(lost)))
+    low, high = np.percentile(lost[drawn].sum(axis=1) / spread[drawn].sum(axis=1), (2.5, 97.5))
+    components = max(round(count / len(whole)), 1)
+    sizes = torch.linalg.svdvals(whole - mean).square()
+    return {
+        "tested on": "texts that nothing was learned from",
+        "texts": len(texts),
+        "rows": len(whole),
+        "L0": round(count / len(whole), 2),
+        "unexplained variance": round(float(lost.sum() / spread.sum()), 4),
+        "interval": [round(float(low), 4), round(float(high), 4)],
+        "dead features": round(1 - float(seen.float().mean()), 4),
+        "baselines": {
+            f"{components} principal components of these rows": round(float(sizes[components:].sum() / sizes.sum()), 4),
+            "directions shuffled": round(sum(shuffled) / float(spread.sum()), 4),
+        },
+    }
