@@ -59,6 +59,7 @@ def commit(
     accepted, chosen, share = steps.accepted[:n].tolist(), steps.chosen[:n].tolist(), score / max(times.rows, 1)
     failed = {place: error for batch in drafts if batch.failed for place, error in batch.failed.items()}
     trees = Trees(steps, n) if steps.rows > n else None
+    experts = steps.experts.tolist() if steps.experts is not None else None
     ended, recorded, looked = list[int](), dict[int, Step](), dict[int, _Choices]()
     for place, text in enumerate(texts):
         count = accepted[place]
@@ -97,6 +98,8 @@ def commit(
             ledger.seconds[OWN] += share * size
         else:
             ledger.spend(OWN, size, share * size, first=True)
+        if experts is not None:
+            ledger.counts["experts"] = ledger.counts.get("experts", 0) + experts[place]
         run.served = passes + 1
         run.depth += 1
         if run.depth > ledger.depth:

@@ -405,7 +405,7 @@ class ModelConfig:
         others = self.centred_norms or self.parallel or self.learned_positions or self.operators
         others = others or self.latent is not None or self.joined_norms or self.head_bias
         others = others or self.short_conv is not None or any(self.attending_layers) or self.unit_values
-        others = others or (self.experts > 0 and (self.keeps_order or self.gated_attention))
+        others = others or self.experts_beside
         activations = ("silu", "gelu_tanh", CLAMPED) if self.experts else ("silu", "gelu_tanh")
         return self.gated and not others and self.activation in activations
 

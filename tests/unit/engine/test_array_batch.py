@@ -16,7 +16,9 @@ from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
 from decodery.models.batch import Segment
+from decodery.models.config import ModelConfig
 from decodery.models.native.array_step import ArraySteps
+from decodery.models.torch.transformer import Transformer
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.copyspec import CopySpec
@@ -27,6 +29,7 @@ from decodery.step.prior_prices import PriorPrices
 from decodery.step.sequence import Sequence
 from decodery.testing import Oracle, tiny_transformer, to_int8
 from decodery.testing.models import Counted
+from drawn_models import made
 
 MODEL = to_int8(tiny_transformer(3))
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8], [1, 1, 2, 3, 5, 8, 13, 21, 34]]
@@ -91,6 +94,24 @@ def test_texts_in_arrays_are_what_they_are_one_by_one(settings: dict[str, Any]) 
         # Pages for 64 rows are taken ahead, and one that they begin in.
         spare = 5 * 16 * one.cache.slot_bytes
         assert alone.trace.ledger.bytes <= one.trace.ledger.bytes <= alone.trace.ledger.bytes + spare
+
+
+def mixture() -> Transformer:
+    config = ModelConfig(
+        vocab_size=100, hidden_size=64, intermediate_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+        max_positions=512, experts=6, experts_per_token=2, dense_layers=(True, False), dense_inner=48,
+    )  # fmt: skip
+    return made(config)
+
+
+@pytest.mark.parametrize("name", ["sampled", "copies", "auto"])
+def test_texts_in_arrays_have_experts_read_as_one_by_one(name: str) -> None:
+    plain, together = written(Counted(mixture()), SETTINGS[name]), written(mixture(), SETTINGS[name])
+    assert [figures(seq) for seq in together] == [figures(seq) for seq in plain]
+    read = [seq.trace.ledger.counts["experts"] for seq in together]
+    assert read == [seq.trace.ledger.counts["experts"] for seq in plain]
+    # Every row of one expert layer takes two, and rows of one pass may share some.
+    assert all(2 * seq.trace.ledger.passes["model"] <= each for seq, each in zip(together, read, strict=True))
 
 
 def test_another_seed_is_another_text() -> None:

@@ -14,7 +14,7 @@ from decodery.core.errors import CorruptFile, SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.config_check import check_config
 from decodery.models.loaders.load import LoadedModel, load
-from decodery.models.torch.mixed_stack import MixedStack
+from decodery.models.native.stack import NativeStack
 from decodery.models.torch.portable import PortableStack
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
@@ -49,12 +49,12 @@ def test_experts_in_int8_say_nearly_what_transformers_says_and_are_exact(loaded:
 
 
 @pytest.mark.parametrize("case", ["qwen2_moe", "glm4_moe, in groups", "mixtral", "gpt_oss", "llama4_text"])
-def test_attention_in_native_calls_gives_the_bits_of_pytorch_alone(
+def test_one_native_pass_gives_the_bits_of_pytorch_alone(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
     model, ids = load(save(make_model(case), tmp_path / "model"), dtype="int8", device="cpu").model, random_ids(24)
-    assert isinstance(model, Transformer) and isinstance(model._stack, MixedStack)
+    assert isinstance(model, Transformer) and isinstance(model._stack, NativeStack)
     taps = ("resid_post.0", "attn_out.1", "mlp_out.2")
     with mock.patch("decodery.models.torch.transformer.runs_natively", lambda config: False):
         alone = Transformer(model.config, model.weights)
@@ -66,14 +66,13 @@ def test_attention_in_native_calls_gives_the_bits_of_pytorch_alone(
 
 def test_an_expert_is_laid_out_when_it_is_first_taken(loaded: LoadedModel) -> None:
     model = loaded.model
-    assert isinstance(model, Transformer) and isinstance(model._stack, MixedStack)
-    mixture = model._stack._mixtures[0]
-    model.forward(Batch([Segment(np.zeros(1, int), random_ids(1))]))
-    taken = set(mixture._made)
-    assert len(taken) == model.config.experts_per_token < model.config.experts
-    before = [mixture._made[number][0] for number in taken]
-    model.forward(Batch([Segment(np.zeros(1, int), random_ids(1))]))
-    assert all(mixture._made[number][0] is each for number, each in zip(taken, before, strict=True))
+    assert isinstance(model, Transformer) and isinstance(model._stack, NativeStack)
+    experts = model._stack.experts[0]
+    first = model.forward(Batch([Segment(np.zeros(1, int), random_ids(1))])).logits
+    taken = experts.laid_out
+    assert len(taken) == model.config.experts_per_token < model.config.experts and not experts.whole
+    assert torch.equal(model.forward(Batch([Segment(np.zeros(1, int), random_ids(1))])).logits, first)
+    assert experts.laid_out == taken
 
 
 def test_a_pass_says_how_many_experts_its_rows_had_read(loaded: LoadedModel) -> None:

@@ -13,21 +13,18 @@ from decodery.core.native.kernels import choose, kernel_sets
 from decodery.models.batch import Batch, Segment
 from decodery.models.config import GatedDelta, Mamba, ModelConfig
 from decodery.models.loaders.config_check import check_config
-from decodery.models.loaders.fused_slots import Slot, slots
-from decodery.models.native.int8 import Int8Linear
 from decodery.models.native.stack import NativeStack
 from decodery.models.native.super_blocks import SuperBlockLinear
 from decodery.models.torch.transformer import Transformer
-from decodery.models.torch.weights import Dense, Layer, Weights
+from decodery.models.torch.weights import Dense
 from decodery.testing import check_cache, check_identical
+from drawn_models import PARENTS, after, made, tree_logits
 from tiny_gguf import Kind, as_linear, random_blocks
-from tiny_models import tree_mask
 
 SIZES: dict[str, Any] = {
     "vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2,
     "head_dim": 24, "max_positions": 512,
 }  # fmt: skip
-PARENTS = [-1, 0, 0, 1, 1, 2, 5, 6]
 SHAPES: dict[str, dict[str, Any]] = {
     # Widths that fill neither vectors nor the last layer of slots.
     "gated delta": {
@@ -46,48 +43,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def tensor(slot: Slot, rng: torch.Generator) -> Any:
-    drawn = torch.randn(slot.shape, generator=rng, dtype=torch.float32, device="cpu")
-    if not slot.linear:
-        return drawn.abs() if slot.name.endswith("norm.weight") else 0.3 * drawn
-    return Int8Linear((40 * drawn).clamp(-127, 127).to(torch.int8), torch.full(slot.shape[:1], 0.004, device="cpu"))
-
-
 @pytest.fixture(params=SHAPES)
 def model(request: pytest.FixtureRequest) -> Transformer:
     return made(ModelConfig(**SIZES | SHAPES[request.param]))
-
-
-def made(config: ModelConfig) -> Transformer:
-    rng = torch.Generator().manual_seed(1)
-    # As `fused.read` leaves what a layer has not.
-    empty = torch.zeros(0, dtype=torch.float32, device="cpu")
-    absent = {"mlp_norm": empty, **dict.fromkeys(("gate_up", "down"), Dense(empty[None]))}
-    parts: list[dict[str, Any]] = [dict(absent) for _ in range(config.num_layers)]
-    whole: dict[str, Any] = {}
-    for slot in slots(config):
-        of = slot.name.removesuffix(".weight").split(".")
-        (whole if of[0] != "layers" else parts[int(of[1])])[of[-1]] = tensor(slot, rng)
-    return Transformer(config, Weights(layers=[Layer(**each) for each in parts], **whole))
-
-
-def after(model: Transformer, *chunks: int) -> Any:
-    """A cache whose text was read in chunks of so many tokens."""
-    cache, done = model.new_cache(), 0
-    for size in chunks:
-        ids = np.arange(done, done + size) * 7 % 90
-        model.forward(Batch([Segment(np.arange(done, done + size), tokens=ids, cache=cache)]))
-        cache.keep(range(size))
-        done += size
-    return cache
-
-
-def tree_logits(model: Transformer, cache: Any, parents: list[int], tokens: list[int]) -> torch.Tensor:
-    mask = tree_mask(parents)
-    positions = cache.next_position + mask.sum(axis=1) - 1
-    found = model.forward(Batch([Segment(positions, tokens=np.asarray(tokens), mask=mask, cache=cache)])).logits
-    cache.truncate(cache.next_position)
-    return found
 
 
 def test_rows_have_the_same_bits_in_every_tree_chunk_batch_and_kernel_set(model: Transformer) -> None:

@@ -45,7 +45,17 @@ class LayerStruct(ctypes.Structure):
         ("attention_norm", c_void_p), ("mlp_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
         ("post_attention_norm", c_void_p), ("post_mlp_norm", c_void_p), ("window", c_int32), ("rope", c_int32),
         ("sinks", c_void_p), ("tempered", c_int32), ("mixer", c_void_p), ("steps", LinearStruct),
-        ("gate", LinearStruct),
+        ("gate", LinearStruct), ("experts", c_void_p),
+    ]  # fmt: skip
+
+
+class ExpertsStruct(ctypes.Structure):
+    _fields_ = [
+        ("router", c_void_p), ("router_bias", c_void_p), ("choice_bias", c_void_p), ("scales", c_void_p),
+        ("share", c_void_p), ("gate_up", POINTER(LinearStruct)), ("down", POINTER(LinearStruct)), ("count", c_int32),
+        ("taken", c_int32), ("groups", c_int32), ("taken_groups", c_int32), ("group_best", c_int32),
+        ("sigmoid", c_int32), ("normed", c_int32), ("scaled_inputs", c_int32), ("nothing", c_double),
+        ("scale", c_double),
     ]  # fmt: skip
 
 
@@ -53,7 +63,7 @@ class ModelStruct(ctypes.Structure):
     _fields_ = [
         ("layers", POINTER(LayerStruct)), ("norm", c_void_p), ("head", LinearStruct), ("hidden", c_int32),
         ("intermediate", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32),
-        ("gelu", c_int32), ("eps", c_float), ("attention_scale", c_float), ("residual_scale", c_float),
+        ("opening", c_int32), ("eps", c_float), ("attention_scale", c_float), ("residual_scale", c_float),
         ("wide_norms", c_int32), ("late_norms", c_int32), ("attention_cap", c_float), ("logit_cap", c_float),
     ]  # fmt: skip
 
@@ -92,7 +102,7 @@ class PassStruct(ctypes.Structure):
         ("hidden", c_void_p), ("segments", POINTER(SegmentStruct)), ("run", c_void_p), ("marks", c_void_p),
         ("taps", c_void_p), ("cos", c_void_p * 2), ("sin", c_void_p * 2), ("rows", c_int32), ("segment_count", c_int32),
         ("run_count", c_int32), ("next", c_int32), ("stopped", c_int32), ("memory", c_void_p), ("queries", c_void_p),
-        ("context", c_void_p), ("branch", c_void_p), ("tempers", c_void_p),
+        ("context", c_void_p), ("branch", c_void_p), ("tempers", c_void_p), ("took", c_void_p), ("free", c_void_p),
     ]  # fmt: skip
 
 
@@ -192,7 +202,7 @@ class PricesStruct(ctypes.Structure):
 _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, PolicyStruct, SegmentStruct, PassStruct, DraftStruct,
     GuessStruct, MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, HappenedStruct, ProcessorStruct,
-    SamplingStruct, ArrayStepStruct, PricesStruct,
+    SamplingStruct, ArrayStepStruct, PricesStruct, ExpertsStruct,
 )  # fmt: skip
 
 

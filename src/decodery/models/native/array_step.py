@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from decodery.core.threads import one_thread
 from ..cache.open_rows import OpenRows
 from ..layer_plan import WHOLE, layer_steps
 from ..torch_state import in_plain_state
+from .experts import distinct
 from .stack import NativeRows, NativeStack
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _NUMBERS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """What embeddings are made of, by the number of `Numbers` in csrc/abi.h."""
 _ROWS_OF_BLOCKS = 4
+_STOPPED = 2
+"""What a step returns where experts are to be laid out."""
 _FEW = 16
 """Rows that there is room for at least: drafts of one text come and go."""
 _OF_TEXTS: dict[str, type[np.generic]] = {
@@ -106,6 +110,7 @@ class ArraySteps:
                 address(self._padding, np.int64, None),
                 len(self._padding),
             )
+        self._mixing = [layer for layer in range(self._config.num_layers) if self._config.mixes(layer)]
         self._table = model.table
         step.scale = self._config.embedding_scale
         if isinstance(self._table, torch.Tensor):
@@ -137,6 +142,8 @@ class ArraySteps:
                 setattr(self, name, _longer(getattr(self, name, None), self._row_room, dtype))
             config, half = self._config, self._config.head_dim // 2
             self.choices = np.zeros((self._row_room, 2), dtype=np.int32)
+            taken = config.num_layers * self._row_room * config.experts_per_token
+            self._took = np.empty(taken, dtype=np.int32)
             self._hidden = np.empty((self._row_room, config.hidden_size), dtype=np.float32)
             self._logits = torch.empty(self._row_room, config.vocab_size, dtype=torch.float32, device="cpu")
             self._angles = np.empty((4, self._row_room, half), dtype=np.float32)
@@ -170,6 +177,8 @@ class ArraySteps:
         step.masks = address(self._masks, np.uint8, None)
         step.passed.hidden = address(self._hidden, np.float32, None, self._config.hidden_size)
         step.passed.segments = self._segments
+        if self._config.experts:
+            step.passed.took = address(self._took, np.int32, None)
         for kind in range(2):
             step.passed.cos[kind] = address(self._angles[2 * kind], np.float32, None, half)
             step.passed.sin[kind] = address(self._angles[2 * kind + 1], np.float32, None, half)
@@ -252,7 +261,30 @@ class ArraySteps:
             self._embed()
         if self.logits is not self._logits:
             self._choose_by(self._logits)
-        check(self._lib.decodery_step(self._model_at, self._at))
+        passed = self._struct.passed
+        passed.stopped = 0
+        while (code := self._lib.decodery_step(self._model_at, self._at)) == _STOPPED:
+            self._stack.experts[passed.next].lay_out(np.unique(self._taken()[passed.next]).tolist())
+        check(code)
+
+    def _taken(self) -> np.ndarray:
+        """[layers, rows, experts per token] the experts that rows took in the last step."""
+        shape = self._config.num_layers, self.rows, self._config.experts_per_token
+        return self._took[: math.prod(shape)].reshape(shape)
+
+    @property
+    def experts(self) -> np.ndarray | None:
+        """[texts] of all layers together, how many experts the rows of each text had read in the last step.
+
+        None where layers have no experts.
+        """
+        if not self._config.experts:
+            return None
+        taken = self._taken()[self._mixing]
+        if self.rows == self.texts:
+            return np.full(self.texts, taken.shape[0] * taken.shape[2])
+        bounds = zip(self.first[: self.texts], self.first[1 : self.texts + 1], strict=True)
+        return np.array([distinct(taken[:, first:end].reshape(len(taken), -1)) for first, end in bounds])
 
     def segment(self) -> NativeRows:
         """The rows of all texts, for a pass that they share with others: to be its last segment.
@@ -261,7 +293,12 @@ class ArraySteps:
         """
         assert self._lib is not None
         self._lib.decodery_prepare(self._model_at, self._at)
-        return NativeRows(self.positions[: self.rows], self.tokens[: self.rows], structs=self._segments[: self.texts])
+        return NativeRows(
+            self.positions[: self.rows],
+            self.tokens[: self.rows],
+            structs=self._segments[: self.texts],
+            took=self._taken(),
+        )
 
     def choose(self, logits: torch.Tensor) -> None:
         """Choose tokens by the logits [rows, vocab] of a pass over `segment`, and keep the rows that stay.

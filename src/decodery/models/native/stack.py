@@ -28,11 +28,13 @@ from ..cache.kernel_policy import kernel_policy
 from ..cache.open_rows import ELEMENTS
 from ..cache.page_pool import SLOTS, MappedPool, page_bytes
 from ..cache.sparse_indices import SparseIndices
-from ..config import ModelConfig, Rope
+from ..config import CLAMPED, ModelConfig, Rope
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
 from ..loaders.in_place import InPlace
 from ..mapped_memory import forget, mapped_files
+from ..torch.mixture import within
+from .experts import Experts
 from .mixers import MixedSegment, Mixers
 from .packed import Arena, Packed, packed_size
 
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
 Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
 
 # As `Mark` in csrc/abi.h.
-_SKIP_ATTENTION, _SKIP_MLP, _AT_SELECT, _AT_HEADS, _AT_ATTENTION, _AT_MLP, _AT_RESIDUAL = (1 << i for i in range(7))
+_SKIP_ATTENTION, _SKIP_MLP, _AT_SELECT, _AT_HEADS, _AT_ATTENTION = (1 << i for i in range(5))
+_AT_ROUTER, _AT_EXPERTS, _AT_MLP, _AT_RESIDUAL = (1 << i for i in range(5, 9))
+_OPENINGS = {"silu": 0, "gelu_tanh": 1, CLAMPED: 2}
 _STOPS = ~(_SKIP_ATTENTION | _SKIP_MLP)
 _MOST_PLANS = 256
 _LINE = 64
@@ -60,7 +64,6 @@ class NativeStack:
     2] float32.
 
     Args:
-        mlps: Whether layers have their MLPs, or attention alone.
         mixers: See `Mixers`.
     """
 
@@ -70,7 +73,6 @@ class NativeStack:
         weights: Weights,
         angles: Angles,
         *,
-        mlps: bool = True,
         mixers: Mapping[int, tuple[MixerStruct, Sequence[int]]] | None = None,
     ) -> None:
         self.config = config
@@ -79,7 +81,7 @@ class NativeStack:
         self._files = mapped_files()
         self._plans: dict[tuple[LayerStep, ...], tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]] = {}
         self.mixers = Mixers(mixers) if mixers else None
-        matrices = [_matrices(layer, index, config, mlps) for index, layer in enumerate(weights.layers)]
+        matrices = [_matrices(layer, index, config) for index, layer in enumerate(weights.layers)]
         total = packed_size(weights.head)  # type: ignore[arg-type]
         for named in matrices:
             total += sum(packed_size(linear, gated=name == "gate_up") for name, linear in named.items())
@@ -87,11 +89,15 @@ class NativeStack:
         # The largest first: what it is packed from is still in memory then.
         self.project = self._pack(weights.head, arena)
         layers = (LayerStruct * config.num_layers)()
+        self.experts: dict[int, Experts] = {}
         for index, layer in enumerate(weights.layers):
             for name, linear in matrices[index].items():
                 setattr(layers[index], name, self._pack(linear, arena, gated=name == "gate_up").struct)
             if self.mixers is not None:
                 layers[index].mixer = self.mixers.address(index)
+            if config.mixes(index):
+                experts = self.experts[index] = Experts(layer, config, self._files)
+                layers[index].experts = experts.address
             # Where norms are those of what sublayers found, these read the stream as it is.
             norms = _AFTER if config.norms_after else _BEFORE
             for norm, part in norms.items():
@@ -107,10 +113,11 @@ class NativeStack:
             layers[index].rope = int(config.turns_locally(index))
         self._alive += [layers, mixers]
         self._layers = layers
+        inner = max((each.down.inputs for each in layers), default=0)
         self._model = ModelStruct(
             layers, self._pointer(weights.norm, config.hidden_size), self.project.struct, config.hidden_size,
-            config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
-            int(config.activation != "silu"), config.norm_eps, config.attention_scale,
+            inner, config.num_heads, config.num_kv_heads, config.head_dim,
+            _OPENINGS[config.activation], config.norm_eps, config.attention_scale,
             0.0 if config.residual_scale == 1.0 else config.residual_scale,
             int(config.wide_qk_norm), int(config.norms_after_rope or config.unit_norms), config.attention_cap,
             config.logit_cap,
@@ -203,9 +210,11 @@ class NativeRows(Segment):
 
     Attributes:
         structs: What kernels read of each text; it is right as long as nothing else changes the texts' caches.
+        took: [layers, rows, experts per token] where a pass of all layers says which experts the rows took.
     """
 
     structs: Sequence[SegmentStruct] = ()
+    took: np.ndarray | None = None
 
 
 class _Walk:
@@ -232,7 +241,7 @@ class _Walk:
         for number, policy in self._own.items():
             self._segments[self._firsts[number]].policy = policy.describe()
         order, marks, states = stack.plan(run)
-        streams = hooks.streams() and not self._picking
+        streams = hooks.streams() and not self._picking and hooks.shared is None
         if not streams:
             marks = (c_int32 * len(run))(*(self._marks(stop) for stop in run))
         if hooks or self._picking:
@@ -253,7 +262,13 @@ class _Walk:
             tempers = config.temperature.at(batch.positions)
             step.tempers = address(tempers, np.float32, rows)
             self._alive.append(tempers)
-        self._stops = not streams and any(mark & _STOPS for mark in marks)
+        self._took: np.ndarray | None = None
+        if config.experts:
+            self._took = np.empty((len(run), rows, config.experts_per_token), dtype=np.int32)
+            step.took = address(self._took, np.int32, *self._took.shape)
+        # Experts are laid out when they are first taken.
+        late = any(not experts.whole for experts in stack.experts.values())
+        self._stops = late or (not streams and any(mark & _STOPS for mark in marks))
         self._alive += [order, marks, states, tables]
 
     def finish(self) -> None:
@@ -273,6 +288,7 @@ class _Walk:
                     policy.settle(run)
                 for mixed in self._mixed:
                     mixed.settle()
+                self._count()
                 return
             layer = run[step.next].layer
             if step.stopped == _AT_SELECT:
@@ -280,6 +296,11 @@ class _Walk:
             elif step.stopped == _AT_HEADS:
                 self._read(indices)
                 self._visit(HookPoint("head_out", layer), step.context, self._stack.found_width(layer))
+            elif step.stopped == _AT_ROUTER:
+                self._share()
+            elif step.stopped == _AT_EXPERTS:
+                assert self._took is not None
+                self._stack.experts[layer].lay_out(np.unique(self._took[step.next]).tolist())
             elif step.stopped == _AT_RESIDUAL:
                 self._visit(
                     HookPoint("residual", layer + 1),
@@ -295,11 +316,32 @@ class _Walk:
         layer, hooks = stop.layer, self._visits
         picking = stop.attention and bool(self._picking)
         found = self._stack.skipped(stop) | _AT_SELECT * picking
+        found |= _AT_ROUTER * (stop.mlp and hooks.shared is not None and self.config.mixes(layer))
         found |= _AT_HEADS * (picking or HookPoint("head_out", layer) in hooks)
         found |= _AT_ATTENTION * (HookPoint("attn_out", layer) in hooks) | _AT_MLP * (
             HookPoint("mlp_out", layer) in hooks
         )
         return found | _AT_RESIDUAL * hooks.changed(HookPoint("residual", layer + 1))
+
+    def _share(self) -> None:
+        """Let rows choose among the experts that their segments share."""
+        shape = len(self._hidden), self.config.experts
+        free = torch.frombuffer(
+            (ctypes.c_double * (shape[0] * shape[1])).from_address(self._step.free), dtype=torch.float64
+        ).view(shape)
+        assert self._visits.shared is not None
+        free.copy_(within(free, self._visits.shared, self.config.experts_per_token))
+
+    def _count(self) -> None:
+        """Say which experts rows took."""
+        if self._took is None:
+            return
+        for segment, first in zip(self._batch.segments, self._batch.offsets, strict=False):
+            if isinstance(segment, NativeRows) and segment.took is not None:
+                segment.took[:] = self._took[:, first : first + len(segment)]
+        for i, stop in enumerate(self._run):
+            if stop.mlp and self.config.mixes(stop.layer):
+                self._visits.chosen.append(torch.from_numpy(self._took[i]))
 
     def _visit(self, place: HookPoint, address: int, width: int) -> None:
         if place not in self._visits:
@@ -387,11 +429,13 @@ def _after(layer: int) -> HookPoint:
     return HookPoint("residual", layer + 1)
 
 
-def _matrices(layer: Layer, index: int, config: ModelConfig, mlps: bool) -> dict[str, Any]:
-    """The linear layers of a layer, by their names in csrc/abi.h."""
+def _matrices(layer: Layer, index: int, config: ModelConfig) -> dict[str, Any]:
+    """The linear layers of a layer that all rows take, by their names in csrc/abi.h."""
     mixing = {"qkv": layer.qkv, "output": layer.output, "steps": layer.steps, "gate": layer.out_gate}
     named = mixing if config.has_mixer(index) else {}
-    if mlps and config.has_mlp(index):
+    if config.mixes(index):
+        named = named | {"gate_up": layer.shared_gate_up, "down": layer.shared_down}
+    elif config.has_mlp(index):
         named = named | {"gate_up": layer.gate_up, "down": layer.down}
     return {name: linear for name, linear in named.items() if linear is not None}
 

@@ -79,7 +79,7 @@ class Mixture:
         if config.expert_groups:
             free = self._grouped(free)
         if shared is not None:
-            free = self._within(free, shared)
+            free = within(free, shared, config.experts_per_token)
         best, chosen = free.topk(config.experts_per_token, dim=-1)
         weights = best if free is said else said.gather(1, chosen)
         if self._floor:
@@ -90,7 +90,7 @@ class Mixture:
         if config.summed_experts:
             chosen, weights = chosen.sort(dim=-1).values, torch.ones_like(weights)
         elif config.normed_experts:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + _NOTHING.get(config.family, 1e-20))
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + nothing(config))
         if self._layer.expert_scales is not None:
             weights = weights * self._layer.expert_scales[chosen]
         weights = (weights * config.experts_scale).to(rows.dtype)
@@ -142,14 +142,6 @@ class Mixture:
         left_out = torch.ones(groups.shape[:2], dtype=torch.bool, device=free.device).scatter_(1, best, False)
         return groups.masked_fill(left_out[..., None], -torch.inf).flatten(1)
 
-    def _within(self, said: torch.Tensor, shared: Shared) -> torch.Tensor:
-        """What the router says of the experts that each segment shares, and -inf of the others."""
-        free = torch.full_like(said, -torch.inf)
-        for first, end in zip(shared.offsets, shared.offsets[1:], strict=False):
-            core = shared.way.core(said[first:end], self._config.experts_per_token)
-            free[first:end, core] = said[first:end, core]
-        return free
-
     def _expert(self, number: int) -> tuple[Linear, Linear]:
         if number in self._made:
             return self._made[number]
@@ -160,6 +152,24 @@ class Mixture:
             # view from before training began would not be part of what is learned.
             self._made[number] = made
         return made
+
+
+def nothing(config: ModelConfig) -> float:
+    """What is added to the sum of weights that are normed."""
+    return _NOTHING.get(config.family, 1e-20)
+
+
+def within(said: torch.Tensor, shared: Shared, taken: int) -> torch.Tensor:
+    """What the router says [n, experts] of the experts that each segment shares, and -inf of the others.
+
+    Args:
+        taken: By a row.
+    """
+    free = torch.full_like(said, -torch.inf)
+    for first, end in zip(shared.offsets, shared.offsets[1:], strict=False):
+        core = shared.way.core(said[first:end], taken)
+        free[first:end, core] = said[first:end, core]
+    return free
 
 
 def mixtures(

@@ -22,13 +22,13 @@ from ..hooks import SITES, HookPoint, Hooks, Tap
 from ..layer_plan import WHOLE, LayerPlan, LayerStep, abreast, attending, groups, layer_steps
 from ..loaders.in_place import Rows, WeightsInPlace
 from ..native.array_step import ArraySteps
+from ..native.experts import MOST_BEST, MOST_GROUPS, distinct
 from ..native.stack import NativeStack
 from ..protocol import Capabilities
 from ..tokenizers.vocabularies import Padding
 from ..trained.artifact import digest, sampled
 from .attention import capped
 from .layers import TorchLayers
-from .mixed_stack import MixedStack
 from .mixture import mixtures
 from .one_pass import Pass, open_caches, to_device
 from .portable import PortableStack, softly
@@ -51,9 +51,7 @@ class Transformer(TorchLayers):
         self._stack: NativeStack | PortableStack | None = None
         if self.device.type == "cpu" and not config.shortcuts:
             native, whole = runs_natively(config), isinstance(weights.head, QUANTIZED)
-            if native and config.experts and whole:
-                self._stack = MixedStack(config, weights, self.angles)
-            elif native and not config.experts and (whole or self.dtype.itemsize == 2) and packable(weights):
+            if native and (whole or self.dtype.itemsize == 2) and packable(weights):
                 mixers = {layer: own for layer, mixer in self._mixers.items() if (own := mixer.native) is not None}
                 self._stack = NativeStack(config, weights, self.angles, mixers=mixers)
                 self.dtype = torch.float32
@@ -154,10 +152,9 @@ class Transformer(TorchLayers):
         row_bytes = 2 * self.config.num_kv_heads * coded.row_bytes(self.config.head_dim, self.cache_dtype)
         costs = [Cost.of(segment, layer_plan, self.config.num_layers, row_bytes) for segment in batch.segments]
         if hooks.chosen:
+            taken = torch.stack(hooks.chosen).cpu().numpy()
             costs = [
-                dataclasses.replace(
-                    cost, experts=sum(len(each[first : first + cost.rows].unique()) for each in hooks.chosen)
-                )
+                dataclasses.replace(cost, experts=distinct(taken[:, first : first + cost.rows].reshape(len(taken), -1)))
                 for cost, first in zip(costs, batch.offsets, strict=False)
             ]
         return Scores(logits, bounds, hooks.tapped(), batch.offsets, costs)
@@ -284,11 +281,13 @@ class Transformer(TorchLayers):
 
 def packable(weights: Weights) -> bool:
     """Whether kernels have a form for what layers project beside the usual matrices."""
-    more = (linear for layer in weights.layers for linear in (layer.steps, layer.out_gate) if linear is not None)
-    return all(isinstance(linear, QUANTIZED) or linear.weight.dtype.itemsize == 2 for linear in more)  # type: ignore
+    names = "steps", "out_gate", "shared_gate_up", "shared_down"
+    more = (linear for layer in weights.layers for name in names if (linear := getattr(layer, name)) is not None)
+    return all(isinstance(linear, QUANTIZED) or linear.weight.dtype.itemsize == 2 for linear in more)
 
 
 def runs_natively(config: ModelConfig) -> bool:
     """Whether the native CPU kernels run a model of this configuration in a supported precision."""
     mixed = config.summed_experts or any(config.experts_floor)
+    mixed = mixed or config.expert_groups > MOST_GROUPS or (config.expert_groups > 0 and config.group_best > MOST_BEST)
     return library() is not None and not config.shortcuts and not mixed and config.native

@@ -44,6 +44,19 @@ struct Linear {
 
 struct Mixer;
 
+// Experts of a layer, of which every row takes `taken`; the layer's MLP, where it has one, is added for all rows, as far as
+// share [hidden] says of each, null: wholly. router: [count][hidden]; router_bias, choice_bias, scales: [count] or null; groups:
+// of experts, from the best `taken_groups` of which they are taken, 0: from all; a group is as good as its best `group_best`
+// together. gate_up: what opens follows the gates, [2 * inner]. Weights of gate_up and down [count] are null until a row takes
+// the expert: a pass stops there. nothing: what is added to the sum of weights where they are `normed`.
+struct Experts {
+    const float *router, *router_bias, *choice_bias, *scales, *share;
+    const Linear *gate_up, *down;
+    int32_t count, taken, groups, taken_groups, group_best;
+    int32_t sigmoid, normed, scaled_inputs;
+    double nothing, scale;
+};
+
 struct Layer {
     Linear qkv, output, gate_up, down;
     const float *attention_norm, *mlp_norm;             // [hidden], or null: rows are read as they are
@@ -56,14 +69,15 @@ struct Layer {
     const Mixer* mixer;                                 // what is there in place of attention, or null
     Linear steps;                                       // of its steps, where `qkv` does not give them: else without weights
     Linear gate;                                        // what attention finds is multiplied by its sigmoid; without weights: not
+    const Experts* experts;                             // or null
 };
 
 struct Model {
     const Layer* layers;
     const float* norm;
     Linear head;
-    int32_t hidden, intermediate, heads, kv_heads, head_dim;
-    int32_t gelu;                                       // 0: silu, 1: gelu by tanh
+    int32_t hidden, intermediate, heads, kv_heads, head_dim;    // intermediate: of the widest MLP that is no expert
+    int32_t opening;                                    // 0: silu, 1: gelu by tanh, 2: silu of clamped gates, as gpt-oss has it
     float eps, attention_scale;
     float residual_scale;                               // of what is added to the stream; 0: 1
     int32_t wide_norms;                                 // queries and keys are normed over all heads at once
@@ -148,10 +162,11 @@ struct PageRows {
 };
 
 // What is left out of a layer, and where a pass stops in it, in this order: before attention, when keys and values are
-// written; behind it, before the output projection; before each sublayer's result is added to the stream; at the end.
+// written; behind it, before the output projection; before each sublayer's result is added to the stream, that of the MLP
+// also before rows choose experts and, unasked, where one of those has no weights yet; at the end.
 enum Mark : int32_t {
     skip_attention = 1, skip_mlp = 2,
-    at_select = 4, at_heads = 8, at_attention = 16, at_mlp = 32, at_residual = 64
+    at_select = 4, at_heads = 8, at_attention = 16, at_router = 32, at_experts = 64, at_mlp = 128, at_residual = 256
 };
 
 // One pass over some layers. cos, sin: [2 (global, local)][rows][head_dim / 2]. taps: per layer run, where the hidden
@@ -159,7 +174,8 @@ enum Mark : int32_t {
 // A pass that stops returns with next, the layer of the run it is in, and stopped, the mark; called again, it goes on
 // from there. At the end next is run_count. memory: what it works in, which must last from call to call where it stops
 // (of decodery_room bytes); null where it does not. queries [rows][heads][head_dim, rounded up to 16], context [rows][heads *
-// head_dim] and branch [rows][hidden]: set by the first call, to be read and changed at a stop.
+// head_dim], branch [rows][hidden] and free [rows][experts], the scores that experts are chosen by: set by the first call, to
+// be read and changed at a stop. took: [run_count][rows][taken], the experts that rows took, or null.
 struct Pass {
     float* hidden;
     const Segment* segments;
@@ -172,6 +188,8 @@ struct Pass {
     char* memory;
     float *queries, *context, *branch;
     const float* tempers;                               // [rows], or null
+    int32_t* took;
+    double* free;
 };
 
 // A draft head of one layer. What its attention reads is twice as wide as the model: a token's embedding and a feature,

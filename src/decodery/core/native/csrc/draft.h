@@ -60,7 +60,7 @@ static void run_draft(void* context, int32_t thread, Team& team) {
     drafting.runner.project(model.layers->qkv, state.paired, state.qkv);
     drafting.runner.rope(*model.layers, 0);
     // The layer from behind the rows' keys and values on.
-    drafting.runner.layer(0, 0, at_select);
+    drafting.runner.layer(0, at_select);
     Pass last = *state.pass;
     last.hidden = guess.features;
     last.rows = guess.spoken;

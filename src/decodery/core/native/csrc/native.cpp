@@ -181,6 +181,33 @@ const Mixer* mixer_of(const Model& model, const Pass& pass) {
     return nullptr;
 }
 
+// The experts of a pass's layers, where one has some; all have as many.
+const Experts* experts_of(const Model& model, const Pass& pass) {
+    for (int32_t i = 0; i < pass.run_count; ++i)
+        if (model.layers[pass.run[i]].experts != nullptr) return model.layers[pass.run[i]].experts;
+    return nullptr;
+}
+
+void arrange_experts(const Experts& experts, State& state, Layout& layout) {
+    ExpertRoom& room = state.experts;
+    const int64_t rows = state.pass->rows, places = rows * experts.taken;
+    const int32_t hidden = state.model->hidden, inner = experts.down->in;
+    layout.take(room.said, rows * experts.count);
+    layout.take(room.free, rows * experts.count);
+    layout.take(room.weights, places);
+    layout.take(room.ids, places);
+    layout.take(room.begins, experts.count + 1);
+    layout.take(room.order, places);
+    layout.take(room.places, places);
+    layout.take(room.missing, 1);
+    layout.take(room.opened, places * 2 * inner);
+    layout.take(room.found, places * hidden);
+    layout.take(room.in, places, hidden);
+    layout.take(room.in.floats, is_floating(experts.gate_up->form) ? places * hidden : 0);
+    layout.take(room.inner, places, inner);
+    layout.take(room.inner.floats, places * inner);
+}
+
 void arrange_mixing(const Mixer& mixer, State& state, Layout& layout) {
     const Pass& pass = *state.pass;
     int64_t held = 0, most = 1;
@@ -238,6 +265,7 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     layout.take(state.context, n * std::max(heads, mixer == nullptr ? 0 : mixed_inner(*mixer)));
     layout.take(state.gates, gated(model, pass) ? n * heads : 0);
     if (mixer != nullptr) arrange_mixing(*mixer, state, layout);
+    if (const Experts* experts = experts_of(model, pass)) arrange_experts(*experts, state, layout);
     layout.take(state.branch, n * model.hidden);
     layout.take(state.act, n * model.intermediate);
     layout.take(state.narrow, n, model.hidden);
@@ -341,7 +369,7 @@ EXPORT int32_t decodery_size(int32_t i) {
     constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(PageRows), sizeof(Policy), sizeof(Segment), sizeof(Pass),
                                 sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
                                 sizeof(Proposed), sizeof(Happened), sizeof(Processor), sizeof(Sampling), sizeof(ArrayStep),
-                                sizeof(Prices)};
+                                sizeof(Prices), sizeof(Experts)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.
@@ -559,6 +587,7 @@ EXPORT int32_t decodery_layers(const Model* model, Pass* pass, int64_t* ticks) {
     pass->queries = state.queries;
     pass->context = state.context;
     pass->branch = state.branch;
+    pass->free = state.experts.free;
     // The threads read where they begin while one of them writes where they end.
     int32_t next = 0, stopped = 0;
     state.next = &next;

@@ -31,6 +31,8 @@ static void rotate(const float* x, const float* cos, const float* sin, int32_t d
     }
 }
 
+#include "experts.h"
+
 struct Runner {
     const State& state;
     const Model& model;
@@ -57,11 +59,11 @@ struct Runner {
     Range my_rows() const { return share(pass.rows, thread, team.threads); }
     float* scratch() const { return state.scratch + thread * state.scratch_stride; }
 
-    // What goes into `linear`, and into `other` where that has weights, normed where there is a weight.
-    void norm_quantize(const float* weight, const Linear& linear, const Linear& other = {}) {
+    // What goes into `linear`, and into `other` where that has outputs, normed where there is a weight; `keeps` it as floats, too.
+    void norm_quantize(const float* weight, const Linear& linear, const Linear& other = {}, bool keeps = false) {
         const Range mine = my_rows();
-        const bool both = other.weight != nullptr;
-        const bool floats = is_floating(linear.form) || (both && is_floating(other.form));
+        const bool both = other.out != 0;
+        const bool floats = keeps || is_floating(linear.form) || (both && is_floating(other.form));
         const bool whole = !is_floating(linear.form) || (both && !is_floating(other.form));
         // All forms read the same bytes, and some of super-blocks more.
         const Form form = both && is_super(other.form) && has_least(other.form) ? other.form : linear.form;
@@ -77,14 +79,22 @@ struct Runner {
     // What goes into `linear` as it is; floats are where they should be.
     void quantize_rows(const float* x, int32_t n, const Quantized& a, const Linear& linear) {
         if (is_floating(linear.form)) return;
-        const Range mine = my_rows();
-        for (int32_t row = mine.begin; row < mine.end; ++row) quantize(x + int64_t(row) * n, n, row, a, linear.form);
+        quantize_own(x, n, a, linear);
         meet(stage_norm);
+    }
+    void quantize_own(const float* x, int32_t n, const Quantized& a, const Linear& linear) const {
+        const Range mine = my_rows();
+        for (int32_t row = mine.begin; row < mine.end && !is_floating(linear.form); ++row) quantize(x + int64_t(row) * n, n, row, a, linear.form);
     }
 
     void project(const Linear& linear, const Quantized& a, float* y, float cap = 0.0f) { project_apart(linear, a, y, linear.out, cap); }
     // Rows of y are `stride` apart.
     void project_apart(const Linear& linear, const Quantized& a, float* y, int64_t stride, float cap = 0.0f) {
+        multiply_apart(linear, a, y, stride, cap);
+        meet(stage_matmul);
+    }
+    void multiply_into(const Linear& linear, const Quantized& a, float* y) { multiply_apart(linear, a, y, linear.out, 0.0f); }
+    void multiply_apart(const Linear& linear, const Quantized& a, float* y, int64_t stride, float cap) {
         multiply(linear, a, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
             const int32_t first = panel * panel_width, left = linear.out - first;
             float* to = y + row * stride + first;
@@ -92,17 +102,20 @@ struct Runner {
             store(to, y0, left);
             if (left > 16) store(to + 16, y1, left - 16);
         });
-        meet(stage_matmul);
     }
     // A panel holds 16 gates and the 16 values they open.
     void project_gated(const Linear& linear) {
-        const int64_t stride = model.intermediate;
-        const bool is_gelu = model.gelu != 0;
+        const int32_t inner = linear.out / 2;
         multiply(linear, state.narrow, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 gate, f16 up) {
             const int32_t first = panel * 16;
-            store(state.act + row * stride + first, (is_gelu ? gelu(gate) : silu(gate)) * up, model.intermediate - first);
+            store(state.act + int64_t(row) * inner + first, opened(model.opening, gate, up), inner - first);
         });
-        meet(stage_matmul);
+    }
+    // What an MLP has inside, of which layers may have more or less.
+    Quantized inner_of(const Layer& layer) const {
+        Quantized inner = state.inner;
+        inner.width = round_up(layer.down.in, group_size);
+        return inner;
     }
     // Adds the layer's result, normed first if the family does so, to the residual stream.
     void project_residual(const Linear& linear, const Quantized& a, const float* post_norm) {
@@ -122,6 +135,9 @@ struct Runner {
     // The same in two halves, between which the result lies in state.branch.
     void project_branch(const Linear& linear, const Quantized& a, const float* post_norm) {
         project(linear, a, state.branch);
+        finish_branch(post_norm);
+    }
+    void finish_branch(const float* post_norm) {
         if (post_norm == nullptr && model.residual_scale == 0.0f) return;
         const Range mine = my_rows();
         for (int32_t row = mine.begin; row < mine.end; ++row) {
@@ -560,8 +576,50 @@ struct Runner {
         meet(stage_attention);
     }
 
-    // Runs a layer from behind the mark `from` on; returns the mark it stops at, 0 at its end.
-    int32_t layer(int32_t index, int32_t marks, int32_t from) {
+    // The layer's experts, and its MLP where it has one, from behind a mark on. Returns the mark they stop at, or 0 when what they
+    // find lies in state.branch.
+    int32_t mix_experts(const Layer& layer, int32_t place, int32_t marks, int32_t from) {
+        const Experts& experts = *layer.experts;
+        const Mixture mixture{state, model, pass, layer, experts, thread, team};
+        const bool all = layer.down.weight != nullptr;
+        if (from < at_router) {
+            const Linear& first = *experts.gate_up;
+            norm_quantize(layer.mlp_norm, all ? layer.gate_up : first, all ? first : Linear{}, true);
+            mixture.score();
+            meet(stage_matmul);
+            mixture.judge(my_rows());
+            if (marks & at_router) {
+                meet(stage_norm);
+                return at_router;
+            }
+        }
+        if (from < at_experts) {
+            mixture.choose(my_rows(), pass.took == nullptr ? nullptr : pass.took + int64_t(place) * pass.rows * experts.taken);
+            meet(stage_norm);
+        }
+        if (thread == 0) mixture.sort();
+        meet(stage_norm);
+        if (*state.experts.missing != 0) return at_experts;
+        mixture.gather();
+        meet(stage_norm);
+        if (all) project_gated(layer.gate_up);
+        mixture.open();
+        meet(stage_matmul);
+        mixture.close();
+        const Quantized inner = inner_of(layer);
+        if (all) quantize_own(state.act, layer.down.in, inner, layer.down);
+        meet(stage_norm);
+        if (all) multiply_into(layer.down, inner, state.branch);
+        mixture.multiply_all(experts.down, state.experts.inner, state.experts.found);
+        meet(stage_matmul);
+        mixture.add_up(my_rows());
+        finish_branch(layer.post_mlp_norm);
+        return 0;
+    }
+
+    // Runs the layer at a place of the run from behind the mark `from` on; returns the mark it stops at, 0 at its end.
+    int32_t layer(int32_t place, int32_t from) {
+        const int32_t index = pass.run[place], marks = pass.marks[place];
         const Layer& layer = model.layers[index];
         if ((marks & skip_attention) == 0 && from <= at_attention) {
             if (from < at_select) {
@@ -586,11 +644,21 @@ struct Runner {
             } else add_branch();
         }
         if ((marks & skip_mlp) == 0 && from <= at_mlp) {
-            if (from < at_mlp) {
+            if (from < at_mlp && layer.experts != nullptr) {
+                const int32_t stop = mix_experts(layer, place, marks, from);
+                if (stop != 0) return stop;
+                if (marks & at_mlp) {
+                    meet(stage_norm);
+                    return at_mlp;
+                }
+                add_branch();
+            } else if (from < at_mlp) {
                 norm_quantize(layer.mlp_norm, layer.gate_up);
                 project_gated(layer.gate_up);
-                quantize_rows(state.act, model.intermediate, state.inner, layer.down);
-                if (add_or_stop(layer.down, state.inner, layer.post_mlp_norm, marks & at_mlp)) return at_mlp;
+                meet(stage_matmul);
+                const Quantized inner = inner_of(layer);
+                quantize_rows(state.act, layer.down.in, inner, layer.down);
+                if (add_or_stop(layer.down, inner, layer.post_mlp_norm, marks & at_mlp)) return at_mlp;
             } else add_branch();
         }
         return from < at_residual ? marks & at_residual : 0;
@@ -608,7 +676,7 @@ static void run_layers(void* context, int32_t thread, Team& team) {
     const Pass& pass = *state.pass;
     int32_t from = pass.stopped;
     for (int32_t i = pass.next; i < pass.run_count; ++i, from = 0) {
-        const int32_t stop = runner.layer(pass.run[i], pass.marks[i], from);
+        const int32_t stop = runner.layer(i, from);
         if (stop != 0) {
             if (thread == 0) *state.next = i, *state.stopped = stop;
             return;

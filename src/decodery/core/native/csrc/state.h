@@ -174,6 +174,16 @@ struct MixRoom {
     int64_t room_stride;
 };
 
+// What experts work in. said, free: [rows][experts], how likely the router finds each, and what they are chosen by. ids, weights:
+// [rows][taken]. Rows are taken in turn by expert: begins [experts + 1] has the first place of each, order [rows * taken] which
+// of `ids` stands at a place, and places [rows * taken] where each stands. opened, found: [places][2 * inner], [places][hidden].
+struct ExpertRoom {
+    double *said, *free;
+    float *weights, *opened, *found;
+    int32_t *ids, *begins, *order, *places, *missing;
+    Quantized in, inner;
+};
+
 struct State {
     const Model* model;
     const Pass* pass;
@@ -189,8 +199,9 @@ struct State {
     int64_t aside_stride, longest;
     float *qkv, *queries, *context, *branch, *act;
     float* gates;                          // of what attention finds, [rows][heads * head_dim]
-    Quantized narrow, wide, inner;         // over hidden, heads * head_dim, intermediate
+    Quantized narrow, wide, inner;         // over hidden, heads * head_dim, what MLPs have inside
     MixRoom mix;
+    ExpertRoom experts;
     Quantized mixed;                       // over what a layer finds that mixes rows
     float* scratch;                        // per thread: a normed row, then attention's queries, accumulators and scores
     int64_t scratch_stride;
@@ -209,6 +220,8 @@ struct State {
 };
 
 constexpr int32_t most_taps = 64;      // of a convolution
+constexpr int32_t most_groups = 256;   // of experts
+constexpr int32_t most_best = 16;      // experts by which groups are compared
 
 constexpr int32_t mix_chunk = 64;      // rows of content that are mixed at once
 

@@ -151,11 +151,15 @@ EXPORT int32_t decodery_choose_tokens(const Model* model, ArrayStep* step) {
     return 0;
 }
 
-// A step of all texts, see `ArrayStep`. Returns 0, or 1 when there is no memory, and then nothing is kept.
+// A step of all texts, see `ArrayStep`. Returns 0, or 1 when there is no memory, and then nothing is kept, or 2 where experts have
+// no weights yet: called again once they have some, with nothing else run meanwhile, it goes on from there.
 EXPORT int32_t decodery_step(const Model* model, ArrayStep* step) {
-    if (step->numbers != no_numbers) decodery_prepare(model, step);
-    step->pass.next = step->pass.stopped = 0;
+    if (step->pass.stopped == 0) {
+        if (step->numbers != no_numbers) decodery_prepare(model, step);
+        step->pass.next = 0;
+    }
     if (decodery_layers(model, &step->pass, nullptr) != 0) return 1;
+    if (step->pass.stopped != 0) return 2;
     if (decodery_head(model, step->pass.hidden, step->pass.rows, step->sampling.logits) != 0) return 1;
     return decodery_choose_tokens(model, step);
 }
