@@ -215,11 +215,7 @@ def test_an_autoencoder_finds_planted_features_and_is_measured_on_other_rows(tmp
     assert components > 0.35 and shuffled > 1
     never = SparseAutoencoder(found.encoder, found.bias - 1e9, found.decoder, found.shift, "relu")
     empty = measured(never, tested)
-    assert (
-        empty["dead features"] == 1.0
-        and empty["L0"] == 0
-        and empty["unexplained variance"] == pytest.approx(1, abs=0.1)
-    )
+    assert empty["dead features"] == 1.0 and empty["L0"] == 0 and empty["unexplained variance"] > 0.9
     again = train_autoencoder(learned, chosen, tmp_path, "resid_post.0", **settings)  # type: ignore[arg-type]
     assert again.encoder.equal(found.encoder)
     with pytest.raises(SettingsError, match="other settings or other data"):
