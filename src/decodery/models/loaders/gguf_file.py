@@ -139,6 +139,16 @@ class GGUFFile:
             ) from error
         return result[0][begin:end] if len(info.shape) == 1 else result.reshape(-1, *info.shape[1:])
 
+    def integers(self, name: str) -> np.ndarray:
+        """A tensor of one dimension that holds integers, as int64.
+
+        Raises:
+            UnsupportedModel: It holds others.
+        """
+        if (kind := self.kind_name(name)) not in ("I32", "I64"):
+            raise UnsupportedModel(f"{self.path}: tensor {name} is of type {kind}, and should be of integers")
+        return self._raw(self.info(name), 0, None).view(np.int64 if kind == "I64" else np.int32)[0].astype(np.int64)
+
     def blocks(self, name: str, begin: int, end: int) -> Blocks:
         """Rows of a matrix whose type is one of `gguf_blocks.READ`, its numbers as they are."""
         info, read = self._matrix(name), READ[self.kind_name(name)].read

@@ -64,16 +64,18 @@ class TrainedHead:
 
     @classmethod
     def load(cls, path: str | Path) -> TrainedHead:
-        """Read what `save` wrote, or a published head, from a file, a folder or a Hub id.
+        """Read what `save` wrote, or a published head, from a file (GGUF too), a folder or a Hub id.
 
         Raises:
             ModelNotFound, CorruptFile, UnsupportedModel: For anything else.
         """
-        from . import published
+        from . import gguf_eagle3, published
 
         whole = Path(path).expanduser()
         if not whole.exists() and hub.is_hub_id(str(path)):
             whole = checkpoint.from_hub(str(path), HEAD)
+        if whole.suffix == ".gguf":
+            return gguf_eagle3.gguf_eagle_3(whole)
         if not (whole / HEAD).is_file() and (whole / checkpoint.CONFIG).is_file():
             return published.published(whole)
         return _load(whole / HEAD if whole.is_dir() else whole)

@@ -157,7 +157,14 @@ def _one_layer(settings: Fields, layers: DraftLayers) -> None:
         )
 
 
-def _eagle_3(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
+def eagle_3(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
+    """Tensors and settings of an EAGLE-3 head.
+
+    Args:
+        settings: What the head's configuration says beside its layers.
+        layers: Its layers.
+        tensors: Its checkpoint, from which what is used is taken.
+    """
     if not (settings.get("eagle_config") or {}).get("use_aux_hidden_state", True):
         raise settings.unsupported("eagle_config")
     first = "midlayer." if "midlayer.self_attn.q_proj.weight" in tensors else "layers.0."
@@ -183,7 +190,7 @@ def _eagle_3(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
 
 
 def _p_eagle(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
-    found, about = _eagle_3(settings, layers, tensors)
+    found, about = eagle_3(settings, layers, tensors)
     width = found["fc.weight"].shape[1]
     found["mask_states.weight"] = tensors.take("mask_hidden", 1, 1, width)[0, 0]
     return found, about | {"mask_token": _mask(settings, layers), "heads": steps(settings, 8)}
@@ -275,7 +282,7 @@ def _mtp(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
 
 _READERS = {
     "eagle": ("eagle", _eagle),
-    "eagle3": ("eagle-3", _eagle_3),
+    "eagle3": ("eagle-3", eagle_3),
     "peagle": ("p-eagle", _p_eagle),
     "dflash": ("dflash", _dflash),
     "dspark": ("dspark", _dspark),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -17,8 +18,36 @@ from decodery.speculative.drafters.eagle import EAGLE
 from decodery.speculative.drafters.eagle_3 import EAGLE3
 from decodery.speculative.heads.drafter import HeadDrafter, head_kind
 from decodery.speculative.heads.head import DraftHead, TrainedHead
+from decodery.speculative.heads.parts import Parts
+from decodery.speculative.heads.recognise import published_drafter
 from decodery.testing import check_identical, tiny_transformer
-from published import HEADS, HIDDEN, INNER, KV_HEADS, TARGET, TEXT, layer, norm, run_layer, tensors_of, write
+from published import (
+    DIM,
+    HEADS,
+    HIDDEN,
+    INNER,
+    KV_HEADS,
+    TARGET,
+    TEXT,
+    frequencies,
+    layer,
+    norm,
+    run_layer,
+    tensors_of,
+    write,
+)
+
+Kind = gguf.GGMLQuantizationType
+NAMES = {
+    **{f"midlayer.self_attn.{each}_proj": f"blk.0.attn_{each}" for each in "qkv"},
+    **{f"midlayer.mlp.{each}_proj": f"blk.0.ffn_{each}" for each in ("gate", "up", "down")},
+    "midlayer.self_attn.o_proj": "blk.0.attn_output",
+    "midlayer.input_layernorm": "blk.0.attn_norm",
+    "midlayer.hidden_norm": "blk.0.attn_norm_2",
+    "midlayer.post_attention_layernorm": "blk.0.ffn_norm",
+    **{"lm_head": "output", "norm": "output_norm", "embed_tokens": "token_embd", "fc": "fc"},
+}
+"""What llama.cpp calls the tensors of an EAGLE-3 head."""
 
 OUTPUTS = 20
 EMBEDDING = TARGET.embed_tokens(torch.arange(64)).float()
@@ -142,11 +171,58 @@ def expected(name: str) -> list[torch.Tensor]:
     return said
 
 
+def gguf_of(name: str, path: Path, kind: gguf.GGMLQuantizationType = Kind.F32, **metadata: Any) -> Path:
+    """The head as a file of llama.cpp: rotated neighbours side by side, token ids for offsets."""
+    config, tensors = LAYOUTS[name]
+    own, prefix = config.get("transformer_layer_config", config), "midlayer."
+    writer = gguf.GGUFWriter(path, "eagle3")
+    for key, value in (("block_count", 1), ("context_length", 2048), ("vocab_size", 64)):
+        writer.add_uint32(f"eagle3.{key}", value)
+    for key, theirs in (
+        ("embedding_length", "hidden_size"), ("feed_forward_length", "intermediate_size"),
+        ("attention.head_count", "num_attention_heads"), ("attention.head_count_kv", "num_key_value_heads"),
+    ):  # fmt: skip
+        writer.add_uint32(f"eagle3.{key}", own[theirs])
+    writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", own["rms_norm_eps"])
+    writer.add_float32("eagle3.rope.freq_base", own.get("rope_theta", 10000.0))
+    writer.add_array("eagle3.extract_layers", config.get("eagle_aux_hidden_state_layer_ids", [2, 3, 3]))
+    writer.add_uint32("eagle3.target_hidden_size", HIDDEN)
+    writer.add_bool("eagle3.norm_before_residual", config.get("norm_before_residual", False))
+    for key, value in metadata.items():
+        writer.add_uint32(f"eagle3.{key}", value)
+    if "rope_scaling" in own:
+        plain = torch.tensor([own["rope_theta"] ** (-2 * pair / DIM) for pair in range(DIM // 2)])
+        writer.add_tensor("rope_freqs.weight", (plain / frequencies(config)).float().numpy())
+    for name, each in tensors.items():
+        name = name.replace("layers.0.", prefix).removesuffix(".weight")
+        if name == "t2d":
+            continue
+        if name == "d2t":
+            writer.add_tensor("d2t", (each + torch.arange(OUTPUTS)).numpy())
+            continue
+        rows = each.float().numpy()
+        if name.endswith(("q_proj", "k_proj")):
+            heads = HEADS if name.endswith("q_proj") else KV_HEADS
+            rows = rows.reshape(heads, 2, DIM // 2, -1).swapaxes(1, 2).reshape(rows.shape).copy()
+        packed = gguf.quants.quantize(rows, kind) if rows.ndim == 2 else rows
+        writer.add_tensor(f"{NAMES[name]}.weight", packed, raw_dtype=kind if rows.ndim == 2 else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def drafter_of(name: str, folder: Path) -> HeadDrafter:
+    if name.startswith("gguf "):
+        return EAGLE3(str(gguf_of(name.removeprefix("gguf "), folder / "head.gguf")))
     return (EAGLE3 if name.startswith("eagle-3") else EAGLE)(str(write(folder / name, *LAYOUTS[name])))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+FILES = ["gguf eagle-3", "gguf eagle-3-llama3", "gguf eagle-3-speculators", "gguf eagle-3-of-own-depths"]
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS, *FILES])
 def test_a_published_head_says_what_it_says_where_it_was_published(name: str, tmp_path: Path) -> None:
     trained = drafter_of(name, tmp_path).trained
     assert trained is not None
@@ -156,14 +232,14 @@ def test_a_published_head_says_what_it_says_where_it_was_published(name: str, tm
     first = head.read(memory, states, torch.tensor(TEXT[1 : n + 1]), np.arange(n))
     place = np.array([-1]), np.array([1]), np.ones((1, 1), dtype=bool)
     second = head.grow(memory, torch.tensor(TEXT[n + 1 : n + 2]), *place)
-    for found, wanted in zip((first[None], second), expected(name), strict=True):
+    for found, wanted in zip((first[None], second), expected(name.removeprefix("gguf ")), strict=True):
         spoken = wanted > -torch.inf
         assert torch.equal(head.spread(found)[0] > -torch.inf, spoken)
         # The frequencies of stretched positions are read in float32.
         assert float((head.spread(found)[0] - wanted)[spoken].abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle-3"])
+@pytest.mark.parametrize("name", ["eagle", "eagle-3", "gguf eagle-3"])
 def test_drafts_of_published_heads_change_nothing(name: str, tmp_path: Path) -> None:
     drafter = drafter_of(name, tmp_path)
     check_identical(TARGET, [[1, 2, 3]], drafter=drafter, max_new_tokens=8, seeds=(0,), tested="drafted")
@@ -200,6 +276,25 @@ def test_what_is_not_known_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=words):
         TrainedHead.load(write(tmp_path / "head", config, tensors))
+
+
+def test_a_quantized_file_is_read_and_others_are_refused_by_name(tmp_path: Path) -> None:
+    whole = TrainedHead.load(gguf_of("eagle-3", tmp_path / "whole.gguf"))
+    coded = TrainedHead.load(gguf_of("eagle-3", tmp_path / "coded.gguf", Kind.Q8_0))
+    assert any(each.dtype == torch.int8 for each in coded.tensors.values())
+    rows = {name: Parts(each.tensors).floating()["fc.weight"] for name, each in (("whole", whole), ("coded", coded))}
+    assert 0 < float((rows["whole"] - rows["coded"]).abs().max()) < 0.05
+    assert published_drafter(str(tmp_path / "whole.gguf")).trained is whole
+    for words, more in (("key eagle3.expert_count is not known", {"expert_count": 4}), ("block_count = 2", {})):
+        path = gguf_of("eagle-3", tmp_path / "other.gguf", **more)
+        if not more:
+            at = path.read_bytes().index(b"eagle3.block_count") + len(b"eagle3.block_count") + 4
+            path.write_bytes(path.read_bytes()[:at] + b"\x02" + path.read_bytes()[at + 1 :])
+        with pytest.raises(UnsupportedModel, match=words):
+            TrainedHead.load(path)
+    (tmp_path / "other.gguf").write_bytes((tmp_path / "whole.gguf").read_bytes().replace(b"eagle3", b"eagle2"))
+    with pytest.raises(UnsupportedModel, match="of the architecture eagle3, and this one is of 'eagle2'"):
+        TrainedHead.load(tmp_path / "other.gguf")
 
 
 def test_a_head_reads_tokens_by_an_embedding_of_its_own(tmp_path: Path) -> None:
