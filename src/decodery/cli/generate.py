@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .command import command
 from .given import given, read_prompt
-from .options import chat_template_option, loading_options, model_options, output_option
+from .options import chat_template_option, loading_options, model_options, option_under, output_option
 from .text_options import check_diffuse, constraint_options, decoding_options, diffuse_option, search_option
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 @decoding_options
 @constraint_options
 @search_option
+@option_under(
+    "Search",
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Keep what the search writes and scores, one JSON object a line. The same command goes on from there after an "
+    "interruption, to the same result.",
+)
 @diffuse_option
 @output_option(
     "--n",
@@ -60,6 +69,7 @@ def generate(
     as_json: bool,
     logprobs: int | None,
     search: str | None,
+    record: Path | None,
     diffuse: str | None,
     **settings: Any,
 ) -> None:
@@ -70,6 +80,8 @@ def generate(
     """
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json")
+    if record is not None and search is None:
+        raise click.UsageError("--record keeps what a search does: give --search, or leave it out")
     text, settings = read_prompt(prompt), given(settings)
     from decodery import load
     from decodery.core.errors import Unsolved
@@ -90,7 +102,7 @@ def generate(
     lm = load(model, dtype=dtype, kv_dtype=kv_dtype, masking=masking)
     if method is not None:
         read: dict[str, Any] = {"apply_chat_template": apply_chat_template, "allow_special": allow_special}
-        found = _search(lm, method, text, logprobs=logprobs, **read, **settings)[:n]
+        found = _search(lm, method, text, logprobs=logprobs, record=record, **read, **settings)[:n]
         if as_json:
             objects = [output.to_dict() for output in found]
             click.echo(json.dumps(objects if n > 1 else objects[0], ensure_ascii=False))

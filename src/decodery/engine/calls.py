@@ -22,6 +22,7 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
+from .recorded import RecordedTexts
 from .schedule import share_prompt
 
 if TYPE_CHECKING:
@@ -182,11 +183,14 @@ class Calls:
         for seq in texts:
             owner = firsts.setdefault((id(seq.request.conversation), id(seq.request.model)), seq)
             seq.scheduling.prompt_owner = None if owner is seq else owner
+        recorded = RecordedTexts(texts)
         try:
             while active := [seq for seq in texts if not seq.finished]:
                 waiting = [seq for seq in active if seq.scheduling.prompt_owner is not None]
                 ready = [seq for seq in active if seq.scheduling.prompt_owner is None]
                 yield from self.engine.write(ready, trace)
+                for seq in ready:
+                    recorded.note(seq)
                 for seq in waiting:
                     assert seq.scheduling.prompt_owner is not None
                     share_prompt(seq, seq.scheduling.prompt_owner)

@@ -28,6 +28,7 @@ from decodery.step.drafter_memory import Memory
 from decodery.step.embedded import Embeddings
 from decodery.step.logits_source import LogitsSource
 from decodery.step.monitor import Monitor
+from decodery.step.search_record import SearchRecord
 from decodery.step.sequence import KeptText, Sequence
 
 from .validation import refuse
@@ -82,6 +83,7 @@ class Request:
             more.
         followed: Called by searches that grow a tree of parts, with the trace that they grow it in.
         stop_tokens: Those of them that are special tokens, by id.
+        record: Keeps what a search writes and scores, and what it has written and scored before.
     """
 
     prompt: Ordered[int]
@@ -109,6 +111,7 @@ class Request:
     settled: Callable[[str], None] | None = None
     followed: Callable[[Trace], None] | None = None
     stop_tokens: Mapping[int, str] = field(default_factory=dict)
+    record: SearchRecord | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "max_draft_tokens", "seed", "logprobs", "prompt_logprobs"):

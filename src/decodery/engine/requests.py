@@ -68,6 +68,7 @@ def opened(
         logprobs=request.logprobs,
         prompt_logprobs=request.prompt_logprobs,
         return_draft_trees=request.return_draft_trees,
+        record=request.record,
         memory=memory if request.memory is None else request.memory,
         cache_namespace=cache_namespace,
         conversation=request.conversation,

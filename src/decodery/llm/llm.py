@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Self, Unpack, overload
 from weakref import ref
 
@@ -39,6 +41,7 @@ from .prompts import conversations, single
 from .prompts import each as each_prompt
 from .resolve_settings import resolve_carrier
 from .sampling_params import ChatSettings, GenerateSettings, RequestSettings, SamplingParams, merged
+from .search_records import search_record
 from .texts import MOST_TEXTS, all_outputs, outputs, submit
 
 AnyPrompt = Prompt | Ordered[int]
@@ -240,6 +243,7 @@ class LLM(PromptRequests):
         scorer: Any = None,
         apply_chat_template: bool = True,
         progress: Progress = silent,
+        record: str | Path | None = None,
         **settings: Unpack[RequestSettings],
     ) -> list[Output]:
         """The texts that a search finds, best first, with their `score`; their trace counts the whole search.
@@ -249,6 +253,8 @@ class LLM(PromptRequests):
             search: An instance or a name, as in "beam:width=4"; `decodery.methods("search")` lists them.
             scorer: Of a search that is named, where no text could say which, as in dc.scorers.TextScore(function).
             progress: Called with what is done, step by step.
+            record: A file that keeps each text and score as it comes, of searches over samples, over steps and of
+                pipelines. The same search begun again with it goes on from there, to the same result.
             settings: See `request`; no drafter unless one is given, which searches that score their branches by
                 themselves refuse.
         """
@@ -256,7 +262,8 @@ class LLM(PromptRequests):
         method = resolve("search", search, **further).bind(self.tokenizer)
         given: dict[str, Any] = {"drafter": None, **settings}
         request = self.request_for(prompt, apply_chat_template=apply_chat_template, **given)
-        return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
+        with nullcontext() if record is None else search_record(record, self, method, request) as request.record:
+            return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 
     @checked()
     @naming
@@ -367,8 +374,8 @@ class LLM(PromptRequests):
         method = resolve_carrier(search)
         if method.message:
             raise SettingsError("the message is given twice: leave it out of the search's settings")
-        method, form = replace(method, message=message), {"apply_chat_template": apply_chat_template}
-        return self.search(prompt, method, progress=progress, **form, **settings)[0]
+        method = replace(method, message=message)
+        return self.search(prompt, method, apply_chat_template=apply_chat_template, progress=progress, **settings)[0]
 
     def stego_decode(
         self,

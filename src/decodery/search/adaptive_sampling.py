@@ -70,6 +70,10 @@ class AdaptiveSampling(JudgedSearch):
         if not self.judge.answers:
             raise SettingsError("adaptive-sampling judges whole texts: give a scorer of answers")
 
+    @property
+    def resumable(self) -> bool:
+        return True
+
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> ForwardCoroutine[list[Sequence]]:
         pool = TextPool(engine, request, self, 1 if request.sampler.greedy else self.n, self._warmed)
         self.judge.fits(pool.texts[0].request.model)

@@ -69,6 +69,11 @@ class Search(Contract):
         sizes = (getattr(self, name, None) for name in _SIZES)
         return max((size for size in sizes if isinstance(size, int)), default=1)
 
+    @property
+    def resumable(self) -> bool:
+        """Whether what it writes and scores can be kept in a record, from which it goes on."""
+        return False
+
     def bind(self, tokenizer: Tokenizer) -> Self:
         """The same search with its texts turned into tokens; `LLM.search` calls it before `run`."""
         return self

@@ -40,6 +40,10 @@ class Pipeline(Search):
         return Requirements()
 
     @property
+    def resumable(self) -> bool:
+        return True
+
+    @property
     def texts_at_once(self) -> int:
         """See `Search.texts_at_once`: k says how many documents or questions are shown."""
         return 1

@@ -16,10 +16,13 @@ from decodery.core.errors import DecoderyError, OutOfMemory, ServerError, Settin
 from decodery.core.ledger import count
 from decodery.core.noise import nth_seed
 from decodery.core.trace import Trace
+from decodery.engine.recorded import RecordedTexts
 from decodery.engine.schedule import share_prompt
+from decodery.engine.text import unread
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, silent
+from decodery.step.embedded import reading
 from decodery.step.forward_request import ForwardCoroutine, score_all
 from decodery.step.scorer import Scorer, judge
 from decodery.step.sequence import Sequence
@@ -31,6 +34,9 @@ from .step_nodes import identity
 if TYPE_CHECKING:
     from decodery.engine.engine import Engine
     from decodery.engine.request import Request
+
+
+_CHUNK = 64
 
 
 class TextPool:
@@ -129,6 +135,10 @@ class Sampled(Search):
 
     n: int
 
+    @property
+    def resumable(self) -> bool:
+        return True
+
     @abstractmethod
     def decide(self, pool: TextPool) -> ForwardCoroutine[list[Sequence]]:
         """The results, best first, by `pool.finish`."""
@@ -153,7 +163,8 @@ def write_on(
         trace: Where the turns are recorded.
         note: Told of the texts that have had a turn.
     """
-    while active := [seq for seq in texts if not seq.finished and goes_on(seq)]:
+    recorded = RecordedTexts(texts)
+    while active := [seq for seq in texts if not seq.finished and id(seq) not in recorded.ended and goes_on(seq)]:
         waiting = [
             (seq, seq.scheduling.prompt_owner)
             for seq in texts
@@ -162,9 +173,13 @@ def write_on(
         # Who shares a prompt waits for the one that reads it, even where that one would not go on itself.
         ready = [seq for seq in active if seq.scheduling.prompt_owner is None] or [waiting[0][1]]
         yield from engine.write(ready, trace)
+        for seq in ready:
+            recorded.note(seq, ended=seq.segment_end is not None and not goes_on(seq))
         for seq, owner in waiting:
             share_prompt(seq, owner)
         note(active)
+    for seq in texts:
+        recorded.note(seq, ended=True)
 
 
 def same_tokens(texts: Ordered[Sequence]) -> list[int]:
@@ -192,10 +207,13 @@ def scored(
     """
     same = same_tokens(texts)
     distinct = sorted(set(same))
-    scores, errors = yield from _tried(scorer, texts, begins, [distinct])
-    if errors and len(distinct) > 1:
+    known = _recorded(scorer, texts, begins, distinct)
+    asked = [number for number in distinct if number not in known]
+    scores, errors = yield from _tried(scorer, texts, begins, [asked] if asked else [])
+    if errors and len(asked) > 1:
         # Whose fault it is shows when each is asked about alone.
-        scores, errors = yield from _tried(scorer, texts, begins, [[number] for number in distinct])
+        scores, errors = yield from _tried(scorer, texts, begins, [[number] for number in asked])
+    scores |= known
     count("scored_tokens", sum(len(written(texts[number])) for number in distinct))
     if not scores:
         raise errors[0]
@@ -226,17 +244,48 @@ def _tried(
             errors.append(error)
         else:
             scores |= dict(zip(numbers, found, strict=True))
+            if (record := texts[0].request.record) is not None:
+                for number, score in zip(numbers, found, strict=True):
+                    record.keep_score(scorer, _named(texts[number], begins, number), score)
     return scores, errors
+
+
+def _recorded(
+    scorer: Scorer, texts: Ordered[Sequence], begins: Ordered[int] | None, numbers: list[int]
+) -> dict[int, float]:
+    """The scores that a record has of some of the texts."""
+    if (record := texts[0].request.record) is None:
+        return {}
+    found = {number: record.score(scorer, _named(texts[number], begins, number)) for number in numbers}
+    count("restored_scores", sum(score is not None for score in found.values()))
+    return {number: score for number, score in found.items() if score is not None}
+
+
+def _named(seq: Sequence, begins: Ordered[int] | None, number: int) -> list[object]:
+    """What tells a text that was scored from others."""
+    prompt = seq.request.conversation.prompt if writes(seq.request.model) and seq.request.conversation else None
+    return [prompt, identity(seq), seq.finished, None if begins is None else begins[number]]
 
 
 def _judged(scorer: Scorer, texts: list[Sequence], begins: list[int] | None) -> ForwardCoroutine[list[float]]:
     hidden: dict[Tap, torch.Tensor] = {}
     if taps := scorer.requirements.taps:
+        for seq in texts:
+            yield from read_up(seq)
         # Their last tokens are read on forks, as the loop leaves them unread.
         segments = [Segment.chunk([seq.last_token], seq.cache.fork()) for seq in texts]
         rows = yield from score_all(texts[0].request.model, segments, taps)
         hidden = {tap: torch.stack([row.hidden[tap][0] for row in rows]) for tap in taps}
     return (yield from judge(scorer, candidates(texts, hidden, begins))).tolist()
+
+
+def read_up(seq: Sequence) -> ForwardCoroutine[None]:
+    """Let a text's model read all of it but the last token, where its tokens came from a record."""
+    while seq.request.record is not None and (missing := unread(seq)) > 1:
+        start = seq.cache.next_position
+        chunk = seq.tokens[start : start + min(missing - 1, _CHUNK)]
+        yield from score_all(seq.request.model, [reading(seq, chunk, [])], (), seq.request.role)
+        seq.cache.keep(range(len(chunk)))
 
 
 def require_count(name: str, setting: str, value: int) -> None:

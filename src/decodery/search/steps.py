@@ -82,6 +82,11 @@ class Stepped(Search):
         method = method_of(self)
         return type(self).__name__ if method is None else method.name
 
+    @property
+    def resumable(self) -> bool:
+        # Where time ends steps, no second run has the same.
+        return self.step_seconds is None
+
     def bind(self, tokenizer: Tokenizer) -> Self:
         if isinstance(self.delimiter, str):
             require_written(tokenizer, self.delimiter, f"the delimiter of {self._name}")

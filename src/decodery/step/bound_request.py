@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .logits_source import LogitsSource
     from .monitor import Monitor
     from .scorer_calls import ScorerCalls
+    from .search_record import SearchRecord
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,6 +60,7 @@ class BoundRequest:
         prompt_embeds: What the prompt holds beside tokens, None for nothing.
         user_spans: See `PromptTokens`.
         padding: Ids that are no token and are never written, None where there are none.
+        record: See `Request`.
     """
 
     prompt_length: int
@@ -89,3 +91,4 @@ class BoundRequest:
     prompt_embeds: Embeddings | None = None
     user_spans: tuple[tuple[int, int], ...] | None = None
     padding: Padding | None = None
+    record: SearchRecord | None = None

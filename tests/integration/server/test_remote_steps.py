@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from decodery.search import (
     DVTS,
     MCTS,
     AStar,
+    BestOfN,
     BudgetForcing,
     Lookahead,
     ParticleFilter,
@@ -99,6 +101,35 @@ def test_texts_drawn_first_are_those_of_the_model_here(both: tuple[LLM, Any]) ->
     assert [out.text for out in again] == [out.text for out in drawn[1]]
     first, second = (drawn[1][0].text[at : at + 5] for at in (0, 5))
     assert first != second
+
+
+@pytest.mark.parametrize("name", ["step-beam", "particle-filter", "best-of-n"])
+def test_a_search_over_a_server_goes_on_from_its_record(both: tuple[LLM, Any], name: str, tmp_path: Path) -> None:
+    search = GROWN.get(name, BestOfN("log-probability", n=4))
+
+    def found(until: int | None = None, **settings: Any) -> list[Any]:
+        turns = 0
+
+        def progress(what: str, done: int, total: int) -> None:
+            nonlocal turns
+            turns += 1
+            print(turns, what, done)
+            if turns == until:
+                raise KeyboardInterrupt
+
+        there = dc.remote(both[1].model.endpoint.base)
+        outputs = there.search("Is it so?", search, progress=progress, temperature=1.0, **WRITING, **settings)
+        return [(out.text, out.score, out.trace.ledger.passes.get("server", 0)) for out in outputs]
+
+    whole, record = found(), tmp_path / "record.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        found(9 if name == "best-of-n" else 20, record=record)
+    again = found(record=record)
+    assert [each[:2] for each in again] == [each[:2] for each in whole]
+    # What stood in the file is not requested again, and at last all of it stands there.
+    assert name == "best-of-n" or again[0][2] < whole[0][2]
+    last = found(record=record)
+    assert [each[:2] for each in last] == [each[:2] for each in whole] and last[0][2] == 0
 
 
 def test_likelihoods_are_those_that_the_server_tells(both: tuple[LLM, Any]) -> None:
