@@ -5,8 +5,6 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from decodery.models.cache.account import resident
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch_state import in_plain_state
@@ -47,7 +45,6 @@ class ArrayBatch:
     def __init__(self, model: LanguageModel, schedule: Schedule, budgets: DraftBudgets) -> None:
         self._model, self._schedule, self._budgets = model, schedule, budgets
         self._texts: list[ArrayText] = []
-        self._last_positions = np.empty(0, dtype=np.int64)
         self._drafts: list[DraftBatch] = []
         self._alone = self._failed = False
         self._changes = -1
@@ -122,11 +119,8 @@ class ArrayBatch:
         steps = self._steps
         if steps is None or not self._texts:
             return True
-        full = steps.next[: len(self._texts)] > self._last_positions
-        if not full.any():
-            return True
-        # What lies in arrays stays there: only these texts get room.
-        return self._schedule.fits and all(map(self._room, np.flatnonzero(full).tolist()))
+        # What lies in arrays stays there: only texts without room get some.
+        return steps.has_room or (self._schedule.fits and all(map(self._room, steps.without_room())))
 
     def _text(self, run: SchedulerEntry) -> ArrayText | None:
         """A task as a text of the batch, None where it cannot be one now."""
@@ -171,9 +165,9 @@ class ArrayBatch:
         assert steps is not None
         steps.hold(len(texts), places)
         steps.widen(max([text.room for text in texts]))
-        known = np.append(self._last_positions, np.int64(-1))
-        self._texts, self._last_positions = texts, known[places]
-        for place in np.flatnonzero(steps.next[: len(texts)] > self._last_positions).tolist():
+        self._texts = texts
+        steps.ends[: len(texts)][[place < 0 for place in places]] = -1
+        for place in steps.without_room():
             if not self._room(place):
                 self._texts = []
                 return False
@@ -187,6 +181,7 @@ class ArrayBatch:
             steps.greedy[place] = text.sampler.greedy
             if text.stateful:
                 text.processors.follow(seq.processor_states)
+        steps.stand()
         steps.turn_to(max([text.most for text in texts]))
         self._drafts = draft_batches(texts, self._budgets)
         return True
@@ -206,7 +201,7 @@ class ArrayBatch:
         if not text.rows.has_room(text.room):
             return False
         steps.describe(place, text.rows)
-        steps.next[place], self._last_positions[place] = text.cache.next_position, text.rows.last_position(text.room)
+        steps.next[place], steps.ends[place] = text.cache.next_position, text.rows.last_position(text.room)
         text.run.caches.add(text.cache)
         text.ledger.bytes = max(text.ledger.bytes, resident(text.run.caches))
         return True
@@ -311,16 +306,17 @@ class ArrayBatch:
         """Draft for the texts; returns how many tokens the texts of the step have on average."""
         steps, nodes = self._steps, self._schedule.limits.rows // len(every) - 1
         assert steps is not None
-        steps.sizes[: len(self._texts)] = 1
-        context = sum([text.length for text in self._texts]) / len(self._texts)
+        if steps.rows != len(self._texts):
+            steps.sizes[: len(self._texts)] = 1
+        context = steps.reach / len(self._texts) + 1
         if not self._alone:
             nodes = min(self._nodes[id(text.run)] for text in self._texts)
-        budget, drafted = self._budgets.joint(max(nodes, 0), every, context), False
+        budget, drafted = self._budgets.joint(max(nodes, 0), every, context), 0
         for batch in self._drafts:
             if batch.failed:
                 batch.failed = {}
             try:
-                drafted = batch.propose(steps, budget) or drafted
+                drafted += batch.propose(steps, budget)
             except Exception as error:
                 batch.failed = dict.fromkeys(batch.places, error)
                 steps.sizes[batch.places] = 1

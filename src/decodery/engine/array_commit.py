@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from itertools import repeat
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ from decodery.models.torch_state import in_plain_state
 from decodery.step.draft_batch import DraftBatch
 
 from .accounting import OWN
-from .array_text import ArrayText
+from .array_text import STEPS, TOKENS, ArrayText
 
 if TYPE_CHECKING:
     from decodery.models.native.array_step import ArraySteps
@@ -61,6 +63,9 @@ def commit(
     trees = Trees(steps, n) if steps.rows > n else None
     experts = steps.experts.tolist() if steps.experts is not None else None
     ended, recorded, looked = list[int](), dict[int, Step](), dict[int, _Choices]()
+    appended = steps.plain and not failed
+    if appended:
+        deque(map(list.append, map(TOKENS, texts), chosen), 0)
     for place, text in enumerate(texts):
         count = accepted[place]
         if count < 0:
@@ -81,7 +86,8 @@ def commit(
             recorded[place] = trees.commit(place, text, looked)
         else:
             token = chosen[place]
-            text.tokens.append(token)
+            if not appended:
+                text.tokens.append(token)
             text.length += 1
             ledger.tokens += 1
             stream = text.stream
@@ -118,8 +124,7 @@ def commit(
     took, shared = perf_counter() - scored, times.texts
     # Texts without drafts have the same to record.
     plain = Step(0, 0, 1, 1, False, propose, score, 0.0, took, shared, [], None)
-    for text in texts:
-        text.steps.append(plain)
+    deque(map(list.append, map(STEPS, texts), repeat(plain)), 0)
     for place, step in recorded.items():
         step.propose, step.score, step.commit, step.sequences = propose, score, took, shared
         texts[place].steps[-1] = step

@@ -63,8 +63,8 @@ class TextDrafts(DraftBatch):
         self._drafting: list[int] = []
 
     @in_plain_state
-    def propose(self, steps: ArraySteps, budget: JointBudget) -> bool:
-        texts, drafted = self._texts, False
+    def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
+        texts, drafted = self._texts, 0
         self._trees, self._drafting = {}, []
         groups: dict[Drafter, list[tuple[int, Budget]]] = {}
         with one_thread():
@@ -95,7 +95,7 @@ class TextDrafts(DraftBatch):
                     self._trees[place] = tree
                     if len(tree) > 1:
                         steps.draft(place, tree.tokens, tree.parents)
-                        drafted = True
+                        drafted += len(tree) - 1
         return drafted
 
     @in_plain_state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _RULE = Coupled()
+TOKENS, STEPS = attrgetter("tokens"), attrgetter("steps")
 
 
 def in_arrays(seq: Sequence, model: LanguageModel) -> NativeProcessors | None:
@@ -71,12 +73,13 @@ def as_left(texts: Ordered[ArrayText]) -> list[bool]:
     """
     # One expression, with what `OpenRows.unchanged` compares: this is all that a step in arrays does for every text
     # beside appending its token, and calls would take longer than the comparisons.
+    lengths = map(len, map(TOKENS, texts))
     return [
         (seq := text.seq).finish_reason is None
         and not seq.paused
         and (cache := seq.cache) is text.cache
         and seq.tokens is text.tokens
-        and len(text.tokens) == text.length
+        and length == text.length
         and seq.request is text.request
         and seq.text is text.stream
         and seq.trace.steps is text.steps
@@ -88,7 +91,7 @@ def as_left(texts: Ordered[ArrayText]) -> list[bool]:
         and not cache.tentative
         and cache.policy is None
         and rows.store.losses.lost is None
-        for text in texts
+        for text, length in zip(texts, lengths, strict=True)
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from decodery.models.protocol import LanguageModel
 from decodery.step.draft_batch import JointBudget
-from decodery.step.draft_length_policy import Budget, at_rows
+from decodery.step.draft_length_policy import Budget
 from decodery.step.pass_prices import ROWS, PassPrices, prices_of
 from decodery.step.sequence import Sequence
 
@@ -46,12 +46,8 @@ class DraftBudgets:
             texts: All that take part in the step.
             context: Tokens of each, on average.
         """
-        count = len(texts)
-        if (given := self._given) is not None:
-            return JointBudget(nodes, texts, lambda rows: at_rows(given(int(context)), count + np.arange(rows + 1)))
-        prices = self._prices
-        drafted = partial(prices.seconds, count, context)
-        return JointBudget(nodes, texts, drafted, True, prices.knows_plain(count, context))
+        prices = self._prices if self._given is None else None
+        return JointBudget(nodes, texts, context, prices, self._given)
 
     def of(self, seq: Sequence, nodes: int, texts: list[Sequence]) -> Budget:
         """How much the text may draft in this step, `nodes` at most, beside all `texts` that take part."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decodery.core.abstract import Contract
+
+from .draft_length_policy import at_rows
+from .pass_prices import PassPrices
 
 if TYPE_CHECKING:
     from decodery.models.native.array_step import ArraySteps
@@ -25,21 +28,24 @@ class JointBudget:
     Attributes:
         nodes: Most drafted tokens of each text.
         texts: Those that share the pass, a new list in every step.
-        drafted: Gives the times [n + 1] float64 of this step with 0, 1, 2, ... n drafted rows of all texts together.
-        measured: Whether the times are learned from the steps themselves, or given and final.
-        plain_known: Whether steps of so many texts without drafts were seen lately.
-        sequences: How many texts these are.
+        context: Tokens of each, on average.
+        prices: What steps take, learned from the steps themselves; None where it is given.
+        given: As in `Budget.pass_seconds`, where it is given and final.
     """
 
     nodes: int
     texts: list[Sequence]
-    drafted: Callable[[int], np.ndarray]
-    measured: bool = False
-    plain_known: bool = True
-    sequences: int = field(init=False)
+    context: float
+    prices: PassPrices | None
+    given: Callable[[int], np.ndarray] | None = None
 
-    def __post_init__(self) -> None:
-        self.sequences = len(self.texts)
+    def drafted(self, rows: int) -> np.ndarray:
+        """Seconds [rows + 1] of this step with 0, 1, 2, ... drafted rows of all texts together."""
+        count = len(self.texts)
+        if self.prices is not None:
+            return self.prices.seconds(count, self.context, rows)
+        assert self.given is not None
+        return at_rows(self.given(int(self.context)), count + np.arange(rows + 1))
 
 
 class DraftBatch(Contract):
@@ -55,7 +61,7 @@ class DraftBatch(Contract):
         self.failed: dict[int, Exception] = {}
 
     @abstractmethod
-    def propose(self, steps: ArraySteps, budget: JointBudget) -> bool:
+    def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
         """Write the trees of the texts that draft in this step.
 
         Args:
@@ -63,7 +69,7 @@ class DraftBatch(Contract):
             budget: Bounds of the drafts; none is deeper than what is left of its text but one.
 
         Returns:
-            Whether there are any.
+            How many tokens are drafted in all.
         """
 
     @abstractmethod

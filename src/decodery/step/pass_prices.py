@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from decodery.core.native.kernels import PricesStruct, library
+from decodery.core.native.kernels import PricesStruct, address, library
 from decodery.models.protocol import LanguageModel
 
 from .prior_prices import PriorPrices, prior_prices
@@ -179,6 +179,11 @@ class NativePrices(PassPrices):
         self._struct = PricesStruct(*(array.ctypes.data for array in arrays), *own, 0.0, 1.0, 0)
         self._at = addressof(self._struct)
 
+    @property
+    def address(self) -> int:
+        """Where the `Prices` of csrc/abi.h stand, as long as this object lives."""
+        return self._at
+
     def seconds(self, texts: int, context: float, nodes: int = ROWS - 1) -> np.ndarray:
         found = np.empty(nodes + 1)
         self._lib.decodery_prices(self._at, texts, context, nodes, found.ctypes.data)
@@ -226,18 +231,27 @@ class Promises:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[float, float]] = {}
+        self._of = np.full((2, _BITS), _BELIEVED)
 
     def rate(self, texts: int) -> float:
         """What a promised token is worth."""
-        kept, promised = self._kept.get(texts.bit_length(), (_BELIEVED, _BELIEVED))
-        return min(kept / promised, 1.0)
+        kept, promised = self._of[:, texts.bit_length()].tolist()
+        return float(min(kept / promised, 1.0))
 
     def learn(self, texts: int, promised: float, kept: int) -> None:
         """Of a step of so many texts whose drafts promised so many tokens, so many became text."""
-        old = self._kept.get(texts.bit_length(), (_BELIEVED, _BELIEVED))
-        self._kept[texts.bit_length()] = _REMEMBER * old[0] + kept, _REMEMBER * old[1] + promised
+        known = self._of[:, texts.bit_length()]
+        known *= REMEMBERED
+        known += kept, promised
+
+    def addresses(self, texts: int) -> tuple[int, int]:
+        """Where native calls find the tokens of so many texts that came true and that were promised."""
+        kept, promised = self._of
+        return address(kept[texts.bit_length() :], np.float64, None), address(
+            promised[texts.bit_length() :], np.float64, None
+        )
 
 
-_BELIEVED, _REMEMBER = 20.0, 0.98
+_BELIEVED, REMEMBERED = 20.0, 0.98
 """Tokens that promises are believed for at first, and what a step counts for after each later one."""
+_BITS = 65

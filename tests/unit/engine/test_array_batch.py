@@ -314,17 +314,21 @@ def calls(texts: int, *, steps: int = 4, lengths: tuple[int, ...] = (60,), **set
     return counted(engine.step, steps)
 
 
-@pytest.mark.parametrize("name", ["greedy", "truncated", "auto", "copies", "copyspec"])
-def test_a_step_is_few_calls(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "one", "many"),
+    [("greedy", 36, 110), ("truncated", 36, 110), ("auto", 90, 300), ("copies", 70, 560), ("copyspec", 70, 600)],
+)
+def test_a_step_is_few_calls(name: str, one: int, many: int) -> None:
+    """Streams get a call for each text, and so do trees; without these 64 texts take as many calls as one."""
     settings = SETTINGS[name]
-    assert calls(1, **settings) <= 150
-    assert calls(64, **settings) <= (400 if name == "greedy" else 750)
+    assert calls(1, **settings) <= one
+    assert calls(64, **settings) <= many
 
 
 def test_texts_that_need_room_or_end_leave_the_others_in_arrays() -> None:
     """Each of 64 greedy texts gets room at 64 tokens; then two of them end, in two steps of 32."""
-    assert calls(64, steps=92, lengths=(110,)) <= 500
-    assert calls(64, steps=32, lengths=(*range(10, 12), *[60] * 30)) <= 600
+    assert calls(64, steps=92, lengths=(110,)) <= 280
+    assert calls(64, steps=32, lengths=(*range(10, 12), *[60] * 30)) <= 220
 
 
 def test_prices_are_few_calls() -> None:

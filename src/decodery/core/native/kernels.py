@@ -157,6 +157,16 @@ class ProposedStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class DraftingStruct(ctypes.Structure):
+    _fields_ = [
+        ("step", ProposedStruct), ("prices", c_void_p), ("costs", c_void_p), ("kept", c_void_p),
+        ("promised", c_void_p), ("remembered", c_double), ("balance", c_double), ("share", c_double),
+        ("margin", c_double), ("sequences", c_int32), ("nodes", c_int32), ("resting", c_int32), ("noted", c_int32),
+        ("fruitless", c_int32), ("silent", c_int32), ("rests", c_int32), ("patience", c_int32), ("pause", c_int32),
+        ("skipped", c_int32), ("drafted", c_int32),
+    ]  # fmt: skip
+
+
 class HappenedStruct(ctypes.Structure):
     _fields_ = [
         ("emitted", c_void_p), ("tokens", c_void_p), ("parents", c_void_p), ("accepted", c_void_p),
@@ -183,10 +193,11 @@ class SamplingStruct(ctypes.Structure):
 class ArrayStepStruct(ctypes.Structure):
     _fields_ = [
         ("passed", PassStruct), ("sampling", SamplingStruct), ("last", c_void_p), ("next", c_void_p),
-        ("positions", c_void_p), ("depths", c_void_p), ("sizes", c_void_p), ("drafts", c_void_p),
+        ("positions", c_void_p), ("ends", c_void_p), ("depths", c_void_p), ("sizes", c_void_p), ("drafts", c_void_p),
         ("emitted", c_void_p), ("kept", c_void_p), ("choices", c_void_p), ("choice_counts", c_void_p),
         ("masks", c_void_p), ("table", c_void_p), ("cos", c_void_p * 2), ("sin", c_void_p * 2), ("scale", c_float),
-        ("numbers", c_int32), ("blocks", c_int32), ("room", c_int32), ("stride", c_int32),
+        ("numbers", c_int32), ("blocks", c_int32), ("room", c_int32), ("stride", c_int32), ("full", c_int32),
+        ("plain", c_int32), ("reach", c_int64),
     ]  # fmt: skip
 
 
@@ -201,8 +212,8 @@ class PricesStruct(ctypes.Structure):
 # As `decodery_size` in csrc/native.cpp.
 _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, PolicyStruct, SegmentStruct, PassStruct, DraftStruct,
-    GuessStruct, MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, HappenedStruct, ProcessorStruct,
-    SamplingStruct, ArrayStepStruct, PricesStruct, ExpertsStruct,
+    GuessStruct, MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, DraftingStruct, HappenedStruct,
+    ProcessorStruct, SamplingStruct, ArrayStepStruct, PricesStruct, ExpertsStruct,
 )  # fmt: skip
 
 
@@ -213,6 +224,7 @@ _NEWEST = (
     "decodery_learn_step",
     "decodery_prices",
     "decodery_copies",
+    "decodery_draft_all",
 )
 
 
@@ -266,6 +278,8 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_propose.argtypes = [c_void_p]
     lib.decodery_learn.argtypes = [c_void_p, c_void_p, c_int32, c_int32, c_int32]
     lib.decodery_learn_step.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p]
+    lib.decodery_draft_all.argtypes = [c_void_p, c_double, c_int32]
+    lib.decodery_drafts_learn.argtypes = [c_void_p, c_void_p, c_double, c_int32, c_void_p]
     lib.decodery_follow.argtypes = [c_void_p, c_void_p, c_void_p, c_int32]
     lib.decodery_read_rows.argtypes = lib.decodery_write_rows.argtypes = [c_void_p]
     lib.decodery_copy_pages.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64]

@@ -31,9 +31,9 @@ _STOPPED = 2
 _FEW = 16
 """Rows that there is room for at least: drafts of one text come and go."""
 _OF_TEXTS: dict[str, type[np.generic]] = {
-    "last": np.int64, "next": np.int64, "seeds": np.uint64, "drawn": np.int64, "processors": np.uint64,
-    "processor_counts": np.int32, "greedy": np.uint8, "accepted": np.int32, "chosen": np.int64, "sizes": np.int32,
-    "kept": np.int32, "choice_counts": np.int32,
+    "last": np.int64, "next": np.int64, "ends": np.int64, "seeds": np.uint64, "drawn": np.int64,
+    "processors": np.uint64, "processor_counts": np.int32, "greedy": np.uint8, "accepted": np.int32,
+    "chosen": np.int64, "sizes": np.int32, "kept": np.int32, "choice_counts": np.int32,
 }  # fmt: skip
 _OF_ROWS: dict[str, type[np.generic]] = {
     "tokens": np.int64, "parents": np.int32, "positions": np.int64, "depths": np.int32, "paths": np.int32,
@@ -42,7 +42,7 @@ _OF_ROWS: dict[str, type[np.generic]] = {
 _OF_SAMPLING = (
     "tokens", "parents", "seeds", "processors", "processor_counts", "greedy", "paths", "accepted", "chosen",
 )  # fmt: skip
-_OF_STEP = ("last", "next", "positions", "depths", "sizes", "emitted", "kept", "choice_counts")
+_OF_STEP = ("last", "next", "ends", "positions", "depths", "sizes", "emitted", "kept", "choice_counts")
 
 
 class ArraySteps:
@@ -53,6 +53,7 @@ class ArraySteps:
         texts, rows: How many texts there are, and rows of their trees.
         last: [texts] the last token of each text.
         next: [texts] the position it stands at.
+        ends: [texts] the last such position from which there is room for another step.
         seeds, drawn: [texts] what hashes the noise of the next token: the text's seed and output position.
         processors, processor_counts, greedy: [texts] how tokens are chosen, see `Sampling` in csrc/abi.h.
         sizes: [texts] the nodes of each text's tree, its root included; 1 for its last token alone.
@@ -66,6 +67,7 @@ class ArraySteps:
 
     last: np.ndarray
     next: np.ndarray
+    ends: np.ndarray
     seeds: np.ndarray
     drawn: np.ndarray
     processors: np.ndarray
@@ -235,17 +237,16 @@ class ArraySteps:
         nodes = len(tokens)
         self.sizes[text], self.drafts[0, text, :nodes], self.drafts[1, text, :nodes] = nodes, tokens, parents
 
-    def count(self, drafted: bool = False) -> None:
+    def count(self, drafted: int = 0) -> None:
         """Have room for all rows of the step.
 
         Args:
-            drafted: Whether any text has more than one.
+            drafted: How many rows all texts have beyond one each.
         """
-        self.rows = self.texts
+        self.rows = self.texts + drafted
         if drafted:
-            sizes = self.sizes[: self.texts]
-            self.rows = int(sizes.sum())
-            self.grow(self.texts, self.rows, int(sizes @ sizes))
+            # No trees of so many nodes have more pairs than one of them all.
+            self.grow(self.texts, self.rows, self.texts + (drafted + 1) ** 2)
         passed, sampling = self._struct.passed, self._struct.sampling
         passed.rows, passed.segment_count, sampling.texts = self.rows, self.texts, self.texts
 
@@ -314,6 +315,31 @@ class ArraySteps:
         """Keep the rows of one text, whose `accepted`, `paths` and `chosen` Python has written."""
         assert self._lib is not None
         self._lib.decodery_keep(self._model_at, self._at, text)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for another step of every text, as the last step left them."""
+        return not self._struct.full
+
+    def stand(self) -> None:
+        """Count where texts stand after `next` was written."""
+        self._struct.reach = int(self.next[: self.texts].sum())
+
+    def without_room(self) -> list[int]:
+        """The numbers of the texts without room for another step, which the caller gives some."""
+        self._struct.full = 0
+        return np.flatnonzero(self.next[: self.texts] > self.ends[: self.texts]).tolist()
+
+    @property
+    def reach(self) -> int:
+        """The sum of the positions at which the texts' last tokens stand, after the last step."""
+        reach: int = self._struct.reach
+        return reach
+
+    @property
+    def plain(self) -> bool:
+        """Whether the last step gave one token to each text, without any drafts."""
+        return bool(self._struct.plain)
 
     @property
     def address(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -22,7 +22,7 @@ from ..stores.expectations import Expectations
 from ..tree_building.native_batch import NativeBatch
 from ..tree_building.native_tree import NativeText, learn_together, propose_together
 from .advice import Advice
-from .draft_credit import DraftCredit
+from .draft_credit import SHARE, DraftCredit
 
 if TYPE_CHECKING:
     from decodery.models.native.array_step import ArraySteps
@@ -48,7 +48,7 @@ class Skips:
     texts: int = 0
     fruitless: int = 0
 
-    def skip(self, budget: Budget | JointBudget) -> bool:
+    def skip(self, budget: Budget) -> bool:
         """Whether nothing is to be drafted in this step."""
         if budget.sequences < self.texts:
             # What did not pay with more texts may pay now.
@@ -177,7 +177,7 @@ def promises_of(seq: Sequence) -> Promises:
     return prices_of(cast(LanguageModel, seq.request.model))[1]
 
 
-def _priced(budget: Budget | JointBudget, nodes: int, promises: Promises) -> tuple[np.ndarray, float]:
+def _priced(budget: Budget, nodes: int, promises: Promises) -> tuple[np.ndarray, float]:
     """What the step takes with 0, 1, 2, ... drafted nodes, and how many tokens it gives without any.
 
     A promise that is worth less than a token is the same as steps that give more without any.
@@ -209,49 +209,21 @@ class AutoBatch(DraftBatch):
         calls: Ordered[NativeText],
     ) -> None:
         super().__init__(places)
-        self._sequences, self._native = sequences, NativeBatch(calls, sequences, places, limits)
-        self._states = [text_of(seq, drafter) for seq in sequences]
-        self._promises, self._promised = promises_of(sequences[0]), 0.0
+        self._sequences, self._states = sequences, [text_of(seq, drafter) for seq in sequences]
         # All of them skip a step where all would.
-        self._skips = replace(min((state.skips for state in self._states), key=lambda each: each.resting))
-        self._skipped = False
-        self._credit = DraftCredit.shared(state.credit for state in self._states)
-        self._began = self._credit.balance
-        self._drafted, self._budget = 0, JointBudget(0, [], np.ones)
+        skips = min((state.skips for state in self._states), key=lambda each: each.resting)
+        self._began = DraftCredit.shared(state.credit for state in self._states).balance
+        self._native = NativeBatch(
+            calls, sequences, places, limits, promises_of(sequences[0]),
+            balance=self._began, share=SHARE, resting=skips.resting, noted=skips.texts, fruitless=skips.fruitless,
+            silent=skips.silent, rests=_REST, patience=_FRUITLESS, pause=_PAUSE,
+        )  # fmt: skip
 
-    def propose(self, steps: ArraySteps, budget: JointBudget) -> bool:
-        self._promised, self._drafted, self._budget = 0.0, 0, budget
-        if budget.measured:
-            self._credit.step()
-        self._skipped = self._skips.skip(budget)
-        if self._skipped:
-            return False
-        nodes = min(self._native.nodes, len(self._sequences) * budget.nodes)
-        costs, given = _priced(budget, nodes, self._promises)
-        if budget.measured:
-            costs = costs[: self._credit.affords(costs) + 1]
-            if len(costs) < 2:
-                self._skipped = True
-                return False
-        drafted = self._drafted = self._native.propose(steps, costs, given, budget.nodes)
-        self._skips.note(budget.sequences, drafted < 0, 1 + drafted)
-        if drafted > 0:
-            self._promised = self._native.promised
-        return drafted > 0
+    def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
+        return self._native.propose(steps, budget)
 
     def learn(self, steps: ArraySteps, ended: Ordered[int]) -> dict[int, Exception]:
-        failed: list[int] = []
-        if self._skipped:
-            self._native.follow(steps)
-        else:
-            failed = self._native.learn(steps)
-            if self._drafted > 0 and self._budget.measured:
-                # What the step took is known by now.
-                costs = self._budget.drafted(self._drafted)
-                spent = float(costs[-1] / costs[0]) - 1.0
-                self._credit.settle(self._native.accepted / self._budget.sequences, spent)
-            if self._promised:
-                self._promises.learn(self._skips.texts, self._promised, self._native.accepted)
+        failed = self._native.learn(steps)
         for place in ended:
             number = self.places.index(place) if place in self.places and place not in failed else None
             # A text that failed is no example for later ones.
@@ -260,8 +232,8 @@ class AutoBatch(DraftBatch):
         return {place: NumericalError(NAN) for place in failed}
 
     def leave(self) -> None:
-        skips = self._skips
+        known = self._native.state
         for state in self._states:
-            state.skips = Skips(skips.silent, skips.resting, skips.texts, skips.fruitless)
-            state.credit.balance += self._credit.balance - self._began
-        self._began = self._credit.balance
+            state.skips = Skips(bool(known.silent), known.resting, known.noted, known.fruitless)
+            state.credit.balance += known.balance - self._began
+        self._began = known.balance

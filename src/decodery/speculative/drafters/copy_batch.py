@@ -99,10 +99,10 @@ class CopyBatch(DraftBatch):
         stores = [seq.states[seq.request.drafter or drafter].native for seq in sequences]
         return CopyBatch(places, sequences, stores, length=length, wraps=wraps)
 
-    def propose(self, steps: ArraySteps, budget: JointBudget) -> bool:
+    def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
         self._limits[:] = np.minimum(self._most, self._lasts - steps.next[self._numbers]).clip(0, budget.nodes)
         numbers, limits, counts = self._arrays
-        return bool(
+        return int(
             self._lib.decodery_copies(
                 self._texts_at, numbers, limits, self._ends_list, counts, len(self._stores), self._wraps, steps.address
             )

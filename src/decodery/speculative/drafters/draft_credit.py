@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-_FIRST, _SHARE = 0.5, 0.006
+_FIRST, SHARE = 0.5, 0.006
 """Steps without drafts that drafts may lose of a new text, and what each later step adds to them."""
 
 
@@ -29,7 +29,7 @@ class DraftCredit:
 
     def step(self) -> None:
         """A step begins."""
-        self.balance += _SHARE
+        self.balance += SHARE
 
     def affords(self, costs: np.ndarray) -> int:
         """How many tokens may be drafted in this step.

@@ -7,8 +7,10 @@ from ctypes import addressof, c_void_p
 
 import numpy as np
 
-from decodery.core.native.kernels import ProposedStruct, address, library
+from decodery.core.native.kernels import DraftingStruct, ProposedStruct, address, library
 from decodery.models.native.array_step import ArraySteps
+from decodery.step.draft_batch import JointBudget
+from decodery.step.pass_prices import MARGIN, REMEMBERED, ROWS, NativePrices, PassPrices, Promises
 from decodery.step.sequence import Sequence
 
 from .native_tree import Held, NativeText, stores_of
@@ -21,6 +23,8 @@ class NativeBatch:
         texts, sequences: [n] the texts.
         places: [n] their numbers in the batch.
         limits: [n] nodes of each tree at most.
+        promises: What became of earlier drafts for the model.
+        state: What is known of these texts, by the names in `DraftingStruct`.
     """
 
     def __init__(
@@ -29,6 +33,8 @@ class NativeBatch:
         sequences: Ordered[Sequence],
         places: Ordered[int],
         limits: Ordered[int],
+        promises: Promises,
+        **state: float,
     ) -> None:
         self._texts, count = texts, len(texts)
         for text, seq in zip(texts, sequences, strict=True):
@@ -41,37 +47,48 @@ class NativeBatch:
         # A tree is never deeper than what is left of its text but one; its last token stands at `next`.
         ends = [seq.request.prompt_length + seq.request.max_new_tokens - 2 for seq in sequences]
         self._ends = np.array(ends, dtype=np.int64)
-        self.nodes = int(self._most.sum())
-        """Of all trees together at most."""
-        self._costs = np.ones(self.nodes + 1)
-        self._step = step = ProposedStruct(count=count)
-        step.texts, self._width = addressof(self._pointers), texts[0].memory.contexts.width
+        self._nodes = min(int(self._most.sum()), ROWS - 1)
+        self._costs, self._promises = np.ones(self._nodes + 1), promises
+        self._drafting = drafting = DraftingStruct(
+            step=ProposedStruct(count=count), remembered=REMEMBERED, margin=MARGIN, sequences=-1, **state
+        )
+        self._step = drafting.step
+        self._priced_by: PassPrices | None = None
+        step, self._context, self._width = drafting.step, 0.0, texts[0].memory.contexts.width
+        step.texts = addressof(self._pointers)
         step.limits, step.ends = self._most.ctypes.data, self._ends.ctypes.data
-        step.places, step.costs = self._places.ctypes.data, address(self._costs, np.float64, None)
-        self._at, self._pointers_at = addressof(step), addressof(self._pointers)
-        self._places_at, self._failed_at = self._places.ctypes.data, self._failed.ctypes.data
+        step.places = self._places.ctypes.data
+        step.costs = drafting.costs = address(self._costs, np.float64, None)
+        self._at, self._failed_at = addressof(drafting), self._failed.ctypes.data
         self._drafts: np.ndarray = np.empty(0)
         self._sizes = self._next = self._drafts
         self._ranked = 0
-        self.accepted = 0
-        """Drafted tokens that became text in the step that was learned last."""
         self._lib = library()
         assert self._lib is not None
 
-    def propose(self, steps: ArraySteps, costs: np.ndarray, given: float, nodes: int) -> int:
+    @property
+    def state(self) -> DraftingStruct:
+        """What is known of these texts."""
+        return self._drafting
+
+    def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
         """Write the texts' trees into the batch.
 
         Args:
             steps: The batch.
-            costs: [up to `nodes` + 1] times of the step with 0, 1, 2, ... drafted nodes of all texts together.
-            given: Tokens that the step gives without a draft.
-            nodes: Of each text at most.
+            budget: Of this step.
 
         Returns:
-            How many nodes are drafted; -1 where no row could pay, however likely its token.
+            How many nodes are drafted.
         """
-        step, lib = self._step, self._lib
+        drafting, step, lib = self._drafting, self._step, self._lib
         assert lib is not None
+        self._context, count = budget.context, len(budget.texts)
+        if drafting.sequences != count or self._priced_by is not budget.prices:
+            self._share_with(count, budget.prices)
+        if budget.prices is None:
+            costs = budget.drafted(min(drafting.nodes, len(self._texts) * budget.nodes))
+            self._costs[: len(costs)], step.cost_count, step.given = costs, len(costs), float(count)
         if self._drafts is not steps.drafts or self._sizes is not steps.sizes:
             self._drafts, self._sizes = steps.drafts, steps.sizes
             step.tokens, step.parents = (steps.drafts[part].ctypes.data for part in range(2))
@@ -79,37 +96,28 @@ class NativeBatch:
             self._ranked = min(self._width, steps.logits.shape[1])
         if self._next is not steps.next:
             self._next, step.next = steps.next, steps.next.ctypes.data
-        self._costs[: len(costs)], step.cost_count, step.given = costs, len(costs), given
-        step.nodes = nodes
         for past, texts in self._pasts:
             handle = past.native()
             if texts[0].past != handle:
                 for text in texts:
                     text.past = handle
         with self._held:
-            return int(lib.decodery_propose(self._at))
+            return int(lib.decodery_draft_all(self._at, budget.context, budget.nodes))
 
-    @property
-    def promised(self) -> float:
-        """The sum of the chances of all nodes that were drafted last."""
-        return float(self._step.promised)
+    def _share_with(self, count: int, prices: PassPrices | None) -> None:
+        """From now on so many texts share the pass, at these prices; None: they are given."""
+        drafting, self._priced_by = self._drafting, prices
+        drafting.sequences, drafting.nodes = count, min(self._nodes, max(ROWS - 1 - count, 0))
+        drafting.prices = prices.address if isinstance(prices, NativePrices) else None
+        drafting.kept, drafting.promised = self._promises.addresses(count)
 
     def learn(self, steps: ArraySteps) -> list[int]:
         """Learn of the step; returns the numbers of texts whose logits hold NaN, of which nothing is learned."""
         lib = self._lib
         assert lib is not None
-        count = len(self._texts)
         with self._held:
-            failed = lib.decodery_learn_step(
-                self._pointers_at, self._places_at, steps.address, count, self._ranked, self._failed_at
-            )
-        self.accepted = int(self._failed[-1])
+            failed = lib.decodery_drafts_learn(self._at, steps.address, self._context, self._ranked, self._failed_at)
         return self._places[self._failed[:-1] != 0].tolist() if failed else []
-
-    def follow(self, steps: ArraySteps) -> None:
-        """The texts go on by what the step gave them; nothing is learned of it."""
-        assert self._lib is not None
-        self._lib.decodery_follow(self._pointers_at, self._places_at, steps.address, len(self._texts))
 
 
 def _pasts(texts: Ordered[NativeText]) -> list:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import decodery.speculative.drafters.auto_text as auto_module
+import decodery.speculative.drafters.draft_credit as credit_module
 import decodery.step.pass_prices as pass_prices_module
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
@@ -57,7 +59,8 @@ def test_texts_draft_as_long_as_there_is_credit(texts: int, arrays: bool, monkey
     def drafted(first: float) -> tuple[int, list[list[int]]]:
         pass_prices_module._known.clear()
         monkeypatch.setattr(DraftCredit.__init__, "__defaults__", (first,))
-        monkeypatch.setattr(DraftCredit, "step", lambda _: None)
+        monkeypatch.setattr(credit_module, "SHARE", 0.0)
+        monkeypatch.setattr(auto_module, "SHARE", 0.0)
         engine = Engine(MODEL if arrays else Counted(MODEL), memory=Memory())
         learn = engine._budgets.learn
 

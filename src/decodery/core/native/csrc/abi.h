@@ -309,6 +309,21 @@ struct Proposed {
     int32_t count, cost_count, stride, nodes;
 };
 
+// What `auto` decides by for the texts of a step in arrays: see speculative/drafters/auto_text.py. step: those that it drafts for.
+// prices: of steps of `sequences` texts, learned; null where costs are given, final. costs: room for those of `step`. kept,
+// promised: tokens that drafts have promised and those that came true, which a step makes `remembered` of. balance: what drafts
+// may lose, in units of steps without any, which a step adds `share` to. margin: by how much drafts are to be faster than none. Steps
+// to skip: `resting`, as long as no fewer texts than `noted` take part; after a step in which no row could pay, of several
+// texts `rests`; of one by itself one more after each step without a draft from the `patience`th on, `pause` at most;
+// fruitless: those steps. nodes: of all trees together at most. Comes out: skipped, whether nothing was looked for, and drafted, how many nodes.
+struct Drafting {
+    Proposed step;
+    Prices* prices;
+    double *costs, *kept, *promised;
+    double remembered, balance, share, margin;
+    int32_t sequences, nodes, resting, noted, fruitless, silent, rests, patience, pause, skipped, drafted;
+};
+
 // What became of a text's tree. emitted [count]: the tokens that came behind the last one. logits [rows][vocab]: of the tree's
 // nodes, tokens and parents [rows], whose likeliest tokens follow their contexts from now on; accepted [length]: the nodes that
 // became text. failed: set where logits are no numbers.
@@ -362,11 +377,14 @@ enum Numbers : int32_t { no_numbers, float32_numbers, bfloat16_numbers, float16_
 // written, and the hidden states, from a table [vocab][hidden] of `numbers` (and `blocks`), times `scale`, unless there is none.
 // Comes out: emitted [rows], from a tree's first row on what its text goes on by, kept [texts] tokens, 0 where Python must look;
 // and choices [rows][2], from there on, of each node on the way that has children which of them came, -1 for none, and how many
-// there are, of choice_counts [texts] nodes.
+// there are, of choice_counts [texts] nodes; full, whether the root of any text stands beyond its `ends` now, the last position
+// from which there is room for another step; reach, the sum of all positions of roots; and plain, whether each text goes on by one
+// token that needs no look.
 struct ArrayStep {
     Pass pass;
     Sampling sampling;
     int64_t *last, *next, *positions;
+    const int64_t* ends;
     int32_t *depths, *sizes;
     const int64_t* drafts;
     int64_t* emitted;
@@ -375,5 +393,6 @@ struct ArrayStep {
     const void* table;
     const float *cos[2], *sin[2];
     float scale;
-    int32_t numbers, blocks, room, stride;
+    int32_t numbers, blocks, room, stride, full, plain;
+    int64_t reach;
 };

@@ -5,6 +5,10 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+// See prices.cpp.
+extern "C" void decodery_prices(Prices* p, int32_t texts, double context, int32_t nodes, double* seconds);
+extern "C" int32_t decodery_knows_plain(const Prices* p, int32_t texts, double context);
+
 // See native.cpp: the k largest of rows anywhere; strange [count] is set where a row holds no number.
 void topk_of_rows(const float* const* rows, int32_t count, int32_t n, int32_t k, int32_t* ids, bool* strange);
 
@@ -104,7 +108,7 @@ EXPORT void decodery_ngrams_extend(void* ngrams, const int64_t* tokens, int64_t 
 EXPORT int64_t decodery_ngrams_size(const void* ngrams) { return int64_t(static_cast<const Ngrams*>(ngrams)->tokens.size()); }
 
 // The drafts of a step's texts number places [count]: of each what followed its end before, limits [count] tokens at most, and
-// where `ends` [count] are given none from the first of these ends_counts [count] tokens on. Returns whether there are any.
+// where `ends` [count] are given none from the first of these ends_counts [count] tokens on. Returns how many there are in all.
 EXPORT int32_t decodery_copies(void* const* texts, const int32_t* places, const int32_t* limits, const int64_t* const* ends,
                                const int32_t* ends_counts, int32_t count, int32_t wraps, ArrayStep* step) {
     int32_t drafted = 0;
@@ -119,7 +123,7 @@ EXPORT int32_t decodery_copies(void* const* texts, const int32_t* places, const 
             parents[n + 1] = n;
         }
         step->sizes[places[i]] = 1 + length;
-        drafted |= length > 0;
+        drafted += length;
     }
     return drafted;
 }
@@ -191,6 +195,48 @@ EXPORT int32_t decodery_propose(Proposed* step) {
     return silent ? -1 : worth.best;
 }
 
+// Decides whether texts in arrays draft in this step, and how much; and drafts. context: tokens of each text on average. nodes: of
+// each at most. Returns how many are drafted in all.
+EXPORT int32_t decodery_draft_all(Drafting* d, double context, int32_t nodes) {
+    Proposed& step = d->step;
+    d->drafted = 0;
+    d->skipped = 1;
+    step.promised = 0;
+    if (d->prices != nullptr) d->balance += d->share;
+    // What did not pay with more texts may pay now.
+    if (d->sequences < d->noted) d->resting = 0;
+    if (d->resting > 0) {
+        --d->resting;
+        return 0;
+    }
+    if (d->prices != nullptr) {
+        if (!decodery_knows_plain(d->prices, d->sequences, context)) return 0;
+        const int32_t most = std::min(d->nodes, step.count * nodes);
+        decodery_prices(d->prices, d->sequences, context, most, d->costs);
+        for (int32_t n = 1; n <= most; ++n) d->costs[n] *= d->margin;
+        const double affordable = d->costs[0] * (1.0 + d->balance);
+        step.cost_count = 1;
+        while (step.cost_count <= most && d->costs[step.cost_count] <= affordable) ++step.cost_count;
+        if (step.cost_count < 2) return 0;
+        // A promise that is worth less than a token is the same as steps that give more without any.
+        step.given = d->sequences / std::min(*d->kept / *d->promised, 1.0);
+    }
+    d->skipped = 0;
+    step.nodes = nodes;
+    const int32_t drafted = decodery_propose(&step);
+    d->silent = drafted < 0;
+    d->drafted = std::max(drafted, 0);
+    d->noted = d->sequences;
+    if (d->sequences > 1) {
+        // With as many texts as now it will not pay in the next steps either.
+        d->resting = d->silent ? d->rests : 0;
+    } else if (!d->silent) {
+        d->fruitless = d->drafted > 0 ? 0 : d->fruitless + 1;
+        d->resting = std::min(std::max(d->fruitless - d->patience, 0), d->pause);
+    }
+    return d->drafted;
+}
+
 // Learns of a step of n texts, and moves each behind what it emitted. Returns how many of them had logits that are no numbers;
 // `failed` of their steps is set, and nothing is learned of these.
 EXPORT int32_t decodery_learn(Expected* const* texts, Happened* const* steps, int32_t count, int32_t vocab, int32_t k) {
@@ -245,4 +291,24 @@ EXPORT void decodery_follow(Expected* const* texts, const int32_t* places, const
         const int32_t text = places[i];
         move(texts[i], step->emitted + step->sampling.first[text], step->kept[text]);
     }
+}
+
+// What drafts of decodery_draft_all have brought; the prices know of the step by now. k and failed as in decodery_learn_step. Returns
+// how many texts have logits that are no numbers.
+EXPORT int32_t decodery_drafts_learn(Drafting* d, const ArrayStep* step, double context, int32_t k, int32_t* failed) {
+    const int32_t count = d->step.count;
+    if (d->skipped) {
+        decodery_follow(d->step.texts, d->step.places, step, count);
+        return 0;
+    }
+    const int32_t found = decodery_learn_step(d->step.texts, d->step.places, step, count, k, failed);
+    if (d->drafted == 0) return found;
+    const double accepted = failed[count];
+    if (d->prices != nullptr) {
+        decodery_prices(d->prices, d->sequences, context, d->drafted, d->costs);
+        d->balance += accepted / d->sequences - (d->costs[d->drafted] / d->costs[0] - 1.0);
+    }
+    *d->kept = d->remembered * *d->kept + accepted;
+    *d->promised = d->remembered * *d->promised + d->step.promised;
+    return found;
 }

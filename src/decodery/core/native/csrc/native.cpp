@@ -368,8 +368,8 @@ void note(State& state, const Sizes& sizes, const Notes& notes) {
 EXPORT int32_t decodery_size(int32_t i) {
     constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(PageRows), sizeof(Policy), sizeof(Segment), sizeof(Pass),
                                 sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
-                                sizeof(Proposed), sizeof(Happened), sizeof(Processor), sizeof(Sampling), sizeof(ArrayStep),
-                                sizeof(Prices), sizeof(Experts)};
+                                sizeof(Proposed), sizeof(Drafting), sizeof(Happened), sizeof(Processor), sizeof(Sampling),
+                                sizeof(ArrayStep), sizeof(Prices), sizeof(Experts)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.

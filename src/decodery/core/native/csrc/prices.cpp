@@ -16,6 +16,7 @@ constexpr double nodes_of[kinds] = {0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64,
 constexpr double context_unit = 256, near_texts = 0.3, near_contexts = 0.15, near_nodes = 0.3, others = 0.1, known_least = 0.001;
 constexpr double recent = 20, stale = 0.998, high = 1e12, machine_share = 0.2, outlier = 0.3, late = 0.5;
 constexpr int32_t trusted_after = 4;
+constexpr double plain_of_many = 5, plain_of_one = 0.5;
 
 int32_t magnitude(double value, double unit) {
     if (value < unit) return 0;
@@ -111,6 +112,12 @@ EXPORT void decodery_prices(Prices* p, int32_t texts, double context, int32_t no
         most = std::max(most, prior(*p, double(n) + texts, texts, context) * factor * machine);
         seconds[n] = most;
     }
+}
+
+// Whether steps of so many texts without drafts were seen lately.
+EXPORT int32_t decodery_knows_plain(const Prices* p, int32_t texts, double context) {
+    const int32_t kind = magnitude(texts, 1) * magnitudes + magnitude(context, context_unit);
+    return p->weights[kind * kinds] >= p->gain * (texts > 1 ? plain_of_many : plain_of_one);
 }
 
 // A step of so many rows and texts took so long.

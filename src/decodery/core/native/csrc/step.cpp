@@ -128,6 +128,7 @@ void keep(const Model& model, ArrayStep& step, int32_t text) {
     step.next[text] += accepted + 1;
     step.sampling.positions[text] += accepted + 1;
     step.last[text] = step.sampling.chosen[text];
+    if (step.next[text] > step.ends[text]) step.full = 1;
 }
 
 }  // namespace
@@ -144,9 +145,14 @@ EXPORT void decodery_prepare(const Model* model, ArrayStep* step) {
 // Chooses the tokens of all texts by the logits of their rows, and keeps the rows that stay. Returns as `decodery_step`.
 EXPORT int32_t decodery_choose_tokens(const Model* model, ArrayStep* step) {
     if (decodery_sample(&step->sampling) != 0) return 1;
+    step->full = 0;
+    step->reach = 0;
+    step->plain = step->pass.rows == step->sampling.texts;
     for (int32_t text = 0; text < step->sampling.texts; ++text) {
         step->kept[text] = 0;
         if (step->sampling.accepted[text] >= 0) keep(*model, *step, text);
+        else step->plain = 0;
+        step->reach += step->next[text];
     }
     return 0;
 }
