@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "lfm2": "lfm2", "mistral": "mistral3", "ministral3": "mistral3", "llama4_text": "llama4",
     "starcoder2": "starcoder2", "hunyuan_v1_dense": "hunyuan-dense",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
+    "olmoe": "olmoe", "granitemoe": "granitemoe", "granitemoeshared": "granitemoe",
     "gemma3n_text": "gemma3n", "gemma4_text": "gemma4",
     "seed_oss": "seed_oss", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
@@ -39,9 +40,10 @@ _MIXED = (
     "gpt_oss",
     "mixtral",
     "llama4_text",
+    *("olmoe", "granitemoe", "granitemoeshared"),
     *LATENTS,
 )
-PERMUTED = ("smollm3", "granite", "mixtral", "mistral", "ministral3")
+PERMUTED = ("smollm3", "granite", "granitemoe", "granitemoeshared", "mixtral", "mistral", "ministral3")
 """Whose rows of queries and keys the converter puts into pairs, as Llama's."""
 
 
@@ -108,7 +110,7 @@ def write_dense(
     if family == "ministral3":
         writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
         writer.add_rope_scaling_yarn_log_mul(config.rope_parameters["mscale_all_dim"])
-    if family == "granite":
+    if family.startswith("granite"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -418,11 +420,17 @@ def _together(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
             for part in ("in_proj_qkv", "in_proj_z"):
                 found[name.replace("in_proj_qkvz", part)] = weight[_next_rows(f"{part}.", model.config)]
             continue
+        if stem.endswith("shared_mlp.input_linear"):
+            for half, each in zip(("gate", "up"), weight.chunk(2), strict=True):
+                found[name.replace("shared_mlp.input_linear", f"mlp.shared_expert.{half}_proj")] = each
+            continue
         if not stem.endswith("experts"):
             # As the converter renames them.
             name = f"{name}.weight" if name.endswith("sinks") else name.replace("_correction_bias", "_correction.bias")
+            name = name.replace("block_sparse_moe.router.", "block_sparse_moe.router.layer.")
             found[name] = weight
             continue
+        stem = stem.replace("block_sparse_moe", "mlp")
         in_turns = model.config.model_type == "gpt_oss"
         turn = in_turns or model.config.model_type == "llama4_text"
         kind = "bias" if last.endswith("bias") else "weight"
@@ -464,8 +472,10 @@ def _add_experts(writer: Any, config: Any) -> None:
     writer.add_expert_used_count(config.num_experts_per_tok)
     if config.model_type in ("gpt_oss", "llama4_text"):
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    elif config.model_type != "mixtral":
+    elif hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "granitemoeshared":
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
     if config.model_type == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if config.model_type == "llama4_text":

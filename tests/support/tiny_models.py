@@ -71,6 +71,9 @@ _GRANITE = {
     "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.5,
     "pad_token_id": 0,
 }  # fmt: skip
+_MULTIPLIED = {
+    **{"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0},
+}
 _NEMOTRON = {
     "mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 8, "chunk_size": 16, "head_dim": 16,
     "pad_token_id": 0, "num_hidden_layers": None,
@@ -227,6 +230,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                    "mlp_multipliers": [1.4, 0.5], "ssm_multipliers": [0.6, 1.1, 0.7, 1.5, 0.8]},
     ),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 32, "pad_token_id": 0}),
+    "olmoe, normed, biases": (
+        "olmoe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True, "attention_bias": True, "pad_token_id": 0},
+    ),
+    "granitemoe": ("granitemoe", _MULTIPLIED | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "granitemoeshared": (
+        "granitemoeshared",
+        _MULTIPLIED | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32,
+                       "shared_intermediate_size": 48},
+    ),
     "qwen3_moe": ("qwen3_moe", _EXPERTS),
     "qwen3_moe, normed": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),
     "qwen2_moe": (

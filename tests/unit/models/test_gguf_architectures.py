@@ -46,6 +46,9 @@ WRITTEN = {
             "granitemoehybrid",
             "granitemoehybrid, dense, rotated",
             "lfm2_moe",
+            "olmoe",
+            "granitemoe",
+            "granitemoeshared",
         )
     },
     "ministral3": {},

@@ -34,6 +34,7 @@ FUSED: dict[str, dict[str, str]] = {
     "gpt2": {name: LAYERS_OF["gpt2"][name] for name in "qkv"},
     **{family: {} for family in GATED},
     "granitemoehybrid": dict.fromkeys(("gate", "up", "shared_gate", "shared_up"), "shared_mlp.input_linear"),
+    "granitemoeshared": dict.fromkeys(("shared_gate", "shared_up"), "shared_mlp.input_linear"),
 }
 """By family and part of a layer, the tensor that holds it together with others."""
 _PAIRED = ("glm", "glm4", "ernie4_5", "llama4_text")

@@ -24,7 +24,7 @@ from ..config import (
 )
 from ..loaders.config_check import check_config
 from ..loaders.config_keys import DEFAULTS, refuse_unknown
-from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Listed, Record, Text, Whole
+from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Listed, Text, Whole
 from ..loaders.quantized.formats import read_format
 from ..torch import latent
 from ..torch.latent import LATENTS
@@ -35,24 +35,9 @@ from .arranged import ARRANGED
 from .hybrids import HYBRIDS, hybrid
 from .layouts import LAYOUTS, restated
 from .masked import ARCHITECTURES, MASKED, as_llama, as_qwen_moe, is_moe
+from .seeing import SEEING, language_part
 from .switched import SWITCHED
 
-_SMALL = {
-    **{"head_dim": 128, "hidden_size": 5120, "intermediate_size": 32_768, "num_hidden_layers": 40},
-    **{"num_attention_heads": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e9},
-    **{"max_position_embeddings": 131_072, "sliding_window": None, "vocab_size": 131_072},
-}
-SEEING: dict[str, tuple[str, dict[str, Any]]] = {
-    **dict.fromkeys(("llava", "llava_next"), ("llama", {})),
-    "mistral3": ("mistral", _SMALL),
-    **{name: (f"{name}_text", {}) for name in ("qwen3_5", "qwen3_5_moe")},
-    "llama4": ("llama4_text", {}),
-    **{name: (f"{name}_text", {}) for name in ("gemma3n", "gemma4", "gemma4_unified")},
-}
-"""Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings.
-
-With the family that they have where they name none, and what it is then.
-"""
 _MIXTURES = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
 """Families that are like another one but for their MLPs, of which each layer has many."""
 _PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
@@ -152,16 +137,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     """
     named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
     if named in SEEING:
-        inner = Fields(raw, origin, {"text_config": Record({})}).need("text_config")
-        family, given = SEEING[named]
-        tied = {}
-        if named in ("mistral3", "qwen3_5", "qwen3_5_moe", "gemma3n", "gemma4", "gemma4_unified"):
-            tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", not named.startswith("qwen"))}
-        if (named := Fields(inner, f"{origin}: text_config", {"model_type": Text(64)}).get("model_type")) is None:
-            named = family
-            inner = given | inner
-        # Whether there is one table for both is said beside the parts.
-        raw = inner | {"model_type": named} | tied
+        named, raw = language_part(raw, origin)
     if named not in FAMILIES:
         raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join((*FAMILIES, *SEEING))}")
     refuse_unknown_fields(raw, origin)

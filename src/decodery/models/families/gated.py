@@ -8,10 +8,9 @@ from ..config import HEAD_DIM, HEADS, KERNEL, LAYERS, GatedDelta
 from ..loaders.fields import Fields, Kind
 from .family import Family, Raw
 from .mixed import QWEN, QWEN_SHARED, every_layer
+from .seeing import of_text
 
 _KINDS = {"linear_attention": True, "full_attention": False}
-_OF_IMAGES = ("mrope_section", "mrope_interleaved")
-"""How rotation is split between places in an image, which are one and the same place of a text."""
 _FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), HEADS),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), HEAD_DIM),
@@ -29,9 +28,7 @@ def _derived(fields: Fields, raw: Raw) -> Raw:
         kinds = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(layers)]
     if len(kinds) != layers or any(kind not in _KINDS for kind in kinds):
         raise CorruptFile(f"{fields.origin}: layer_types should name one of {', '.join(_KINDS)} for each layer")
-    for name in ("rope_parameters", "rope_scaling"):
-        if raw.get(name):
-            raw[name] = {key: value for key, value in raw[name].items() if key not in _OF_IMAGES}
+    raw |= of_text(raw)
     delta = GatedDelta(
         fields.get("linear_num_value_heads", 32),
         fields.get("linear_value_head_dim", 128),

@@ -11,6 +11,7 @@ from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Listed, Numbe
 from .dense import LFM2_CONVOLVING, LFM2_PARTS
 from .family import Family, Raw, first_dense
 from .mamba_fields import MIXER, limits
+from .routed import GRANITE_EXPERTS, GRANITE_PARTS
 
 _STATES = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
 _COUNTS: dict[str, Kind] = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), EXPERTS)
@@ -168,15 +169,9 @@ RECURRENT: dict[str, Family] = {
     "granitemoehybrid": Family(
         fields=_GRANITE,
         derived=_granite,
-        parts={
-            **dict.fromkeys(("gate", "up", "shared_gate", "shared_up"), "shared_mlp.input_linear"),
-            **dict.fromkeys(("down", "shared_down"), "shared_mlp.output_linear"),
-            "router": "block_sparse_moe.router.layer",
-        },
-        experts={
-            **dict.fromkeys(("gate", "up"), "block_sparse_moe.input_linear"),
-            "down": "block_sparse_moe.output_linear",
-        },
+        parts=GRANITE_PARTS
+        | {**dict.fromkeys(("gate", "up"), "shared_mlp.input_linear"), "down": "shared_mlp.output_linear"},
+        experts=GRANITE_EXPERTS,
         recurrent={part: f"mamba.{name}" for part, name in MIXER.items()},
     ),
     "nemotron_h": Family(

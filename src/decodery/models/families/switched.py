@@ -12,8 +12,9 @@ from .gated import GATED_DELTA
 from .gemma import GEMMA
 from .mixed import MIXED
 from .recurrent import RECURRENT
+from .routed import ROUTED
 
-SWITCHED: dict[str, Family] = {**DENSE, **MIXED, **GATED_DELTA, **RECURRENT, **GEMMA}
+SWITCHED: dict[str, Family] = {**DENSE, **MIXED, **ROUTED, **GATED_DELTA, **RECURRENT, **GEMMA}
 _WINDOWS = ("sliding_window", "layer_types", "use_sliding_window")
 
 
@@ -63,6 +64,6 @@ def expert_name(name: str, names: Mapping[str, str], kind: str) -> str:
 
 def factors(raw: Raw, config: ModelConfig) -> dict[str, float]:
     """By part of a layer, or of the whole model, what its weights are multiplied by as they are read."""
-    scaling = raw.get("logits_scaling") if config.family in ("granite", "granitemoehybrid") else None
+    scaling = raw.get("logits_scaling") if config.family.startswith("granite") else None
     # Before the head, whose table may be the embeddings' too.
     return {} if scaling is None else {"norm": 1.0 / scaling}

@@ -249,6 +249,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_dense": _LLAMA | {"rms_norm_eps": 1e-5, "vocab_size": 290_943},
     "granite": _LLAMA,
+    **dict.fromkeys(("granitemoe", "granitemoeshared"), _LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "olmoe": {
+        "hidden_size": 2048,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "vocab_size": 50_304,
+    },
     "starcoder2": {
         "hidden_size": 3072,
         "intermediate_size": 12_288,

@@ -74,6 +74,27 @@ def _granite(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     }
 
 
+def _granitemoe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    counts = experts(fields)
+    shared = "blk.0.ffn_gate_shexp.weight"
+    return {
+        **{name: value for name, value in _granite(fields, file, raw).items() if name != "mlp_bias"},
+        "num_local_experts": counts["num_experts"],
+        "num_experts_per_tok": counts["num_experts_per_tok"],
+        "intermediate_size": inner(fields, file),
+        "shared_intermediate_size": file.info(shared).shape[0] if shared in file.tensors else 0,
+    }
+
+
+def _olmoe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    return {
+        **experts(fields),
+        "intermediate_size": inner(fields, file),
+        "norm_topk_prob": fields.get("expert_weights_norm", False),
+        "attention_bias": biased(file),
+    }
+
+
 def _exaone4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     layers = raw["num_hidden_layers"]
     return _types(fields, layers, 4, 4096 if layers == 64 else None)
@@ -249,6 +270,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         read=(MULTIPLIER,),
     ),
     "llama4": Architecture("llama4_text", paired=True, more=_llama4),
+    "olmoe": Architecture("olmoe", more=_olmoe),
+    "granitemoe": Architecture("granitemoeshared", paired=True, more=_granitemoe),
     "qwen2moe": Architecture("qwen2_moe", more=_qwen2moe),
     "qwen3moe": Architecture("qwen3_moe", more=_qwen3moe),
     "glm4moe": Architecture(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from decodery.core.errors import UnsupportedModel
-from decodery.models.families.config_json import SEEING
+from decodery.models.families.seeing import SEEING
 from decodery.models.families.tensor_names import is_mtp
 from decodery.models.loaders.fields import INDEX, Fields, Kind, Whole, read_json
 from decodery.models.loaders.folder import Shards
