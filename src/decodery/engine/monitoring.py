@@ -272,6 +272,9 @@ def _seen(entry: _MonitorState, row: Row) -> Action | None:
     entry.state = monitor.observe(entry.state, row)
     value = monitor.score(entry.state)
     report.scores.append(value)
+    if report.unlike is None and monitor.unlike_training(entry.state):
+        report.unlike = row.position
+        count("monitor_unlike_training")
     if value is None or not value > monitor.limit:
         return None
     if report.flagged is None:

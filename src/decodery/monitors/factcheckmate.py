@@ -75,11 +75,12 @@ class Shift(TrainedPart):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """pool: of the prompt so far; value: of the whole prompt; written: tokens of the answer."""
+    """pool: of the prompt so far; value, apart: of the whole prompt; written: tokens of the answer."""
 
     pool: Pool
     value: float | None = None
     written: int = 0
+    apart: float = 0.0
 
 
 @register(
@@ -136,7 +137,11 @@ class FactCheckmate(Probed):
         pool = state.pool.with_rows(rows.hidden[self.trained.site])
         if not rows.last:
             return _State(pool)
-        return _State(pool, float(self.trained.score(pool.numbers()[None])))
+        given = pool.numbers()[None]
+        return _State(pool, float(self.trained.score(given)), apart=float(self.trained.distance(given)))
+
+    def unlike_training(self, state: _State) -> bool:
+        return state.apart > self.trained.usual
 
     def observe(self, state: _State, row: Row) -> _State:
         return replace(state, written=state.written + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -78,9 +79,67 @@ class Probe(TrainedPart):
                 found = found.relu()
         return found
 
+    @one_thread()
+    def distance(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n] float64 mean squares of standardised rows, about 1 where they are like those learned from."""
+        apart = (rows.double().cpu() - self.tensors["mean"].double()) / self.tensors["scale"].double()
+        return apart.square().mean(dim=-1)
+
+    @property
+    def usual(self) -> float:
+        """Rows of a larger `distance` are unlike those learned from; infinity where it was not measured."""
+        return float(self.facts.get("inputs", {}).get("limit", math.inf))
+
     def likely(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Of every field its classes' probabilities [n, classes], float64."""
         return [part.softmax(dim=-1) for part in self.logits(rows).split(list(self.fields.values()), dim=1)]
+
+    def to_tensors(self) -> dict[str, torch.Tensor]:
+        """Plain tensors for rows as they are: "weight" and "bias", or "weight.i" and "bias.i" of layers.
+
+        What rows are standardised by is folded into the first layer. `from_tensors` reads them again.
+        """
+        scale, mean = self.tensors["scale"].double(), self.tensors["mean"].double()
+        layers = [(weight.clone(), bias.clone()) for weight, bias in self.layers]
+        weight, bias = layers[0]
+        layers[0] = weight / scale, bias - (weight / scale) @ mean
+        if len(layers) == 1:
+            return {"weight": layers[0][0].float(), "bias": layers[0][1].float()}
+        named = {f"weight.{at}": weight.float() for at, (weight, _) in enumerate(layers)}
+        return named | {f"bias.{at}": bias.float() for at, (_, bias) in enumerate(layers)}
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, torch.Tensor], site: str, *, pool: str = "new", threshold: float = 0.5
+    ) -> Probe:
+        """A probe of plain tensors, such as those of a logistic regression on hidden states.
+
+        Args:
+            tensors: "weight" [width] or [1, width] and "bias", a number or [1], which give the logit of what is looked
+                for; or the layers of an MLP with ReLU, as `to_tensors` names them.
+            site: The hook point of the rows, such as resid_post.10.
+            pool: Which rows are read, see `Probe`.
+            threshold: Probabilities above it are flagged; `decodery train threshold` sets one that promises a rate.
+
+        Raises:
+            SettingsError: The tensors are others, or do not fit each other.
+        """
+        given = dict(tensors)
+        try:
+            if set(given) == {"weight", "bias"}:
+                given = {"weight.0": torch.atleast_2d(given["weight"]), "bias.0": given["bias"].reshape(1)}
+            width, outputs = chained(given)
+            expect(outputs == 1 and pool in ("new", "prompt", "answer"))
+            expect(set(given) == {f"{kind}.{at}" for kind in ("weight", "bias") for at in range(len(given) // 2)})
+            expect(all(bool(each.isfinite().all()) for each in given.values()))
+        except (KeyError, ValueError, RuntimeError, IndexError) as error:
+            raise SettingsError(
+                "a probe has the tensors weight and bias, or weight.i and bias.i of layers that fit each other, with "
+                "one output, and the pool new, prompt or answer"
+            ) from error
+        plain = {name: torch.full((width,), value, device="cpu") for name, value in (("mean", 0.0), ("scale", 1.0))}
+        made = {name: each.detach().float().cpu() for name, each in given.items()}
+        return cls(made | plain, site, pool, Threshold(threshold, 0.5, 0, ""))
 
     def require(self, model: Reader, pool: str, made: str) -> None:
         """Raise SettingsError for a model it was not trained for, or a monitor that pools rows in another way.
@@ -107,6 +166,8 @@ class Probe(TrainedPart):
         width, classes = len(tensors["mean"]), sum(facts["fields"].values()) or 1
         expect(chained(tensors) == (width, classes))
         expect(tuple(tensors["scale"].shape) == (width,) and bool((tensors["scale"] > 0).all()))
+        inputs = facts.get("inputs", {})
+        expect(isinstance(inputs, dict) and isinstance(inputs.get("limit", 1.0), int | float))
         threshold = Threshold.of(facts.get("threshold") or {})
         return cls(tensors, facts["site"], facts["pool"], threshold, facts, found.model)
 

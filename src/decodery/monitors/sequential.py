@@ -16,10 +16,14 @@ from .turns import Turns
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """turns: what was read; scores: of the conversation up to the end of each turn of the user's."""
+    """turns: what was read; scores: of the conversation up to the end of each turn of the user's.
+
+    apart: How far the state at the end of a turn was from those learned from, at most.
+    """
 
     turns: Turns
     scores: tuple[float, ...] = ()
+    apart: float = 0.0
 
 
 @register(
@@ -61,7 +65,11 @@ class Sequential(Probed):
         turns = state.turns.read(rows)
         new = turns.found[len(state.scores) :]
         scores = [float(self.trained.score(each[self.trained.site][None])) for each in new]
-        return _State(turns, (*state.scores, *scores))
+        apart = max((float(self.trained.distance(each[self.trained.site][None])) for each in new), default=0.0)
+        return _State(turns, (*state.scores, *scores), max(state.apart, apart))
+
+    def unlike_training(self, state: _State) -> bool:
+        return state.apart > self.trained.usual
 
     def observe(self, state: _State, row: Row) -> _State:
         return state

@@ -37,12 +37,16 @@ class _Trial:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """window: the last tokens and their most likely rivals; value: of the newest token; trial: what is in progress."""
+    """window: the last tokens and their most likely rivals; value: of the newest token; trial: what is in progress.
+
+    apart: How far the newest row is from those learned from.
+    """
 
     pieces: Callable[[], Detokenizer] | None
     position: int = -1
     window: tuple[tuple[int, tuple[int, ...]], ...] = ()
     value: float | None = None
+    apart: float = 0.0
     trial: _Trial | None = None
 
 
@@ -94,7 +98,8 @@ class TruthPrInt(Probed):
         return _State(seq.request.detokenizer)
 
     def observe(self, state: _State, row: Row) -> _State:
-        value = float(self.trained.score(row.hidden[self.trained.site][None]))
+        given = row.hidden[self.trained.site][None]
+        value, apart = float(self.trained.score(given)), float(self.trained.distance(given))
         rivals: tuple[int, ...] = ()
         if self.rollback_tokens:
             found = row.logits.float().topk(min(self.tries + 1, len(row.logits)))
@@ -105,7 +110,10 @@ class TruthPrInt(Probed):
             # Nothing was found in as many tokens as the phrase had: this one stays, and is not gone back to.
             trial, window = None, ()
         window = (*window, (row.token, rivals))[-self.most :]
-        return replace(state, position=row.position, window=window, value=value, trial=trial)
+        return replace(state, position=row.position, window=window, value=value, apart=apart, trial=trial)
+
+    def unlike_training(self, state: _State) -> bool:
+        return state.apart > self.trained.usual
 
     def score(self, state: _State) -> float | None:
         return state.value

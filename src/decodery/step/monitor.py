@@ -100,6 +100,8 @@ class MonitorReport:
         scores: After every output token, None where nothing was known yet.
         flagged: The first output position whose score was above the limit, None for none.
         error: What turned it off, where it was to go on without.
+        unlike: The first output position at which what it reads was unlike what it was trained on, None for none: its
+            scores and its rate of false alarms then say little.
     """
 
     name: str
@@ -107,6 +109,7 @@ class MonitorReport:
     scores: list[float | None] = field(default_factory=list)
     flagged: int | None = None
     error: str | None = None
+    unlike: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data that JSON has words for."""
@@ -117,6 +120,7 @@ class MonitorReport:
             "flagged": self.flagged,
             "scores": self.scores,
             **({} if self.error is None else {"error": self.error}),
+            **({} if self.unlike is None else {"unlike_training": self.unlike}),
         }
 
 
@@ -196,6 +200,10 @@ class Monitor(Contract):
     def limit(self) -> float:
         """Scores above it are flagged."""
         return math.inf if self.threshold is None else self.threshold
+
+    def unlike_training(self, state: Any) -> bool:
+        """Whether what it read last is unlike what it was trained on."""
+        return False
 
     def act(self, state: Any) -> Action | None:
         """What to do after a token whose score is above the limit."""

@@ -26,6 +26,8 @@ Scores = Callable[[Part, Ordered[Answered]], list[float]]
 INNER: dict[Rows, tuple[int, ...]] = {"prompt": (256,), "new": (128,)}
 """Widths of the hidden layers: FactCheckmate's and TruthPrInt's."""
 _EVERY, _BATCH = 20, 64
+_UNLIKE = 0.05
+"""The share of texts like those learned from that are taken for others at most."""
 
 
 def train_probe(
@@ -78,7 +80,14 @@ def train_probe(
     # What reads the prompt alone has its one score whatever the answer's length.
     tokens = None if rows == "prompt" else tokens
     threshold = Threshold.calibrated(worst(unset, harmless), rate, data, chat=chat, tokens=tokens)
-    about = {**(facts or {}), "answers": len(answers), "wrong": round(float(wrong.mean()), 4), "selection": swept}
+    usual = [each for each, name in zip(answers, part, strict=True) if name == "calibration"]
+    about = {
+        **(facts or {}),
+        "answers": len(answers),
+        "wrong": round(float(wrong.mean()), 4),
+        "selection": swept,
+        "inputs": inputs_like(unset, usual),
+    }
     return Probe(tensors, site, rows, threshold, about | {"seed": seed}, model)
 
 
@@ -115,6 +124,21 @@ def evaluated(
 def rows_of(answer: Answered, site: str, rows: str) -> torch.Tensor:
     """[n, width] what a probe reads of an answer."""
     return answer.prompt[site][None] if rows == "prompt" else answer.new[site]
+
+
+def inputs_like(probe: Probe, answers: Ordered[Answered]) -> dict[str, Any]:
+    """How far rows of texts like those learned from are from their mean, but for `rate` of them.
+
+    Args:
+        probe: What standardises rows.
+        answers: Texts that nothing was learned from, of both kinds.
+
+    Returns:
+        The "limit" of `Probe.distance` over a text, its "rate", and the number of "texts".
+    """
+    apart = [float(probe.distance(rows_of(each, probe.site, probe.pool)).max()) for each in answers]
+    rate = max(_UNLIKE, 1 / (len(apart) + 1))
+    return {"limit": Threshold.calibrated(apart, rate, "").value, "rate": round(rate, 4), "texts": len(apart)}
 
 
 def worst(probe: Probe, answers: Ordered[Answered]) -> list[float]:

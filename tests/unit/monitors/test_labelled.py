@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from decodery.constraints.regex import Regex
 from decodery.core.errors import CorruptFile, SettingsError
@@ -26,6 +27,7 @@ from decodery.training import direction, head_texts
 from decodery.training.activations import read_answers
 from decodery.training.labelled import LabelledChat, highest_scores, is_labelled, read_chats, reread
 from decodery.training.monitor_threshold import calibrate, trained_part, with_threshold
+from decodery.training.probe import train_probe
 from decodery.training.sequential import Talk, hear, judged, read_talks
 from methods import untrained_codes
 from methods import untrained_probe as probe
@@ -195,3 +197,45 @@ def test_other_lines_are_refused_by_their_number(line: str, said: str, tmp_path:
     assert said in str(refused.value) and "line 1" in str(refused.value)
     with pytest.raises(SettingsError, match="no chat template"):
         next(reread(tiny_lm(template=None), own_texts(1), [Confidence()]))
+
+
+def test_it_is_said_where_texts_are_unlike_those_learned_from() -> None:
+    lm = tiny_lm()
+    answers = read_answers(lm, own_texts(160), SITES, 4)
+    kinds: dict[str, Any] = {"new": TruthPrInt, "prompt": FactCheckmate}
+    for rows, kind in kinds.items():
+        learned = train_probe(answers, SITES, rows, inner=(4,), steps=20, rate=0.3)  # type: ignore[arg-type]
+        about = learned.facts["inputs"]
+        assert about["rate"] == 0.05 and about["texts"] >= 19
+        fresh = own_texts(190)[160:]
+        strange = [chat("\n\nWHY? " * 9, "QUIZ: 9 * 7 = 63!"), chat("Это другой язык.", "и ответ другой")]
+        said = {}
+        for name, texts in (("fresh", fresh), ("strange", strange)):
+            reports = [monitor_reports(text)[0] for text in reread(lm, texts, [kind(learned, action="flag")])]
+            said[name] = np.mean([each.unlike is not None for each in reports])
+            assert all(("unlike_training" in each.to_dict()) == (each.unlike is not None) for each in reports)
+        assert said["fresh"] < 0.2 and said["strange"] == 1
+        # Without the limit of training nothing is said.
+        silent = replace(learned, facts={})
+        read = reread(lm, strange, [kind(silent, action="flag")])
+        assert all(monitor_reports(text)[0].unlike is None for text in read)
+
+
+def test_probes_are_plain_tensors_for_others(tmp_path: Path) -> None:
+    draws = torch.Generator().manual_seed(1)
+    rows = torch.randn(5, 32, generator=draws) * 3 + 1
+    made = probe("new")
+    mean, scale = torch.randn(32, generator=draws), torch.rand(32, generator=draws) + 0.5
+    scaled = replace(made, tensors={**made.tensors, "mean": mean, "scale": scale})
+    for each in (made, scaled):
+        again = Probe.from_tensors(each.to_tensors(), SITES[0])
+        torch.testing.assert_close(again.score(rows), each.score(rows), rtol=1e-5, atol=1e-6)
+        again.save(tmp_path / "probe.safetensors")
+        assert TruthPrInt(str(tmp_path)).trained.score(rows).equal(again.score(rows))
+    weight = torch.randn(32, generator=draws)
+    linear = Probe.from_tensors({"weight": weight, "bias": torch.tensor(0.25)}, SITES[0])
+    torch.testing.assert_close(linear.score(rows), (rows @ weight + 0.25).double().sigmoid(), rtol=1e-5, atol=1e-6)
+    assert set(linear.to_tensors()) == {"weight", "bias"}
+    for wrong in ({"weight": weight}, {"weight": torch.zeros(2, 32), "bias": torch.zeros(1)}, {"w": weight}):
+        with pytest.raises(SettingsError, match="a probe has the tensors weight and bias"):
+            Probe.from_tensors(wrong, SITES[0])
