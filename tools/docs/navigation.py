@@ -32,7 +32,7 @@ PARTS = {
     ],
     "Reference": [
         *("python-api", "extend-api", "cli", "server-reference", "training-reference", "supported-models"),
-        *("benchmark", "glossary"),
+        *("benchmark", "versions", "glossary"),
     ],
     "Results": ["results/index"],
 }

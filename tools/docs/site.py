@@ -60,6 +60,7 @@ def write_pages(source: Path) -> None:
     for page in source.rglob("*.md"):
         text = page.read_text("utf-8")
         page.write_text(without_outside_links(text, DOCS / page.relative_to(source).parent), "utf-8")
+    link_methods(source / "published-systems.md")
     results = sorted(page.stem for page in (DOCS / "results").glob("*.md") if page.stem != "index")
     add_contents(source / "results" / "index.md", "", results)
     families = []
@@ -83,6 +84,16 @@ def write_pages(source: Path) -> None:
     for heading, pages in PARTS.items():
         add_contents(source / "index.md", heading, [*pages, *(found if heading == last else [])])
     add_contents(source / "index.md", "Methods", ["methods", *families])
+
+
+def link_methods(page: Path) -> None:
+    """Let names of methods in a page be links to their pages."""
+    homes = {method.name: family for family in reversed(registry.FAMILIES) for method in registry.methods(family)}
+
+    def linked(name: re.Match[str]) -> str:
+        return f"[{name[0]}](methods/{homes[name[1]]}/{name[1]}.md)" if name[1] in homes else name[0]
+
+    page.write_text(re.sub(r"`([a-z0-9-]+)`", linked, page.read_text("utf-8")), "utf-8")
 
 
 def add_contents(page: Path, heading: str, pages: list[str]) -> None:

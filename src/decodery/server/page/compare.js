@@ -55,7 +55,7 @@ export class Compare {
   constructor(place, model, methods) {
     this.model = model;
     this.prompt = el("textarea", { id: "compare-prompt", rows: 2 }, PROMPT);
-    this.shared = new Fields([numberField("max_tokens", "Tokens at most", { min: 1, step: 1, value: 160 })]);
+    this.shared = new Fields([numberField("max_tokens", "Max tokens", { min: 1, step: 1, value: 160 })]);
     const choice = (name, label, options) => {
       const control = el("select", { id: `compare-${name}`, name }, Object.entries(options).map(([value, text]) => el("option", { value }, text)));
       return [control, el("div", { class: "field" }, el("label", { for: control.id }, label), control)];

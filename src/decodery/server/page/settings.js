@@ -172,7 +172,7 @@ export const byFamily = (methods, family) => methods.filter((method) => method.f
 export const sampling = () => [
   numberField("temperature", "Temperature", { min: 0, max: 2, step: 0.1, value: 0.7, placeholder: "0" }),
   numberField("seed", "Seed", { step: 1, min: -Number.MAX_SAFE_INTEGER, max: Number.MAX_SAFE_INTEGER, value: 7, placeholder: "0" }),
-  numberField("max_tokens", "Tokens at most", { min: 1, step: 1, value: 256, placeholder: "all that fit" }),
+  numberField("max_tokens", "Max tokens", { min: 1, step: 1, value: 256, placeholder: "all that fit" }),
   numberField("top_p", "Top-p", { min: 0, max: 1, placeholder: "1" }),
 ];
 
@@ -182,7 +182,7 @@ export const further = (methods) => [
   numberField("repetition_penalty", "Repetition penalty", { min: 0, placeholder: "1" }),
   numberField("presence_penalty", "Presence penalty", { min: -2, max: 2, placeholder: "0" }),
   numberField("frequency_penalty", "Frequency penalty", { min: -2, max: 2, placeholder: "0" }),
-  numberField("thinking_token_budget", "Reasoning tokens at most", { min: 0, step: 1, placeholder: "no bound" }),
+  numberField("thinking_token_budget", "Max reasoning tokens", { min: 0, step: 1, placeholder: "no bound" }),
   numberField("max_draft_tokens", "Max draft tokens", { min: 1, max: 1024, step: 1, placeholder: "no bound" }),
   methodField("acceptance_rule", "Acceptance rule", byFamily(methods, "acceptance-rule"), { "": "default: coupled" }),
   methodField("draft_length", "Draft length", byFamily(methods, "draft-length"), { "": "default" }),
