@@ -17,10 +17,12 @@ def scripted(
     *replies: Reply,
     models: tuple[str, ...] = ("m",),
     probed: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: {},
+    accepts: Callable[[dict[str, Any]], bool] = lambda body: True,
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A server that answers the probes, and then each chat as it is told; what it was asked.
 
     probed: what an answer to a probe says beside its choice.
+    accepts: whether it takes the fields of a probe.
     """
     left, asked, lock = list(replies), list[dict[str, Any]](), threading.Lock()
 
@@ -34,7 +36,7 @@ def scripted(
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if not body.get("stream"):
-                known = "messages" in body and "logprobs" not in body
+                known = "messages" in body and "logprobs" not in body and accepts(body)
                 say(self, 200 if known else 400, {"choices": [{}], **(probed(body) if known else {})})
                 return
             with lock:

@@ -14,12 +14,14 @@ from typing import Any
 from decodery.core.errors import DecoderyError, ServerError, UnsupportedModel
 from decodery.core.noise import PARTICLE, mix
 from decodery.core.registry import method_of
-from decodery.models.loaders.endpoint import CHAT, PLAIN, Endpoint, Offers, Prefill, likely
+from decodery.models.loaders.endpoint import CHAT, NEUTRAL, PLAIN, Endpoint, Offers, Prefill, likely
 from decodery.models.tokenizers.pieces import Pieces
 from decodery.sampling.frequency_penalty import FrequencyPenalty
+from decodery.sampling.min_p import MinP
 from decodery.sampling.presence_penalty import PresencePenalty
 from decodery.sampling.sampler import Sampler
 from decodery.sampling.temperature import Temperature
+from decodery.sampling.top_k import TopK
 from decodery.sampling.top_p import TopP
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import FinishReason, Sequence, TokenLogprob
@@ -30,6 +32,8 @@ PLAIN_PROMPT = 1
 """The number that stands for a prompt that is to be continued as it is, without a chat template."""
 _MOST_STOPS = 4
 """Stop strings that every server takes; further ones are watched for here."""
+_THOUGHTS = ("reasoning", "reasoning_content")
+"""What servers call the part of a message in which a model thinks: vLLM, llama.cpp and SGLang."""
 _REASONS: dict[str, FinishReason] = {"length": "length", "cancelled": "cancelled"}
 
 
@@ -42,6 +46,7 @@ class Piece:
         logprobs: Log-probability and likely tokens of each.
         reason: Why it ended.
         error: Why it was cut.
+        thought: It is of what the model thinks, which the server keeps apart and does not go on from.
     """
 
     tokens: tuple[str, ...] = ()
@@ -50,6 +55,7 @@ class Piece:
     error: DecoderyError | None = None
     usage: dict[str, Any] | None = None
     retries: int = 0
+    thought: bool = False
 
 
 @dataclass(eq=False)
@@ -168,7 +174,7 @@ class RemoteModel(WholeTexts):
             **({"prompt": prompt} if plain else {"messages": turns}),
             **goes_on,
             "max_tokens": seq.remaining,
-            **sampling(seq.request.sampler),
+            **sampling(seq.request.sampler, cuts=self.offers.cuts),
             "seed": _seed(seq.request.seed, written),
             **({"stop": stop} if stop else {}),
             **likely(path, top),
@@ -250,6 +256,11 @@ class RemoteModel(WholeTexts):
             seq.scheduling.cached = cached
         if seq.finished:
             return
+        if piece.thought and seq.segment_end is not None:
+            raise ServerError(
+                f"{self.endpoint.base} keeps what the model thinks apart, and continues no text from there: start it "
+                "without its reasoning parser, or give apply_chat_template=False"
+            )
         if piece.error is not None and seq.segment_end is not None and call.retries < self.endpoint.settings.retries:
             # What has come stays, and the server goes on from there.
             call.closed = True
@@ -308,8 +319,9 @@ def pieces(events: Iterator[dict[str, Any]]) -> Iterator[Piece]:
             delta = choice.get("delta")
             text = (delta.get("content") if isinstance(delta, dict) else choice.get("text")) or ""
             tokens, logprobs = _tokens(str(text), choice.get("logprobs"))
-            if tokens or event.get("retries"):
-                yield Piece(tokens, logprobs, retries=event.get("retries", 0))
+            thought = isinstance(delta, dict) and any(delta.get(name) for name in _THOUGHTS)
+            if tokens or thought or event.get("retries"):
+                yield Piece(tokens, logprobs, retries=event.get("retries", 0), thought=thought)
             if given := choice.get("finish_reason"):
                 reason = _REASONS.get(str(given), "stop")
     yield Piece(reason=reason or "stop", usage=usage)
@@ -339,18 +351,25 @@ def _tokens(text: str, logprobs: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]
     return tuple(names), facts
 
 
-def sampling(sampler: Sampler) -> dict[str, float]:
-    """A sampler as the fields of a request.
+def sampling(sampler: Sampler, *, cuts: bool) -> dict[str, float]:
+    """A sampler as the fields of a request, all of them, as servers have other defaults.
+
+    Args:
+        cuts: Whether the server has the fields of `NEUTRAL`.
 
     Raises:
         UnsupportedModel: For processors that servers do not have.
     """
-    found: dict[str, float] = {"temperature": 1.0}
+    found: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, **(NEUTRAL if cuts else {})}
     for processor in sampler.processors:
         if isinstance(processor, Temperature):
             found["temperature"] = processor.t
         elif isinstance(processor, TopP):
             found["top_p"] = processor.p
+        elif isinstance(processor, TopK) and cuts:
+            found["top_k"] = processor.k or -1
+        elif isinstance(processor, MinP) and cuts:
+            found["min_p"] = processor.p
         elif isinstance(processor, PresencePenalty):
             found["presence_penalty"] = processor.penalty
         elif isinstance(processor, FrequencyPenalty):
@@ -358,7 +377,8 @@ def sampling(sampler: Sampler) -> dict[str, float]:
         else:
             method = method_of(processor)
             raise UnsupportedModel(
-                f"a server samples by temperature, top_p, presence_penalty and frequency_penalty alone: leave out "
+                f"this server samples by temperature, top_p,{' top_k, min_p,' if cuts else ''} presence_penalty and "
+                "frequency_penalty alone: leave out "
                 f"{type(processor).__name__ if method is None else method.name}, or use decodery.load"
             )
     return found

@@ -30,7 +30,7 @@ _SYSTEM = "Please reason step by step, and put your final answer within \\boxed{
 _MARK = "ки"
 _WHOLE = ("sequence-classification", "gated")
 """Forms that score a whole text."""
-_ANSWER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+_ANSWER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>"
 """What ends a prompt of ArmoRM, whose gate reads the first token of it."""
 
 

@@ -101,7 +101,7 @@ def test_what_a_server_cannot_do_is_refused_before_it_is_asked(both: tuple[Any, 
         for settings, words in (
             ({"drafter": "prompt-lookup"}, "needs rows scored"),
             ({"logits_source": "dola"}, "needs rows scored"),
-            ({"top_k": 3, "temperature": 1.0}, "leave out top-k"),
+            ({"typical": 0.9, "temperature": 1.0}, "leave out typical"),
             ({"constraint": Regex("a+")}, "load the model here"),
         ):
             with pytest.raises(UnsupportedModel, match=words):

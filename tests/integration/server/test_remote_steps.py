@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import decodery as dc
-from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.errors import ServerError, SettingsError, UnsupportedModel
 from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Scores
 from decodery.models.loaders.load import LoadedModel
@@ -147,6 +148,42 @@ def test_a_second_server_writes_steps(both: tuple[LLM, Any]) -> None:
     assert {"draft", ""} >= {grown.author for grown in out.trace.grown} > {""}
     with pytest.raises(SettingsError, match="give its URL"):
         remote.search("Is it so?", SpecReason(VOWELS, threshold=0.3), **WRITING)
+
+
+def test_a_server_is_asked_to_sample_as_a_model_here_does(both: tuple[LLM, Any]) -> None:
+    """Servers cut distributions by defaults of their own where a request does not say that they should not."""
+    neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    with told(stream("a")) as (url, asked):
+        dc.remote(url).generate("q", temperature=1.0)
+    assert {name: asked[0].get(name) for name in neutral} == neutral
+    for settings in ({"top_k": 3}, {"min_p": 0.2}):
+        here, there = (each.generate("Is it so?", temperature=1.0, **WRITING, **settings) for each in both)
+        assert here.text == there.text
+
+    def strict(body: dict[str, Any]) -> bool:
+        return not (neutral.keys() - {"top_p"}) & body.keys()
+
+    with scripted(stream("a"), accepts=strict) as (url, asked):
+        remote = dc.remote(url)
+        remote.generate("q", temperature=1.0)
+        with pytest.raises(UnsupportedModel, match="leave out top-k"):
+            remote.generate("q", temperature=1.0, top_k=3)
+    assert strict(asked[0]) and asked[0]["top_p"] == 1.0
+
+
+def thoughts(handler: Any, body: dict[str, Any]) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    for delta in ({"role": "assistant", "content": ""}, {"reasoning": "So"}, {"content": "Yes"}):
+        handler.wfile.write(f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta}]})}\n\n".encode())
+    handler.wfile.write(b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
+
+
+def test_steps_of_a_model_that_thinks_apart_are_refused() -> None:
+    with told(thoughts, thoughts) as (url, _):
+        assert dc.remote(url).generate("q").text == "Yes"
+        with pytest.raises(ServerError, match="without its reasoning parser"):
+            dc.remote(url).search("q", StepBeam(VOWELS, n=1, m=1))
 
 
 def test_thinking_is_forced_by_what_the_text_says() -> None:

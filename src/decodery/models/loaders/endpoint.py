@@ -20,6 +20,9 @@ _PREFILLS: tuple[dict[str, bool], ...] = (
     {},
 )
 """How servers are asked to go on with the last message: vLLM and SGLang, this package, llama.cpp."""
+NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What leaves a distribution as it is: without them vLLM takes those of the model's generation_config.json, and
+llama.cpp cuts the distribution by defaults of its own. Not every server has these fields."""
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 """Statuses after which the same request may succeed later."""
 _MOST_EVENT, _MOST_REPLY = 1 << 22, 1 << 24
@@ -36,12 +39,14 @@ class Offers:
         model: As it names it.
         chat, plain: Routes that are there.
         logprobs: How many likely tokens it tells of beside each, None where it tells of none, by route.
+        cuts: Whether it has the fields of `NEUTRAL`.
     """
 
     model: str
     chat: bool
     plain: bool
     logprobs: dict[str, int | None] = field(default_factory=dict)
+    cuts: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,22 +109,34 @@ class Endpoint:
         """
         name = self._name(model)
         found: dict[str, int | None] = {}
+        cuts = True
         for path, ask in ((CHAT, {"messages": [{"role": "user", "content": "Hi"}]}), (PLAIN, {"prompt": "Hi"})):
-            for wanted in (20, 5, None):
-                body = {"model": name, "max_tokens": 1, "temperature": 0, **ask, **likely(path, wanted)}
-                status, said = self._post(path, body)
-                if status == 200 and (wanted is None or _tells(path, said)):
-                    found[path] = wanted
-                    break
-                if status in (401, 403):
-                    raise ServerError(f"{self.base} refuses this key (status {status}): give one of these")
-                if status in (404, 405, 501):
+            asked = {"model": name, "max_tokens": 1, "temperature": 0, **ask}
+            for fields in (NEUTRAL, {}) if cuts else ({},):
+                if self._try(path, asked | fields, found):
+                    cuts = bool(fields)
                     break
         if not found:
             raise ServerError(
                 f"{self.base} writes no texts by {CHAT} or {PLAIN}: give the address of an OpenAI-like server"
             )
-        return Offers(name, CHAT in found, PLAIN in found, found)
+        return Offers(name, CHAT in found, PLAIN in found, found, cuts)
+
+    def _try(self, path: str, body: dict[str, Any], found: dict[str, int | None]) -> bool:
+        """Whether a route answers a request, and to `found` how many likely tokens it then tells of.
+
+        Raises ServerError for a key that is refused.
+        """
+        for wanted in (20, 5, None):
+            status, said = self._post(path, body | likely(path, wanted))
+            if status == 200 and (wanted is None or _tells(path, said)):
+                found[path] = wanted
+                return True
+            if status in (401, 403):
+                raise ServerError(f"{self.base} refuses this key (status {status}): give one of these")
+            if status in (404, 405, 501):
+                break
+        return False
 
     def prefill(self, model: str) -> Prefill | None:
         """How the server goes on with the last message of a chat; None where it does not.
