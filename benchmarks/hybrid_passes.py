@@ -1,21 +1,26 @@
-"""Passes of a hybrid of Gated DeltaNet and attention on random weights: one row, and a tree against its chains.
+"""Passes of hybrids and of mixtures of experts on random weights: one row, and a tree against its chains.
 
-    DECODERY_THREADS=2 python benchmarks/hybrid_passes.py [--rounds 20] [--layers 24]
+    DECODERY_THREADS=2 python benchmarks/hybrid_passes.py [--model qwen3.5-0.8b] [--rounds 20] [--layers 24]
 
-The shape is that of Qwen3.5-0.8B, weights int8 rows made in memory, after a text of 64 tokens. Milliseconds of a pass
-of one row beside what the machine takes to read the same bytes; of a tree of 8 nodes in one pass; and of the chains
-that the tree's leaves end, each a pass of its own from the same text. The least of `rounds`, all in turns.
-Writes benchmarks/results/hybrid-passes.json; to be run on a machine that does nothing else.
+Models have the shape of Qwen3.5-0.8B, Qwen3-Next or Qwen3-30B-A3B (the last two with a vocabulary of 8,192 and few
+layers), and int8 rows made in memory. After a text of 64 tokens: milliseconds of a pass of one row beside what the
+machine takes to read the same bytes, which are those of the experts that the row takes; of a tree of 8 nodes in one
+pass; of the chains that the tree's leaves end, each a pass of its own from the same text; and of one row and the tree
+where layers run one by one, in PyTorch with kernels for matrices. The least of `rounds`, all in turns. Writes the
+row of the model in benchmarks/results/hybrid-passes.json; to be run on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import shlex
 import sys
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,16 +32,31 @@ from decodery.models.loaders.fused_slots import Slot, slots
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Layer, Weights
-from decodery_benchmarks.results import write_result
+from decodery_benchmarks.results import read_result, write_result
 
 RESULTS = Path(__file__).parent / "results" / "hybrid-passes.json"
-SHAPE = {
-    "model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 1024, "intermediate_size": 3584,
-    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
-    "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4, "tie_word_embeddings": True,
+_HEADS = {"linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3.5-0.8b": {
+        "model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 1024, "intermediate_size": 3584,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_value_heads": 16,
+        "linear_conv_kernel_dim": 4, "tie_word_embeddings": True, **_HEADS,
+    },
+    "qwen3-next": {
+        "model_type": "qwen3_next", "vocab_size": 8192, "hidden_size": 2048, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "head_dim": 256, "linear_num_value_heads": 32, "linear_conv_kernel_dim": 4,
+        "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512, "norm_topk_prob": True,
+        "shared_expert_intermediate_size": 512, "full_attention_interval": 2, **_HEADS,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "vocab_size": 8192, "hidden_size": 2048, "intermediate_size": 6144,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+    },
 }  # fmt: skip
 PARENTS = [-1, 0, 0, 1, 1, 2, 3, 3]
+ONE = np.ones((1, 1), dtype=bool)
+_DRAWN = 5_000_011
 BEFORE = 64
 
 
@@ -45,12 +65,14 @@ def tensor(slot: Slot) -> Any:
     if not slot.linear:
         norm = slot.name.endswith("norm.weight")
         return torch.ones(slot.shape) if norm else 0.1 * torch.randn(slot.shape)
-    weight = torch.randint(-127, 128, slot.shape, dtype=torch.int8)
+    # Of many experts each is drawn from the same few million numbers, another part of them each time.
+    drawn = torch.randint(-127, 128, (min(math.prod(slot.shape), _DRAWN),), dtype=torch.int8)
+    weight = drawn.repeat(-(-math.prod(slot.shape) // len(drawn)))[: math.prod(slot.shape)].view(slot.shape)
     return Int8Linear(weight, torch.full(slot.shape[:1], 0.3 / 127 / slot.shape[1] ** 0.5))
 
 
-def random_model(layers: int) -> Transformer:
-    config = read_config(SHAPE | {"num_hidden_layers": layers})
+def random_model(name: str, layers: int) -> Transformer:
+    config = read_config(SHAPES[name] | {"num_hidden_layers": layers})
     parts: list[dict[str, Any]] = [{} for _ in range(layers)]
     whole: dict[str, Any] = {}
     for slot in slots(config):
@@ -64,10 +86,23 @@ def random_model(layers: int) -> Transformer:
     return Transformer(config, Weights(layers=[Layer(**each) for each in parts], **whole))
 
 
+def layer_by_layer(model: Transformer) -> Transformer:
+    """The same weights without the one native pass: the kernels multiply, all else is PyTorch."""
+    with mock.patch("decodery.models.torch.transformer.runs_natively", lambda config: False):
+        return Transformer(model.config, model.weights)
+
+
 def matrix_bytes(model: Transformer) -> int:
-    """Of all matrices, which a pass reads once."""
-    linears = [part for layer in model.weights.layers for part in vars(layer).values() if isinstance(part, Int8Linear)]
-    return sum(each.weight.nbytes for each in (*linears, model.weights.head))  # type: ignore[attr-defined]
+    """Of all matrices that a pass of one row reads, of experts those that it takes."""
+    config, found = model.config, model.weights.head.weight.nbytes  # type: ignore[attr-defined]
+    for layer in model.weights.layers:
+        for name, part in vars(layer).items():
+            if isinstance(part, Int8Linear):
+                routed = layer.router is not None and name in ("gate_up", "down")
+                found += (
+                    part.weight.nbytes * config.experts_per_token // config.experts if routed else part.weight.nbytes
+                )
+    return int(found)
 
 
 def mask_of(parents: list[int]) -> np.ndarray:
@@ -80,20 +115,23 @@ def mask_of(parents: list[int]) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=SHAPES, default="qwen3.5-0.8b")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--layers", type=int, default=24)
     options = parser.parse_args()
     torch.manual_seed(0)
-    model = random_model(options.layers)
-    cache = model.new_cache()
-    model.forward(Batch([Segment.chunk(np.arange(BEFORE), cache)]))
-    cache.keep(range(BEFORE))
+    model = random_model(options.model, options.layers)
+    both = {"": model, " layer by layer": layer_by_layer(model)}
+    caches = {name: each.new_cache() for name, each in both.items()}
+    for name, cache in caches.items():
+        both[name].forward(Batch([Segment.chunk(np.arange(BEFORE), cache)]))
+        cache.keep(range(BEFORE))
 
-    def passed(mask: np.ndarray) -> float:
+    def passed(mask: np.ndarray, name: str = "") -> float:
         """Seconds of a pass whose rows are then forgotten."""
-        begin = perf_counter()
+        begin, cache = perf_counter(), caches[name]
         positions = BEFORE + mask.sum(axis=1) - 1
-        model.forward(Batch([Segment(positions, tokens=np.arange(len(mask)), mask=mask, cache=cache)]))
+        both[name].forward(Batch([Segment(positions, tokens=np.arange(len(mask)), mask=mask, cache=cache)]))
         whole = perf_counter() - begin
         cache.truncate(BEFORE)
         return whole
@@ -108,17 +146,19 @@ def main() -> None:
     for _ in range(options.rounds):
         begin = perf_counter()
         lib.decodery_read(block.ctypes.data, block.nbytes)
-        read = (perf_counter() - begin) * size / block.nbytes
-        one, branched = passed(np.ones((1, 1), dtype=bool)), passed(tree)
-        apart = sum(passed(chain) for chain in chains)
-        found = {"reading the matrices": read, "one row": one, "tree of 8": branched}
-        found |= {f"its {len(chains)} chains": apart}
+        found = {"reading the matrices": (perf_counter() - begin) * size / block.nbytes}
+        for name in both:
+            found |= {f"one row{name}": passed(ONE, name), f"tree of 8{name}": passed(tree, name)}
+        found |= {f"its {len(chains)} chains": sum(passed(chain) for chain in chains)}
         best = {name: min(value, best.get(name, value)) for name, value in found.items()}
-    rows = {name: {"milliseconds": round(1e3 * value, 2)} for name, value in best.items()}
-    for name, row in rows.items():
-        print(f"{name}: {row['milliseconds']} ms", flush=True)
-    command = f"DECODERY_THREADS=2 {shlex.join(['python', *sys.argv])}"
-    write_result(RESULTS, {"command": command, "layers": options.layers, "matrix_bytes": size, "rows": rows})
+    least = {name: round(1e3 * value, 2) for name, value in best.items()}
+    for name, value in least.items():
+        print(f"{name}: {value} ms", flush=True)
+    command = f"DECODERY_THREADS={os.environ.get('DECODERY_THREADS', '')} {shlex.join(['python', *sys.argv])}"
+    known = read_result(RESULTS)["rows"] if RESULTS.exists() else {}
+    rows = {name: row for name, row in known.items() if name in SHAPES}
+    rows[options.model] = {"layers": options.layers, "matrix_bytes": size, "milliseconds": least, "command": command}
+    write_result(RESULTS, {"command": command, "rows": rows})
 
 
 if __name__ == "__main__":
