@@ -45,6 +45,7 @@ class ArrayBatch:
     def __init__(self, model: LanguageModel, schedule: Schedule, budgets: DraftBudgets) -> None:
         self._model, self._schedule, self._budgets = model, schedule, budgets
         self._texts: list[ArrayText] = []
+        self._sequences: list[Sequence] = []
         self._drafts: list[DraftBatch] = []
         self._alone = self._failed = False
         self._changes = -1
@@ -91,6 +92,7 @@ class ArrayBatch:
                     places.append(place)
         if found and schedule.fits and self._open(found, places):
             self._texts, self._changes = found, schedule.changes
+            self._sequences = [text.seq for text in found]
             self._alone = len(found) == len(runs) and not schedule.admits
         elif self._steps is not None:
             self._steps.forget()
@@ -226,9 +228,12 @@ class ArrayBatch:
             if not self._alone:
                 return None
             texts = self._texts
-        times = self._times = ArrayTimes(perf_counter(), 0.0, 0.0, 0, len(texts))
-        context = self._propose([text.seq for text in texts]) if self._drafts else 0.0
-        times.proposed = perf_counter()
+        times, sequences = self._times, self._sequences
+        times.begin = times.proposed = perf_counter()
+        times.texts = len(texts)
+        if self._drafts:
+            context = self._propose(sequences[:])
+            times.proposed = perf_counter()
         try:
             steps.run()
         except Exception:
@@ -236,11 +241,11 @@ class ArrayBatch:
             return None
         times.scored, times.rows = perf_counter(), steps.rows
         if self._drafts:
-            self._budgets.learn(steps.rows, len(texts), context, times.scored - times.begin)
+            self._budgets.learn(times.rows, times.texts, context, times.scored - times.begin)
         if commit(steps, texts, self._drafts, times, passes):
             self._schedule.leave()
             self.gather()
-        return [text.seq for text in texts], times.rows
+        return [*sequences], times.rows
 
     def join(self, begun: list[tuple[SchedulerEntry, int, int]]) -> set[int]:
         """The ids of those who begin a turn now in the batch: all of its texts, or none.

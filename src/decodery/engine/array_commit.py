@@ -58,16 +58,22 @@ def commit(
     """
     n, scored = len(texts), times.scored
     propose, score = times.proposed - times.begin, scored - times.proposed
-    accepted, chosen, share = steps.accepted[:n].tolist(), steps.chosen[:n].tolist(), score / max(times.rows, 1)
-    failed = {place: error for batch in drafts if batch.failed for place, error in batch.failed.items()}
+    plain, chosen, share = steps.plain, steps.chosen_tokens(), score / max(times.rows, 1)
+    # Of a step without drafts this is all there is to know; what has left the caches takes most of the time here.
+    accepted = None if plain else steps.accepted[:n].tolist()
+    failed: dict[int, Exception] = {}
+    for batch in drafts:
+        failed |= batch.failed
     trees = Trees(steps, n) if steps.rows > n else None
     experts = steps.experts.tolist() if steps.experts is not None else None
-    ended, recorded, looked = list[int](), dict[int, Step](), dict[int, _Choices]()
-    appended = steps.plain and not failed
+    ended: list[int] = []
+    recorded: dict[int, Step] = {}
+    looked: dict[int, _Choices] = {}
+    appended = plain and not failed
     if appended:
         deque(map(list.append, map(TOKENS, texts), chosen), 0)
     for place, text in enumerate(texts):
-        count = accepted[place]
+        count = 0 if accepted is None else accepted[place]
         if count < 0:
             choices = look(steps, place, text)
             if choices is None:
@@ -123,8 +129,8 @@ def commit(
             ended.append(place)
     took, shared = perf_counter() - scored, times.texts
     # Texts without drafts have the same to record.
-    plain = Step(0, 0, 1, 1, False, propose, score, 0.0, took, shared, [], None)
-    deque(map(list.append, map(STEPS, texts), repeat(plain)), 0)
+    step = Step(0, 0, 1, 1, False, propose, score, 0.0, took, shared, [], None)
+    deque(map(list.append, map(STEPS, texts), repeat(step)), 0)
     for place, step in recorded.items():
         step.propose, step.score, step.commit, step.sequences = propose, score, took, shared
         texts[place].steps[-1] = step

@@ -278,12 +278,17 @@ class Engine:
 
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
+        if self._schedule.memory.limit is None:
+            return self._advance()
         with self._schedule.memory.within():
-            if (found := self._arrays.step(self._runner.passes)) is not None:
-                advanced, self._runner.rows = found
-                self._runner.passes += 1
-                return advanced
-            return self._step()
+            return self._advance()
+
+    def _advance(self) -> list[Task]:
+        if (found := self._arrays.step(self._runner.passes)) is not None:
+            advanced, self._runner.rows = found
+            self._runner.passes += 1
+            return advanced
+        return self._step()
 
     @in_plain_state
     def _step(self) -> list[Task]:

@@ -15,9 +15,6 @@ from .prefixes import PrefixCache
 from .task import CoroutineTask, SchedulerEntry
 from .text import reads
 
-_ANY = nullcontext()
-"""Where nothing is counted."""
-
 
 class MemoryBudget:
     """Bounds what all tasks hold together, and what those of one owner hold.
@@ -41,7 +38,7 @@ class MemoryBudget:
 
     def within(self) -> AbstractContextManager[None]:
         """A block whose caches count towards the limit."""
-        return _ANY if self.limit is None else self.limit.within()
+        return nullcontext() if self.limit is None else self.limit.within()
 
     @property
     def used(self) -> int | None:

@@ -316,7 +316,7 @@ def calls(texts: int, *, steps: int = 4, lengths: tuple[int, ...] = (60,), **set
 
 @pytest.mark.parametrize(
     ("name", "one", "many"),
-    [("greedy", 36, 110), ("truncated", 36, 110), ("auto", 90, 300), ("copies", 70, 560), ("copyspec", 70, 600)],
+    [("greedy", 30, 100), ("truncated", 30, 100), ("auto", 85, 300), ("copies", 65, 560), ("copyspec", 65, 600)],
 )
 def test_a_step_is_few_calls(name: str, one: int, many: int) -> None:
     """Streams get a call for each text, and so do trees; without these 64 texts take as many calls as one."""

@@ -132,6 +132,8 @@ class ArraySteps:
             self._room = max(texts, 2 * self._room)
             for name, dtype in _OF_TEXTS.items():
                 setattr(self, name, _longer(getattr(self, name, None), self._room, dtype))
+            # A list of these is made in half the time that numpy takes.
+            self._chosen = (ctypes.c_int64 * self._room).from_address(address(self.chosen, np.int64, None))
             self.first = _longer(self.first, self._room + 1, np.int32)
             segments = (SegmentStruct * self._room)()
             if self._segments is not None:
@@ -329,6 +331,10 @@ class ArraySteps:
         """The numbers of the texts without room for another step, which the caller gives some."""
         self._struct.full = 0
         return np.flatnonzero(self.next[: self.texts] > self.ends[: self.texts]).tolist()
+
+    def chosen_tokens(self) -> list[int]:
+        """What `chosen` holds."""
+        return self._chosen[: self.texts]
 
     @property
     def reach(self) -> int:
