@@ -23,27 +23,21 @@ SECTIONS = {
         "ngram-cache": Entry("Build the n-gram cache of the drafter auto.", "train_own_texts"),
         "ngrams": Entry("Count n-grams for suggestions.", "train_own_texts"),
         "kv-bottleneck": Entry("Fit keys for the drafter discrete-key-value.", "train_codes"),
-    },
-    "Acceptance and draft length": {
-        "judge": Entry("Train a head for the acceptance rule judge.", "train_acceptance_rules"),
-        "adadec-thresholds": Entry("Fit the threshold of the acceptance rule adadec.", "train_acceptance_rules"),
         "acceptance": Entry("Train a head for the draft length policy specdec++.", "train_own_texts"),
     },
-    "Logits sources": {
-        "calm": Entry("Calibrate early exit for the source calm.", "train_exits"),
-        "sec": Entry("Train early-exit checks for the source sec.", "train_exits"),
-        "ftp": Entry("Train routers that prune prompt tokens.", "train_ftp"),
-        "hamburger": Entry("Train a model to write groups of tokens.", "train_hamburger"),
-        "sven": Entry("Train prefixes that steer code generation.", "train_logits_sources"),
-        "partial": Entry("Train an attention to the prompt alone.", "train_logits_sources"),
+    "Models": {
         "lora": Entry("Train a LoRA adapter.", "train_copies"),
+        "s2ft": Entry("Train an S2FT adapter: some heads and channels.", "train_copies"),
         "orpo": Entry("Train a LoRA adapter on pairs of texts.", "train_preferences"),
         "grpo": Entry("Train a LoRA adapter on rewards of its own texts.", "train_preferences"),
-        "s2ft": Entry("Train an S2FT adapter: some heads and channels.", "train_copies"),
-    },
-    "KV cache": {
-        "kv": Entry("Train or calibrate a KV cache policy (five commands).", "train_kv"),
-        "merges": Entry("Train embeddings of merged prompt tokens.", "train_merges"),
+        "hyperfit": Entry("Overfit a copy on a few texts, for greedy decoding.", "train_copies"),
+        "bitnet": Entry("Train a ternary copy of a model.", "train_copies"),
+        "nm-sparsity": Entry("Train a copy with N:M sparsity.", "train_copies"),
+        "lq-lora": Entry("Train the low-rank part of a low-bit copy.", "train_copies"),
+        "diffusion": Entry("Train a small masked diffusion model.", "train_diffusion"),
+        "to-diffusion": Entry("Adapt a causal model to masked diffusion.", "train_to_diffusion"),
+        "dscd": Entry("Distil a diffusion model for fewer passes.", "train_dscd"),
+        "r2": Entry("Tune a diffusion model to the decoder r2.", "train_r2"),
     },
     "Monitors": {
         "los": Entry("Train LOS-Net, which detects wrong answers.", "train_monitors"),
@@ -55,24 +49,26 @@ SECTIONS = {
         "autoencoder": Entry("Train a sparse autoencoder of hidden states.", "train_codes"),
         "threshold": Entry("Set the threshold of any monitor on your texts.", "train_monitors"),
     },
-    "Search and scorers": {
+    "Scorers": {
         "value": Entry("Train a head that predicts the reward of a text.", "train_value"),
         "text-prm": Entry("Train a process reward model on judged texts.", "train_text_prm"),
         "step-labels": Entry("Label the steps of solutions by reference solutions.", "train_text_prm"),
         "router": Entry("Train a router for the search arbitrage.", "train_router"),
     },
-    "Diffusion": {
-        "diffusion": Entry("Train a small masked diffusion model.", "train_diffusion"),
-        "to-diffusion": Entry("Adapt a causal model to masked diffusion.", "train_to_diffusion"),
-        "dscd": Entry("Distil a diffusion model for fewer passes.", "train_dscd"),
-        "r2": Entry("Tune a diffusion model to the decoder r2.", "train_r2"),
+    "Samplers": {
+        "judge": Entry("Train a head for the acceptance rule judge.", "train_acceptance_rules"),
+        "adadec-thresholds": Entry("Fit the threshold of the acceptance rule adadec.", "train_acceptance_rules"),
+        "calm": Entry("Calibrate early exit for the source calm.", "train_exits"),
+        "sec": Entry("Train early-exit checks for the source sec.", "train_exits"),
+        "ftp": Entry("Train routers that prune prompt tokens.", "train_ftp"),
+        "hamburger": Entry("Train a model to write groups of tokens.", "train_hamburger"),
+        "sven": Entry("Train prefixes that steer code generation.", "train_logits_sources"),
+        "partial": Entry("Train an attention to the prompt alone.", "train_logits_sources"),
         "learn2pd": Entry("Train the filter of the decoder learn2pd.", "train_learn2pd"),
     },
-    "Models": {
-        "bitnet": Entry("Train a ternary copy of a model.", "train_copies"),
-        "nm-sparsity": Entry("Train a copy with N:M sparsity.", "train_copies"),
-        "lq-lora": Entry("Train the low-rank part of a low-bit copy.", "train_copies"),
-        "hyperfit": Entry("Overfit a copy on a few texts, for greedy decoding.", "train_copies"),
+    "Caches": {
+        "kv": Entry("Train or calibrate a KV cache policy (five commands).", "train_kv"),
+        "merges": Entry("Train embeddings of merged prompt tokens.", "train_merges"),
     },
 }
 """The commands as the help of `decodery train` lists them."""
