@@ -16,7 +16,7 @@ _BYTES = {"int4": 0.57, "int8": 1.0, "bfloat16": 2.0, "float16": 2.0, "float64":
 """Of a weight, by precision; 4 of any other."""
 _READ, _MOST_READ = 14e9, 60e9
 """Bytes per second that one thread reads, and that all do."""
-_INTEGERS = {"AVX-512 VNNI": 118e9, "AVX2 VNNI": 70e9, "AVX2": 35e9, "portable C++": 3e9}
+_INTEGERS = {"AMX": 118e9, "AVX-512 VNNI": 118e9, "AVX2 VNNI": 70e9, "AVX2": 35e9, "portable C++": 3e9}
 """Multiplications per second and thread of integer weights, by kernels; `_NEON` of others."""
 _NEON, _FLOATS, _ATTENTION = 50e9, 20e9, 18e9
 """The same of kernels for Arm, of floats, and of attention."""

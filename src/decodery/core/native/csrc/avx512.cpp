@@ -2,7 +2,11 @@
 #include "state.h"
 #if defined(__x86_64__)
 #if defined(__clang__)
+#if DECODERY_AMX
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,amx-tile,amx-int8"))), apply_to = function)
+#else
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma"))), apply_to = function)
+#endif
 #else
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,prefer-vector-width=512")
 #endif
@@ -13,6 +17,7 @@
 #define DECODERY_BOTH_ROWS 8
 #define DECODERY_FLOAT_ROWS 8
 #define DECODERY_REGISTERS 32
+#define DECODERY_TILES DECODERY_AMX
 
 namespace avx512 {
 #include "vec.h"
@@ -112,6 +117,11 @@ INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 
 const Kernels avx512_kernels = {"AVX-512 VNNI", avx512::run_layers, avx512::run_norm, avx512::run_head, avx512::run_linear, avx512::run_read,
     avx512::run_draft, avx512::run_mix, avx512::run_topk, avx512::run_chances, avx512::run_race, avx512::run_pack, avx512::run_expand, avx512::run_sample};
+#if DECODERY_AMX
+// The same, with AMX for many rows.
+const Kernels amx_kernels = {"AMX", avx512::run_layers, avx512::run_norm, avx512::run_head, avx512::run_linear, avx512::run_read,
+    avx512::run_draft, avx512::run_mix, avx512::run_topk, avx512::run_chances, avx512::run_race, avx512::run_pack, avx512::run_expand, avx512::run_sample, true};
+#endif
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -236,7 +236,7 @@ struct Mixture {
                 const Range span = share(count, item - first, items);
                 float* to = y + int64_t(begins[e]) * matrix.out + int64_t(span.begin) * panel_width;
                 const Linear part = part_of(matrix, span);
-                multiply(part, from_row(a, begins[e], matrix.in), taken(e), 0, alone, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
+                multiply(part, from_row(a, begins[e], matrix.in), taken(e), state.tiles, 0, alone, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
                     const int32_t at = panel * panel_width, left = part.out - at;
                     store(to + int64_t(row) * matrix.out + at, y0, left);
                     if (left > 16) store(to + int64_t(row) * matrix.out + at + 16, y1, left - 16);

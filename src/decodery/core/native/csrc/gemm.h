@@ -540,32 +540,34 @@ static void tile_floats(int32_t r, Form form, const uint8_t* w, const float* x, 
     }
 }
 
-// out(panel, row, first 16 outputs, second 16) for all rows and this thread's panels.
+#if DECODERY_TILES
+#include "amx.h"
+#endif
+
+// out(panel, row, first 16 outputs, second 16) for all rows and this thread's panels. tiles: whether AMX may be used.
 template <class Out>
-static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int32_t thread, const Team& team, const Out& out) {
+static void multiply(const Linear& linear, const Quantized& a, int32_t rows, bool tiles, int32_t thread, const Team& team, const Out& out) {
     const bool floating = is_floating(linear.form);
     const int32_t most = floating ? float_rows : most_rows(linear.form);
     alignas(64) float sums[(float_rows > DECODERY_TILE_ROWS ? float_rows : DECODERY_TILE_ROWS) * panel_width];
-    const int32_t blocks = (rows + most - 1) / most;
     const int64_t size = panel_bytes(linear.form, linear.in);
     const int64_t step = asked_bytes(linear.form);
     const Range mine = share(panels(linear), thread, team.threads);
+    int32_t many = 0;
+#if DECODERY_TILES
+    if (tiles) many = amx_share(linear.form, rows);
+    const Tiles held(many > 0, TileShapes(summed_inputs(linear.form)));
+#else
+    (void)tiles;
+#endif
+    const int32_t blocks = (rows - many + most - 1) / most;
     for (int32_t p = mine.begin; p < mine.end; ++p) {
         const uint8_t* w = linear.weight + p * size;
         const bool scaled = linear.scale != nullptr;
         const f16 s0 = scaled ? load(linear.scale + p * panel_width) : splat(1.0f);
         const f16 s1 = scaled ? load(linear.scale + p * panel_width + 16) : splat(1.0f);
-        for (int32_t block = 0; block < blocks; ++block) {
-            const Range span = share(rows, block, blocks);
-            const int32_t count = span.end - span.begin;
-            // Of several blocks of rows the first would wait for its weights: all ask for a part of the next panel's, so
-            // that memory is read while any of them multiplies.
-            const Ahead asked = blocks == 1 ? Ahead{w + 16384, step} : Ahead{w + size + size / blocks * block, step / blocks};
-            const float* x = a.floats + int64_t(span.begin) * linear.in;
-            if (floating) tile_floats(count, linear.form, w, x, linear.in, sums, asked);
-            else tile_rows(count, linear.form, w, a, span.begin, sums, asked);
-            for (int32_t row = span.begin; row < span.end; ++row) {
-                const float* sum = sums + (row - span.begin) * panel_width;
+        const auto finish = [&](int32_t begin, int32_t end, const float* sum) ALWAYS_INLINE {
+            for (int32_t row = begin; row < end; ++row, sum += panel_width) {
                 f16 y0 = load(sum) * s0, y1 = load(sum + 16) * s1;
                 if (linear.bias != nullptr) {
                     y0 = y0 + load(linear.bias + p * panel_width);
@@ -573,6 +575,20 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int
                 }
                 out(p, row, y0, y1);
             }
+        };
+#if DECODERY_TILES
+        if (many > 0) multiply_many(linear, w, w + size, a, many, finish);
+#endif
+        for (int32_t block = 0; block < blocks; ++block) {
+            const Range span = share(rows - many, block, blocks);
+            const int32_t count = span.end - span.begin, first = many + span.begin;
+            // Of several blocks of rows the first would wait for its weights: all ask for a part of the next panel's, so
+            // that memory is read while any of them multiplies.
+            const Ahead asked = blocks == 1 ? Ahead{w + 16384, step} : Ahead{w + size + size / blocks * block, step / blocks};
+            const float* x = a.floats + int64_t(first) * linear.in;
+            if (floating) tile_floats(count, linear.form, w, x, linear.in, sums, asked);
+            else tile_rows(count, linear.form, w, a, first, sums, asked);
+            finish(first, first + count, sums);
         }
     }
 }

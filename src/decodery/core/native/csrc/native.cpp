@@ -10,6 +10,10 @@
 #include "state.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if DECODERY_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -25,6 +29,22 @@ namespace {
 bool has_avx_vnni() {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
+}
+#endif
+
+#if DECODERY_AMX
+// Whether there are tiles of bytes, which the system saves and this process may use. It must be asked for them, once; that
+// changes nothing for code without tiles.
+bool has_tiles() {
+    constexpr long request_permission = 0x1023, tile_data = 18;    // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a, b, c, d, low, high;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d >> 24 & 3) != 3) return false;    // AMX-TILE, AMX-INT8
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c >> 27 & 1) == 0) return false;             // OSXSAVE
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low >> 17 & 3) != 3) return false;
+    // The first palette: at least 8 tiles of 16 rows of 64 bytes.
+    if (__get_cpuid_count(0x1d, 1, &a, &b, &c, &d) == 0 || (b & 0xffff) < 64 || b >> 16 < 8 || (c & 0xffff) < 16) return false;
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 #endif
 
@@ -54,15 +74,19 @@ bool has_matrix_products() {
 
 // Every kernel set this machine can run, the fastest first; the list ends with null.
 const Kernels* const* usable() {
-    static const Kernels* list[5] = {};
+    static const Kernels* list[6] = {};
     if (list[0] != nullptr) return list;
     int32_t n = 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+#if DECODERY_AMX
+        if (has_tiles()) list[n++] = &amx_kernels;
+#endif
         list[n++] = &avx512_kernels;
+    }
 #if defined(DECODERY_AVX_VNNI)
     if (avx2 && has_avx_vnni()) list[n++] = &avx2_vnni_kernels;
 #endif
@@ -571,6 +595,7 @@ EXPORT int64_t decodery_room(const Model* model, const Pass* pass) {
 // Runs a pass to its end or its next stop. Returns 0, or 1 when there is no memory. ticks: [stages] or null.
 EXPORT int32_t decodery_layers(const Model* model, Pass* pass, int64_t* ticks) {
     State state = {};
+    state.tiles = chosen->tiles;
     state.model = model;
     state.pass = pass;
     state.ticks = ticks;
@@ -603,6 +628,7 @@ EXPORT int32_t decodery_draft(const Draft* draft, const Guess* guess) {
     const Model& model = draft->model;
     Pass pass = guess->pass;
     State state = {};
+    state.tiles = chosen->tiles;
     int32_t strange = 0;
     state.model = &model;
     state.pass = &pass;
@@ -644,6 +670,7 @@ static int32_t run_one(Job job, const Model& model, const float* x, int32_t rows
     pass.hidden = const_cast<float*>(x);
     pass.rows = rows;
     State state = {};
+    state.tiles = chosen->tiles;
     state.model = &model;
     state.pass = &pass;
     state.logits = y;

@@ -95,7 +95,7 @@ struct Runner {
     }
     void multiply_into(const Linear& linear, const Quantized& a, float* y) { multiply_apart(linear, a, y, linear.out, 0.0f); }
     void multiply_apart(const Linear& linear, const Quantized& a, float* y, int64_t stride, float cap) {
-        multiply(linear, a, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
+        multiply(linear, a, pass.rows, state.tiles, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
             const int32_t first = panel * panel_width, left = linear.out - first;
             float* to = y + row * stride + first;
             if (cap != 0.0f) y0 = capped(y0, cap), y1 = capped(y1, cap);
@@ -106,7 +106,7 @@ struct Runner {
     // A panel holds 16 gates and the 16 values they open.
     void project_gated(const Linear& linear) {
         const int32_t inner = linear.out / 2;
-        multiply(linear, state.narrow, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 gate, f16 up) {
+        multiply(linear, state.narrow, pass.rows, state.tiles, thread, team, [&](int32_t panel, int32_t row, f16 gate, f16 up) {
             const int32_t first = panel * 16;
             store(state.act + int64_t(row) * inner + first, opened(model.opening, gate, up), inner - first);
         });
@@ -124,7 +124,7 @@ struct Runner {
             return add_branch();
         }
         const float scale = residual_scale();
-        multiply(linear, a, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
+        multiply(linear, a, pass.rows, state.tiles, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
             const int32_t first = panel * panel_width, left = model.hidden - first;
             float* to = pass.hidden + int64_t(row) * model.hidden + first;
             store(to, load(to, left) + y0 * scale, left);

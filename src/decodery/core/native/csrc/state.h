@@ -217,6 +217,7 @@ struct State {
     const Guess* guess;
     int32_t* strange;                      // set where an output is not a number
     Quantized entering, paired;            // over the states of all depths, and what attention reads
+    bool tiles;                            // whether products of many rows may take AMX's
 };
 
 constexpr int32_t most_taps = 64;      // of a convolution
@@ -272,9 +273,16 @@ struct Kernels {
     bool (*pack)(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed);
     bool (*expand)(int32_t kind, const uint8_t* const* rows, int32_t count, int32_t in, float* to);
     Job sample;
+    bool tiles = false;    // see State
 };
 #if defined(__x86_64__)
 extern const Kernels avx512_kernels, avx2_kernels;
+#if defined(__linux__) && (__clang_major__ >= 12 || (!defined(__clang__) && __GNUC__ >= 11))
+#define DECODERY_AMX 1
+extern const Kernels amx_kernels;
+#else
+#define DECODERY_AMX 0
+#endif
 #if defined(__clang__) || __GNUC__ >= 11
 #define DECODERY_AVX_VNNI 1
 extern const Kernels avx2_vnni_kernels;

@@ -142,11 +142,30 @@ INLINE void store(Half* p, f16 x, int32_t n) {
 
 INLINE f16 magnitude(f16 x) { return from_bits(bits(x) & 0x7fffffff); }
 
+#if DECODERY_REGISTERS >= 32
+// What `join` makes of all lanes, in whatever order.
+template <class Join>
+INLINE int32_t joined(i16 x, const Join& join) {
+    typedef int32_t i8 __attribute__((vector_size(32)));
+    typedef int32_t i4 __attribute__((vector_size(16)));
+    const __m512i all = reinterpret_cast<__m512i>(x);
+    const i8 half = join(reinterpret_cast<i8>(_mm512_maskz_extracti64x4_epi64(15, all, 0)), reinterpret_cast<i8>(_mm512_maskz_extracti64x4_epi64(15, all, 1)));
+    const __m256i halves = reinterpret_cast<__m256i>(half);
+    i4 four = join(reinterpret_cast<i4>(_mm256_castsi256_si128(halves)), reinterpret_cast<i4>(_mm256_extracti128_si256(halves, 1)));
+    four = join(four, reinterpret_cast<i4>(_mm_shuffle_epi32(reinterpret_cast<__m128i>(four), 0x4e)));
+    four = join(four, reinterpret_cast<i4>(_mm_shuffle_epi32(reinterpret_cast<__m128i>(four), 0xb1)));
+    return four[0];
+}
+INLINE int32_t isum(i16 x) {
+    return joined(x, [](auto a, auto b) __attribute__((always_inline)) { return a + b; });
+}
+#else
 INLINE int32_t isum(i16 x) {
     int32_t sum = 0;
     for (int32_t i = 0; i < 16; ++i) sum += x[i];
     return sum;
 }
+#endif
 
 // Nearest integer, ties to even, for magnitudes below 2^22.
 INLINE f16 nearest(f16 x) { return (x + 12582912.0f) - 12582912.0f; }
@@ -161,6 +180,9 @@ INLINE float total(f16 x) {
 }
 template <class T, class Vector>
 INLINE T maximum(Vector x) {
+#if DECODERY_REGISTERS >= 32
+    if constexpr (std::is_same<T, int32_t>::value) return joined(x, [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; });
+#endif
     T s[16];
     __builtin_memcpy(s, &x, 64);
     for (int32_t width = 8; width > 0; width /= 2)
