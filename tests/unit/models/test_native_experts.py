@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 from unittest import mock
 
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.native.kernels import choose, kernel_sets, library
+from decodery.core.native.kernels import choose, kernel_sets, library, threads_at_most
 from decodery.diffusion.experts.des_vote import DESVote
 from decodery.models.batch import Batch, Segment
-from decodery.models.config import CLAMPED, GatedDelta, ModelConfig
+from decodery.models.config import CLAMPED, GatedDelta, Latent, ModelConfig
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.floats import Float4Linear
@@ -153,6 +154,44 @@ def test_experts_of_every_form_are_read_in_place(form: str, two_threads: None) -
         model._stack = PortableStack(model.config, model.weights, model.angles)
     theirs = tree_logits(model, after(model, 9), PARENTS, TOKENS)
     assert torch.equal(ours, theirs) or (floating and (ours - theirs).abs().max() < 1e-4 * theirs.abs().max())
+
+
+def test_threads_that_take_experts_first_at_the_same_time_read_whole_ones() -> None:
+    config = ModelConfig(**SIZES | {"experts": 32, "experts_per_token": 4})
+    ids = [np.arange(12) * step % 90 for step in (1, 7, 11, 13)]
+    alone = made(config)
+    wanted = [alone.forward(Batch([Segment(np.arange(12), tokens=each)])).logits for each in ids]
+    for _ in range(5):
+        model, found = made(config), dict[int, torch.Tensor]()
+
+        def read(number: int, model: Transformer = model, found: dict[int, torch.Tensor] = found) -> None:
+            with threads_at_most(1):
+                found[number] = model.forward(Batch([Segment(np.arange(12), tokens=ids[number])])).logits
+
+        threads = [Thread(target=read, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(torch.equal(found[number], each) for number, each in enumerate(wanted))
+
+
+def test_layers_that_keep_latents_read_their_experts_in_native_calls() -> None:
+    latent = {"latent": Latent(rank=16, turned=8, plain=12, value=12), "num_kv_heads": 1, "head_dim": 24}
+    model = made(ModelConfig(**SIZES | SHAPES["in groups"] | latent))
+    ids, tap = Segment(np.arange(20), tokens=np.arange(20) * 5 % 90), "resid_post.1"
+    assert model._stack is None and model._feeds is not None
+    # What is read within a layer is made of it in PyTorch.
+    ours, within = model.forward(Batch([ids]), taps=[tap]), model.forward(Batch([ids]), taps=["mlp_out.1"])
+    shared = model.forward(Batch([ids]), layer_plan=LayerPlan(experts=DESVote(1.0)))
+    feeds, model._feeds = model._feeds, None
+    theirs = model.forward(Batch([ids]), taps=[tap])
+    for found in (ours, within, shared):
+        assert (found.logits - theirs.logits).abs().max() < 0.02 * theirs.logits.abs().max()
+    assert (ours.hidden[tap] - theirs.hidden[tap]).abs().max() < 0.02 * theirs.hidden[tap].abs().max()
+    assert ours.costs == theirs.costs and any(experts.laid_out for experts in feeds.experts.values())
+    wrong = Transformer(replace(model.config, experts_scale=1.2), model.weights)
+    assert (wrong.forward(Batch([ids])).logits - theirs.logits).abs().max() > 0.02 * theirs.logits.abs().max()
 
 
 def test_texts_are_remembered_to_the_bit_and_drafts_change_nothing(model: Transformer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +47,8 @@ class Experts:
             self._structs[name] = (LinearStruct * config.experts)(*[empty] * config.experts)
             room += -(-packed_size(first) // 64) * 64  # type: ignore[arg-type]
         # Memory that nobody has written to is no memory yet.
-        self._arena = Arena(config.experts * room)
+        self._arena = Arena(config.experts * room, private=True)
+        self._lock = Lock()
         self._packed: dict[tuple[str, int], Packed] = {}
         self._missing = set(range(config.experts))
         whole = {
@@ -86,15 +88,20 @@ class Experts:
 
     def lay_out(self, numbers: Iterable[int]) -> None:
         """Have these in the kernels' layout."""
-        for number in self._missing.intersection(numbers):
-            for name, (stacked, count) in self._parts.items():
-                linear = rows_of(stacked, number * count, count)
-                packed = self._packed[name, number] = Packed(linear, self._arena)  # type: ignore[arg-type]
-                self._structs[name][number] = packed.struct
-                if not isinstance(linear, InPlace):
-                    for tensor in linear.tensors().values():  # type: ignore[attr-defined]
-                        forget(tensor, self._files)
-            self._missing.discard(number)
+        with self._lock:
+            for number in self._missing.intersection(numbers):
+                # Passes of other threads take an expert from the moment on that its gates have weights.
+                for name in ("down", "gate_up"):
+                    stacked, count = self._parts[name]
+                    linear = rows_of(stacked, number * count, count)
+                    packed = self._packed[name, number] = Packed(linear, self._arena)  # type: ignore[arg-type]
+                    struct = self._structs[name][number]
+                    struct.scale, struct.bias = packed.struct.scale, packed.struct.bias
+                    struct.weight = packed.struct.weight
+                    if not isinstance(linear, InPlace):
+                        for tensor in linear.tensors().values():  # type: ignore[attr-defined]
+                            forget(tensor, self._files)
+                self._missing.discard(number)
 
 
 def distinct(taken: np.ndarray) -> int:

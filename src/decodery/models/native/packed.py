@@ -55,10 +55,15 @@ BITS = {
 
 
 class Arena:
-    """Memory for packed weights on huge pages where the system grants them; parts start at cache lines."""
+    """Memory for packed weights on huge pages where the system grants them; parts start at cache lines.
 
-    def __init__(self, size: int) -> None:
-        self._memory = mmap.mmap(-1, max(size, 64))
+    Args:
+        private: What a process writes after it was forked is its own; else all is written before.
+    """
+
+    def __init__(self, size: int, *, private: bool = False) -> None:
+        own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if private else {}
+        self._memory = mmap.mmap(-1, max(size, 64), **own)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._memory, dtype=np.uint8)

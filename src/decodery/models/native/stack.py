@@ -14,6 +14,7 @@ import torch
 
 from decodery.core.native.kernels import (
     LayerStruct,
+    LinearStruct,
     MixerStruct,
     ModelStruct,
     PassStruct,
@@ -46,7 +47,7 @@ Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
 # As `Mark` in csrc/abi.h.
 _SKIP_ATTENTION, _SKIP_MLP, _AT_SELECT, _AT_HEADS, _AT_ATTENTION = (1 << i for i in range(5))
 _AT_ROUTER, _AT_EXPERTS, _AT_MLP, _AT_RESIDUAL = (1 << i for i in range(5, 9))
-_OPENINGS = {"silu": 0, "gelu_tanh": 1, CLAMPED: 2}
+OPENINGS = {"silu": 0, "gelu_tanh": 1, CLAMPED: 2}
 _STOPS = ~(_SKIP_ATTENTION | _SKIP_MLP)
 _MOST_PLANS = 256
 _LINE = 64
@@ -65,6 +66,7 @@ class NativeStack:
 
     Args:
         mixers: See `Mixers`.
+        attention: Whether layers have what attends, and the model its head, or MLPs and experts alone.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class NativeStack:
         angles: Angles,
         *,
         mixers: Mapping[int, tuple[MixerStruct, Sequence[int]]] | None = None,
+        attention: bool = True,
     ) -> None:
         self.config = config
         self._angles = angles
@@ -81,13 +84,16 @@ class NativeStack:
         self._files = mapped_files()
         self._plans: dict[tuple[LayerStep, ...], tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]] = {}
         self.mixers = Mixers(mixers) if mixers else None
-        matrices = [_matrices(layer, index, config) for index, layer in enumerate(weights.layers)]
-        total = packed_size(weights.head)  # type: ignore[arg-type]
+        matrices = [_matrices(layer, index, config, attention) for index, layer in enumerate(weights.layers)]
+        total = packed_size(weights.head) if attention else 0  # type: ignore[arg-type]
         for named in matrices:
             total += sum(packed_size(linear, gated=name == "gate_up") for name, linear in named.items())
         arena = Arena(total)
         # The largest first: what it is packed from is still in memory then.
-        self.project = self._pack(weights.head, arena)
+        head = LinearStruct()
+        if attention:
+            self.project = self._pack(weights.head, arena)
+            head = self.project.struct
         layers = (LayerStruct * config.num_layers)()
         self.experts: dict[int, Experts] = {}
         for index, layer in enumerate(weights.layers):
@@ -101,6 +107,8 @@ class NativeStack:
             # Where norms are those of what sublayers found, these read the stream as it is.
             norms = _AFTER if config.norms_after else _BEFORE
             for norm, part in norms.items():
+                if norm in _HEAD_NORMS and not attention:
+                    continue
                 wide = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}.get(norm)
                 width = config.hidden_size if wide is None else config.head_dim * (wide if config.wide_qk_norm else 1)
                 setattr(layers[index], norm, self._pointer(getattr(layer, part), width))
@@ -115,9 +123,9 @@ class NativeStack:
         self._layers = layers
         inner = max((each.down.inputs for each in layers), default=0)
         self._model = ModelStruct(
-            layers, self._pointer(weights.norm, config.hidden_size), self.project.struct, config.hidden_size,
+            layers, self._pointer(weights.norm, config.hidden_size), head, config.hidden_size,
             inner, config.num_heads, config.num_kv_heads, config.head_dim,
-            _OPENINGS[config.activation], config.norm_eps, config.attention_scale,
+            OPENINGS[config.activation], config.norm_eps, config.attention_scale,
             0.0 if config.residual_scale == 1.0 else config.residual_scale,
             int(config.wide_qk_norm), int(config.norms_after_rope or config.unit_norms), config.attention_cap,
             config.logit_cap,
@@ -144,11 +152,11 @@ class NativeStack:
         result = hidden.to(torch.float32, copy=True).contiguous()
         if len(result) and len(run):
             _Walk(self, result, batch, run, hooks).finish()
+            attended = [stop.layer for stop in run if stop.attention]
             for segment in batch.segments:
-                if segment.cache is not None:
+                if segment.cache is not None and attended:
                     # Layers that mix rows have put theirs into further layers of the cache.
                     all_layers = range(self.config.cache_layers)
-                    attended = [stop.layer for stop in run if stop.attention]
                     segment.cache.wrote(attended if self.mixers is None else all_layers)
         return result
 
@@ -227,14 +235,16 @@ class _Walk:
         self._stack, self._model = stack, stack.address
         self._hidden, self._batch, self._run, self._visits = hidden, batch, run, hooks
         self._alive: list[object] = []
-        sparse = [number for number, segment in enumerate(batch.segments) if segment.sparse]
+        # What attends to nothing reads its rows alone.
+        segments = batch.segments if any(stop.attention for stop in run) else []
+        sparse = [number for number, segment in enumerate(segments) if segment.sparse]
         own = {number: kernel_policy(batch.segments[number], config) for number in sparse}
         self._own = {number: policy for number, policy in own.items() if policy is not None}
         self._picking = [number for number in sparse if number not in self._own]
         structs: list[SegmentStruct] = []
         self._mixed: list[MixedSegment] = []
         self._firsts: list[int] = []
-        for segment in batch.segments:
+        for segment in segments:
             self._firsts.append(len(structs))
             structs += self._structs(segment)
         self._segments = (SegmentStruct * len(structs))(*structs)
@@ -254,7 +264,8 @@ class _Walk:
         rows, half = len(hidden), config.head_dim // 2
         step = self._step = PassStruct(address(hidden, torch.float32, rows, config.hidden_size), self._segments)
         step.run, step.marks, step.taps = (ctypes.addressof(each) for each in (order, marks, states))
-        tables = [stack.table(rope, batch.positions) for rope in (config.rope, config.local_rope) if rope is not None]
+        ropes = [rope for rope in (config.rope, config.local_rope) if rope is not None and segments]
+        tables = [stack.table(rope, batch.positions) for rope in ropes]
         for i, (cos, sin) in enumerate(tables):
             step.cos[i], step.sin[i] = (address(each, torch.float32, rows, half) for each in (cos, sin))
         step.rows, step.segment_count, step.run_count = rows, len(structs), len(run)
@@ -429,10 +440,10 @@ def _after(layer: int) -> HookPoint:
     return HookPoint("residual", layer + 1)
 
 
-def _matrices(layer: Layer, index: int, config: ModelConfig) -> dict[str, Any]:
+def _matrices(layer: Layer, index: int, config: ModelConfig, attention: bool) -> dict[str, Any]:
     """The linear layers of a layer that all rows take, by their names in csrc/abi.h."""
     mixing = {"qkv": layer.qkv, "output": layer.output, "steps": layer.steps, "gate": layer.out_gate}
-    named = mixing if config.has_mixer(index) else {}
+    named = mixing if attention and config.has_mixer(index) else {}
     if config.mixes(index):
         named = named | {"gate_up": layer.shared_gate_up, "down": layer.shared_down}
     elif config.has_mlp(index):

@@ -46,7 +46,7 @@ class Pass:
 
     def __init__(self, model: TorchLayers, batch: Batch) -> None:
         self.model = model
-        self.positions = batch.positions
+        self.batch, self.positions = batch, batch.positions
         self.spans: list[tuple[Segment, int, int]] = [
             (segment, first, first + len(segment))
             for segment, first in zip(batch.segments, batch.offsets, strict=False)

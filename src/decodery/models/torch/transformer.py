@@ -23,7 +23,7 @@ from ..layer_plan import WHOLE, LayerPlan, LayerStep, abreast, attending, groups
 from ..loaders.in_place import Rows, WeightsInPlace
 from ..native.array_step import ArraySteps
 from ..native.experts import MOST_BEST, MOST_GROUPS, distinct
-from ..native.stack import NativeStack
+from ..native.stack import OPENINGS, NativeStack
 from ..protocol import Capabilities
 from ..tokenizers.vocabularies import Padding
 from ..trained.artifact import digest, sampled
@@ -55,8 +55,10 @@ class Transformer(TorchLayers):
                 mixers = {layer: own for layer, mixer in self._mixers.items() if (own := mixer.native) is not None}
                 self._stack = NativeStack(config, weights, self.angles, mixers=mixers)
                 self.dtype = torch.float32
-            elif isinstance(weights.head, QUANTIZED) and config.portable:
+            elif whole and config.portable:
                 self._stack = PortableStack(config, weights, self.angles)
+            elif whole and config.latent is not None and fed_natively(config) and packable(weights):
+                self._feeds = NativeStack(config, weights, self.angles, attention=False)
         self.cache_dtype = self.dtype
         if config.experts and self._stack is None:
             self._mixtures = mixtures(weights, config, self._activation)
@@ -288,6 +290,13 @@ def packable(weights: Weights) -> bool:
 
 def runs_natively(config: ModelConfig) -> bool:
     """Whether the native CPU kernels run a model of this configuration in a supported precision."""
+    return fed_natively(config) and not config.shortcuts and config.native
+
+
+def fed_natively(config: ModelConfig) -> bool:
+    """Whether the native CPU kernels run its MLPs and experts, where their rows are normed as usual."""
+    if not config.gated or config.activation not in OPENINGS:
+        return False
     mixed = config.summed_experts or any(config.experts_floor)
     mixed = mixed or config.expert_groups > MOST_GROUPS or (config.expert_groups > 0 and config.group_best > MOST_BEST)
-    return library() is not None and not config.shortcuts and not mixed and config.native
+    return library() is not None and not mixed
