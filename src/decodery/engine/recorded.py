@@ -124,23 +124,22 @@ def _restore(seq: Sequence) -> bool:
 
 def _append(seq: Sequence, part: TextPart) -> None:
     model = seq.request.model
-    if isinstance(model, WholeTexts):
-        pieces = [str(token) for token in part.tokens]
-        near = [[(model.pieces.id_of(str(name)), value) for name, value in top] for _, top in part.logprobs]
-        told = zip(pieces, part.logprobs, near, strict=False)
-        found = [TokenLogprob(model.pieces.id_of(piece), value, top) for piece, (value, _), top in told]
-        model.grow(seq, pieces, found)
-        if part.reason is not None and not seq.finished:
-            seq.finish_reason = cast(FinishReason, part.reason)
-        return
-    for number, token in enumerate(part.tokens):
+    pieces = model.pieces if isinstance(model, WholeTexts) else None
+    for number, said in enumerate(part.tokens):
+        token = said if pieces is None else pieces.id_of(str(said))
         if not isinstance(token, int) or not 0 <= token < seq.request.vocab_size or seq.finished:
             return
         if number < len(part.logprobs):
             value, top = part.logprobs[number]
-            seq.token_logprobs.append(TokenLogprob(token, value, [(int(name), each) for name, each in top]))
+            near = [(int(name) if pieces is None else pieces.id_of(str(name)), each) for name, each in top]
+            seq.token_logprobs.append(TokenLogprob(token, value, near))
         seq.tokens.append(token)
-        end_of(seq, token)
+        if pieces is None:
+            end_of(seq, token)
+        elif seq.text is not None and (found := seq.text.push(token)) is not None:
+            seq.finish_reason, seq.stopped_by = "stop", found
+    if pieces is not None and part.reason is not None and not seq.finished:
+        seq.finish_reason = cast(FinishReason, part.reason)
 
 
 def _share_anew(texts: Ordered[Sequence]) -> None:

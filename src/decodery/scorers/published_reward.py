@@ -188,13 +188,17 @@ class PublishedReward(Scorer):
         """Steps as turns, each of which is answered by a sign."""
         turns, rows, tokens = list[tuple[str, str]](), list[int](), list[int]()
         for number, step in enumerate(steps):
-            turns.append(("user", f"{question} {step}" if number == 0 else step))
-            rows.append(len(self._chat(turns, asks=True)) - 1)
-            turns.append(("assistant", "+"))
+            turns += [("user", f"{question} {step}" if number == 0 else step), ("assistant", "+")]
             tokens = self._chat(turns)
+            sign = next((at for at in range(len(tokens) - 1, 0, -1) if tokens[at] == self._signs[0]), None)
+            if sign is None:
+                raise SettingsError(
+                    "this tokenizer has no token for the + of an answer: rlhflow reads the one before it"
+                )
+            rows.append(sign - 1)
         return tokens, rows
 
-    def _chat(self, turns: Sequence[tuple[str, str]], *, asks: bool = False) -> list[int]:
+    def _chat(self, turns: Sequence[tuple[str, str]]) -> list[int]:
         """Turns in the model's own template."""
         chat, tokenizer = self.loaded.chat_template, self.loaded.tokenizer
         if chat is None:
@@ -202,7 +206,7 @@ class PublishedReward(Scorer):
                 f"a reward model of the form {self.form} needs its chat template, and the folder has none"
             )
         messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in turns]
-        return tokenizer.encode(chat.render(messages, add_generation_prompt=asks))
+        return tokenizer.encode(chat.render(messages, add_generation_prompt=False))
 
 
 def _at(tokens: list[int], mark: int) -> tuple[list[int], list[int]]:
