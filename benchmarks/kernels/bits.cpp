@@ -15,7 +15,7 @@ void decodery_threads(int32_t n);
 void decodery_pack(const int8_t* weight, int32_t in, const int32_t* rows, int32_t out, uint8_t* packed);
 void decodery_pack_ternary(const uint8_t* weight, int32_t in, const int32_t* rows, int32_t out, uint8_t* packed);
 void decodery_pack16(Form form, const uint16_t* weight, int32_t in, const int32_t* rows, int32_t out, uint16_t* packed);
-int32_t decodery_pack_rows(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed);
+int32_t decodery_pack_rows(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, int64_t panel_bytes, uint8_t* packed);
 int32_t decodery_expand_rows(int32_t kind, const uint8_t* const* rows, int32_t count, int32_t in, float* to);
 int32_t decodery_linear(const Linear* linear, const float* x, int32_t rows, float* y);
 int32_t decodery_layers(const Model* model, Pass* pass, int64_t* ticks);
@@ -54,7 +54,7 @@ static void tame(Blocks kind, std::vector<uint8_t>& raw) {
         for (int32_t i = 0; i < scales; ++i) raw[block + at + 2 * i + 1] = uint8_t((raw[block + at + 2 * i + 1] & 0x83) | 0x18);
 }
 
-static const int32_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
+static const int32_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 47};
 static void multiply(const char* set, const char* name, const Linear& linear, const float* x) {
     uint64_t h = 1469598103934665603ull;
     for (int32_t rows : counts) {
@@ -137,9 +137,9 @@ static void pass_of(const char* set, const char* name, const Model& model, Eleme
 }
 
 int main() {
-    constexpr int32_t in = 512, out = 70, wide = 96;
+    constexpr int32_t in = 1280, out = 70, wide = 96;
     decodery_threads(1);
-    const std::vector<float> x = floats_of(16 * in);
+    const std::vector<float> x = floats_of(47 * in);
     const std::pair<Blocks, const char*> kinds[] = {{q4_0, "Q4_0"}, {q4_1, "Q4_1"}, {q5_0, "Q5_0"}, {q5_1, "Q5_1"}, {q8_0, "Q8_0"},
         {q4_k, "Q4_K"}, {q5_k, "Q5_K"}, {q6_k, "Q6_K"}, {iq4_nl, "IQ4_NL"}, {iq4_xs, "IQ4_XS"}};
     std::vector<std::vector<uint8_t>> raws;
@@ -176,7 +176,7 @@ int main() {
             for (int32_t row = 0; row < out; ++row) rows[row] = raw.data() + row * (raw.size() / out);
             const size_t size = panel_bytes(form_of(kind), in) * (wide / panel_width);
             uint8_t* packed = aligned<uint8_t>(size);
-            decodery_pack_rows(kind, rows.data(), in, wide, packed);
+            decodery_pack_rows(kind, rows.data(), in, wide, panel_bytes(form_of(kind), in), packed);
             std::vector<float> expanded(size_t(out) * in);
             decodery_expand_rows(kind, rows.data(), out, in, expanded.data());
             printf("%s\t%s laid out\t%016llx\n", set, name, static_cast<unsigned long long>(hash(packed, size)));

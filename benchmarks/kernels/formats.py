@@ -1,25 +1,28 @@
 """What a layer costs by the form of its weights and the number of rows, against the bandwidth of the same run.
 
     python benchmarks/kernels/formats.py
+    python benchmarks/kernels/formats.py --kernels AMX "AVX-512 VNNI" --json runs/sets.json
 
 Layers of 1,536 inputs and 8,960 outputs, as many as make 100 MB, more than any cache holds, run one after the other;
 rounds of all forms alternate. Writes milliseconds per layer (the least of all rounds, as whoever shares a machine only
 slows it down), how many times those of one row they are, what share of the read bandwidth (the fastest of those
-measured before every round) one row reaches, and the thousand million multiplications and additions a second of
-sixteen rows: where these no longer rise with the rows, a pass is bound by arithmetic. Writes
-benchmarks/results/formats.json.
+measured before every round) one row reaches, and the thousand million multiplications and additions a second: where
+these no longer rise with the rows, a pass is bound by arithmetic. Kernel sets that are named alternate within each
+round, too. Writes benchmarks/results/formats.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import sys
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
-from decodery.core.native.kernels import Form, LinearStruct, kernel_sets, read_bandwidth
+from decodery.core.native.kernels import Form, LinearStruct, choose, kernel_sets, read_bandwidth
 from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear
@@ -33,7 +36,7 @@ from decodery_benchmarks.results import write_result
 
 OUT = Path(__file__).parents[1] / "results" / "formats.json"
 INPUTS, OUTPUTS, TOTAL, ROUNDS = 1536, 8960, 100_000_000, 15
-ROWS = (1, 2, 4, 8, 16)
+ROWS = (1, 2, 4, 8, 16, 32, 64)
 NAMES = {
     "Q4_0, Q4_1": Form.BLOCKS4,
     "Q4_K": Form.SUPER4,
@@ -74,6 +77,10 @@ def layer(form: Form) -> BlockKind | Int8Linear | TernaryLinear | Dense:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", nargs="+", choices=kernel_sets(), default=kernel_sets()[:1])
+    parser.add_argument("--json", type=Path, default=OUT)
+    options = parser.parse_args()
     torch.manual_seed(0)
     layers: dict[str, list[Packed]] = {}
     for name, form in NAMES.items():
@@ -88,24 +95,26 @@ def main() -> None:
             again.struct.weight = again._weight.ctypes.data
             layers[name].append(again)
     x = torch.randn(max(ROWS), INPUTS)
-    times: dict[tuple[str, int], list[float]] = {}
+    times: dict[tuple[str, str, int], list[float]] = {}
     bandwidth = 0.0
     for _ in range(ROUNDS):
         bandwidth = max(bandwidth, read_bandwidth(mebibytes=256, rounds=2))
         for name, some in layers.items():
-            for rows in ROWS:
+            for kernels, rows in product(options.kernels, ROWS):
+                choose(kernels)
                 begin = perf_counter()
                 for each in some:
                     each(x[:rows])
-                times.setdefault((name, rows), []).append((perf_counter() - begin) / len(some) * 1e3)
+                times.setdefault((kernels, name, rows), []).append((perf_counter() - begin) / len(some) * 1e3)
     found = []
-    for name in NAMES:
+    for kernels, name in product(options.kernels, NAMES):
         size = layers[name][0]._weight.size
-        one = min(times[name, 1])
+        one = min(times[kernels, name, 1])
         for rows in ROWS:
-            ms = min(times[name, rows])
+            ms = min(times[kernels, name, rows])
             found.append(
                 {
+                    "kernels": kernels,
                     "form": name,
                     "rows": rows,
                     "ms": round(ms, 3),
@@ -116,8 +125,8 @@ def main() -> None:
                 }
             )
             print(found[-1], flush=True)
-    about = {"kernels": kernel_sets()[0], "threads": torch.get_num_threads()}
-    write_result(OUT, about | {"read_gb_per_s": round(bandwidth, 2), "rows": found}, summary=["read_gb_per_s"])
+    about = {"kernels": options.kernels, "threads": torch.get_num_threads()}
+    write_result(options.json, about | {"read_gb_per_s": round(bandwidth, 2), "rows": found}, summary=["read_gb_per_s"])
 
 
 if __name__ == "__main__":
