@@ -70,17 +70,16 @@ def register(
 ) -> Callable[[C], C]:
     """Class decorator that makes a frozen dataclass known under `name`.
 
-    Settings of other kinds of text are for the owner of the process, and so is a `local` method, which reads files or
+    The family is the package the class lives in or, for a class outside this project, that of its base class. Settings
+    of other kinds of text are for the owner of the process, and so is a `local` method, which reads files or
     runs programs whatever its settings are.
 
     Args:
         paper: "Title (year)" or "".
         guarantee: What holds, in a few words.
-        lossless: True where the method leaves the distribution of the output as it is. needs: what it asks for beyond
-            its table (`cls.requirements`), such as "a trained head".
-        slower: Whether it was measured slower than plain decoding on a CPU, as it is by default (see docs/results). The
-            family is the package the class lives in or, for a class outside this project, the package of the base class
-            it derives from.
+        lossless: True where the method leaves the distribution of the output as it is.
+        slower: Whether it was measured slower than plain decoding on a CPU, as it is by default (see docs/results).
+        requirements: What it needs beyond its table (`cls.requirements`), such as "a trained head".
         texts: Settings that untrusted requests may give because they are text and nothing else: no path, model or
             program.
 
@@ -95,7 +94,9 @@ def register(
             raise TypeError(f"{cls.__name__} must be a frozen dataclass; put @register above @dataclass(frozen=True)")
         family = family_of(cls)
         if family not in FAMILIES:
-            raise TypeError(f"{cls.__name__} derives from no base type of this package, so it has no family")
+            raise TypeError(
+                f"{cls.__name__} has no family: derive it from a base class of decodery.extend, such as Drafter or Search"
+            )
         require_complete(cls)
         _take_plain(cls)
         known = _registered.setdefault(family, {})

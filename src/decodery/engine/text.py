@@ -303,6 +303,11 @@ def check_draft(tree: DraftTree, seq: Sequence, budget: Budget) -> None:
 
     Another root would change the text, and a node beyond the budget would read positions that do not exist.
     """
+    if not isinstance(tree, DraftTree):
+        raise ValueError(
+            f"{type(seq.request.drafter).__name__}.propose returned an object of type {type(tree).__name__}: return a "
+            "DraftTree, such as DraftTree.chain(seq.last_token, tokens)"
+        )
     if len(tree) == 1 and tree.is_chain and tree.tokens[0] == seq.last_token:
         return
     name = type(seq.request.drafter).__name__

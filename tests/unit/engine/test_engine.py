@@ -289,6 +289,13 @@ def test_a_draft_that_breaks_the_contract_is_an_error(root: int, length: int) ->
     with pytest.raises(ValueError, match="Unruly drafted"):
         run(Unruly(), max_new_tokens=90)
 
+    class Careless(Drafter):
+        def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
+            return [3] * length  # type: ignore[return-value]
+
+    with pytest.raises(ValueError, match="Careless.propose returned an object of type list: return a DraftTree"):
+        run(Careless(), max_new_tokens=90)
+
 
 def test_biases_beyond_float32_are_an_error() -> None:
     for settings in ({"logit_bias": {5: 1e39}}, {"repetition_penalty": 1e-39}):
