@@ -95,7 +95,7 @@ def register(
         family = family_of(cls)
         if family not in FAMILIES:
             raise TypeError(
-                f"{cls.__name__} has no family: derive it from a base class of decodery.extend, such as Drafter or Search"
+                f"{cls.__name__} has no family: derive it from a base class of decodery.extend, such as Drafter"
             )
         require_complete(cls)
         _take_plain(cls)

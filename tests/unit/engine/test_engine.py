@@ -293,7 +293,7 @@ def test_a_draft_that_breaks_the_contract_is_an_error(root: int, length: int) ->
         def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
             return [3] * length  # type: ignore[return-value]
 
-    with pytest.raises(ValueError, match="Careless.propose returned an object of type list: return a DraftTree"):
+    with pytest.raises(ValueError, match=r"Careless\.propose returned an object of type list: return a DraftTree"):
         run(Careless(), max_new_tokens=90)
 
 
