@@ -9,8 +9,11 @@ calls the same tools again and again. Every drafter has a memory of its own, and
 beside them. Of every kind: tokens per pass, and speed of decoding as plain seconds by its own. Nothing begins after
 `minutes`.
 
+Every `auto` is compared with the fastest drafter of each kind of text, a choice that nobody has before the text.
+
 With --counted nothing is timed: a pass takes what the prior of its model says, by its rows, and a question to an
 adviser its share of that, so that the same command counts the same on a busy machine. Plain decoding is counted, too.
+Passes of draft models by themselves are not: name no drafters that need one.
 """
 
 from __future__ import annotations
@@ -158,7 +161,8 @@ def main() -> None:
                     batch = [texts[(number + each) % len(texts)] for each in range(together)]
                     written = {name: run.write(kind, batch, options.new, temperature) for name, run in runs.items()}
                     different += sum(each != next(iter(written.values())) for each in written.values())
-            rows |= table(runs, f"{together} texts, temperature {temperature}", different)
+            found = table(runs, f"{together} texts, temperature {temperature}", different)
+            rows |= found | regrets(found)
     command = " ".join(["python benchmarks/draft/categories.py", *sys.argv[1:]])
     write_result(options.out, {"command": command, "counted": options.counted, "rows": rows})
 
@@ -189,6 +193,19 @@ def table(runs: dict[str, Run], setting: str, different: int) -> dict[str, Any]:
         found[f"{name}, {setting}"] = {**row, "texts unlike the first": different}
         print(f"{name}, {setting}: {json.dumps(row)}; texts unlike the first: {different}", flush=True)
     return found
+
+
+def regrets(found: dict[str, Any]) -> dict[str, Any]:
+    """Of every `auto`, by kind of text, its speed by that of the fastest drafter there."""
+    kinds = [kind for kind, row in next(iter(found.values())).items() if isinstance(row, dict)] if found else []
+    best = {kind: max(row[kind]["speed"] for row in found.values()) for kind in kinds}
+    return {
+        f"{name}, by the best drafter of each kind": {
+            kind: round(row[kind]["speed"] / best[kind], 3) for kind in kinds if best[kind]
+        }
+        for name, row in found.items()
+        if name.startswith("auto")
+    }
 
 
 if __name__ == "__main__":

@@ -33,6 +33,9 @@ _MOST_CREDIT = 48.0
 """Passes that questions may take in vain at most, however little was asked before."""
 _FIRST_RISK, _RISK = 0.008, 0.004
 """The part of every pass that questions may take in vain, until the first trial and after it."""
+_OF_TEXT, _OF_STEP = 0.2, 0.004
+"""Passes that questions about one text may take in vain at first, and what each of its steps adds: what an adviser has
+earned with texts of another kind is not spent on this one."""
 _RUN = 8
 """Questions of a trial: what was read for the first one is there for the others, and one answer says little."""
 _BELIEVED, _REMEMBER = 4.0, 0.98
@@ -131,6 +134,7 @@ class Advice(Contract):
         hoped: Tokens that the answers of this step are to save.
         without: The tree of this step without the adviser, None where none was asked.
         promised, kept: As in `costs`, of this text.
+        balance: What questions about this text may take in vain, in passes: as `credit` of `costs`.
     """
 
     blending: Blending
@@ -147,6 +151,7 @@ class Advice(Contract):
     without: DraftTree | None = None
     promised: float = 0.0
     kept: float = 0.0
+    balance: float = _OF_TEXT
 
     @abstractmethod
     def reaches(self, depth: int) -> bool:
@@ -180,6 +185,7 @@ class Advice(Contract):
         self.passes = float(budget.seconds(np.array([budget.sequences]))[0])
         self.told, self.spent, self.hoped = {}, 0.0, 0.0
         self.chosen, self.without = False, None
+        self.balance += _OF_STEP
         self.costs.step(self.passes, timed=self.timed)
 
     def takes(self, node: int) -> float:
@@ -198,6 +204,11 @@ class Advice(Contract):
         """Seconds that a further token saves."""
         return self.passes / self.costs.pace
 
+    @property
+    def credit(self) -> float:
+        """Seconds that questions about this text may take in vain."""
+        return min(self.costs.credit, self.balance * self.passes)
+
     def choose(self, seq: Sequence, hoped: float) -> bool:
         """Whether to ask about the end of the text in this step.
 
@@ -207,7 +218,7 @@ class Advice(Contract):
         """
         costs, reading = self.costs, self.reading(self.unread(seq))
         takes = self.takes(0)
-        if costs.credit < takes + reading:
+        if self.credit < takes + reading:
             return False
         saved = hoped * self.token
         if self.trial:
@@ -230,7 +241,7 @@ class Advice(Contract):
         """Whether to ask about a node and others, where the answer saves so many tokens on average."""
         if not node:
             return self.chosen
-        return hoped * self.token * self.trust > self.takes(node) < self.costs.credit
+        return hoped * self.token * self.trust > self.takes(node) < self.credit
 
     def ask(
         self,
@@ -263,6 +274,7 @@ class Advice(Contract):
         spent = took if self.timed and self.sharers == 1 else price
         self.spent, self.hoped, self.costs.idle = self.spent + spent, self.hoped + hoped, 0
         self.costs.spend(spent)
+        self.balance -= spent / self.passes
         return found
 
     def wrote(self, rows: int, tokens: int) -> None:
@@ -288,6 +300,7 @@ class Advice(Contract):
         more, less = self.budget.seconds(rows).tolist()
         kept = len(path) - _accepted(self.without, emitted) - (more - less) / self.token
         self.costs.saved(kept * self.token, self.hoped, kept)
+        self.balance += kept * self.token / self.passes
         self.promised, self.kept = self.promised + self.hoped, self.kept + kept
 
     def learn(self, path: Ordered[int], emitted: Ordered[int]) -> None:

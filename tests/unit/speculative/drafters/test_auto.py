@@ -349,8 +349,8 @@ def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LLM) -> N
         )
         seq = engine.submit(smollm2_int8.request(smollm2_int8.encode(prompt), max_new_tokens=36, drafter=drafter))
         if (advice := seq.states[seq.request.drafter].advice) is not None:
-            # As if texts before this one had paid for questions.
-            advice.costs.credit = 12.0
+            # As if texts before this one, and the beginning of this one, had paid for questions.
+            advice.costs.credit = advice.balance = 12.0
         engine.run([seq])
         accepted.append(sum(step.accepted for step in seq.trace.steps))
         texts.append(seq.generated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import decodery.speculative.drafters.advice as parts_module
 import decodery.speculative.drafters.model_advice as advice_module
 from decodery.core.errors import SettingsError, VocabularyMismatch
 from decodery.core.registry import resolve
@@ -52,7 +53,7 @@ def test_a_model_that_knows_what_no_copy_does_is_followed(temperature: float) ->
     }
     assert len({tuple(seq.tokens) for seq in found.values()}) == 1
     speed = {name: seq.trace.tokens_per_pass for name, seq in found.items()}
-    assert speed["alone"] < 1.2 and speed["both"] > 0.95 * speed["chain"] > 4.5
+    assert speed["alone"] < 1.2 and speed["both"] > 0.85 * speed["chain"] > 4.1
     # No more questions either, nor rows that are fed in vain.
     drafts = {name: seq.trace.ledger.passes.get("draft", 0) for name, seq in found.items()}
     assert drafts["alone"] == 0 and drafts["both"] < 1.05 * drafts["chain"]
@@ -95,6 +96,27 @@ def test_an_adviser_that_never_helps_takes_less_than_one_pass_in_a_hundred(share
     assert (costs.taken > 0) == (share < 0.5)
 
 
+@pytest.mark.parametrize("bounded", [True, False])
+def test_what_was_earned_with_other_texts_is_not_spent_on_one(bounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adviser has the table of one model's texts, and expects other tokens in those of the next one."""
+    if not bounded:
+        monkeypatch.setattr(parts_module, "_OF_STEP", 100.0)
+    memory, other = Memory(), TableModel(64, order=3, seed=1, spread=20)
+    for seed in (1, 2):
+        loop = Engine(
+            TableModel(64, order=3, seed=seed, spread=20), memory=memory,
+            pass_seconds=lambda context: 1.0 + 0.01 * np.arange(1024),
+        )  # fmt: skip
+        # Prices of passes are known per model, and so are advisers of it: what is shared is what the adviser earned.
+        seq = loop.submit(Request([1, 2, 3], 200, drafter=Auto(warm=None, model=other)))
+        costs = seq.states[seq.request.drafter].advice.costs
+        taken, brought, passed = costs.taken, costs.brought, costs.passed
+        loop.run([seq])
+    assert brought > taken + 20
+    lost = (costs.taken - taken - costs.brought + brought) / (costs.passed - passed)
+    assert (lost < 0.01) == bounded
+
+
 def test_the_end_is_asked_about_where_earlier_answers_kept_their_promise() -> None:
     seq = engine(TARGET).submit(Request([1, 2], 9, drafter=Auto(warm=None, model=OTHER)))
     advice = seq.states[seq.request.drafter].advice
@@ -118,7 +140,7 @@ def test_what_is_to_be_read_first_is_part_of_the_price() -> None:
     dear = Budget(8, 8, pass_seconds=lambda context: np.arange(1.0, 200.0))
     advice.begin(dear)
     assert advice.unread(seq) == len(LONG) and not advice.choose(seq, 0.9)
-    advice.costs.credit, advice.costs.share, advice.costs.fresh = 1000.0, 0.1, False
+    advice.costs.credit, advice.costs.share, advice.costs.fresh, advice.balance = 1000.0, 0.1, False, 1000.0
     # Rows take a second each and a token two: a fifth of a pass, and a tenth of 65 rows over 60 / 8 questions.
     assert not advice.choose(seq, 0.5) and advice.choose(seq, 0.6)
 
