@@ -25,6 +25,7 @@ from .train_common import FILE, OwnTexts, command_line, model_option, out_option
 @option("--epochs", default=3.0, show_default=True, metavar="E", help="Training epochs.")
 @option("--lr", default=4e-4, show_default=True, help="Peak learning rate.")
 @option("--loss", default="kl", show_default=True, metavar="NAME", help="kl or lk_hybrid, which adds the overlap.")
+@option("--glance", is_flag=True, help="Show a falcon head answers of its wrong guesses, fewer and fewer (CSGD).")
 @seed_option("texts and training")
 def head(
     out: Path,
@@ -36,6 +37,7 @@ def head(
     epochs: float,
     lr: float,
     loss: str,
+    glance: bool,
     seed: int,
 ) -> None:
     """Train a draft head on the hidden states of MODEL, for --drafter KIND:head=DIR.
@@ -49,7 +51,7 @@ def head(
     from decodery.training.head import DEPTHS, HeadRecipe, check_folder, train_head
 
     made, shape = head_named(kind)
-    recipe = HeadRecipe(outputs=outputs, epochs=epochs, lr=lr, loss=loss, seed=seed)
+    recipe = HeadRecipe(outputs=outputs, epochs=epochs, lr=lr, loss=loss, glance=glance, seed=seed)
     check_folder(out)
     lines, loaded = own.lines(), load(model)
     with resumable(out) as progress:

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
+from decodery.core.noise import nth_seed
 from decodery.models.loaders.dtype import choose_dtype
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
+from decodery.speculative.drafters.falcon import FalconHead
 from decodery.speculative.heads.head import HEAD, BoundHead, TrainedHead
 from decodery.speculative.heads.parts import Parts
 
@@ -30,6 +32,7 @@ from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown
 from .features import FeatureRows, FeatureStore
+from .glancing import glancing
 from .head_batch import DEPTHS, LOSSES, Taught, distance, judged, rank_rates, taught
 from .loop import History, TrainingPlan, batches, train
 
@@ -49,6 +52,7 @@ class HeadRecipe:
         length: Tokens of a text that are learned from at a time.
         decay: What a step further ahead weighs against the one before it.
         loss: "kl" or "lk_hybrid"; see `head_batch.distance`.
+        glance: Whether answers of wrong guesses are shown to a falcon head, see `glancing`.
     """
 
     outputs: int = 6144
@@ -59,6 +63,7 @@ class HeadRecipe:
     decay: float = 0.8
     seed: int = 0
     loss: str = "kl"
+    glance: bool = False
 
     def __post_init__(self) -> None:
         if self.outputs < 0 or not self.epochs > 0 or min(self.batch, self.length) < 1 or not 0 < self.decay <= 1:
@@ -92,6 +97,8 @@ def train_head(
         start: An earlier head of this kind that the training begins with.
     """
     recipe = recipe or HeadRecipe()
+    if recipe.glance and not issubclass(kind, FalconHead):
+        raise SettingsError(f"glance is for heads of falcon, not of {kind.kind}: leave it out")
     check_folder(out)
     model = target.model
     if not isinstance(model, Transformer):
@@ -221,7 +228,12 @@ class _HeadTraining:
         # A head that goes on from another one keeps what that one knows of later steps.
         depths = self.head.unrolled(1.0 if self.continues else step / self.steps)
         with torch.autocast(self.head.model.device.type, dtype=torch.bfloat16) if self.fast else nullcontext():
-            guesses = training_batch.unrolled(self.head, depths)
+            if self.recipe.glance and isinstance(self.head, FalconHead):
+                guesses = glancing(
+                    self.head, training_batch, depths, step / self.steps, nth_seed(self.recipe.seed, step)
+                )
+            else:
+                guesses = training_batch.unrolled(self.head, depths)
             known = training_batch.weight[:, : training_batch.places] > 0
             found = distance(self.head, guesses, training_batch, self.recipe.decay, self.recipe.loss)
             return found + self.head.regret(guesses, training_batch.states, known)

@@ -15,12 +15,14 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import methods, resolve
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import silent
+from decodery.speculative.drafters.falcon import FalconHead
 from decodery.speculative.heads.drafter import TrainedDrafter, head_kind
 from decodery.speculative.heads.head import Guess, TrainedHead
 from decodery.testing import check_identical
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.features import FeatureStore
+from decodery.training.glancing import drawn
 from decodery.training.head import HeadRecipe, _HeadTraining, _StoredTexts, train_head
 from decodery.training.head_batch import Taught, distance
 from tiny_models import tiny_loaded
@@ -122,3 +124,38 @@ def test_what_is_trained_drafts(kind: str, target: LoadedModel, corpus: Corpus, 
     assert trained.facts["cross_entropy"] == scores["cross_entropy"]
     drafter = resolve("drafter", f"{kind}:head={tmp_path}")
     check_identical(target.model, [[256, 70, 71]], drafter=drafter, max_new_tokens=12, seeds=(0,), tested="drafted")
+
+
+def test_glancing_shows_answers_of_wrong_guesses_alone(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
+    tensors, settings = FalconHead.untrained(target.model, seed=0)
+    random = torch.Generator().manual_seed(0)
+    for name, each in tensors.items():
+        if not name.endswith("norm.weight"):
+            tensors[name] = each + 0.1 * torch.randn(each.shape, generator=random).to(each)
+    head = FalconHead(TrainedHead("falcon", tensors, settings), target.model)
+    states = {
+        tap: torch.randn(2, 9, target.model.config.hidden_size, generator=random).to(head.dtype) for tap in head.taps
+    }
+    tokens, shown = torch.randint(0, 200, (2, 10), generator=random), torch.zeros(2, 9, dtype=torch.bool)
+    plain = head.unroll(states, tokens, 2)
+    assert torch.equal(head.unroll_glancing(states, tokens, 2, shown)[0].features, plain[0].features)
+    # The guess after state 4 reads state 6, which it is about, where that is shown.
+    shown[0, 4] = True
+    changed = {tap: each.clone() for tap, each in states.items()}
+    for each in changed.values():
+        each[0, 6] += torch.randn(each.shape[-1], generator=random).to(each)
+    for glance in (True, False):
+        one, other = (
+            head.unroll_glancing(each, tokens, 2, shown if glance else None)[1].features[:, 4]
+            for each in (states, changed)
+        )
+        assert (float((one - other)[0].abs().max()) > 1e-6) == glance and torch.equal(one[1], other[1])
+    wrong, taught = torch.ones(2, 40, dtype=torch.bool), torch.ones(2, 40, dtype=torch.bool)
+    wrong[1, 20:], taught[:, 30:] = False, False
+    found = drawn(wrong, taught, 0.45, 1)
+    assert found.sum(dim=1).tolist() == [18, 9] and not found[:, 30:].any()
+    assert not torch.equal(found, drawn(wrong, taught, 0.45, 2))
+    glanced = replace(RECIPE, glance=True)
+    assert train_head(target, FalconHead, corpus, tmp_path / "head", recipe=glanced)["tokens"] >= 0
+    with pytest.raises(SettingsError, match="glance is for heads of falcon, not of eagle"):
+        train_head(target, head_kind("eagle"), corpus, tmp_path / "other", recipe=glanced)

@@ -161,11 +161,28 @@ class FalconHead(DraftHead):
         return list(range(known + 1, known + new + 1))
 
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
+        return self.unroll_glancing(states, tokens, steps, None)
+
+    def unroll_glancing(
+        self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int, shown: torch.Tensor | None
+    ) -> list[Guess]:
+        """`unroll`, where some items are those one block ahead, which their guesses are about.
+
+        Args:
+            states, tokens, steps: See `unroll`.
+            shown: [b, n] bool, which items; the last block has none ahead, and None is for no item.
+        """
         b, n, size = tokens.shape[0], tokens.shape[1] - steps + 1, self.block_size
-        features = self._known(states)
+        known = features = self._known(states)
         if self.learns:
             features = disturbed(features, tokens)
-        items = torch.cat((self._embedded(tokens[:, :n]), features), dim=-1)
+        embedded = self._embedded(tokens[:, :n])
+        items = torch.cat((embedded, features), dim=-1)
+        if shown is not None and n > size:
+            ahead = torch.cat((embedded, known), dim=-1)[:, size:]
+            items = torch.cat(
+                (torch.where(shown[:, : n - size, None], ahead, items[:, : n - size]), items[:, n - size :]), dim=1
+            )
         rows, memory = self.recur(items, items.new_zeros(b, _LAYERS, 2, features.shape[-1]))
         rows = torch.cat((rows.new_zeros(b, size - 1, rows.shape[-1]), rows), dim=1)
         queries, keys, values = self._heads(rows, torch.arange(1 - size, n, device="cpu"))
@@ -177,8 +194,8 @@ class FalconHead(DraftHead):
         guesses = list(found)
         while len(guesses) < steps:
             first = len(guesses) - size + 1
-            embedded = [self._embedded(tokens[:, each : each + n]) for each in range(first, first + size)]
-            items = torch.stack([torch.cat(pair, dim=-1) for pair in zip(embedded, found, strict=True)], dim=2)
+            following = [self._embedded(tokens[:, each : each + n]) for each in range(first, first + size)]
+            items = torch.stack([torch.cat(pair, dim=-1) for pair in zip(following, found, strict=True)], dim=2)
             rows, after = self.recur(items.flatten(0, 1), memory.flatten(0, 1))
             rows, memory = rows.view(b, n, size, -1), after[:, -1].view(b, n, *after.shape[2:])
             heads = [
