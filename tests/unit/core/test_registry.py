@@ -371,6 +371,7 @@ LOCAL = {
     ("diffusion", "phase-handoff", "model"),
     *(("monitor", name, "probe") for name in ("factcheckmate", "program-probe", "sequential", "truthprint")),
     *(("monitor", "factcheckmate", "shift"), ("monitor", "los", "head"), ("monitor", "neurofeedback", "axis")),
+    *(("monitor", "feature", name) for name in ("sae", "site")),
     *(("monitor", "codebook", "codebooks"), ("monitor", "sae", "codes")),
     *(("drafter", "ppd", "ppd"), ("drafter", "hidden-transfer", "transfer"), ("drafter", "cppd", "slots")),
     ("logits-source", "entropy-adaptive", "small"),
