@@ -8,7 +8,8 @@ own, so that none profits of another, and prices of steps are unknown at the beg
 
 By default passes are counted, which means the same on a busy machine: the tokens are the model's own, and a step takes
 what its pass takes by rows in benchmarks/results/passes.json and what benchmarks/results/step-calls.json says of the
-time beside it. `auto` learns these times with a disturbance in 3 of 100 steps. Plain decoding takes one step for each
+time beside it: of `auto` where something was looked for, else of plain decoding. `auto` learns these times with a
+disturbance in 3 of 100 steps. Plain decoding takes one step for each
 token of the longest text; it need not run. With --timed steps take what they take, and runs of both alternate: that is
 for a quiet machine, and takes a few minutes.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,12 +34,15 @@ from decodery.bench.workloads import questions
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.llm.llm import LLM
+from decodery.speculative.drafters import auto_text
 from decodery.step.drafter_memory import Memory
 from decodery.step.pass_prices import _known
 from decodery_benchmarks.experiment import Experiment
 
 RESULTS = Path(__file__).parent / "results"
 LEAST = {1: 0.98}
+SKIPPED = 0.25
+"""What a step that `auto` skips takes of the time beside the pass of one that it does not."""
 
 
 class Clock:
@@ -61,16 +66,36 @@ class Clock:
                 seconds.append(each["beside_us"] / 1e6)
         self._chance = np.random.default_rng(seed)
 
-    def step(self, rows: int, texts: int, drafting: bool) -> float:
-        """Seconds of a step, undisturbed."""
+    def step(self, rows: int, texts: int, looks: float = 0.0) -> float:
+        """Seconds of a step, undisturbed.
+
+        Args:
+            rows, texts: Of the step.
+            looks: The part of what `auto` takes beside the pass more than plain decoding.
+        """
         last, before = self._times[-1], self._times[-2]
         slope = (last - before) / (self._rows[-1] - self._rows[-2])
         passed = np.interp(rows, self._rows, self._times) + slope * max(rows - self._rows[-1], 0)
-        return float(passed + np.interp(texts, *self._beside["auto" if drafting else "greedy"]))
+        return float(passed + np.interp(texts, *self._beside["greedy"]) + looks * self.beside(texts))
+
+    def beside(self, texts: int) -> float:
+        """Seconds that `auto` takes beside what plain decoding does, where it looks for drafts."""
+        drafting, plain = (float(np.interp(texts, *self._beside[name])) for name in ("auto", "greedy"))
+        return max(drafting - plain, 0.0)
 
     def measured(self, seconds: float) -> float:
         """What a watch says of it."""
         return seconds * (8.0 if self._chance.random() < 0.03 else max(self._chance.normal(1, 0.03), 0.9))
+
+
+def looks(engine: Engine) -> float:
+    """What `auto` took of its time in the last step: all, a part where it skipped it, nothing where it rested."""
+    found = 0.0
+    for batch in engine._arrays._drafts:
+        assert isinstance(batch, auto_text.AutoBatch)
+        if not batch.resting:
+            found = max(found, 1.0 if batch.looked else SKIPPED)
+    return found
 
 
 def run(
@@ -92,15 +117,18 @@ def run(
     if clock is not None:
         learn = engine._budgets.learn
 
-        def learned(rows: int, count: int, context: float, seconds: float) -> None:
-            learn(rows, count, context, clock.measured(clock.step(rows, count, drafter is not None)))
+        def learned(rows: int, texts: int, context: float, seconds: float) -> None:
+            learn(rows, texts, context, clock.measured(clock.step(rows, texts, float(rows > texts))))
 
         engine._budgets.learn = learned  # type: ignore[method-assign]
+        # What drafts take is watched twice a step, before and after the pass.
+        watch = accumulate(iter(lambda: clock.beside(engine.running) / 2, None))
+        auto_text.perf_counter = lambda: next(watch)  # type: ignore[attr-defined]
     before, seconds, begin = [len(seq.tokens) for seq in texts], 0.0, perf_counter()
     while not all(seq.finished for seq in texts):
-        count = sum(not seq.finished for seq in texts)
+        active = sum(not seq.finished for seq in texts)
         engine.step()
-        seconds += 0.0 if clock is None else clock.step(engine.rows, count, drafter is not None)
+        seconds += 0.0 if clock is None else clock.step(engine.rows, active, looks(engine))
     took = perf_counter() - begin if clock is None else seconds
     return [len(seq.tokens) - length for seq, length in zip(texts, before, strict=True)], took
 
@@ -117,7 +145,7 @@ def counted(lm: LLM, parts: list[list[list[int]]], new: int, prices: Path) -> fl
         tokens, seconds = run(lm, prompts, "auto", new, clock)
         drafting += seconds
         active = [sum(length > step for length in tokens) for step in range(max(tokens))]
-        plain += sum(clock.step(count, count, False) for count in active)
+        plain += sum(clock.step(count, count) for count in active)
     return plain / drafting
 
 

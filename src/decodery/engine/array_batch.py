@@ -231,7 +231,8 @@ class ArrayBatch:
         times, sequences = self._times, self._sequences
         times.begin = times.proposed = perf_counter()
         times.texts = len(texts)
-        if self._drafts:
+        drafting = bool(self._drafts) and not self._resting()
+        if drafting:
             context = self._propose(sequences[:])
             times.proposed = perf_counter()
         try:
@@ -240,12 +241,25 @@ class ArrayBatch:
             self._fail()
             return None
         times.scored, times.rows = perf_counter(), steps.rows
-        if self._drafts:
+        if drafting:
             self._budgets.learn(times.rows, times.texts, context, times.scored - times.begin)
-        if commit(steps, texts, self._drafts, times, passes):
+        if commit(steps, texts, self._drafts, times, passes, drafting=drafting):
             self._schedule.leave()
             self.gather()
         return [*sequences], times.rows
+
+    def _resting(self) -> bool:
+        """Whether nobody drafts or learns in this step."""
+        drafts, steps = self._drafts, self._steps
+        if min([batch.rests for batch in drafts]) < 1:
+            return False
+        for batch in drafts:
+            batch.rests -= 1
+        assert steps is not None
+        if steps.rows != len(self._texts):
+            steps.sizes[: len(self._texts)] = 1
+            steps.count()
+        return True
 
     def join(self, begun: list[tuple[SchedulerEntry, int, int]]) -> set[int]:
         """The ids of those who begin a turn now in the batch: all of its texts, or none.

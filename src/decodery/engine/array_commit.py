@@ -42,7 +42,13 @@ class ArrayTimes:
 
 
 def commit(
-    steps: ArraySteps, texts: Ordered[ArrayText], drafts: Ordered[DraftBatch], times: ArrayTimes, passes: int
+    steps: ArraySteps,
+    texts: Ordered[ArrayText],
+    drafts: Ordered[DraftBatch],
+    times: ArrayTimes,
+    passes: int,
+    *,
+    drafting: bool = True,
 ) -> bool:
     """Append the step's tokens to the texts, and let drafters learn of it.
 
@@ -52,6 +58,7 @@ def commit(
         drafts: Who drafted for them.
         times: Of the step.
         passes: Of the model before it.
+        drafting: Whether they did in this step, and did not rest.
 
     Returns:
         Whether a text has ended.
@@ -123,7 +130,7 @@ def commit(
             seq.observed = text.length - 1
         if seq.finish_reason is not None:
             ended.append(place)
-    for batch in drafts:
+    for batch in drafts if drafting or ended else ():
         for place, error in learn(batch, steps, ended).items():
             texts[place].seq.fail(error)
             ended.append(place)

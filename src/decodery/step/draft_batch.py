@@ -54,11 +54,13 @@ class DraftBatch(Contract):
     Args:
         places: The numbers of the texts in the batch.
         failed: What went wrong with a text's draft in this step, by number of the text.
+        rests: How many of the next steps it neither drafts nor learns in, unless texts end; each one is subtracted.
     """
 
     def __init__(self, places: Ordered[int]) -> None:
         self.places = places
         self.failed: dict[int, Exception] = {}
+        self.rests = 0
 
     @abstractmethod
     def propose(self, steps: ArraySteps, budget: JointBudget) -> int:

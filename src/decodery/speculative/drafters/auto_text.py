@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -218,12 +219,49 @@ class AutoBatch(DraftBatch):
             balance=self._began, share=SHARE, resting=skips.resting, noted=skips.texts, fruitless=skips.fruitless,
             silent=skips.silent, rests=_REST, patience=_FRUITLESS, pause=_PAUSE,
         )  # fmt: skip
+        self._planned, self._asking = 0, 0.0
 
     def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
-        return self._native.propose(steps, budget)
+        begin, known = perf_counter(), self._native.state
+        if self._planned:
+            self._return()
+            self._native.catch_up()
+        drafted = self._native.propose(steps, budget)
+        if not known.skipped:
+            self._asking = perf_counter() - begin if budget.prices is not None else 0.0
+            return drafted
+        # Steps that draft nothing anyway are let go by without a look.
+        if known.resting:
+            self._planned = self.rests = known.resting
+            known.resting = 0
+        elif not self._native.affordable:
+            self._planned = self.rests = _REST
+        return 0
+
+    @property
+    def looked(self) -> bool:
+        """Whether anything was looked for in the last step."""
+        return not self._native.state.skipped
+
+    @property
+    def resting(self) -> bool:
+        """Whether this step is let go by."""
+        return self.rests < self._planned
+
+    def _return(self) -> None:
+        """Know of the steps that were let go by."""
+        known = self._native.state
+        if known.prices:
+            known.balance += SHARE * (self._planned - self.rests)
+        known.resting, self.rests, self._planned = self.rests, 0, 0
 
     def learn(self, steps: ArraySteps, ended: Ordered[int]) -> dict[int, Exception]:
-        failed = self._native.learn(steps)
+        begin, known = perf_counter(), self._native.state
+        failed: list[int] = []
+        if not self.resting:
+            failed = self._native.learn(steps)
+            if self._asking and not known.skipped:
+                known.balance -= (self._asking + perf_counter() - begin) / self._native.plain_seconds
         for place in ended:
             number = self.places.index(place) if place in self.places and place not in failed else None
             # A text that failed is no example for later ones.
@@ -232,6 +270,8 @@ class AutoBatch(DraftBatch):
         return {place: NumericalError(NAN) for place in failed}
 
     def leave(self) -> None:
+        if self._planned:
+            self._return()
         known = self._native.state
         for state in self._states:
             state.skips = Skips(bool(known.silent), known.resting, known.noted, known.fruitless)

@@ -36,9 +36,8 @@ class NativeBatch:
         promises: Promises,
         **state: float,
     ) -> None:
-        self._texts, count = texts, len(texts)
-        for text, seq in zip(texts, sequences, strict=True):
-            text.stand(seq, len(seq.tokens))
+        self._texts, self._sequences, count = texts, sequences, len(texts)
+        self.catch_up()
         self._pasts = [(past, [each for each in texts if each.memory.past is past]) for past in _pasts(texts)]
         self._held = Held(stores_of(texts))
         self._pointers = (c_void_p * count)(*(text.address for text in texts))
@@ -71,6 +70,21 @@ class NativeBatch:
         """What is known of these texts."""
         return self._drafting
 
+    def catch_up(self) -> None:
+        """Go on with what has become text where nothing was learned of it."""
+        for text, seq in zip(self._texts, self._sequences, strict=True):
+            text.stand(seq, len(seq.tokens))
+
+    @property
+    def plain_seconds(self) -> float:
+        """What a step without drafts takes, as of the last step in which anything was looked for."""
+        return float(self._costs[0])
+
+    @property
+    def affordable(self) -> bool:
+        """Whether any draft is, as of the last step."""
+        return self._step.cost_count != 1
+
     def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
         """Write the texts' trees into the batch.
 
@@ -101,6 +115,8 @@ class NativeBatch:
             if texts[0].past != handle:
                 for text in texts:
                     text.past = handle
+        if budget.prices is not None:
+            step.cost_count = 0
         with self._held:
             return int(lib.decodery_draft_all(self._at, budget.context, budget.nodes))
 
