@@ -41,7 +41,7 @@ _MODULES = tuple(
 
 
 def site_of(name: Tap) -> Tap:
-    """The hook point of a name: a module of `transformers`, a hook of TransformerLens, or a hook point itself.
+    """The hook point that a module of `transformers` or a hook of TransformerLens stands for.
 
     Args:
         name: Such as "model.layers.3.mlp", "transformer.h.3.attn.c_proj.input" or "blocks.3.hook_resid_pre".
@@ -82,10 +82,6 @@ class ModelTrace:
     """One pass over a prompt, whose states are read and changed; `LLM.trace` makes it.
 
     The pass runs where the `with` block ends. Nothing runs if the block raises.
-
-    Args:
-        model: The model.
-        tokens: Of the prompt.
 
     Attributes:
         tokens: Of the prompt.
@@ -130,7 +126,7 @@ class ModelTrace:
 
     @property
     def logits(self) -> torch.Tensor:
-        """[n, vocabulary], a row for each token of the prompt. Raises SettingsError before the block has ended."""
+        """[n, vocabulary], a row for each token. Raises SettingsError before the block has ended."""
         if self._logits is None:
             raise SettingsError(
                 "there are no logits yet: the pass runs where the `with` block ends; read them after that"
