@@ -40,7 +40,7 @@ test-all: $(VENV)/installed-test
 test-matrix: $(VENV)/installed-test
 	DECODERY_MATRIX=full $(BIN)/python -m pytest
 
-# The CPU time of every test, by which the long ones take turns in `make test`: tests/costs.json. One process, an idle
+# The CPU time of every test, by which the long ones take turns: tests/costs.json. One process, an idle
 # machine.
 test-costs: $(VENV)/installed-test
 	PYTHONPATH=tests/support $(BIN)/python -m pytest -n 0 -p record_costs -m "not integration" tests/unit tests/conformance

@@ -69,8 +69,10 @@ def main() -> None:
     options = parser.parse_args()
     lm, path = decodery.load(options.model, dtype=options.dtype), Path(options.model)
     known, threads = begun_result(RESULTS), torch.get_num_threads()
-    known["command"] = f"DECODERY_THREADS={threads} {shlex.join(['python', *sys.argv])}"
-    known["settings"] = {"new": options.new, "rounds": options.rounds, "threads": threads}
+    # Where files lie says nothing to others.
+    shown = ["python", sys.argv[0], *(Path(each).name if Path(each).exists() else each for each in sys.argv[1:])]
+    known["command"] = f"DECODERY_THREADS={threads} {shlex.join(shown)}"
+    known["settings"] = {"threads": threads}
     asked = list(islice(cycle(each.turns[0] for each in questions("built-in")), max(options.texts)))
     prompts = [lm.encode(each) for each in asked]
     name = f"{path.stem if path.is_file() else options.model} {lm.dtype}"
@@ -92,7 +94,7 @@ def main() -> None:
         if peer is not None:
             peer.close()
         alone = known["rows"].get(f"{name}, 1", {})
-        row: dict[str, Any] = {"model": name, "texts": count}
+        row: dict[str, Any] = {"model": name, "texts": count, "new": options.new, "rounds": options.rounds}
         for who, each in rates.items():
             row[who] = {
                 "tokens_per_second": round(median(each), 1),

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from covering import FEW, FULL, SEED
-from turns import off_turn, recorded
+from turns import TURNS, TURNS_OF_ALL, off_turn, recorded
 
 HERE = Path(__file__).parent
 
@@ -34,16 +34,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark what `make test` leaves to `make test-all`: all below tests/integration, and what needs the real model.
 
     Such tests go first: they are the longest, and one process loads the model for most of them. Other long tests take
-    turns in `make test`.
+    turns, unless all rows of matrices are wanted.
     """
     for item in items:
         if HERE / "integration" in item.path.parents or not REAL.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("integration")
     items.sort(key=lambda item: REAL.isdisjoint(getattr(item, "fixturenames", ())))
-    if FEW:
+    if not FULL:
         always = {"integration", "invariant"}
         long = [item.nodeid for item in items if always.isdisjoint(mark.name for mark in item.iter_markers())]
-        others = off_turn(long, SEED, recorded())
+        others = off_turn(long, SEED, recorded(), TURNS if FEW else TURNS_OF_ALL)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
         items[:] = [item for item in items if item.nodeid not in others]
 

@@ -137,7 +137,10 @@ class Probe(TrainedPart):
                 "a probe has the tensors weight and bias, or weight.i and bias.i of layers that fit each other, with "
                 "one output, and the pool new, prompt or answer"
             ) from error
-        plain = {name: torch.full((width,), value, device="cpu") for name, value in (("mean", 0.0), ("scale", 1.0))}
+        plain = {
+            name: torch.full((width,), value, dtype=torch.float32, device="cpu")
+            for name, value in (("mean", 0.0), ("scale", 1.0))
+        }
         made = {name: each.detach().float().cpu() for name, each in given.items()}
         return cls(made | plain, site, pool, Threshold(threshold, 0.5, 0, ""))
 

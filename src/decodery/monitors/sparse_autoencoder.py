@@ -158,7 +158,7 @@ class SparseAutoencoder:
         if given is None:
             raise SettingsError(
                 "feature needs a sparse autoencoder, as in feature:sae=DIR: give a folder of SAELens or sparsify, or "
-                "make one with `decodery train autoencoder FILES --out DIR`"
+                "make one with `decodery train autoencoder FILES -m MODEL --out DIR`"
             )
         found = _read(Path(str(given)).expanduser().absolute())
         if not (site or found.site):

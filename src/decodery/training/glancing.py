@@ -41,7 +41,8 @@ def drawn(wrong: torch.Tensor, taught: torch.Tensor, share: float, seed: int) ->
         share: From 0 to 1.
         seed: Of what is drawn.
     """
-    random = torch.rand(wrong.shape, generator=torch.Generator().manual_seed(seed), device="cpu").to(wrong.device)
+    drawn = torch.Generator(device="cpu").manual_seed(seed)
+    random = torch.rand(wrong.shape, generator=drawn, dtype=torch.float32, device="cpu").to(wrong.device)
     places = torch.where(taught, random, torch.inf).argsort(dim=1).argsort(dim=1)
     return (places < (share * wrong.sum(dim=1, keepdim=True)).round()) & taught
 

@@ -393,7 +393,6 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
         None,
         "a last message with a text",
     ),
-    ({"guided_regex": "[a-z]{9}", "stop": "x"}, None, "leave stop out"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "no tool"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "same name"),

@@ -98,7 +98,9 @@ class TLI(TreeDrafter):
         state: SharedReading = seq.states[self]
         text = state.reading.text(seq.tokens)
         if not text:
-            return torch.full((len(nodes), state.shared.size), -torch.inf, device=seq.request.model.device)
+            return torch.full(
+                (len(nodes), state.shared.size), -torch.inf, dtype=torch.float32, device=seq.request.model.device
+            )
         found = yield from state.reading.follower.after(text, state.tree(text, tree), nodes)
         return state.shared.translated(found)
 

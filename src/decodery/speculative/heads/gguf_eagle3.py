@@ -110,7 +110,7 @@ def _read(file: GGUFFile, path: Path) -> TrainedHead:
             read[name] = _apart(read[name], heads)
     outputs = file.info("output.weight").shape[0]
     if "d2t" in file.tensors:
-        read["d2t"] = torch.from_numpy(file.integers("d2t")) - torch.arange(outputs)
+        read["d2t"] = torch.from_numpy(file.integers("d2t")) - torch.arange(outputs, dtype=torch.int64, device="cpu")
     about: dict[str, Any] = {"draft_vocab_size": outputs, "target_hidden_size": fields.need("target_hidden_size")}
     about["eagle_aux_hidden_state_layer_ids"] = [int(layer) for layer in fields.need("extract_layers")]
     about["norm_before_residual"] = fields.get("norm_before_residual", False)
