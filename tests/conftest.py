@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from covering import FEW, FULL, SEED
-from turns import TURNS, TURNS_OF_ALL, off_turn, recorded
+from covering import FULL, SEED
+from turns import off_turn, recorded
 
 HERE = Path(__file__).parent
 
@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not FULL:
         always = {"integration", "invariant"}
         long = [item.nodeid for item in items if always.isdisjoint(mark.name for mark in item.iter_markers())]
-        others = off_turn(long, SEED, recorded(), TURNS if FEW else TURNS_OF_ALL)
+        others = off_turn(long, SEED, recorded())
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
         items[:] = [item for item in items if item.nodeid not in others]
 

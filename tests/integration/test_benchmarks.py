@@ -81,7 +81,7 @@ TINY: dict[str, dict[str, Any]] = {
 """Scripts that run at tiny size, and what makes them tiny beyond `tiny_scripts.SIZES`."""
 
 
-@pytest.mark.parametrize("script", some(list(TINY), len(TINY) // 4))
+@pytest.mark.parametrize("script", some(list(TINY), len(TINY) // 8))
 def test_scripts_run_at_tiny_size(script: str, tmp_path: Path) -> None:
     assert apart(script, tmp_path, TINY[script]) or any((tmp_path / "results").iterdir())
     for path in (tmp_path / "results").glob("*.json"):

@@ -1,4 +1,4 @@
-"""Which tests take turns in `make test` and `make test-all`: those whose CPU time was recorded as long."""
+"""Which tests take turns, unless all rows are wanted: those whose CPU time was recorded as long."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ COSTS = Path(__file__).parents[1] / "costs.json"
 """CPU seconds per row and number of rows of every test that takes turns. `make test-costs` records them."""
 LONG_ROW, LONG_TEST = 0.15, 0.3
 """CPU seconds of one row, or of all rows of a test, from which on the rows take turns."""
-TURNS, TURNS_OF_ALL = 7, 3
-"""Of this many seeds in a row, one runs the row, in `make test` and in `make test-all`. Seeds are days, so each row has
-run after a week, or after three days."""
+TURNS = 7
+"""Of this many seeds in a row, one runs the row. Seeds are days, so every row has run after a week."""
 
 
 def name_of(node: str) -> str:
@@ -33,10 +32,10 @@ def recorded(path: Path = COSTS) -> dict[str, list[float]]:
     return json.loads(path.read_text("utf-8"))
 
 
-def off_turn(nodes: Iterable[str], seed: int, costs: Mapping[str, list[float]], turns: int = TURNS) -> set[str]:
+def off_turn(nodes: Iterable[str], seed: int, costs: Mapping[str, list[float]]) -> set[str]:
     """The rows of tests that take turns which another seed runs.
 
-    One in `turns` rows of a test runs. Where a row stands depends on the test's own rows alone, so that a test selects
+    One in TURNS rows of a test runs. Where a row stands depends on the test's own rows alone, so that a test selects
     the same rows alone and among others, and rows that follow each other in a product fall on different seeds.
     """
     tests: dict[str, list[str]] = {}
@@ -47,6 +46,6 @@ def off_turn(nodes: Iterable[str], seed: int, costs: Mapping[str, list[float]], 
     for test, rows in tests.items():
         first = crc32(test.encode())
         for at, node in enumerate(Random(first).sample(sorted(rows), len(rows)), first):
-            if at % turns != seed % turns:
+            if at % TURNS != seed % TURNS:
                 others.add(node)
     return others
