@@ -1,4 +1,4 @@
-"""Several texts at once: tokens a second of plain decoding, of `auto` and of llama.cpp, in turns.
+"""Several texts at once: tokens a second of plain decoding, of `auto` and of llama.cpp, in alternating runs.
 
     DECODERY_THREADS=2 python benchmarks/texts_together.py MODEL [--dtype int8] [--peer PYTHON] [--texts 1 4 16 64]
 

@@ -95,7 +95,6 @@ class ModelTrace:
         self._saved: list[Saved] = []
         self._changes: list[Intervention] = []
         self._logits: torch.Tensor | None = None
-        self._ended = False
 
     def read(self, name: Tap) -> Saved:
         """Save the states at a hook point, after all changes there.
@@ -141,7 +140,6 @@ class ModelTrace:
     ) -> None:
         if kind is not None:
             return
-        self._ended = True
         segment = Segment.chunk(np.array(self.tokens), self._model.new_cache())
         segment.interventions = tuple(self._changes)
         taps = tuple(dict.fromkeys(saved.site for saved in self._saved))
@@ -151,7 +149,7 @@ class ModelTrace:
             saved._value = result.hidden[saved.site]
 
     def _site(self, name: Tap) -> Tap:
-        if self._ended:
+        if self._logits is not None:
             raise SettingsError("the pass has run: begin another trace with lm.trace(prompt)")
         site = site_of(name)
         hook_point(site, self._model.config.num_layers)
@@ -172,11 +170,12 @@ def _changed(change: Change, chosen: np.ndarray, rows: torch.Tensor, segment: Se
     """All rows, with those chosen changed."""
     own = torch.as_tensor(chosen, device=rows.device)
     before = rows[own]
-    value = change(before) if callable(change) else change
+    given = change(before) if callable(change) else change
     try:
-        value = torch.as_tensor(value, device=rows.device, dtype=rows.dtype).expand_as(before)
-    except RuntimeError:
+        value = torch.as_tensor(given, device=rows.device, dtype=rows.dtype).expand_as(before)
+    except (RuntimeError, TypeError, ValueError):
+        shape = list(given.shape) if isinstance(given, torch.Tensor) else repr(given)
         raise SettingsError(
-            f"a change gives {list(value.shape)} in place of {list(before.shape)} (tokens, width): return that shape"
+            f"a change gives {shape!s:.60} in place of {list(before.shape)} (tokens, width): give numbers of that shape"
         ) from None
     return rows.index_copy(0, own, value)

@@ -127,5 +127,7 @@ def test_wrong_use_is_refused_in_words() -> None:
         trace.read("embed")
     with pytest.raises(SettingsError, match=r"gives \[3\] in place of \[2, "), lm.trace("ab") as trace:
         trace.write("embed", torch.zeros(3))
+    with pytest.raises(SettingsError, match="a change gives None in place of"), lm.trace("ab") as trace:
+        trace.write("embed", lambda rows: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(SettingsError, match="one token or more"):
         ModelTrace(lm.model, [])
