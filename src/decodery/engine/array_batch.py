@@ -101,7 +101,8 @@ class ArrayBatch:
         """Let go of all texts, so that others may change them."""
         for batch in self._drafts:
             batch.leave()
-        self._texts, self._drafts, self._alone, self._changes = [], [], False, -1
+        self._texts, self._sequences, self._drafts = [], [], []
+        self._alone, self._changes = False, -1
 
     def refresh(self) -> None:
         """After a step of others: go on with the same texts, where nothing has changed and none can come in."""
@@ -249,7 +250,7 @@ class ArrayBatch:
         return [*sequences], times.rows
 
     def _resting(self) -> bool:
-        """Whether nobody drafts or learns in this step."""
+        """Whether this step is taken without drafts, and nothing is learned of it."""
         drafts, steps = self._drafts, self._steps
         if min([batch.rests for batch in drafts]) < 1:
             return False

@@ -37,6 +37,8 @@ class DraftBudgets:
         """A step took so long; see `PassPrices.learn`."""
         if self._given is None:
             self._prices.learn(rows, texts, context, seconds)
+            # The next step is priced anew, and texts that end in this one are not held until then.
+            self._texts = []
 
     def joint(self, nodes: int, texts: list[Sequence], context: float) -> JointBudget:
         """How much texts may draft together.
@@ -76,7 +78,7 @@ class DraftBudgets:
         mean = sum(len(seq.tokens) for seq in texts) / count
         self._texts, self._plain_known = texts, prices.knows_plain(count, mean)
         known = prices.seconds(count, mean)[: ROWS - count]
-        # Nobody asks what fewer rows than texts take.
+        # Steps have a row of each text at least: what fewer rows take is not read.
         near = np.concatenate((np.full(min(count, ROWS), known[0]), known))[:ROWS] if len(known) else np.ones(ROWS)
         token, least = prices.token_seconds(np.arange(ROWS)), 0.1 * near
         self._seconds = lambda context: np.maximum(near + (context - mean) * token, least)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any
@@ -112,6 +114,17 @@ def test_texts_in_arrays_have_experts_read_as_one_by_one(name: str) -> None:
     assert read == [seq.trace.ledger.counts["experts"] for seq in plain]
     # Every row of one expert layer takes two, and rows of one pass may share some.
     assert all(2 * seq.trace.ledger.passes["model"] <= each for seq, each in zip(together, read, strict=True))
+
+
+@pytest.mark.parametrize("name", ["greedy", "auto"])
+def test_texts_that_have_ended_are_not_held(name: str) -> None:
+    engine = Engine(MODEL)
+    seq = engine.submit(Request(PROMPTS[0], 12, **SETTINGS[name]))
+    engine.run([seq])
+    ended = weakref.ref(seq)
+    del seq
+    gc.collect()
+    assert ended() is None
 
 
 def test_another_seed_is_another_text() -> None:
