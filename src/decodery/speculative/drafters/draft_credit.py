@@ -9,9 +9,9 @@ from statistics import fmean
 import numpy as np
 
 _FIRST, SHARE = 0.5, 0.004
-"""Steps without drafts that drafts may lose of a new text, and what each later step adds to them."""
+"""In units of a step without drafts: what drafts of a new text may lose, and what each later step adds."""
 _TOGETHER = 0.3
-"""What texts that share their steps may lose less: a step of theirs takes the time of several texts."""
+"""By how much less texts that share their steps may lose: a step of theirs takes the time of several texts."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class DraftCredit:
         Args:
             costs: [n + 1] seconds of the step with 0, 1, 2, ... drafted tokens, never falling.
         """
-        return int(np.searchsorted(costs, costs[0] * (1.0 + self.balance), "right")) - 1
+        return max(int(np.searchsorted(costs, costs[0] * (1.0 + self.balance), "right")) - 1, 0)
 
     def settle(self, gained: float, spent: float) -> None:
         """A step with drafts has ended.

@@ -51,6 +51,11 @@ def test_drafts_in_vain_take_one_step_in_a_hundred_and_good_ones_what_they_like(
     assert speed(DraftCredit(), 0.4, 1000) > 1.05
 
 
+@pytest.mark.parametrize(("balance", "tokens"), [(-0.2, 0), (0.0, 0), (0.16, 1), (0.3, 4), (9.0, 16)])
+def test_a_balance_affords_so_many_tokens(balance: float, tokens: int) -> None:
+    assert DraftCredit(balance).affords(COSTS) == tokens
+
+
 @pytest.mark.parametrize("texts", [1, 4])
 @pytest.mark.parametrize("arrays", [True, False])
 def test_texts_draft_as_long_as_there_is_credit(texts: int, arrays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
