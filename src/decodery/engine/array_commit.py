@@ -55,10 +55,10 @@ def commit(
     Args:
         steps: The batch after the step.
         texts: Those in it.
-        drafts: Who drafted for them.
+        drafts: The batches of their drafts.
         times: Of the step.
         passes: Of the model before it.
-        drafting: Whether they did in this step, and did not rest.
+        drafting: Whether these took part in the step; False where all of them rest.
 
     Returns:
         Whether a text has ended.

@@ -1,4 +1,4 @@
-"""Who drafts for the texts of the batch in arrays: drafters that do so for all of their texts, or text by text."""
+"""Drafts for the texts of the batch in arrays: by drafters that take all of their texts at once, or text by text."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def withdraw(run: SchedulerEntry) -> bool:
     for request in passes(run):
         if request.segment.cache is not None:
             request.segment.cache.keep([])
-    # What ran beside the loop has ended once, with a result or an error; nobody would begin it again.
+    # What ran beside the loop has ended once, with a result or an error, and is not begun again.
     run.results = [
         each if isinstance(request, Blocking) else None for request, each in zip(run.requests, run.results, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Who takes part in a pass: texts that write before texts that read, within rows and memory, nobody for ever last."""
+"""The tasks of a pass: texts that write before texts that read, within rows and memory, and none waits for ever."""
 
 from __future__ import annotations
 

@@ -53,8 +53,10 @@ class DraftBatch(Contract):
 
     Args:
         places: The numbers of the texts in the batch.
+
+    Attributes:
         failed: What went wrong with a text's draft in this step, by number of the text.
-        rests: How many of the next steps it neither drafts nor learns in, unless texts end; each one is subtracted.
+        rests: In how many of the next steps it neither drafts nor learns, unless texts end; the batch counts them down.
     """
 
     def __init__(self, places: Ordered[int]) -> None:

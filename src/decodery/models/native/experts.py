@@ -26,7 +26,7 @@ MOST_GROUPS, MOST_BEST = 256, 16
 
 
 class Experts:
-    """The experts of one layer; those that no row has taken yet are no copy of what the file has.
+    """The experts of one layer, each of which is copied from the file when a row first takes it.
 
     Args:
         files: Where weights are mapped, see `mapped_files`.
@@ -46,7 +46,7 @@ class Experts:
             empty = LinearStruct(None, None, None, inputs, outputs, first.form)  # type: ignore[attr-defined]
             self._structs[name] = (LinearStruct * config.experts)(*[empty] * config.experts)
             room += -(-packed_size(first) // 64) * 64  # type: ignore[arg-type]
-        # Memory that nobody has written to is no memory yet.
+        # The system gives memory when it is first written to: experts that no row takes need none.
         self._arena = Arena(config.experts * room, private=True)
         self._lock = Lock()
         self._packed: dict[tuple[str, int], Packed] = {}
@@ -83,7 +83,7 @@ class Experts:
 
     @property
     def laid_out(self) -> set[int]:
-        """Numbers of those that are."""
+        """Numbers of the experts that are laid out."""
         return set(range(self._struct.count)) - self._missing
 
     def lay_out(self, numbers: Iterable[int]) -> None:

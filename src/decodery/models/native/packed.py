@@ -58,7 +58,7 @@ class Arena:
     """Memory for packed weights on huge pages where the system grants them; parts start at cache lines.
 
     Args:
-        private: What a process writes after it was forked is its own; else all is written before.
+        private: Whether a process that was forked may write to it, for itself alone; else all is written before.
     """
 
     def __init__(self, size: int, *, private: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Who is asked what comes next only where the answer is worth the time it takes."""
+"""A second model or head, which is run only where its prediction is worth the time it takes."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class AutoBatch(DraftBatch):
         if not known.skipped:
             self._asking = perf_counter() - begin if budget.prices is not None else 0.0
             return drafted
-        # Steps that draft nothing anyway are let go by without a look.
+        # Steps that draft nothing anyway are skipped without a look.
         if known.resting:
             self._planned = self.rests = known.resting
             known.resting = 0
@@ -245,11 +245,11 @@ class AutoBatch(DraftBatch):
 
     @property
     def resting(self) -> bool:
-        """Whether this step is let go by."""
+        """Whether this step is skipped without a look."""
         return self.rests < self._planned
 
     def _return(self) -> None:
-        """Know of the steps that were let go by."""
+        """Account for the steps that were skipped without a look."""
         known = self._native.state
         if known.prices:
             known.balance += SHARE * (self._planned - self.rests)
