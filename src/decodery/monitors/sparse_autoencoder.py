@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError, Unsu
 from decodery.core.threads import one_thread
 from decodery.models.loaders.fields import read_json
 from decodery.models.loaders.store import replacing, write_text
-from decodery.models.trained.artifact import read_tensors
+from decodery.models.trained.artifact import read_tensors, remembered
 
 __all__ = ["SparseAutoencoder"]
 
@@ -174,7 +173,7 @@ def site_of(name: str) -> str:
     return ""
 
 
-@lru_cache(maxsize=8)
+@remembered
 def _read(folder: Path) -> SparseAutoencoder:
     if not (folder / CONFIG).is_file():
         raise ModelNotFound(f"{folder} has no {CONFIG}: give a folder of SAELens or sparsify")
@@ -191,17 +190,18 @@ def _read(folder: Path) -> SparseAutoencoder:
     try:
         found = read(config, tensors, folder)
         width, features = found.encoder.shape
-        shapes = {tuple(found.decoder.shape): (features, width), tuple(found.shift.shape): (width,)}
-        shapes[tuple(found.bias.shape)] = (features,)
-        further = [found.limits, *(found.gates or {}).values()]
-        fits = all(has == wants for has, wants in shapes.items())
-        fits = fits and all(each is None or tuple(each.shape) == (features,) for each in further)
+        fits = tuple(found.decoder.shape) == (features, width) and tuple(found.shift.shape) == (width,)
+        of_features = [found.bias, found.limits, *(found.gates or {}).values()]
+        fits = fits and all(each is None or tuple(each.shape) == (features,) for each in of_features)
+        sizes = {"d_in": width, "d_sae": features, "num_latents": features}
+        # sparsify writes 0 latents where they are a multiple of the width.
+        fits = fits and all(config.get(name) in (None, 0, size) for name, size in sizes.items())
         grouped = found.activation in ("topk", "groupmax")
         if not fits or (grouped and not 1 <= found.k <= features):
             raise ValueError("shapes")
         if found.activation == "groupmax" and features % found.k:
             raise ValueError("groups")
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise CorruptFile(f"{path} does not hold what {folder / CONFIG} says, or is damaged") from error
     if tensors:
         raise UnsupportedModel(f"{path} has {', '.join(sorted(tensors))}, which this reader does not know")
@@ -228,6 +228,9 @@ def _saelens(config: dict[str, Any], tensors: dict[str, torch.Tensor], folder: P
             raise _unknown(folder, name, value)
     if config.get("finetuning_scaling_factor"):
         raise _unknown(folder, "finetuning_scaling_factor", True)
+    scaled = bool(config.get("rescale_acts_by_decoder_norm", False))
+    if scaled and kind != "topk":
+        raise _unknown(folder, "rescale_acts_by_decoder_norm", True)
     tensors.pop("scaling_factor", None)
     gated = kind == "gated"
     gates = {"gate": tensors.pop("b_gate"), "scale": tensors.pop("r_mag")} if gated else None
@@ -242,7 +245,7 @@ def _saelens(config: dict[str, Any], tensors: dict[str, torch.Tensor], folder: P
         bool(config.get("apply_b_dec_to_input", True)),
         limits,
         gates,
-        bool(config.get("rescale_acts_by_decoder_norm", False)),
+        scaled,
         norm == "layer_norm",
         site_of(str((about or {}).get("hook_name", ""))),
         not (about or {}).get("model_from_pretrained_kwargs"),

@@ -130,6 +130,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
             again = SparseAutoencoder.load(tmp_path / f"{activation}{number}")
             rows = draws(4, WIDTH)
             assert again.site == site and again.encode(rows).equal(whole.encode(rows))
+    # What a later training wrote to the same folder is read, not what was read before.
+    replace(whole, bias=whole.bias + 1).save(tmp_path / f"{activation}{number}")
+    assert SparseAutoencoder.load(tmp_path / f"{activation}{number}").bias.equal(whole.bias + 1)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +143,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ({"metadata": {"hook_name": HOOK, "hook_head_index": 3}}, "hook_head_index = 3 is not supported"),
         ({"metadata": {"model_from_pretrained_kwargs": {"fold_ln": True}}}, "model_from_pretrained_kwargs"),
         ({"activation_fn": "tanh-relu"}, "activation_fn = 'tanh-relu'"),
+        ({"rescale_acts_by_decoder_norm": True}, "rescale_acts_by_decoder_norm = True is not supported"),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_its_name(config: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -151,6 +155,12 @@ def test_what_cannot_be_run_is_refused_by_its_name(config: dict[str, Any], said:
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptFile):
         SparseAutoencoder.load(saelens(tmp_path / "a", {"b_dec": draws(5)}))
+    for number, wrong_config in enumerate(({"d_in": 5}, {"d_sae": 5}, {"architecture": "topk", "k": float("inf")})):
+        with pytest.raises(CorruptFile, match="does not hold what"):
+            SparseAutoencoder.load(saelens(tmp_path / f"config{number}", **wrong_config))
+    # A shift as long as the bias, which is not the width.
+    with pytest.raises(CorruptFile, match="does not hold what"):
+        SparseAutoencoder.load(saelens(tmp_path / "long", {"b_dec": draws(FEATURES)}))
     with pytest.raises(UnsupportedModel, match="has W_skip"):
         SparseAutoencoder.load(saelens(tmp_path / "b", {"W_skip": draws(2, 2)}))
     with pytest.raises(CorruptFile, match="not finite"):
