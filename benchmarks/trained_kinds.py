@@ -5,8 +5,8 @@
 
 Each kind is trained by its command, with the settings below and the built-in data or this repository's pages. A row
 holds the figure that the command prints for data that chose nothing, with its interval, baselines and control (labels
-shuffled, or directions), and the seconds. Rows that a result file has already are kept where command and commit of the
-file's settings are the same, so that a run that was stopped goes on.
+shuffled, or directions), and the seconds. Rows that a result file has already are kept where the model and their
+arguments are the same, so that a run that was stopped goes on.
 """
 
 from __future__ import annotations

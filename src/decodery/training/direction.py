@@ -71,10 +71,11 @@ def read_answers(
     """Answers with labels of their own, as the monitor has them at their end."""
     found = []
     for chat, text in zip(chats, reread(lm, chats, [Recorder(tuple(sites), 1)], progress), strict=True):
+        _, seen = monitor_states(text)[0]
         # The row that the first token is chosen at is the prompt's last one.
-        _, ((_, _), *rows) = monitor_states(text)[0]
+        rows = seen[1:]
         states = {site: torch.stack([hidden[site] for _, hidden in rows]).mean(dim=0) for site in sites}
-        doubt = -float(torch.stack([numbers[-5] for numbers, _ in monitor_states(text)[0][1]]).mean())
+        doubt = -float(torch.stack([numbers[-5] for numbers, _ in seen]).mean())
         found.append(ReadStatement(Statement(chat.answer, chat.label, chat.group), states, len(rows), doubt))
     return found
 

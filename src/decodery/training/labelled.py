@@ -67,6 +67,10 @@ class LabelledChat:
         ends += [] if self.answered else [len(self.messages)]
         return [replace(self, messages=self.messages[:end]) for end in ends]
 
+    def of_unit(self, unit: str) -> list[LabelledChat]:
+        """What is scored of it: for the unit "text" itself, for "conversation" its beginnings."""
+        return self.beginnings() if unit == "conversation" else [self]
+
 
 def is_labelled(path: Path) -> bool:
     """Whether a file of JSON lines begins with a conversation, and not with a question or a statement."""
@@ -80,7 +84,7 @@ def read_chats(path: Path, *, answers: bool = False) -> list[LabelledChat]:
     Args:
         path: The file; a line is {"messages": [...], "label": true or false, "group": text}, whose group may be left
             out.
-        answers: Whether each must end with an answer.
+        answers: Whether each must end with an answer that holds something.
 
     Raises:
         CorruptFile: A line is something else; the error names it.
@@ -96,7 +100,7 @@ def read_chats(path: Path, *, answers: bool = False) -> list[LabelledChat]:
         chat = LabelledChat(tuple(messages), label, group, number)
         if not any(each["role"] == "user" for each in chat.prompt):
             raise CorruptFile(f"line {number} of {path} has no message of the user's before its answer")
-        if answers and not chat.answered:
+        if answers and not chat.answer:
             raise CorruptFile(
                 f"line {number} of {path} ends without an answer, and this monitor reads answers: end it with a "
                 "message of the assistant's"
@@ -192,7 +196,7 @@ def highest_scores(
     Returns:
         One score for each, -inf where the monitor has none.
     """
-    parts = [each.beginnings() if unit == "conversation" else [each] for each in chats]
+    parts = [each.of_unit(unit) for each in chats]
     read = reread(lm, [each for own in parts for each in own], [monitor], progress)
     reports = (monitor_reports(text)[0] for text in read)
     return [

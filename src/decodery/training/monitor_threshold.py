@@ -55,7 +55,7 @@ def calibrate(
     scores = highest_scores(lm, chats, monitor, unit=unit, progress=progress)
     tested = parts([each.group for each in chats], seed) == "test"
     harmless = [score for score, each, test in zip(scores, chats, tested, strict=True) if not test and not each.label]
-    longest = max(len(written_tokens(lm, each)) for each in chats) or None
+    longest = max(len(written_tokens(lm, part)) for each in chats for part in each.of_unit(unit)) or None
     threshold = Threshold.calibrated(harmless, rate, data, chat=True, tokens=longest, unit=unit)
     test = [(score, each) for score, each, own in zip(scores, chats, tested, strict=True) if own]
     found: dict[str, Any] = {"unit": f"{unit}s", "tested on": "the test part, which chose nothing"}

@@ -129,6 +129,10 @@ def test_a_monitor_is_calibrated_by_the_scores_that_it_has_in_use(tmp_path: Path
     threshold, report = calibrate(lm, texts, Confidence("worst"), 0.2, data="own")
     assert threshold.chat is True and threshold.tokens == 8 and threshold.unit == "text"
     assert threshold.harmless == sum(not each.label for each in texts) - report["items"] // 2
+    # The longest answer of a conversation may be an earlier one.
+    talks = [replace(each, messages=(*chat("a", "b" * 12).messages, *each.messages)) for each in texts[:16]]
+    for unit, longest in (("text", 8), ("conversation", 13)):
+        assert calibrate(lm, talks, Confidence("worst"), 0.4, unit=unit)[0].tokens == longest
     again = replace(threshold, unit="conversation")
     assert Threshold.of(again.facts()) == again and Threshold.of({**threshold.facts(), "unit": "text"}) == threshold
     with pytest.raises(CorruptFile):
@@ -187,6 +191,10 @@ def test_of_a_labelled_conversation_only_the_whole_is_looked_for() -> None:
         ('{"messages": [{"role": "user", "content": "a"}], "label": true, "lable": 1}', "line 1 of"),
         ('{"messages": [{"role": "assistant", "content": "a"}], "label": true}', "has no message of the user's"),
         ('{"messages": [{"role": "user", "content": "a"}], "label": true}', "ends without an answer"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}], "label": true}',
+            "ends without an answer",
+        ),
     ],
 )
 def test_other_lines_are_refused_by_their_number(line: str, said: str, tmp_path: Path) -> None:
