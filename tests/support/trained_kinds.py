@@ -27,7 +27,7 @@ KINDS = {
     "acceptance": f"{OWN} --draft {{model}} --epochs 1 --depth 1",
     "kv-bottleneck": f"{FILES} --codebooks 2 --keys 8 --rank 4",
     "codebook": f"{FILES} --codes 8 --k 2 --steps 3",
-    "autoencoder": f"{FILES} --features 16 --k 2 --steps 10 --batch 16",
+    "autoencoder": f"{FILES.replace('12', '16')} --features 16 --k 2 --steps 10 --batch 16",
     "kv double-sparsity": FILES,
     "kv lserve": f"{FILES} --steps 3",
     "kv write-gate": f"{FILES} --steps 3",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from .command import command, option
 from .options import together
@@ -208,19 +209,31 @@ def autoencoder(
     active features, variance that the reconstruction leaves, features that never are active. The folder is one that
     SAELens reads. An interrupted run continues.
     """
+    ctx = click.get_current_context()
+    unused = [f"--{name}" for name in settings if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if measure is not None and unused:
+        raise click.UsageError(f"--measure trains nothing: leave out {' and '.join(unused)}")
     import torch
 
     from decodery.core.errors import SettingsError
     from decodery.models.loaders.load import load
     from decodery.models.loaders.store import write_text
+    from decodery.monitors.feature import Feature
     from decodery.monitors.sparse_autoencoder import SparseAutoencoder
     from decodery.training.autoencoder import measured, rows_of_texts, train_autoencoder
 
     loaded = load(model)
     found = pieces(loaded, files, texts, length)
-    if len(found) < 10:
-        raise SettingsError(f"the files hold {len(found)} pieces of {length} tokens, and 10 are needed")
+    # Two texts are tested at least: one alone has no interval. A fifth is held out, and half of that chooses.
+    needed = 16 if measure is None else 6
+    if len(found) < needed:
+        raise SettingsError(
+            f"these are {len(found)} pieces of {length} tokens, and {needed} are needed: give longer files, a larger "
+            "--texts or a smaller --length"
+        )
     known = None if measure is None else SparseAutoencoder.load(measure, site or "")
+    if known is not None:
+        Feature(known, (0,)).fits(loaded.model)
     place = known.site if known is not None else site or f"resid_post.{loaded.model.config.num_layers // 2}"
     with resumable(out) as progress:
         rows = rows_of_texts(loaded.model, found, place, progress)

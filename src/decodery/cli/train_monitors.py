@@ -244,10 +244,20 @@ def threshold(texts: Path, out: Path | None, model: str, monitor: str, rate: flo
         found, report = calibrate(lm, chats, watching, rate, unit=unit, seed=seed, data=str(texts), progress=progress)
     print_report(report, found)
     if known is None or out is None:
-        click.echo(
-            f"The threshold is ready: --monitor {monitor}{',' if ':' in monitor else ':'}threshold={found.value!r}"
-        )
+        click.echo(f"The threshold is ready: --monitor {_with_setting(monitor, 'threshold', repr(found.value))}")
         return
     setting, part = known
     with_threshold(part, found, report | {"command": command_line()}).save(out / part.FILE)
-    click.echo(f"The monitor is ready: --monitor {monitor.partition(':')[0]}:{setting}={out}")
+    click.echo(f"The monitor is ready: --monitor {_with_setting(monitor, setting, str(out))}")
+
+
+def _with_setting(monitor: str, setting: str, value: str) -> str:
+    """A monitor as it is given, with a setting in place of its own one and of its threshold.
+
+    The other settings stay: the scores that a threshold was set on may go by them.
+    """
+    from decodery.core.method_spec import parts, split
+
+    name, settings = parts(monitor)
+    kept = [each for each in split(settings, ",") if each.partition("=")[0].strip() not in ("", setting, "threshold")]
+    return f"{name}:{','.join([*kept, f'{setting}={value}'])}"
