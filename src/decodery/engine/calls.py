@@ -189,7 +189,7 @@ class Calls:
                 waiting = [seq for seq in active if seq.scheduling.prompt_owner is not None]
                 ready = [seq for seq in active if seq.scheduling.prompt_owner is None]
                 yield from self.engine.write(ready, trace)
-                for seq in ready:
+                for seq in recorded.growing(ready):
                     recorded.note(seq)
                 for seq in waiting:
                     assert seq.scheduling.prompt_owner is not None

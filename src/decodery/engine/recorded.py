@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from typing import cast
 
@@ -37,14 +38,16 @@ class RecordedTexts:
         _share_anew(texts)
         self._begun = {id(seq): (len(seq.tokens), _key(seq)) for seq in texts if id(seq) not in self.ended}
 
+    def growing(self, texts: Ordered[Sequence]) -> Iterator[Sequence]:
+        """Those of the texts that are kept as they grow, each until it has ended."""
+        return (seq for seq in texts if id(seq) in self._begun)
+
     def note(self, seq: Sequence, *, ended: bool = False) -> None:
-        """Keep what is new of a text.
+        """Keep what is new of a text that is `growing`.
 
         Args:
             ended: The loop writes no more of it.
         """
-        if id(seq) not in self._begun:
-            return
         begin, key = self._begun[id(seq)]
         tokens, remote = seq.tokens[begin:], writes(seq.request.model)
         ended = ended or seq.finished
@@ -53,7 +56,8 @@ class RecordedTexts:
         if not tokens or wait or not seq.complete or seq.finish_reason in ("cancelled", "error"):
             return
         part = TextPart(_said(seq, tokens), _logprobs(seq, len(tokens)), ended, seq.finish_reason)
-        _record(seq).keep_part(key, part, None if seq.text is None else seq.text.text)
+        # In each part the file would grow with the square of a text's length.
+        _record(seq).keep_part(key, part, seq.text.text if ended and seq.text is not None else None)
         if ended:
             del self._begun[id(seq)]
         else:

@@ -173,12 +173,12 @@ def write_on(
         # Who shares a prompt waits for the one that reads it, even where that one would not go on itself.
         ready = [seq for seq in active if seq.scheduling.prompt_owner is None] or [waiting[0][1]]
         yield from engine.write(ready, trace)
-        for seq in ready:
+        for seq in recorded.growing(ready):
             recorded.note(seq, ended=seq.segment_end is not None and not goes_on(seq))
         for seq, owner in waiting:
             share_prompt(seq, owner)
         note(active)
-    for seq in texts:
+    for seq in recorded.growing(texts):
         recorded.note(seq, ended=True)
 
 

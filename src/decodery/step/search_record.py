@@ -8,22 +8,27 @@ texts and scores.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import math
+import sys
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, FunctionType, TracebackType
 from typing import Any, Self
 
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 
+if sys.platform != "win32":
+    import fcntl
+
 _KIND = "search record"
+_BEGINNING = f'{{"kind": "{_KIND}"'.encode()
 _MOST_BYTES = 1 << 28
 _MOST_LINE = 1 << 24
 
@@ -68,15 +73,11 @@ class SearchRecord:
             self._file = self.path.open("a+b")
         except OSError as error:
             raise SettingsError(f"cannot keep a record in {path}: {error.strerror}: give another file") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ExitStack() as refused:
+            refused.callback(self._file.close)
+            self._lock()
             self._read(json.loads(json.dumps(subject)))
-        except BlockingIOError:
-            self._file.close()
-            raise SettingsError(f"{path} is the record of a search that is running: give another file") from None
-        except Exception:
-            self._file.close()
-            raise
+            refused.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +94,7 @@ class SearchRecord:
         """Add what was written of a text.
 
         Args:
-            text: All of it so far, for readers of the file.
+            text: All of it so far, for readers of the file; None for nothing.
         """
         self._add({"text": key, **dataclasses.asdict(part), **({} if text is None else {"reads": text})})
 
@@ -119,12 +120,26 @@ class SearchRecord:
         if self._full:
             return
         written = json.dumps(line).encode() + b"\n"
+        if len(written) > _MOST_LINE:
+            # It would be refused when it is read.
+            return
         if self._file.tell() + len(written) > self._most:
             self._full = True
             warnings.warn(f"{self.path} has {self._most} bytes: the search goes on, and is kept no more", stacklevel=4)
             return
         self._file.write(written)
         self._file.flush()
+
+    def _lock(self) -> None:
+        if sys.platform == "win32":
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(f"{self.path} is the record of a search that is running: give another file") from None
+        except OSError:
+            # Some file systems have no locks.
+            pass
 
     def _read(self, subject: dict[str, Any]) -> None:
         if self.path.stat().st_size > self._most:
@@ -133,7 +148,9 @@ class SearchRecord:
         first, end = True, 0
         for line in self._file:
             if not line.endswith(b"\n"):
-                # A process that was killed has left a part of a line.
+                # A process that was killed has left a part of a line; the first line of another file is kept.
+                if first and not _BEGINNING.startswith(line[: len(_BEGINNING)]):
+                    raise CorruptFile(f"{self.path} is no record of a search: give another file")
                 break
             self._take(line, subject, first)
             first, end = False, end + len(line)
@@ -156,7 +173,7 @@ class SearchRecord:
                 if not isinstance(score := entry["score"], float) or math.isnan(score):
                     raise ValueError
                 self._scores[entry["scored"]] = score
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CorruptFile(f"{self.path} is no record of a search: give another file") from error
 
     def _same(self, known: dict[str, Any], subject: dict[str, Any]) -> None:
@@ -172,7 +189,7 @@ def _part(entry: dict[str, Any]) -> TextPart:
     said = tuple((float(value), tuple((name, float(near)) for name, near in top)) for value, top in entry["logprobs"])
     if (
         not isinstance(entry["tokens"], list)
-        or not all(type(token) in (int, str) for token in tokens)
+        or not all(type(token) in (int, str) for token in (*tokens, *(name for _, top in said for name, _ in top)))
         or not isinstance(ended, bool)
         or reason not in (None, "stop", "length", "content_filter")
     ):
@@ -188,16 +205,17 @@ def digest(content: Any) -> str:
 def described(value: Any) -> Any:
     """What a method and its settings are, by content, in values that JSON can write.
 
-    Models are known by their weights, tensors by their values, functions by their names.
+    Models are known by their weights, tensors by their values, functions by their code.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, torch.Tensor):
-        return blake2b(
-            value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16
-        ).hexdigest()
+        data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return [str(value.dtype), list(value.shape), blake2b(data, digest_size=16).hexdigest()]
     if isinstance(weights := getattr(value, "fingerprint", None), str):
         return [type(value).__name__, weights]
+    if isinstance(value, FunctionType):
+        return [value.__qualname__, _code(value.__code__)]
     if isinstance(value, Mapping):
         return {str(name): described(each) for name, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
@@ -206,3 +224,9 @@ def described(value: Any) -> Any:
         fields = {each.name: described(getattr(value, each.name)) for each in dataclasses.fields(value)}
         return [type(value).__name__, fields]
     return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _code(code: CodeType) -> list[Any]:
+    """The code of a function, without where it stands in its file."""
+    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return [code.co_code.hex(), code.co_names, constants]

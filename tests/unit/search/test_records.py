@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import decodery as dc
 from decodery.core.errors import CorruptFile, SettingsError
-from decodery.step.search_record import SearchRecord
+from decodery.step.search_record import SearchRecord, TextPart, described, digest
 from serving import tiny_lm
 
 PROMPT = "What is 2 + 2?"
@@ -114,7 +117,17 @@ def test_the_record_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", "[1]", '{"text": "a", "tokens": "x", "logprobs": [], "ended": true, "reason": null}', "no JSON", "9"]
+    "line",
+    [
+        "{}",
+        "[1]",
+        '{"kind": "search record", "version": 1, "of": [1]}',
+        '{"text": "a", "tokens": "x", "logprobs": [], "ended": true, "reason": null}',
+        '{"text": "a", "tokens": [1], "logprobs": [[0, [[[], 0]]]], "ended": true, "reason": null}',
+        '{"text": "a", "tokens": [1], "logprobs": [[1' + "0" * 400 + ', []]], "ended": true, "reason": null}',
+        "no JSON",
+        "9",
+    ],
 )
 def test_a_file_that_is_no_record_is_refused(tmp_path: Path, line: str) -> None:
     record = tmp_path / "record.jsonl"
@@ -126,6 +139,65 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path, line: str) -> None:
     record.write_text(f"{line}\n")
     with pytest.raises(CorruptFile, match="no record of a search"):
         search("best-of-n:n=2", record, max_new_tokens=8)
+
+
+@pytest.mark.parametrize("content", ["notes", '{"kind": "notes"}', "{"])
+def test_a_file_of_one_line_is_not_cut(tmp_path: Path, content: str) -> None:
+    """A line without its end is cut off in a record alone."""
+    path = tmp_path / "notes"
+    path.write_text(content)
+    if content == "{":
+        with SearchRecord(path, {"search": "a"}):
+            pass
+        assert path.read_text().startswith('{"kind": "search record"')
+    else:
+        with pytest.raises(CorruptFile, match="no record of a search"):
+            SearchRecord(path, {"search": "a"})
+        assert path.read_text() == content
+
+
+def test_functions_are_known_by_their_code_and_tensors_by_their_values() -> None:
+    def scorer(worth: int) -> object:
+        names: dict[str, object] = {}
+        exec(f"def score(text):\n    return max(len(each) * {worth} for each in text)", names)
+        return described(names["score"])
+
+    assert scorer(2) == scorer(2) != scorer(3)
+    tensors = torch.tensor(1.0), torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([1.0], dtype=torch.bfloat16)
+    assert len({digest(described(tensor)) for tensor in tensors}) == 4
+
+
+def test_a_record_grows_with_its_texts_and_holds_each_once(tmp_path: Path) -> None:
+    record = tmp_path / "record.jsonl"
+    (found, *_) = search("self-consistency:n=1", record, max_new_tokens=600, ignore_eos=True)
+    parts = [json.loads(line) for line in record.open()][1:]
+    assert len(parts) > 8 and [part["reads"] for part in parts if "reads" in part] == [found[1]]
+    assert parts[-1]["ended"]
+
+
+def test_a_line_that_would_not_be_read_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    with SearchRecord(path, {"search": "a"}) as record:
+        record.keep_part("long", TextPart(("a" * (1 << 24),)), None)
+        record.keep_part("short", TextPart((1,)), None)
+    with SearchRecord(path, {"search": "a"}) as record:
+        assert record.part("long") is None and record.part("short") == TextPart((1,))
+
+
+def test_where_no_files_are_locked_a_record_is_kept_all_the_same(tmp_path: Path) -> None:
+    """Windows has no `fcntl`, which is imported with the package there."""
+    code = """
+import importlib, sys
+from decodery.step import search_record
+sys.platform, sys.modules["fcntl"] = "win32", None
+importlib.reload(search_record)
+for _ in range(2):
+    with search_record.SearchRecord(sys.argv[1], {"search": "a"}) as record:
+        known = record.score(print, "text")
+        record.keep_score(print, "text", 1.0)
+assert known == 1.0
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "record.jsonl")], check=True)
 
 
 def test_one_process_has_it_and_it_is_bounded(tmp_path: Path) -> None:
