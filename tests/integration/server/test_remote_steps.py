@@ -114,7 +114,6 @@ def test_a_search_over_a_server_goes_on_from_its_record(both: tuple[LLM, Any], n
         def progress(what: str, done: int, total: int) -> None:
             nonlocal turns
             turns += 1
-            print(turns, what, done)
             if turns == until:
                 raise KeyboardInterrupt
 
