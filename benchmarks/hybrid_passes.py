@@ -32,7 +32,7 @@ from decodery.models.loaders.fused_slots import Slot, slots
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Layer, Weights
-from decodery_benchmarks.results import read_result, write_result
+from decodery_benchmarks.results import begun_result, write_result
 
 RESULTS = Path(__file__).parent / "results" / "hybrid-passes.json"
 _HEADS = {"linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
@@ -155,7 +155,7 @@ def main() -> None:
     for name, value in least.items():
         print(f"{name}: {value} ms", flush=True)
     command = f"DECODERY_THREADS={os.environ.get('DECODERY_THREADS', '')} {shlex.join(['python', *sys.argv])}"
-    known = read_result(RESULTS)["rows"] if RESULTS.exists() else {}
+    known = begun_result(RESULTS)["rows"]
     rows = {name: row for name, row in known.items() if name in SHAPES}
     rows[options.model] = {"layers": options.layers, "matrix_bytes": size, "milliseconds": least, "command": command}
     write_result(RESULTS, {"command": command, "rows": rows})
