@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from shutil import copytree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -76,8 +77,11 @@ def main() -> None:
                 ("seen before, temperature 0.7", prompts(0, count), 0.7),
                 ("new", prompts(last * count, (last + 1) * count), 0.0),
             ):
-                for kind, place in (("kept", folder), ("cold", None)):
-                    row = process(lm, place, asked, options.new, temperature)
+                for kind in ("kept", "cold"):
+                    # What is measured first is not learned by what is measured next.
+                    with TemporaryDirectory() as own:
+                        place = str(copytree(folder, own, dirs_exist_ok=True)) if kind == "kept" else None
+                        row = process(lm, place, asked, options.new, temperature)
                     rows[f"{name}, {kind}, {times} sets before"] = {**row, "bytes": learned}
                     print(f"{name}, {kind}, {times} sets before: {row['all']}", flush=True)
     command = " ".join(["python benchmarks/draft/kept.py", *sys.argv[1:]])

@@ -68,9 +68,9 @@ class KeptTexts(PastTexts):
         super().add(text)
         self.unwritten += len(text)
         if self.unwritten >= _OFTEN:
-            # Steps of texts do not wait for a disk.
+            # Steps of texts do not wait for a disk, and the end of the process does.
             self.unwritten = 0
-            Thread(target=self.write, daemon=True).start()
+            Thread(target=self.write).start()
 
     def write(self) -> None:
         """Put a new file in the old one's place; a warning where that is not possible."""
@@ -82,11 +82,12 @@ class KeptTexts(PastTexts):
         data = b"".join(each.tobytes() for each in parts)
         head = _MAGIC + self.identity + hashlib.sha256(data).digest()
         try:
-            with _writing, store.locked(self.path.parent / ".lock"), store.replacing(self.path) as temporary:
-                # Nobody else reads what somebody's texts were.
-                temporary.touch(mode=0o600)
-                temporary.write_bytes(head.ljust(_HEAD, b"\0") + data)
-            self._remove_others()
+            with _writing, store.locked(self.path.parent / ".lock"):
+                with store.replacing(self.path) as temporary:
+                    # Texts of one user are unreadable for others.
+                    temporary.touch(mode=0o600)
+                    temporary.write_bytes(head.ljust(_HEAD, b"\0") + data)
+                self._remove_others()
         except (DecoderyError, OSError) as error:
             warnings.warn(f"what auto has learned is not kept: {error}", stacklevel=2)
 

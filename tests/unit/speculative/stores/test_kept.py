@@ -122,6 +122,28 @@ def test_a_folder_that_cannot_be_written_to_is_a_warning_at_the_end(target: Load
         texts.write()
 
 
+ENDING = """
+from pathlib import Path
+from threading import Timer
+from decodery.speculative.stores import kept
+from decodery.speculative.stores.contexts import Contexts
+from decodery.speculative.stores.expectations import CopyRates, SuccessorRates
+texts = kept.KeptTexts((3,), Path({path!r}), bytes(32))
+texts.tables = Contexts((2,), 2), SuccessorRates(1, 2), texts, CopyRates()
+kept._writing.acquire()
+timer = Timer(0.3, kept._writing.release)
+timer.daemon = True
+timer.start()
+texts.add(range(5000))
+"""
+
+
+def test_a_process_that_ends_finishes_what_it_is_writing(tmp_path: Path) -> None:
+    path = tmp_path / "a.tables"
+    subprocess.run([sys.executable, "-c", ENDING.format(path=str(path))], check=True)
+    assert path.stat().st_size > 4 * 5000
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
