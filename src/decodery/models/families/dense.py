@@ -11,7 +11,7 @@ from __future__ import annotations
 from decodery.core.errors import CorruptFile
 
 from ..config import EPS, KERNEL, LAYERS, MOST_LAYERS, POSITIONS, SCALE, WIDTH, Rope, Temperature
-from ..loaders.fields import Either, Fields, Flag, Listed, Number, Text, Whole
+from ..loaders.fields import Either, Fields, Flag, Kind, Listed, Number, Text, Whole
 from ..torch.rope_config import read_rope, rope_fields, ropes_by_kind
 from .family import Family, Raw, forget_ropes, windows
 
@@ -66,7 +66,8 @@ def _smollm3(fields: Fields, raw: Raw) -> Raw:
     return found | ({"local_rope": Rope(kind="none"), "local_rope_layers": still} if any(still) else {})
 
 
-def _granite(fields: Fields, raw: Raw) -> Raw:
+def granite_scales(fields: Fields, raw: Raw) -> Raw:
+    """What Granite multiplies the embeddings, the attention's logits and the output of each sublayer by."""
     return {
         "embedding_scale": float(fields.get("embedding_multiplier", 1.0)),
         "attention_scale": float(fields.get("attention_multiplier", 1.0)),
@@ -186,6 +187,9 @@ LFM2_PARTS = {
 }
 LFM2_CONVOLVING = {"qkv": "conv.in_proj", "output": "conv.out_proj", "conv": "conv.conv"}
 _AFTER_NAMES = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
+GRANITE_SCALES: dict[str, Kind] = dict.fromkeys(
+    ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"), SCALE
+)
 DENSE: dict[str, Family] = {
     "gemma": Family(fields={"hidden_activation": Text(64)}, derived=_gemma),
     "gemma2": Family(
@@ -220,11 +224,7 @@ DENSE: dict[str, Family] = {
         parts={"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"},
     ),
     "glm": Family(switches={"output_bias": False}),
-    "granite": Family(
-        fields=dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier"), SCALE)
-        | {"logits_scaling": SCALE},
-        derived=_granite,
-    ),
+    "granite": Family(fields=GRANITE_SCALES, derived=granite_scales),
     "starcoder2": Family(
         names={"norm_epsilon": "rms_norm_eps"},
         fields={"use_bias": Flag(), "norm_epsilon": EPS},

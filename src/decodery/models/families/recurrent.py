@@ -8,7 +8,7 @@ from decodery.core.errors import CorruptFile
 
 from ..config import EPS, EXPERTS, HEAD_DIM, HEADS, KERNEL, LAYERS, MOST_LAYERS, SCALE, WIDTH, Mamba, Rope
 from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Text, Whole
-from .dense import LFM2_CONVOLVING, LFM2_PARTS
+from .dense import GRANITE_SCALES, LFM2_CONVOLVING, LFM2_PARTS, granite_scales
 from .family import Family, Raw, first_dense
 from .mamba_fields import MIXER, limits
 from .routed import GRANITE_EXPERTS, GRANITE_PARTS
@@ -37,11 +37,7 @@ def _granite(fields: Fields, raw: Raw) -> Raw:
         raise CorruptFile(f"{fields.origin}: {heads} states of {size} do not fit a width of {hidden}")
     shape = heads, size, fields.get("mamba_n_groups", 1), fields.need("mamba_d_state"), fields.get("mamba_d_conv", 4)
     recurrent = tuple(_STATES[kind] for kind in kinds)
-    own: Raw = {
-        "embedding_scale": float(fields.get("embedding_multiplier", 1.0)),
-        "attention_scale": float(fields.get("attention_multiplier", 1.0)),
-        "residual_scale": float(fields.get("residual_multiplier", 1.0)),
-    }
+    own = granite_scales(fields, raw)
     if any(recurrent):
         mamba = Mamba(*shape, *limits(raw.get("time_step_limit"), fields.origin))
         own |= {"mamba": mamba, "state_layers": recurrent}
@@ -129,7 +125,7 @@ _GRANITE: dict[str, Kind] = {
     "mamba_d_conv": KERNEL,
     "mamba_expand": Number(0.01, 1024.0),
     **dict.fromkeys(("mamba_proj_bias", "mamba_conv_bias"), Flag()),
-    **dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"), SCALE),
+    **GRANITE_SCALES,
     "shared_intermediate_size": WIDTH,
     "position_embedding_type": Text(64),
     "layers_block_type": _TYPES,

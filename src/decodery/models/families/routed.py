@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..config import EXPERTS, SCALE, WIDTH
+from ..config import EXPERTS, WIDTH
 from ..loaders.fields import Fields, Flag, Kind, Whole
+from .dense import GRANITE_SCALES, granite_scales
 from .family import Family, Raw
 
 
@@ -17,9 +18,7 @@ def _olmoe(fields: Fields, raw: Raw) -> Raw:
 
 def _granite(fields: Fields, raw: Raw) -> Raw:
     return {
-        "embedding_scale": float(fields.get("embedding_multiplier", 1.0)),
-        "attention_scale": float(fields.get("attention_multiplier", 1.0)),
-        "residual_scale": float(fields.get("residual_multiplier", 1.0)),
+        **granite_scales(fields, raw),
         "experts": fields.need("num_local_experts"),
         "experts_per_token": fields.need("num_experts_per_tok"),
     }
@@ -30,8 +29,7 @@ def _granite_shared(fields: Fields, raw: Raw) -> Raw:
 
 
 _COUNTS: dict[str, Kind] = dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), EXPERTS)
-_MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-_GRANITE: dict[str, Kind] = {**_COUNTS, **dict.fromkeys(_MULTIPLIERS, SCALE)}
+_GRANITE: dict[str, Kind] = {**_COUNTS, **GRANITE_SCALES}
 GRANITE_PARTS = {
     **dict.fromkeys(("shared_gate", "shared_up"), "shared_mlp.input_linear"),
     "shared_down": "shared_mlp.output_linear",

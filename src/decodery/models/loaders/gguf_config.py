@@ -52,7 +52,7 @@ _GENERAL: dict[str, Kind] = {
     "diffusion.shift_logits": Flag(),
     "tokenizer.ggml.mask_token_id": TOKEN_ID,
 }
-_CONFIG: dict[str, Kind] = {
+SIZES: dict[str, Kind] = {
     "block_count": LAYERS,
     "embedding_length": WIDTH,
     "feed_forward_length": WIDTH,
@@ -60,12 +60,16 @@ _CONFIG: dict[str, Kind] = {
     "attention.head_count_kv": HEADS,
     "attention.key_length": HEAD_DIM,
     "attention.value_length": HEAD_DIM,
+    "attention.layer_norm_rms_epsilon": EPS,
+    **ROPES,
+}
+"""Keys of the sizes, norms and rotation of a block."""
+_CONFIG: dict[str, Kind] = {
+    **SIZES,
     "attention.causal": Flag(),
     "attention.scale": SCALE,
-    "attention.layer_norm_rms_epsilon": EPS,
     "attention.sliding_window": Whole(0, POSITIONS.most),
     "attention.sliding_window_pattern": Either(Whole(0, LAYERS.most), Array(LAYERS.most)),
-    **ROPES,
     **dict.fromkeys((*_UNSUPPORTED, *_NEVER), Number(-1e9, 1e9)),
     **KINDS,
 }
@@ -124,7 +128,7 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
     layers = fields.need("block_count")
     hidden, heads = fields.need("embedding_length"), fields.need("attention.head_count")
     head_dim = fields.get("attention.key_length", max(hidden // heads, 1))
-    _same_width(fields, head_dim)
+    refuse_other_widths(fields, head_dim)
     window, sliding = _sliding(fields, gemma, layers)
     # The largest Gemma 3 alone scales by the width of its heads in the residual stream.
     scale = (hidden / heads if gemma and layers == 62 else head_dim) ** -0.5
@@ -187,11 +191,12 @@ def _with_rope(config: ModelConfig, file: GGUFFile, fields: Fields, theta: float
 
 def _turned(file: GGUFFile, fields: Fields, config: ModelConfig) -> ModelConfig:
     """A configuration of layers that keep a state, with the rotation of those that attend as well."""
-    _same_width(fields, config.head_dim)
+    refuse_other_widths(fields, config.head_dim)
     return replace(config, rope=read_rope(file, fields, 10_000.0, config.head_dim))
 
 
-def _same_width(fields: Fields, head_dim: int) -> None:
+def refuse_other_widths(fields: Fields, head_dim: int) -> None:
+    """Raise UnsupportedModel for heads whose values, or whose rotated part, are of another width than their keys."""
     for key in ("rope.dimension_count", "attention.value_length"):
         if fields.get(key, head_dim) != head_dim:
             raise fields.unsupported(key)

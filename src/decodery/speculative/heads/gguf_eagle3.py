@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from decodery.core.errors import CorruptFile, UnsupportedModel
-from decodery.models.config import EPS, HEAD_DIM, HEADS, LAYERS, TOKENS, WIDTH, ModelConfig
+from decodery.models.config import LAYERS, TOKENS, WIDTH, ModelConfig
 from decodery.models.loaders.config_check import check_config
 from decodery.models.loaders.fields import Array, Fields, Flag, Kind, Whole
+from decodery.models.loaders.gguf_config import SIZES, refuse_other_widths
 from decodery.models.loaders.gguf_file import GGUFFile
 from decodery.models.loaders.gguf_rope import FREQUENCIES, read_rope
-from decodery.models.loaders.gguf_rope import KINDS as ROPES
 from decodery.models.torch.rope import rope_frequencies
 from decodery.models.trained.artifact import remembered
 
@@ -33,21 +33,13 @@ from .published_layers import DraftLayers
 
 ARCHITECTURE = "eagle3"
 _KINDS: dict[str, Kind] = {
-    "block_count": LAYERS,
-    "embedding_length": WIDTH,
-    "feed_forward_length": WIDTH,
-    "attention.head_count": HEADS,
-    "attention.head_count_kv": HEADS,
-    "attention.key_length": HEAD_DIM,
-    "attention.value_length": HEAD_DIM,
-    "attention.layer_norm_rms_epsilon": EPS,
+    **SIZES,
     "vocab_size": TOKENS,
     "extract_layers": Array(LAYERS.most),
     "target_hidden_size": WIDTH,
     "norm_before_residual": Flag(),
     "rope.scaling.finetuned": Flag(),
     "rope.scaling.yarn_log_multiplier": Whole(0, 0),
-    **ROPES,
 }
 _LAYER = "midlayer."
 _NAMES = {
@@ -129,9 +121,7 @@ def _config(file: GGUFFile, fields: Fields) -> ModelConfig:
         raise fields.unsupported("block_count")
     hidden, heads = fields.need("embedding_length"), fields.need("attention.head_count")
     head_dim = fields.get("attention.key_length", max(hidden // heads, 1))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if fields.get(key, head_dim) != head_dim:
-            raise fields.unsupported(key)
+    refuse_other_widths(fields, head_dim)
     embedding, tokens = file.tensors.get("token_embd.weight"), len(file.metadata.get(_TOKENS, ()))
     vocab_size = fields.get("vocab_size", tokens) if embedding is None else embedding.shape[0]
     if not vocab_size:
