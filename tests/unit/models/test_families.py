@@ -114,10 +114,12 @@ def test_texts_of_a_qwen_that_sees(name: str, tmp_path: Path) -> None:
     ids = random_ids(16)
     logits = ours.forward(Batch([Segment(np.arange(16), ids)])).logits
     assert (logits - reference(theirs, ids)).abs().max() < 1e-4
+    raw = json.loads((folder / "config.json").read_text())
+    with pytest.raises(UnsupportedModel, match="text_config: model_type = 'qwen3_moe'"):
+        read_config(raw | {"text_config": raw["text_config"] | {"model_type": "qwen3_moe"}})
     if name == "Qwen3VL":
         return
     # The first files have no part for texts, and tensors that begin as those of a language model alone.
-    raw = json.loads((folder / "config.json").read_text())
     inner = raw.pop("text_config")
     inner |= {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": sections}}
     inner.pop("rope_parameters")

@@ -49,6 +49,9 @@ def language_part(raw: Any, origin: str) -> tuple[str, Raw]:
     if named in _QWEN_VL:
         # The first files have both parts in one.
         inner = inner or {name: value for name, value in raw.items() if not _is_seen(name)}
+        fields = Fields(inner, f"{origin}: text_config", {"model_type": Text(64)})
+        if fields.get("model_type", family) not in (family, named, f"{named}_text"):
+            raise fields.unsupported("model_type")
         tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", inner.get("tie_word_embeddings", False))}
         return family, of_text(given | inner) | tied | {"model_type": family}
     inner = Fields(raw, origin, {"text_config": Record({})}).need("text_config")
