@@ -196,7 +196,10 @@ def _turned(file: GGUFFile, fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def refuse_other_widths(fields: Fields, head_dim: int) -> None:
-    """Raise UnsupportedModel for heads whose values, or whose rotated part, are of another width than their keys."""
+    """Refuse heads whose values, or whose rotated part, are of another width than their keys.
+
+    Raises UnsupportedModel.
+    """
     for key in ("rope.dimension_count", "attention.value_length"):
         if fields.get(key, head_dim) != head_dim:
             raise fields.unsupported(key)
