@@ -223,7 +223,8 @@ def threshold(texts: Path, out: Path | None, model: str, monitor: str, rate: flo
     TEXTS holds one JSON object a line, {"messages": [...], "label": true or false, "group": text}. The monitor scores
     each text as it does while MODEL writes, and the highest score of a text decides: a further harmless text like these
     is flagged at any of its tokens with at most the given rate. A fifth of the groups is the test set, whose figures
-    are printed. A monitor with a trained part is written to --out with the new threshold.
+    are printed. A monitor with a trained part is written to --out with the new threshold. Give texts that it was not
+    trained on.
     """
     from decodery import load
     from decodery.core.registry import resolve
@@ -239,6 +240,11 @@ def threshold(texts: Path, out: Path | None, model: str, monitor: str, rate: flo
             if known is None
             else f"--monitor {monitor} has a trained part, which keeps its threshold: give --out DIR"
         )
+    if known is not None and _learned_from(known[1]) == str(texts):
+        raise click.UsageError(
+            f"--monitor {monitor} was trained on {texts}, and scores of texts that it knows promise nothing of others: "
+            "give other texts"
+        )
     lm = load(model)
     with terminal_progress(counts=True) as progress:
         found, report = calibrate(lm, chats, watching, rate, unit=unit, seed=seed, data=str(texts), progress=progress)
@@ -249,6 +255,11 @@ def threshold(texts: Path, out: Path | None, model: str, monitor: str, rate: flo
     setting, part = known
     with_threshold(part, found, report | {"command": command_line()}).save(out / part.FILE)
     click.echo(f"The monitor is ready: --monitor {_with_setting(monitor, setting, str(out))}")
+
+
+def _learned_from(part: Any) -> str | None:
+    """What a part was trained on; None where a later threshold took the place of the one that says it."""
+    return None if "calibration" in part.facts else part.threshold.data
 
 
 def _with_setting(monitor: str, setting: str, value: str) -> str:

@@ -26,17 +26,25 @@ def said(*arguments: str) -> tuple[int, str, str]:
 def test_a_printed_monitor_has_the_settings_that_its_threshold_was_set_with(
     files: dict[str, str], tmp_path: Path
 ) -> None:
-    codes, out, few = tmp_path / "codes", tmp_path / "out", tmp_path / "few.jsonl"
-    few.write_text("".join(Path(files["labelled"]).read_text().splitlines(keepends=True)[:24]))
+    codes, out, few, other = (tmp_path / each for each in ("codes", "out", "few.jsonl", "other.jsonl"))
+    lines = Path(files["labelled"]).read_text().splitlines(keepends=True)
+    few.write_text("".join(lines[:24]))
+    other.write_text("".join(lines[24:48]))
     files = files | {"labelled": str(few)}
     code, _, errors = said("sae", *KINDS["sae"].format(**files).split(), "--out", str(codes))
     assert code == 0, errors
-    texts = ("threshold", files["labelled"], "-m", files["chat"], "--rate", "0.3")
+    known = ("threshold", str(few), "-m", files["chat"], "--monitor", f"sae:codes={codes}", "--out", str(out))
+    code, _, errors = said(*known)
+    assert code == 2 and "scores of texts that it knows promise nothing of others: give other texts" in errors
+    texts = ("threshold", str(other), "-m", files["chat"], "--rate", "0.3")
     code, last, errors = said(*texts, "--monitor", f"sae:top=4,threshold=0.5,codes={codes}", "--out", str(out))
     assert code == 0, errors
     monitor = resolve("monitor", last.partition("--monitor ")[2])
     assert monitor.top == 4 and monitor.threshold is None
     assert monitor.limit == resolve("monitor", f"sae:codes={out}").trained.threshold.value
+    # Another rate on the same texts: they only calibrated.
+    again = (*texts[:-1], "0.4", "--monitor", f"sae:top=4,codes={out}", "--out", str(tmp_path / "again"))
+    assert said(*again)[0] == 0
     code, last, errors = said(*texts, "--monitor", "confidence:threshold=3,measure=worst")
     assert code == 0, errors
     monitor = resolve("monitor", last.partition("--monitor ")[2])
