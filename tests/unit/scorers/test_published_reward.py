@@ -215,9 +215,18 @@ def test_armorm_mixes_its_scores_by_a_gate(tmp_path: Path) -> None:
     normed = {f"gating.layers.{n}.running_mean": torch.zeros(24) for n in (2, 5)}
     with pytest.raises(UnsupportedModel, match="a gate of another form"):
         RewardModel(model=str(save(tmp_path / "qrm", model, head | normed, **gated)))
-    with pytest.raises(CorruptFile, match="5 objectives"):
-        head |= {"reward_transform_matrix": torch.eye(4)}
-        RewardModel(model=str(save(tmp_path / "torn", model, head, **gated)))
+    damaged: list[tuple[dict[str, torch.Tensor], dict[str, Any], str]] = [
+        ({"reward_transform_matrix": torch.eye(4)}, {}, "5 objectives"),
+        ({"gating.logit_scale": torch.ones(4)}, {}, "5 objectives"),
+        ({"regression_layer.weight": torch.ones(5, 31)}, {}, "reads 31 values of 32"),
+        ({"gating.layers.1.weight": torch.ones(24, 23)}, {}, "reads 23 values of 24"),
+        ({"gating.layers.1.bias": torch.ones(25)}, {}, "25 values for 24 outputs"),
+        ({}, {"gating_n_hidden": 1 << 40}, "an integer from 0 to 64"),
+        ({}, {"gating_temperature": 0}, "gating_temperature"),
+    ]
+    for number, (tensors, settings, said) in enumerate(damaged):
+        with pytest.raises(CorruptFile, match=said):
+            RewardModel(model=str(save(tmp_path / f"torn{number}", model, head | tensors, **gated | settings)))
 
 
 def test_language_models_that_answer_with_signs(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import torch
 
 from decodery.core.errors import CorruptFile, UnsupportedModel
 
+from .fields import Fields, Number, Whole
+
 Kind = Literal["qwen-prm", "skywork-prm", "sequence-classification", "token-classification", "gated"]
 Tensors = Mapping[str, torch.Tensor]
 
@@ -27,6 +29,7 @@ _OF_HEADS = ("id2label", "label2id", "num_labels", "problem_type", "classifier_d
 KEYS = (*_OF_HEADS, *_GATE_KEYS)
 """Configuration keys that concern a head alone."""
 _TEMPERATURE, _HIDDEN_LAYERS = 10.0, 3
+_OF_GATES = {"gating_n_hidden": Whole(0, 64), "gating_temperature": Number(1e-6, 1e6)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +122,8 @@ def read_head(
         CorruptFile: For one that is damaged or is not there.
         UnsupportedModel: For more outputs than a score, and gates of another form.
     """
-    shapes = _shapes(kind, config, names)
+    gate = Fields(config, f"{where}/config.json", _OF_GATES)
+    shapes = _shapes(kind, gate.get("gating_n_hidden", _HIDDEN_LAYERS), names)
     if missing := shapes.keys() - names.keys():
         raise CorruptFile(f"{where} has no head of a {kind} model: {', '.join(sorted(missing))} is missing")
     if other := [name for name in names if name.startswith("gating.") and name not in shapes]:
@@ -128,9 +132,10 @@ def read_head(
     for name, each in tensors.items():
         if each.ndim != shapes[name]:
             raise CorruptFile(f"{where}: {name} has {each.ndim} dimensions, not {shapes[name]}")
+    _check_widths(tensors, config.get("hidden_size"), where)
     if kind == "gated":
         _check_gate(tensors, where)
-        return RewardHead(kind, tensors, float(config.get("gating_temperature", _TEMPERATURE)))
+        return RewardHead(kind, tensors, float(gate.get("gating_temperature", _TEMPERATURE)))
     outputs = len(next(each for name, each in reversed(tensors.items()) if name.endswith("weight")))
     if outputs > 2 or (kind in ("skywork-prm", "sequence-classification") and outputs != 1):
         raise UnsupportedModel(
@@ -139,10 +144,10 @@ def read_head(
     return RewardHead(kind, tensors)
 
 
-def _shapes(kind: Kind, config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
+def _shapes(kind: Kind, hidden_layers: int, names: Mapping[str, str]) -> dict[str, int]:
     """Tensors of a head, and their dimensions."""
     if kind == "gated":
-        layers = range(int(config.get("gating_n_hidden", _HIDDEN_LAYERS)) + 1)
+        layers = range(hidden_layers + 1)
         gate = {f"gating.layers.{n}.{part}": 2 - (part == "bias") for n in layers for part in ("weight", "bias")}
         return dict(zip(_MIXED, (2, 2, 1), strict=True)) | gate
     if kind == "qwen-prm" or (kind == "sequence-classification" and "score.0.weight" in names):
@@ -152,9 +157,24 @@ def _shapes(kind: Kind, config: Mapping[str, Any], names: Mapping[str, str]) -> 
     return {f"{name}.weight": 2, **bias}
 
 
+def _check_widths(tensors: Tensors, hidden: Any, where: str) -> None:
+    """Raise CorruptFile where a layer does not fit the one before it, or the model's states."""
+    width = hidden
+    for name, each in tensors.items():
+        layer, _, part = name.rpartition(".")
+        if part == "weight":
+            follows = layer[-1].isdigit() and not layer.endswith(".0")
+            expected, width = width if follows else hidden, len(each)
+            if isinstance(expected, int) and each.shape[1] != expected:
+                raise CorruptFile(f"{where}: {name} reads {each.shape[1]} values of {expected}")
+        elif part == "bias" and len(each) != width:
+            raise CorruptFile(f"{where}: {name} has {len(each)} values for {width} outputs")
+
+
 def _check_gate(tensors: Tensors, where: str) -> None:
     """Raise CorruptFile where the parts of a gated head do not fit each other."""
     objectives = len(tensors["regression_layer.weight"])
     weights = len(tensors[f"gating.layers.{_layers(tensors) - 1}.weight"])
-    if tuple(tensors["reward_transform_matrix"].shape) != (objectives, objectives) or weights != objectives:
+    square, scales = tuple(tensors["reward_transform_matrix"].shape), len(tensors["gating.logit_scale"])
+    if square != (objectives, objectives) or weights != objectives or scales not in (1, objectives):
         raise CorruptFile(f"{where} has {objectives} objectives and a gate or a transform of another size")
