@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence as Ordered
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.monitors.sparse_autoencoder import SparseAutoencoder
 
-from .loop import TrainingPlan, batches, content, train
+from .loop import TrainingPlan, batches, train
 
 _VALIDATED = 2048
 """Rows that a validation looks at."""
@@ -101,10 +102,11 @@ def train_autoencoder(
     plan = TrainingPlan(steps, lr=lr, weight_decay=0.0, validate_every=max(steps // 10, 1))
     settings = {
         "site": site,
+        "features": features,
         "k": k,
         "batch": batch,
         "seed": seed,
-        "rows": content([len(learned), float(learned.sum())]),
+        "rows": [hashlib.sha256(rows.contiguous().numpy().data).hexdigest() for rows in (learned, held)],
     }
     out.mkdir(parents=True, exist_ok=True)
     train(

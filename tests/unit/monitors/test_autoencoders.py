@@ -228,5 +228,11 @@ def test_an_autoencoder_finds_planted_features_and_is_measured_on_other_rows(tmp
     assert empty["dead features"] == 1.0 and empty["L0"] == 0 and empty["unexplained variance"] > 0.9
     again = train_autoencoder(learned, chosen, tmp_path, "resid_post.0", **settings)  # type: ignore[arg-type]
     assert again.encoder.equal(found.encoder)
-    with pytest.raises(SettingsError, match="other settings or other data"):
-        train_autoencoder(learned[1:], chosen, tmp_path, "resid_post.0", **settings)  # type: ignore[arg-type]
+    for rows, held, more in (
+        (learned[1:], chosen, {}),
+        (learned.flip(0), chosen, {}),
+        (learned, chosen[1:], {}),
+        (learned, chosen, {"features": 31}),
+    ):
+        with pytest.raises(SettingsError, match="other settings or other data"):
+            train_autoencoder(rows, held, tmp_path, "resid_post.0", **(settings | more))  # type: ignore[arg-type]
