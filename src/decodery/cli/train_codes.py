@@ -1,4 +1,4 @@
-"""`decodery train sae`, `codebook` and `keys`: what is read off heads, sublayers and states as codes."""
+"""`decodery train sae`, `codebook`, `autoencoder` and `kv-bottleneck`: codes of hidden states."""
 
 from __future__ import annotations
 
@@ -150,13 +150,8 @@ def codebook(
         raise SettingsError(f"--k {k} is more than --codes {codes}: give a smaller --k")
     loaded = load(model, dtype="float32")
     sites = sites or (f"mlp_out.{loaded.model.config.num_layers // 2}",)
-    found = pieces(loaded, files, texts, length)
+    found = pieces(loaded, files, texts, length, needed=6)
     held, learned = found[::5], [each for number, each in enumerate(found) if number % 5]
-    if len(held) < 2:
-        raise SettingsError(
-            f"the files hold {len(found)} pieces of {length} tokens, and 6 are needed: give longer files, or a "
-            "smaller --length"
-        )
     with terminal_progress(counts=True) as progress:
         facts = {"model": loaded.name, "command": command_line()}
         trained = train_codebook(
@@ -215,7 +210,6 @@ def autoencoder(
         raise click.UsageError(f"--measure trains nothing: leave out {' and '.join(unused)}")
     import torch
 
-    from decodery.core.errors import SettingsError
     from decodery.models.loaders.load import load
     from decodery.models.loaders.store import write_text
     from decodery.monitors.feature import Feature
@@ -223,14 +217,8 @@ def autoencoder(
     from decodery.training.autoencoder import measured, rows_of_texts, train_autoencoder
 
     loaded = load(model)
-    found = pieces(loaded, files, texts, length)
     # Two texts are tested at least: one alone has no interval. A fifth is held out, and half of that chooses.
-    needed = 16 if measure is None else 6
-    if len(found) < needed:
-        raise SettingsError(
-            f"these are {len(found)} pieces of {length} tokens, and {needed} are needed: give longer files, a larger "
-            "--texts or a smaller --length"
-        )
+    found = pieces(loaded, files, texts, length, needed=16 if measure is None else 6)
     known = None if measure is None else SparseAutoencoder.load(measure, site or "")
     if known is not None:
         Feature(known, (0,)).fits(loaded.model)

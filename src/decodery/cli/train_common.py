@@ -37,12 +37,13 @@ texts_options = together(
 )
 
 
-def pieces(loaded: LoadedModel, files: Sequence[Path], texts: int, length: int) -> list[list[int]]:
+def pieces(loaded: LoadedModel, files: Sequence[Path], texts: int, length: int, needed: int = 1) -> list[list[int]]:
     """Token ids of the first `texts` pieces of text files, each of `length` tokens.
 
-    Raises PromptError for a file that is no text in UTF-8, and where there is no piece.
+    Raises PromptError for a file that is no text in UTF-8, and where there is no piece; SettingsError for fewer than
+    `needed`.
     """
-    from decodery.core.errors import PromptError
+    from decodery.core.errors import PromptError, SettingsError
 
     tokens = []
     for file in files:
@@ -53,6 +54,12 @@ def pieces(loaded: LoadedModel, files: Sequence[Path], texts: int, length: int) 
     found = [each[first : first + length] for each in tokens for first in range(0, len(each) - length + 1, length)]
     if not found:
         raise PromptError(f"the files have no piece of {length} tokens: give longer files, or a smaller --length")
+    if len(found[:texts]) < needed:
+        hold = "--texts takes" if len(found) > texts else "the files hold"
+        raise SettingsError(
+            f"{hold} {len(found[:texts])} pieces of {length} tokens, and {needed} are needed: give longer files, a "
+            "larger --texts or a smaller --length"
+        )
     return found[:texts]
 
 

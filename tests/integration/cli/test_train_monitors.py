@@ -67,8 +67,8 @@ def test_an_autoencoder_is_measured_where_it_fits(files: dict[str, str], tmp_pat
     assert code == 0 and f"feature:sae={fits}" in last, errors
     for given, status, error in (
         (("--texts", "12", "--measure", str(other)), 1, "reads 32 numbers, and resid_post.0 of this model has 64"),
-        (("--texts", "5", "--measure", str(fits)), 1, "these are 5 pieces of 16 tokens, and 6 are needed"),
-        (("--texts", "15", "--steps", "3"), 1, "these are 15 pieces of 16 tokens, and 16 are needed"),
+        (("--texts", "5", "--measure", str(fits)), 1, "--texts takes 5 pieces of 16 tokens, and 6 are needed"),
+        (("--texts", "15", "--steps", "3"), 1, "--texts takes 15 pieces of 16 tokens, and 16 are needed"),
         (("--measure", str(fits), "--k", "4", "--lr", "1"), 2, "--measure trains nothing: leave out --k and --lr"),
     ):
         code, _, errors = said(*texts, *given)

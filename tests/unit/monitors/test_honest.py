@@ -342,4 +342,4 @@ def test_the_commands_print_what_was_held_out(tmp_path: Path) -> None:
     assert code == 0, errors
     assert json.loads(output[: output.rindex("}") + 1])["texts"] == 3
     code, _, errors = inside("train", "codebook", str(file), "-m", model, "--out", "x", *shape[:-1], "4")
-    assert code == 1 and "the files hold 4 pieces of 16 tokens, and 6 are needed" in errors
+    assert code == 1 and "--texts takes 4 pieces of 16 tokens, and 6 are needed" in errors
