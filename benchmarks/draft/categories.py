@@ -9,7 +9,7 @@ calls the same tools again and again. Every drafter has a memory of its own, and
 beside them. Of every kind: tokens per pass, and speed of decoding as plain seconds by its own. Nothing begins after
 `minutes`.
 
-Every `auto` is compared with the fastest drafter of each kind of text, a choice that nobody has before the text.
+Every `auto` is compared with the fastest drafter of each kind of text, which is not known before the text.
 
 With --counted nothing is timed: a pass takes what the prior of its model says, by its rows, and a question to an
 adviser its share of that, so that the same command counts the same on a busy machine. Plain decoding is counted, too.

@@ -44,7 +44,7 @@ _writing = Lock()
 
 
 class KeptTexts(PastTexts):
-    """Earlier texts, which keep themselves and the tables beside them.
+    """Earlier texts that are written to a file, with the tables beside them.
 
     Args:
         orders: See `PastTexts`.
