@@ -19,7 +19,7 @@ from .lossless import compare
 from .record import Prompt, Record
 from .settings import PLAIN, Settings
 from .structured import judged
-from .subject import Run, Subject
+from .subject import Run, Searched, Subject
 from .units import Conversation, Unit
 
 _PROGRAM_SECONDS = 3.0
@@ -108,12 +108,14 @@ class Bench:
         self.report(what, done, self._total())
 
     def _warm_up(self) -> None:
-        first = self.units[0].prompts(0, [])
+        unit = self.units[0]
+        first = unit.prompts(0, [])
         assert first is not None
         for subject in self.subjects:
+            own: dict[str, Any] = {"messages": unit.messages(0, [])} if isinstance(subject, Searched) else {}
             for _ in range(self.settings.warmup):
                 self._tell(f"warming up {subject.name}", 0)
-                subject.decode(first[:1], max_new_tokens=min(16, self.settings.max_new_tokens), seed=0)
+                subject.decode(first[:1], max_new_tokens=min(16, self.settings.max_new_tokens), seed=0, **own)
 
     def _measure(self, index: int, rotation: int, done: int) -> None:
         """One round of one unit by all methods; nothing of it is kept if it is interrupted."""
@@ -130,12 +132,16 @@ class Bench:
             plain = self.records.get((PLAIN, prompt))
             for subject in subjects if plain is None else [*subjects[shift:], *subjects[:shift]]:
                 self._tell(f"{subject.name}: {prompt.workload}, {prompt.category}", done)
+                own: dict[str, Any] = (
+                    {"messages": unit.messages(turn, answers)} if isinstance(subject, Searched) else {}
+                )
                 run = subject.decode(
                     prompts,
                     max_new_tokens=self.settings.max_new_tokens,
                     seed=nth_seed(self.settings.seed, index),
                     concurrency=unit.concurrency,
                     **held,
+                    **own,
                 )
                 done += 1
                 if plain is None and subject.name == PLAIN:

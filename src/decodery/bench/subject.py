@@ -102,9 +102,9 @@ class Own:
     def new_round(self) -> None:
         self.memory = _Watched()
         drafter = {"drafter": resolve_drafter(self.spec)} if self.request is None else {}
+        own = self.request or {}
         self._settings = {
-            "temperature": self.temperature, "max_draft_tokens": self.max_draft_tokens, **drafter,
-            **(self.request or {}),
+            "max_draft_tokens": self.max_draft_tokens, **_temperature(self.temperature, own), **drafter, **own,
         }  # fmt: skip
         self._engine = Engine(self.lm.model, detokenizer=self.lm.tokenizer.stream, memory=self.memory)
         self._seen: set[tuple[int, ...]] = set()
@@ -175,19 +175,30 @@ class Searched:
     def __init__(self, lm: LLM, name: str, search: Search, temperature: float, request: Mapping[str, Any]) -> None:
         self.lm, self.name, self.dtype = lm, name, lm.dtype
         self._search = search.bind(lm.tokenizer)
-        self._settings = {"drafter": None, "temperature": temperature, **request}
+        self._settings = {"drafter": None, **_temperature(temperature, request), **request}
 
     def new_round(self) -> None:
         """Nothing is kept from prompt to prompt."""
 
-    def decode(self, prompts: Sequence[list[int]], *, max_new_tokens: int, seed: int, concurrency: int = 1) -> Run:
-        """See `Subject`; texts are found one after the other."""
+    def decode(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        max_new_tokens: int,
+        seed: int,
+        concurrency: int = 1,
+        messages: str | list[dict[str, str]] | None = None,
+    ) -> Run:
+        """See `Subject`; texts are found one after the other.
+
+        Args:
+            messages: What the only prompt was made of, for searches that make prompts of it.
+        """
         run = Run([])
         for number, prompt in enumerate(prompts):
             engine = Engine(self.lm.model, detokenizer=self.lm.tokenizer.stream, memory=Memory())
-            request = self.lm.request(
-                prompt, max_new_tokens=max_new_tokens, seed=nth_seed(seed, number), **self._settings
-            )
+            settings = {"max_new_tokens": max_new_tokens, "seed": nth_seed(seed, number), **self._settings}
+            request = self.lm.request_for(prompt if messages is None else messages, tokens=prompt, **settings)
             begin = perf_counter()
             best = self._search.run(engine, request)[0]
             run.seconds += perf_counter() - begin
@@ -196,6 +207,11 @@ class Searched:
             run.new_tokens += len(best.generated)
             run.outputs.append(best.generated)
         return run
+
+
+def _temperature(temperature: float, request: Mapping[str, Any]) -> dict[str, float]:
+    """The benchmark's temperature, where a request does not list its logits processors, among which it would stand."""
+    return {} if "sampler" in request else {"temperature": temperature}
 
 
 class _Watched(Memory):

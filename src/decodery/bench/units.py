@@ -50,6 +50,10 @@ class Unit(Protocol):
 
     def key(self, turn: int) -> Prompt: ...
 
+    def messages(self, turn: int, answers: Sequence[list[list[int]]]) -> str | list[dict[str, str]] | None:
+        """The one prompt of a turn before it is rendered; None for token ids, and for several."""
+        ...
+
     def prompts(self, turn: int, answers: Sequence[list[list[int]]]) -> list[list[int]] | None:
         """Token ids of the prompts of a turn, after plain decoding's outputs of the turns before; None: too long."""
         ...
@@ -73,17 +77,19 @@ class Conversation:
         question = self.question
         return Prompt(question.workload, question.category, QUALITATIVE, question.id, turn)
 
-    def prompts(self, turn: int, answers: Sequence[list[list[int]]]) -> list[list[int]] | None:
+    def messages(self, turn: int, answers: Sequence[list[list[int]]]) -> str | list[dict[str, str]]:
         texts = [self.lm.tokenizer.decode(answer[0]) for answer in answers]
         if self.lm.chat_template is None:
             said = [content for _, content in self.question.before]
             said += [text for pair in zip(self.question.turns, texts, strict=False) for text in pair]
-            tokens = self.lm.encode("\n\n".join([*said, self.question.turns[turn]]), apply_chat_template=False)
-        else:
-            messages = [{"role": role, "content": content} for role, content in self.question.before]
-            for asked, answered in zip(self.question.turns, texts, strict=False):
-                messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-            tokens = self.lm.encode([*messages, {"role": "user", "content": self.question.turns[turn]}])
+            return "\n\n".join([*said, self.question.turns[turn]])
+        found = [{"role": role, "content": content} for role, content in self.question.before]
+        for question, answered in zip(self.question.turns, texts, strict=False):
+            found += [{"role": "user", "content": question}, {"role": "assistant", "content": answered}]
+        return [*found, {"role": "user", "content": self.question.turns[turn]}]
+
+    def prompts(self, turn: int, answers: Sequence[list[list[int]]]) -> list[list[int]] | None:
+        tokens = self.lm.encode(self.messages(turn, answers))
         return [tokens] if len(tokens) <= self.room else None
 
 
@@ -102,6 +108,9 @@ class Case:
     def key(self, turn: int) -> Prompt:
         category = f"{self.length} tokens, {self.concurrency} at once"
         return Prompt(self.workload, category, THROUGHPUT, f"{self.tier}, {category}")
+
+    def messages(self, turn: int, answers: Sequence[list[list[int]]]) -> None:
+        return None
 
     def prompts(self, turn: int, answers: Sequence[list[list[int]]]) -> list[list[int]]:
         return self.tokens

@@ -81,7 +81,7 @@ def test_options_of_a_request_are_read_as_generate_reads_them() -> None:
 
 
 def test_a_run_counts_right_answers_and_writes_what_papers_need(tmp_path: Path) -> None:
-    lm, tries = make_lm(), ["--drafter none --temperature 1 --top-k 3", "--search best-of-n:n=2,scorer=log-probability"]
+    lm, tries = make_lm(), ["--drafter none --sampler top-k:k=3", "--search best-of-n:n=2,scorer=log-probability"]
     # The first answer is the model's own and the other one is not.
     text = lm.generate("What is 2?", max_new_tokens=12).text
     lines = [
@@ -117,3 +117,18 @@ def test_what_does_not_go_with_a_file_is_refused(tmp_path: Path) -> None:
         assert status != 0 and wrong in errors
     with pytest.raises(SettingsError, match="no workload 'own'"):
         Settings(workloads=(OWN,))
+
+
+def test_searches_that_make_prompts_of_the_question_are_measured(tmp_path: Path) -> None:
+    lm = make_lm()
+    tries = [
+        "--search self-refine:iterations=1 --sampler top-k:k=9",
+        "--search best-of-n:n=2,scorer=question-likelihood",
+    ]
+    settings = Settings(
+        methods=("none",), workloads=(OWN,), file=str(written(tmp_path, LINES[:2])), requests=tuple(tries),
+        max_new_tokens=4, rounds=1, warmup=1, timelines=0, temperature=1.0,
+    )  # fmt: skip
+    found = measure(lm, tmp_path, settings, requests=requests_of(tries))
+    rows = [row for row in found["rows"] if row["category"] == "all"]
+    assert [row["method"] for row in rows] == ["none", *tries] and all(row["prompts"] == 3 for row in rows)
