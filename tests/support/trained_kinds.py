@@ -34,7 +34,7 @@ KINDS = {
     "kv coprocessor": f"{FILES} --steps 3 --ahead 4",
     "kv meta-soft": f"{FILES} --steps 3 --ahead 4",
     "datastore": "{text} -m {model}",
-    "merges": FILES,
+    "merges": f"{FILES} --steps 3",
     "s2ft": "{text} -m {model} --length 16 --steps 3",
     "lora": "{text} -m {model} --length 16 --steps 3 --rank 2",
     "bitnet": f"{OWN} --steps 3",

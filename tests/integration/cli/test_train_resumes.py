@@ -16,7 +16,7 @@ from safetensors import safe_open
 from commands import inside
 from covering import some
 from decodery.models.loaders import store
-from decodery.training import loop
+from decodery.training import loop, los
 from trained_kinds import KINDS, made_files
 
 
@@ -31,7 +31,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def ticking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A checkpoint is due after every step."""
+    """A checkpoint is due after every step, and a training whose length has no option is short."""
     clock, check = itertools.count(step=1000), loop.TrainingPlan.__post_init__
 
     def often(plan: loop.TrainingPlan) -> None:
@@ -40,6 +40,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(loop, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(loop.TrainingPlan, "__post_init__", often)
+    monkeypatch.setitem(los.train_los.__wrapped__.__kwdefaults__, "epochs", 6)
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
 
 
