@@ -49,6 +49,20 @@ def exactness() -> str:
     return table_from(["", ""], [[name, str(value)] for name, value in found["summary"].items()])
 
 
+def starvation() -> str:
+    """Tokens of one key beside the widest searches of another."""
+    found = load("starvation")
+    names = ("first_seconds", "whole_seconds", "worst_whole_seconds")
+    shown = {"alone": "nothing", "ordinary": "one ordinary request", "searches": "all searches at once"}
+    rows = [[shown[name], *(f"{row[each]:.3f}" for each in names)] for name, row in found["rows"].items()]
+    ratio = found["summary"]["ratio"]
+    rows.append(["searches / ordinary", *(f"{ratio[each]:.2f}" for each in names[:2]), ""])
+    head = ["beside", "first token, s", "50 tokens, s", "slowest of five, s"]
+    machine = found["machine"]
+    where = f"{machine['processor']}, {machine['threads']} threads, {machine['kernels']} ({found['created'][:10]})"
+    return f"`{found['command']}`\n\n{where}.\n\n{table_from(head, rows)}"
+
+
 def clients() -> str:
     """What each client does with the server."""
     found = load("client-matrix")
@@ -66,5 +80,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "serve-peers": peers,
     "serve-soak": soak,
     "serve-exactness": exactness,
+    "starvation": starvation,
     "client-matrix": clients,
 }

@@ -1,6 +1,6 @@
 """Drafts as pictures: the tree of a step, what of it became text, and what the model chose after it.
 
-out = lm.generate("Count to 20.", trees=True)
+out = lm.generate("Count to 20.", return_draft_trees=True)
 decodery.llm.tree_picture.draft(out.trace.decoding[3].tree, lm.tokenizer.decode)
 """
 
@@ -53,7 +53,7 @@ def draft(tree: RecordedTree, decode: Callable[[Sequence[int]], str]) -> Picture
     Green tokens were drafted and accepted, the orange one is the model's own after them, those in outline failed.
 
     Args:
-        tree: Of a step of a trace, where the request kept them (`trees=True`).
+        tree: Of a step of a trace, where the request kept them (`return_draft_trees=True`).
         decode: Ids to text, such as `lm.tokenizer.decode`.
     """
     tokens = [*tree.tokens, tree.emitted[-1]]
