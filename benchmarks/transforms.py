@@ -226,7 +226,7 @@ def main() -> None:
         row = measured(lm, copy, held, laws, plain)
         # Numbers of 32 bits, of which the original's have 16: of some copies all, of others what is not in 4 bits.
         rounded = isinstance(copy.weights.layers[0].qkv, RoundedInputs)
-        floats = copy.weights.norm.dtype == torch.float32 and isinstance(copy.weights.head, Dense)
+        floats = copy.weights.dtype == torch.float32 and isinstance(copy.weights.head, Dense)
         wide = 2 if floats and not rounded else 1
         if rounded:
             others = sum(part.bytes for part_name, part in sizes(copy).items() if not part_name.endswith(LINEARS))

@@ -97,7 +97,7 @@ def with_static(model: Transformer) -> Transformer:
 
 def _torch_alone(model: Transformer) -> None:
     model._stack = None
-    model.dtype = model.cache_dtype = model.weights.norm.dtype
+    model.dtype = model.cache_dtype = model.weights.dtype
 
 
 def without_static(model: Transformer) -> Transformer:

@@ -420,6 +420,12 @@ def save(model: transformers.PreTrainedModel, folder: Path, **options: Any) -> P
     return folder
 
 
+def in_float32(folder: Path) -> transformers.PreTrainedModel:
+    """A folder as `transformers` reads it in float32; a model that is cast there has rounded angles."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
 def random_ids(n: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, VOCAB, n)
 

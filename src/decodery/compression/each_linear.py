@@ -61,7 +61,7 @@ class EachLinear(ModelCompression):
     @torch.no_grad()
     def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
         stream = Stream(model, list(texts)) if len(texts) else None
-        kept = model.weights.norm.dtype
+        kept = model.weights.dtype
         dtype = torch.promote_types(kept, torch.float32)
         parts: list[Part] = []
         layers = []
@@ -93,12 +93,12 @@ def joined(model: Transformer, layers: list[Layer], parts: list[Part], *, whole_
     weights = model.weights
     if not whole_numbers:
         # All of a model is in one floating point type.
-        dtype = weights.norm.dtype
+        dtype = weights.dtype
         layers = [floats(layer, dtype) for layer in layers]
         head = cast(floating(weights.head), dtype)
         tied = getattr(weights.head, "weight", None) is weights.embedding
         embedding = head.weight if tied else weights.embedding.to(dtype)
-        made = rebuilt(model, embedding=embedding, layers=layers, norm=weights.norm.to(dtype), head=head)
+        made = rebuilt(model, embedding=embedding, layers=layers, head=head)
         return Change(made, tuple(parts))
     head = floating(weights.head)
     whole = weights.head if isinstance(weights.head, Int8Linear) else Int8Linear.quantize(head.weight, head.bias)

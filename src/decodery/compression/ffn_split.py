@@ -67,7 +67,7 @@ class FFNSplit(ModelCompression):
                 f"ffn-split needs MLPs without biases whose {config.intermediate_size} channels fall into "
                 f"{self.experts} equal parts: use another number of experts, or another model"
             )
-        dtype = torch.promote_types(model.weights.norm.dtype, torch.float32)
+        dtype = torch.promote_types(model.weights.dtype, torch.float32)
         stream = Stream(model, list(texts)) if len(texts) else None
         layers, parts = list[Layer](), list[Part]()
         for index, layer in enumerate(model.weights.layers):

@@ -42,7 +42,7 @@ def fisher_means(model: Transformer, texts: Texts, progress: Progress = silent) 
     all of its layers are held meanwhile.
     """
     weights = model.weights
-    dtype = torch.promote_types(weights.norm.dtype, torch.float32)
+    dtype = torch.promote_types(weights.dtype, torch.float32)
     layers = [floats(layer, dtype) for layer in weights.layers]
     learning = {
         f"layers.{index}.{name}": getattr(layer, name).weight.detach().clone().requires_grad_()

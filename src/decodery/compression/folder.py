@@ -71,4 +71,4 @@ def precision(model: Transformer) -> str:
         return "int4"
     if isinstance(first, (Int8Linear, BlockLinear, Float8Linear)):
         return "int8"
-    return str(model.weights.norm.dtype).removeprefix("torch.")
+    return str(model.weights.dtype).removeprefix("torch.")

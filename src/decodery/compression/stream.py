@@ -45,7 +45,7 @@ class Stream:
     def __init__(self, model: Transformer, texts: list[np.ndarray]) -> None:
         self.model = model
         self.texts = texts
-        self.dtype = torch.promote_types(model.weights.norm.dtype, torch.float32)
+        self.dtype = torch.promote_types(model.weights.dtype, torch.float32)
         ids = torch.from_numpy(np.concatenate(texts)).to(model.device)
         self.rows = model.embed_tokens(ids).to(self.dtype)
 
@@ -93,11 +93,11 @@ def _groups(texts: list[np.ndarray]) -> list[list[np.ndarray]]:
 
 
 def floats(layer: Layer, dtype: torch.dtype) -> Layer:
-    """A copy of a layer in floating point."""
+    """A copy of a layer in floating point; norms are not narrowed."""
     parts: dict[str, Any] = {}
     for name, part in vars(layer).items():
         if isinstance(part, torch.Tensor):
-            parts[name] = part.to(dtype)
+            parts[name] = part.to(torch.promote_types(part.dtype, dtype) if name.endswith("norm") else dtype)
         elif part is not None:
             parts[name] = cast(floating(part), dtype)
     return Layer(**parts)

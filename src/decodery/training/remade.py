@@ -113,7 +113,7 @@ class Remade:
     def __init__(self, original: Transformer, remaking: Remaking) -> None:
         self.original, self._remaking, self.progress_made = original, remaking, TrainingProgress()
         weights = original.weights
-        dtype = torch.promote_types(weights.norm.dtype, torch.float32)
+        dtype = torch.promote_types(weights.dtype, torch.float32)
         self.parameters: dict[str, torch.Tensor] = {}
         layers = []
         for index, layer in enumerate(weights.layers):
@@ -143,7 +143,7 @@ class Remade:
     def change(self) -> Change:
         """The model that it has become. Errors are shares of the weights' energy."""
         parts, layers = [], []
-        itemsize = self.original.weights.norm.itemsize
+        itemsize = self.original.weights.dtype.itemsize
         for index, layer in enumerate(self.model.weights.layers):
             made = {name: getattr(layer, name).made(itemsize) for name in LINEARS}
             for name, each in made.items():
@@ -152,8 +152,8 @@ class Remade:
             found = with_linears(layer, {name: each.linear for name, each in made.items()})
             norms = {name: part.detach() for name, part in vars(found).items() if isinstance(part, torch.Tensor)}
             layers.append(with_linears(found, norms))
-        now, dtype = self.model.weights, self.original.weights.norm.dtype
-        learned: dict[str, Any] = {"norm": now.norm.detach().to(dtype)}
+        now, dtype = self.model.weights, self.original.weights.dtype
+        learned: dict[str, Any] = {"norm": now.norm.detach().to(self.original.weights.norm.dtype)}
         if self._remaking.tables:
             assert isinstance(now.head, Dense)
             head = Dense(now.head.weight.detach().to(dtype), now.head.bias)

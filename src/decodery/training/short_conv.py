@@ -32,7 +32,8 @@ def with_short_convolutions(model: Transformer, shape: ShortConv, seed: int = 0)
         raise SettingsError(f"convolutions need a kernel and a rank of at least 1, not {shape.kernel}, {shape.rank}")
     chance = torch.Generator().manual_seed(seed)
     hidden, width = config.hidden_size, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    like, layers = model.weights.norm, []
+    like = torch.empty(0, dtype=model.weights.dtype, device=model.device)
+    layers = []
     for layer in model.weights.layers:
         # As linear layers begin, so that the first step of the outputs already knows rows apart.
         first = (

@@ -32,7 +32,7 @@ def mixture(experts: int = 8, taken: int = 2, **settings: object) -> Transformer
     """Two layers of eight experts, whose routers are sure of themselves."""
     model, draws = tiny_transformer(0, **settings), torch.Generator().manual_seed(0)  # type: ignore[arg-type]
     config = replace(model.config, experts=experts, experts_per_token=taken)
-    inner, hidden, dtype = config.intermediate_size, config.hidden_size, model.weights.norm.dtype
+    inner, hidden, dtype = config.intermediate_size, config.hidden_size, model.weights.dtype
 
     def random(*shape: int, size: float) -> torch.Tensor:
         return (torch.randn(*shape, generator=draws, dtype=torch.float64) * size).to(dtype)

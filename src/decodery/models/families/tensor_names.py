@@ -83,6 +83,17 @@ def stores_less_one(norm: str, config: ModelConfig) -> bool:
     return not norm.endswith("gate_norm.weight") and config.family in ("gemma", "gemma2", "gemma3_text", *GATED)
 
 
+_COMPUTED_WIDE = ("decay", "step_bias", "skip", "choice_bias")
+"""Vectors that are read in float32 at least, whatever a model's precision."""
+
+
+def kept_wide(part: str, config: ModelConfig) -> bool:
+    """Whether a part stays in float32 in a model of 16 bits: rounding what the loader has changed would lose of it."""
+    scaled = part == "norm.weight" and config.family.startswith(("granite", "falcon_h1"))
+    changed = part.endswith("norm.weight") and stores_less_one(part, config)
+    return scaled or changed or part.split(".")[-2] in _COMPUTED_WIDE
+
+
 def is_mtp(name: str, layers: int) -> bool:
     """Whether a tensor belongs to next-token layers, which the drafter `mtp` runs, of a model of `layers`."""
     if name.startswith(("mtp.", "model.mtp_layers.")):

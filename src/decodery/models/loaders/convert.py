@@ -14,6 +14,7 @@ from decodery.core.errors import CorruptFile
 from decodery.core.native.kernels import Form
 
 from ..config import ModelConfig
+from ..families.tensor_names import kept_wide
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.packed import BITS, BLOCK, CODE_GROUP, FLOAT_GROUP, SUPER, SUPER_BYTES
@@ -79,13 +80,14 @@ def write(
     is a head that has eight bits.
 
     Args:
-        precision: "float32", "bfloat16" or "float16", or "int8" or "int4" for the linear layers: then the embedding,
-            whose rows are only looked up, is bfloat16, and all else float32.
+        precision: "float32", "bfloat16" or "float16", where `kept_wide` names what is float32 all the same; or "int8"
+            or "int4" for the linear layers: then the embedding, whose rows are only looked up, is bfloat16, and all
+            else float32.
         beside: The file of `parts`, of which what need not be changed is to be read in place: it is only noted where.
     """
     quantized = precision not in FLOATS
     stored = [slot for slot in slots(config) if quantized or slot.name != "head.weight" or not config.tie_embeddings]
-    kinds = _kept_as(stored, precision, parts)
+    kinds = _kept_as(stored, precision, parts, config)
     placed = None if beside is None else Plan(beside.size, dict(_placed(stored, kinds, beside)))
     if placed is not None:
         stored = [slot for slot in stored if slot.name not in placed.slots]
@@ -123,10 +125,10 @@ def _placed(
                 yield slot.name, tuple(pieces)
 
 
-def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts) -> dict[Slot, _Kept]:
+def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts, config: ModelConfig) -> dict[Slot, _Kept]:
     """What each slot is kept in, in a model of this precision."""
     if precision in FLOATS:
-        return dict.fromkeys(stored, precision)
+        return {slot: "float32" if kept_wide(slot.parts[0], config) else precision for slot in stored}
     found: dict[Slot, _Kept] = {
         slot: "bfloat16" if slot.name in TABLES else "float32" for slot in stored if not slot.linear
     }

@@ -34,7 +34,7 @@ class TorchLayers:
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self.weights = weights
-        self.dtype = weights.norm.dtype
+        self.dtype = weights.dtype
         self.device = weights.norm.device
         self._tables: dict[tuple[Rope, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._mixtures: dict[int, Mixture] = {}
@@ -185,11 +185,15 @@ class TorchLayers:
         return self._norm(stream, norm) if self.config.joined_norms else stream
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if weight is None:
+            return rms_norm(rows, rows.shape[-1:], None, self.config.norm_eps)
+        # Norms may have more bits than rows.
+        wide = torch.promote_types(rows.dtype, weight.dtype)
+        read, weight = rows.to(wide), weight.to(wide)
         if self.config.centred_norms:
-            assert weight is not None
             scale, shift = weight.chunk(2)
-            return layer_norm(rows, rows.shape[-1:], scale, shift, self.config.norm_eps)
-        return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)
+            return layer_norm(read, rows.shape[-1:], scale, shift, self.config.norm_eps).to(rows.dtype)
+        return rms_norm(read, rows.shape[-1:], weight, self.config.norm_eps).to(rows.dtype)
 
     def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
         if index in self._mixers and layer.mix_in is None:

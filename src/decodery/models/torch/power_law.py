@@ -178,7 +178,7 @@ def with_operators(model: Transformer, operators: torch.Tensor) -> Transformer:
     if tuple(operators.shape) != wanted:
         raise SettingsError(f"this model takes operators of the shape {list(wanted)}, not {list(operators.shape)}")
     layers = [
-        replace(layer, operator=each.to(model.weights.norm))
+        replace(layer, operator=each.to(model.device, model.weights.dtype))
         for layer, each in zip(model.weights.layers, operators, strict=True)
     ]
     return Transformer(replace(config, operators=True), replace(model.weights, layers=layers))

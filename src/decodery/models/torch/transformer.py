@@ -263,7 +263,7 @@ class Transformer(TorchLayers):
             return self._stack.final_norm(hidden)
         if self.config.joined_norms:
             return hidden
-        return self._norm(hidden, self.weights.norm.to(hidden.dtype))
+        return self._norm(hidden, self.weights.norm)
 
     def _outputs(self, normed: torch.Tensor) -> torch.Tensor:
         if self._stack is not None:

@@ -268,6 +268,17 @@ class Weights:
     inputs: list[TokenInputs] = field(default_factory=list)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows that layers compute: the head's, at least float32 beside matrices of integers.
+
+        Norms and other vectors may have more bits.
+        """
+        parts = (part for layer in self.layers for part in vars(layer).values())
+        integers = any(isinstance(part, QUANTIZED) for part in (self.head, *parts))
+        own = self.head.weight.dtype if isinstance(self.head, Dense) else torch.float32
+        return torch.promote_types(own, torch.float32) if integers else own
+
+    @property
     def tokens(self) -> int:
         """How many have an embedding."""
         return len(self.embedding)
