@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -35,11 +34,11 @@ TOGETHER = [f"{how} {what} in detail." for what in SUBJECTS for how in ("Explain
 TOOLS = ("decodery", "decodery int8", "llama.cpp", "openvino")
 
 
-def memory() -> dict[str, int]:
-    """Megabytes: the peak of resident memory, and what is resident and belongs to no file."""
-    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+def memory(process: str = "self") -> dict[str, int]:
+    """Megabytes of a process: the peak of resident memory, and what is resident and belongs to no file."""
+    told = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines() if ":" in line)
     own = sum(int(told[name].split()[0]) for name in ("RssAnon", "RssShmem"))
-    return {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, "own_mb": own // 1024}
+    return {"peak_mb": int(told["VmHWM"].split()[0]) // 1024, "own_mb": own // 1024}
 
 
 def ours(model: str, dtype: str, tokens: int, begun: float) -> dict[str, Any]:
@@ -78,17 +77,17 @@ def _rate(generate: Any, tokens: int) -> float:
 
 
 def llama_cpp(model: str, tokens: int, begun: float) -> dict[str, Any]:
-    from llama_cpp import Llama
+    from decodery_benchmarks.peers.llama_cpp_server import LlamaCppServer
 
-    llama = Llama(model, n_ctx=1024, n_threads=_threads(), n_threads_batch=_threads(), verbose=False)
+    server = LlamaCppServer(sys.executable, Path(model), _threads(), room=1024)
     loaded = time.time() - begun
-    prompt, times = llama.tokenize(QUESTION.encode()), []
-    for _ in llama.generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0):
-        times.append(time.time())
-        if len(times) == tokens:
-            break
+    prompt = server.ask("/tokenize", content=QUESTION, add_special=True)["tokens"]
+    settings = {"temperature": 0.0, "ignore_eos": True}
+    times = [time.time() for event in server.stream(prompt, tokens, **settings) if event["tokens"]]
     found: dict[str, Any] = {"precision": "its own", "loaded_s": loaded, "first_token_s": times[0] - begun}
-    return found | {"plain": (len(times) - 1) / (times[-1] - times[0])} | memory()
+    found |= {"plain": (len(times) - 1) / (times[-1] - times[0])} | memory(str(server.process))
+    server.close()
+    return found
 
 
 def openvino(model: str, tokens: int, begun: float) -> dict[str, Any]:

@@ -4,10 +4,9 @@
 
 One round reads, by every program in turn, one more prompt of --tokens tokens of this package's documents, the same for
 all of them in a round and another one in the next, up to the first token that is written. Rounds are added to those in
-the file. Peers run in processes of their own (llama.cpp needs llama-cpp-python, OpenVINO openvino-genai). Beside
-every time stand what its process took of the cores, spinning while it waits included, and how many of them others took
-meanwhile: a time tells little where that is much above 0. Needs a quiet machine, and some minutes. Where nothing can be
-compiled, PYTHONPATH=benchmarks/stand_ins runs llama.cpp by xllamacpp, of which there are wheels.
+the file. Peers run in processes of their own (llama.cpp needs xllamacpp, OpenVINO openvino-genai). Beside every time
+stand what its processes took of the cores, spinning while they wait included, and how many of them others took
+meanwhile: a time means little where that is much above 0. Needs a quiet machine, and some minutes.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ PEERS = ("llama.cpp", "llama.cpp-q8", "openvino")
 def packages() -> dict[str, str]:
     """Versions of what the peers run by, as far as they are installed."""
     found = {}
-    for name in ("llama-cpp-python", "xllamacpp", "openvino-genai"):
+    for name in ("xllamacpp", "openvino-genai"):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
@@ -60,14 +59,19 @@ def spent(process: int) -> float:
     return (int(after[11]) + int(after[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured(process: int, read: Callable[[], float]) -> dict[str, float]:
-    """The seconds that a reading tells, those of a processor that it took, and the cores that others took meanwhile."""
+def processes(peer: int) -> list[int]:
+    """A peer's process and those it started, such as a server."""
+    return [peer, *map(int, Path(f"/proc/{peer}/task/{peer}/children").read_text().split())]
+
+
+def measured(own: list[int], read: Callable[[], float]) -> dict[str, float]:
+    """Seconds of a reading, of a processor that its processes took, and the cores that others took meanwhile."""
     begin, before = perf_counter(), busy()
-    own = None if before is None else spent(process)
+    had = None if before is None else sum(map(spent, own))
     found = {"seconds": round(read(), 3)}
     after, wall = busy(), perf_counter() - begin
-    if before is not None and after is not None and own is not None:
-        found["processor"] = round(spent(process) - own, 2)
+    if before is not None and after is not None and had is not None:
+        found["processor"] = round(sum(map(spent, own)) - had, 2)
         found["others"] = round(max(0.0, after - before - found["processor"]) / wall, 2)
     return found
 
@@ -108,10 +112,10 @@ def main() -> None:
         number, found = len(known["rows"]), dict[str, Any]()
         known["rows"].append(found)
         for name, subject in subjects.items():
-            process = subject.process.pid if name in peers() else os.getpid()  # type: ignore[attr-defined]
+            own = processes(subject.process.pid) if name in peers() else [os.getpid()]  # type: ignore[attr-defined]
             text = prompt(lm, options.tokens, number)
             found[name] = measured(
-                process,
+                own,
                 lambda: subject.decode([text], max_new_tokens=1, seed=0).prefill_seconds,  # noqa: B023
             )
             print(number, name, subject.dtype, found[name], torch.get_num_threads(), "threads", flush=True)

@@ -25,7 +25,7 @@ PEERS = {
 
 _PACKAGES = {
     "transformers": "transformers",
-    "llama.cpp": "llama_cpp",
+    "llama.cpp": "xllamacpp",
     "openvino": "openvino_genai",
     "economize": "economize",
 }

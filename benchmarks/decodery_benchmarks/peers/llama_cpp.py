@@ -1,95 +1,76 @@
-"""llama.cpp through `llama-cpp-python`: the GGUF file itself, or the same weights in its Q8_0 format."""
+"""llama.cpp through `xllamacpp`, of which there are wheels: the GGUF file itself, or the same weights in Q8_0.
+
+llama.cpp-lookup drafts by llama.cpp's n-grams of the text (its "ngram-simple"), llama.cpp-draft with a second model.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
-from itertools import islice, pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from weakref import finalize
 
 from .base import Order, Peer, Told, UnavailableError, gguf
+from .llama_cpp_server import LlamaCppServer
 
-_LOOKUP_TOKENS = 10
-"""Tokens copied per lookup, as its own class has them."""
-_DRAFT_TOKENS = 4
-"""Tokens the second model drafts, as many as ours does."""
+_KINDS = {"llama.cpp-lookup": "NGRAM_SIMPLE", "llama.cpp-draft": "DRAFT_SIMPLE"}
+_ROOM = 8192
+"""Tokens of context, where the model has as many."""
 
 
 class LlamaCpp(Peer):
-    """passes: of the generation at hand, when each began and how many rows it was fed."""
+    """server: the program, in a process of its own."""
 
-    llama: Any
-    passes: list[tuple[float, int]]
+    server: LlamaCppServer
 
     def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told:
-        self.llama.reset()
-        self.llama.set_seed(seed)
-        self.passes = []
-        tokens, times, begin = [], [], perf_counter()
-        for token in self.llama.generate(
-            prompt, temp=self.order.temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
-        ):
-            times.append(perf_counter())
-            tokens.append(int(token))
-            if token in self.order.eos_ids or len(tokens) == max_new_tokens:
-                break
-        # The first token is what the pass over the prompt said; drafts may have let that pass say more.
-        begins = [at for at, _ in self.passes[1:]] + [times[-1]]
-        counts = [sum(at <= until for at in times) for until in begins]
-        emitted = [after - before for before, after in pairwise(counts) if after > before]
-        rows = sum(fed for _, fed in self.passes[1:])
-        return Told(tokens, emitted, times[-1] - times[0], times[0] - begin, rows=rows)
+        sampled = {"temperature": self.order.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": seed % 2**32}
+        tokens, times, accepted, begin = list[int](), list[float](), list[int](), perf_counter()
+        last: dict[str, int] = {}
+        for event in self.server.stream(prompt, max_new_tokens, **sampled):
+            last = event["timings"]
+            tokens += event["tokens"]
+            times += [perf_counter()] * len(event["tokens"])
+            accepted += [last.get("draft_n_accepted", 0)] * len(event["tokens"])
+        emitted = per_pass(accepted)
+        rows = len(emitted) + last.get("draft_n", 0)
+        ends = [place + 1 for place, token in enumerate(tokens) if token in self.order.eos_ids]
+        return Told(tokens[: ends[0] if ends else None], emitted, times[-1] - times[0], times[0] - begin, rows=rows)
+
+
+def per_pass(accepted: list[int]) -> list[int]:
+    """Tokens of every pass after the first token.
+
+    Args:
+        accepted: For every token of a text, how many drafted tokens had been accepted when its pass ended.
+    """
+    found, place = list[int](), 1
+    while place < len(accepted):
+        found.append(min(1 + accepted[place] - accepted[place - 1], len(accepted) - place))
+        place += found[-1]
+    return found
 
 
 def open_peer(order: Order) -> Peer:
     try:
-        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+        import xllamacpp  # noqa: F401
     except (ImportError, RuntimeError, OSError) as error:
-        raise UnavailableError("llama-cpp-python is not installed") from error
+        raise UnavailableError("xllamacpp is not installed") from error
     path = gguf(order.model)
     if order.peer == "llama.cpp-q8":
         path = requantize(path, "Q8_0")
-    drafter = None
-    if order.peer == "llama.cpp-lookup":
-        drafter = LlamaPromptLookupDecoding(num_pred_tokens=_LOOKUP_TOKENS)
-    elif order.peer == "llama.cpp-draft":
-        drafter = _second(_opened(order.draft(), order, 2048))
-    # Drafts are checked by the logits of all rows, which are kept for as many as the context holds.
-    llama = _opened(path, order, 2048 if drafter else 8192, draft_model=drafter, logits_all=drafter is not None)
-    peer = LlamaCpp(order, main_type(path))
-    peer.llama, run = llama, llama.eval
-
-    def counted(tokens: list[int]) -> None:
-        peer.passes.append((perf_counter(), len(tokens)))
-        run(tokens)
-
-    llama.eval = counted
-    return peer
-
-
-def _opened(path: Path, order: Order, most_positions: int, **options: Any) -> Any:
-    from llama_cpp import Llama
-
-    room, threads = min(order.max_positions, most_positions), order.threads
+    draft = order.draft() if order.peer == "llama.cpp-draft" else None
+    room, kind = min(order.max_positions, _ROOM), _KINDS.get(order.peer, "")
     try:
-        return Llama(str(path), n_ctx=room, n_threads=threads, n_threads_batch=threads, verbose=False, **options)
-    except (ValueError, RuntimeError) as error:
-        raise UnavailableError(f"llama.cpp cannot load {path.name}: {error}") from error
-
-
-def _second(llama: Any) -> Any:
-    """A model that drafts its most likely tokens; it keeps what it has read of the text."""
-    import numpy as np
-    from llama_cpp.llama_speculative import LlamaDraftModel
-
-    class Second(LlamaDraftModel):  # type: ignore[misc, unused-ignore]
-        def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
-            said = llama.generate(input_ids.tolist(), temp=0.0, top_k=1, repeat_penalty=1.0)
-            return np.fromiter(islice(said, _DRAFT_TOKENS), dtype=np.intc)
-
-    return Second()
+        server = LlamaCppServer(sys.executable, path, order.threads, room=room, kind=kind, draft=draft)
+    except RuntimeError as error:
+        raise UnavailableError(str(error)) from error
+    peer = LlamaCpp(order, main_type(path))
+    peer.server = server
+    finalize(peer, server.close)
+    return peer
 
 
 def main_type(path: Path) -> str:

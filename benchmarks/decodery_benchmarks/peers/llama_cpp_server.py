@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 SERVER = """
 import sys, xllamacpp
+path, threads, texts, room, kind, draft = sys.argv[1:]
 params = xllamacpp.CommonParams()
-params.model.path, params.port, params.n_parallel = sys.argv[1], 0, int(sys.argv[3])
-params.n_ctx = 2048 * params.n_parallel
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[2])
+params.model.path, params.port, params.n_parallel = path, 0, int(texts)
+params.n_ctx = int(room) * params.n_parallel
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
 params.warmup, params.use_jinja = False, True
+if kind:
+    params.speculative.types = [getattr(xllamacpp.common_speculative_type, "COMMON_SPECULATIVE_TYPE_" + kind)]
+if draft:
+    second = params.speculative.draft
+    second.mparams.path = draft
+    second.cpuparams.n_threads = second.cpuparams_batch.n_threads = int(threads)
 server = xllamacpp.Server(params)
 print("at", server.listening_address, flush=True)
 sys.stdin.read()
@@ -29,11 +37,27 @@ class LlamaCppServer:
         path: A GGUF file.
         threads: How many it uses.
         texts: How many it decodes together.
+        room: Tokens of context per text.
+        kind: Of its speculative decoding, as llama.cpp names them, such as "NGRAM_SIMPLE"; "" for none.
+        draft: The file of a draft model.
+
+    Raises:
+        RuntimeError: llama.cpp cannot open the file.
     """
 
-    def __init__(self, python: str, path: Path, threads: int, texts: int = 1) -> None:
-        command = [python, "-c", SERVER, str(path), str(threads), str(texts)]
+    def __init__(
+        self,
+        python: str,
+        path: Path,
+        threads: int,
+        texts: int = 1,
+        room: int = 2048,
+        kind: str = "",
+        draft: Path | None = None,
+    ) -> None:
+        settings = [str(path), str(threads), str(texts), str(room), kind, str(draft or "")]
         quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
+        command = [python, "-c", SERVER, *settings]
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, text=True)
         assert self._process.stdout is not None
         lines = (line.split() for line in self._process.stdout)
@@ -41,17 +65,33 @@ class LlamaCppServer:
         if self._address is None:
             raise RuntimeError(f"llama.cpp does not open {path}: look at what it says when {python} opens it")
 
-    def ask(self, path: str, **body: Any) -> Any:
-        """What it answers."""
+    def _request(self, path: str, body: dict[str, Any]) -> Request:
         assert self._address is not None
-        asked = Request(self._address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urlopen(asked) as answer:
+        return Request(self._address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+    def ask(self, path: str, **body: Any) -> Any:
+        """The whole answer to a request."""
+        with urlopen(self._request(path, body)) as answer:
             return json.load(answer)
 
     def complete(self, tokens: list[int], count: int, **settings: Any) -> Any:
         """The most likely tokens after these."""
         greedy = {"temperature": 0.0, "repeat_penalty": 1.0, "cache_prompt": False}
         return self.ask("/completion", prompt=tokens, n_predict=count, **greedy, **settings)
+
+    def stream(self, tokens: list[int], count: int, **settings: Any) -> Iterator[dict[str, Any]]:
+        """The events of a text as they come: `tokens`, and `timings` with drafted and accepted tokens so far."""
+        body = {"prompt": tokens, "n_predict": count, "repeat_penalty": 1.0, "cache_prompt": False, **settings}
+        body |= {"stream": True, "return_tokens": True, "timings_per_token": True}
+        with urlopen(self._request("/completion", body)) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+
+    @property
+    def process(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def close(self) -> None:
         """End it."""

@@ -23,7 +23,7 @@ from decodery.llm.llm import LLM
 from decodery_benchmarks.peers import PEERS, installed, open_peer, peers
 from decodery_benchmarks.peers.apart import Apart, open_apart
 from decodery_benchmarks.peers.base import Order, Peer, Told, checkpoint, dense_dtype
-from decodery_benchmarks.peers.llama_cpp import main_type, requantize
+from decodery_benchmarks.peers.llama_cpp import main_type, per_pass, requantize
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_peer_in_a_process_of_its_own(lm: LLM, folder: Path) -> None:
         ("transformers", "transformers", "transformers is not installed"),
         ("economize", "economize", "economize is not installed"),
         ("economize-lookup", "economize", "economize is not installed"),
-        ("llama.cpp", "llama_cpp", "llama-cpp-python is not installed"),
+        ("llama.cpp", "xllamacpp", "xllamacpp is not installed"),
         ("openvino-lookup", "openvino_genai", "openvino-genai is not installed"),
     ],
 )
@@ -99,11 +99,11 @@ def test_a_missing_package_is_said(
 
 
 def test_a_missing_peer_has_a_row(lm: LLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "llama_cpp.py").write_text("raise ImportError")
+    (tmp_path / "xllamacpp.py").write_text("raise ImportError")
     monkeypatch.syspath_prepend(tmp_path)
     settings = Settings(model=str(folder), methods=("llama.cpp",))
     subjects, unavailable = open_subjects(lm, settings, peers())
-    sentence = "llama-cpp-python is not installed"
+    sentence = "xllamacpp is not installed"
     assert [subject.name for subject in subjects] == ["none"] and unavailable == {"llama.cpp": sentence}
     record = Record.of(subjects[0], Prompt("built-in", "qa", "qualitative", "1"), [[1, 2, 3]])
     record.add(subjects[0].decode([[1, 2, 3]], max_new_tokens=4, seed=0))
@@ -123,6 +123,12 @@ def test_programs_that_read_gguf_files_refuse_others(lm: LLM, folder: Path, tmp_
         replace(order, name=f"llama.cpp-draft:model={folder}").draft()
     with pytest.raises(UnavailableError, match=r"there is no file .*none.gguf"):
         replace(order, name=f"llama.cpp-draft:model={tmp_path / 'none.gguf'}").draft()
+
+
+def test_tokens_per_pass_by_those_accepted_so_far() -> None:
+    # The first token is the prompt's; then passes of 1, 1 + 3 and 1 + 1 tokens, the last cut by the limit.
+    assert per_pass([0, 0, 3, 3, 3, 3, 4]) == [1, 4, 1]
+    assert per_pass([0]) == [] and per_pass([0, 0, 0]) == [1, 1]
 
 
 def test_a_peer_by_its_name_and_draft() -> None:

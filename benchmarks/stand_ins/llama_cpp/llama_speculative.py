@@ -1,7 +1,0 @@
-"""Names alone: nothing drafts here."""
-
-
-class LlamaDraftModel: ...
-
-
-class LlamaPromptLookupDecoding: ...
