@@ -71,7 +71,7 @@ def _sandbox() -> list[str]:
         found = protection()
     except (SettingsError, OSError) as error:
         return [str(error)]
-    who = {"kernel": "the kernel", "guard": "Python alone, against accidents only", "nobody": "nothing"}
+    who = {"kernel": "the kernel", "guard": "Python alone, against accidents only", "nothing": "nothing"}
     held = {name: [what for what, holder in found.items() if holder == name] for name in who}
     return [f"{who[name]} refuses or bounds {', '.join(what)}" for name, what in held.items() if what]
 

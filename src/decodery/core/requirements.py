@@ -31,7 +31,7 @@ class Requirements:
     and not their order alone; `plain`, no masks and penalties.
     Of the rule: `checked`, that nothing becomes text that the target would not have written; `mask`, that the mask is
     applied where there is a constraint. Of the request: `ends`, that a text ends nowhere but where it is complete;
-    `alone`, that nobody drafts; `source`, that an encoder reads a source before the text.
+    `alone`, that there is no drafter; `source`, that an encoder reads a source before the text.
     """
 
     taps: tuple[Tap, ...] = ()

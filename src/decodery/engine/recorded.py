@@ -147,7 +147,7 @@ def _append(seq: Sequence, part: TextPart) -> None:
 
 
 def _share_anew(texts: Ordered[Sequence]) -> None:
-    """Let texts that waited for a prompt that nobody reads now wait for one of themselves."""
+    """Let texts that waited for a prompt that is no longer read wait for one of themselves."""
     firsts: dict[int, Sequence] = {}
     for seq in texts:
         owner = seq.scheduling.prompt_owner

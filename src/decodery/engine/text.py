@@ -268,7 +268,7 @@ def _chunk_seen(
 
 
 def _layer_plan(tree: DraftTree, seq: Sequence) -> LayerPlan:
-    """The layers that are left to score a tree: all, where somebody looks into those that its nodes have passed."""
+    """The layers that are left to score a tree: all, where states of layers already passed are read."""
     if tree.entered is None:
         return WHOLE
     first, layers = tree.entered.layer, seq.request.model.config.num_layers

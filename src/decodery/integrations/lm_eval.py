@@ -54,7 +54,7 @@ class Harness(TemplateLM):
         device: str | None = None,
     ) -> None:
         super().__init__()
-        # The harness asks for a GPU where nobody has said anything.
+        # The harness requests a GPU where no device is given.
         named = device is not None and (torch.cuda.is_available() or not device.startswith("cuda"))
         self.lm = load(model, dtype=dtype, device=device if named and device else "auto")
         self._settings: dict[str, Any] = {

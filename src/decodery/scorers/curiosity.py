@@ -104,7 +104,7 @@ class Curiosity(Scorer):
         begins = candidates.begins or [0] * len(candidates)
         counts = [len(output) - begin for output, begin in zip(candidates.outputs, begins, strict=True)]
         logprobs = yield from token_logprobs(candidates, counts)
-        # A text that ends at once has said nothing, and surprised nobody.
+        # A text that ends at once has no tokens, so its surprise is 0.
         surprisal = torch.stack(
             [-each.mean() if len(each) else torch.zeros((), dtype=torch.float64, device="cpu") for each in logprobs]
         )

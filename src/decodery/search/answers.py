@@ -97,7 +97,7 @@ class AnswerExtractor:
     def of_texts(self, texts: Sequence[Text]) -> ForwardCoroutine[list[str | None]]:
         """`of` finished sequences; without a tokenizer a text is the ids of its tokens."""
         shown = [" ".join(map(str, written(seq))) if seq.text is None else seq.text.text for seq in texts]
-        # Patterns and formulas take time, which nobody else is to wait for.
+        # Patterns and formulas take time, which must not delay other requests.
         blocks = bool(self.pattern) or callable(self.kind) or self.kind in ("auto", "marked")
         return (yield from off_loop(partial(self.of, shown))) if blocks else self.of(shown)
 

@@ -272,7 +272,7 @@ class Evaluator(Component):
         found = yield from verdicts(
             calls, prompts, lambda said: passed(said, n), form, progress=progress, writer=self.writer(calls)
         )
-        # What nobody could read is no pass.
+        # An answer that could not be parsed is no pass.
         counts = [each or 0 for each in found]
         return state.of(sorted(range(len(counts)), key=lambda number: -counts[number])[: self.top_k])
 

@@ -26,7 +26,7 @@ from .verdicts import characters, verdicts
 
 _TAGGED = re.compile(r"<cheatsheet>(.*?)</cheatsheet>", re.DOTALL)
 _TRIES = 4
-"""Times that a memory is curated anew because somebody else has changed it in between."""
+"""Times that a memory is curated anew because another process has changed it in between."""
 _CURATE = (
     "You keep a cheatsheet for a stream of questions: short items with strategies, facts, code and pitfalls that will "
     "help "

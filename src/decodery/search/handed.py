@@ -30,6 +30,6 @@ def read_prompt(seq: Sequence, chunk: int, taps: Ordered[Tap] = ()) -> ForwardCo
 def hand_over(seq: Sequence, model: Reader) -> None:
     """Let another model go on with a text, whose keys and values stay."""
     if seq.scheduling.branches is not None:
-        # What is read so far is the first model's, so nobody may have it read again by the other one.
+        # What is read so far is the first model's, so the other model must not read it again.
         seq.scheduling.branches.pop(id(seq), None)
     seq.rebind(model=model)

@@ -26,7 +26,7 @@ def begin() -> Callable[[tuple[str, list[str]]], tuple[int | None, float]]:
                 parsing_timeout=None,
             )
         except Exception:
-            # A parser of what models write meets what nobody has thought of.
+            # A parser of models' texts meets unexpected input.
             return [], None
         # Of a percentage math-verify knows two values.
         return found, None if not found or "%" in answer else _value(found[0])

@@ -74,7 +74,7 @@ class SheetFile:
         return Sheet(version, memory, tuple((question, answer) for question, answer in entries))
 
     def change(self, how: Callable[[Sheet], Sheet | None]) -> Sheet:
-        """Put what `how` makes of the sheet in its place, unless that is None, with nobody writing in between.
+        """Put what `how` makes of the sheet in its place, unless that is None, with no other writer in between.
 
         Returns:
             The sheet that `how` was given.

@@ -26,9 +26,9 @@ from .steps import Growth, StepSearch
 class ValueGuided(StepSearch):
     """Draws n blocks of tokens in `lines` beams, keeps the texts of highest value, and takes a vote.
 
-    A step is a block of `step_tokens` tokens, so that nobody has to say where a step of reasoning ends; a delimiter may
-    end it sooner. The published budgets are 64 to 256 blocks a round. The other settings are those of all searches over
-    steps, see step-beam. Guidance by a value token by token is the source controlled-decoding.
+    A step is a block of `step_tokens` tokens, so that no rule for the end of a step of reasoning is needed; a
+    delimiter may end it sooner. The published budgets are 64 to 256 blocks a round. The other settings are those of all
+    searches over steps, see step-beam. Guidance by a value token by token is the source controlled-decoding.
 
     Attributes:
         choose: "vote" weights each text's answer by its value.

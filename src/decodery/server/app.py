@@ -33,7 +33,7 @@ from .translated import Translated, written_error
 from .wire import ClientGone, Json, read, respond
 
 _GONE = 499
-"""The status where nobody is left to read it."""
+"""The status of a request whose client has left."""
 _SLOW = 60.0
 """Seconds that a reader may take for a stream, beyond what the text may."""
 

@@ -92,7 +92,7 @@ def _path(location: Sequence[int | str]) -> list[str]:
 def as_api_error(error: BaseException) -> ApiError:
     """What a client is told of an error that ended its request.
 
-    Of those nobody foresaw it is told the kind alone.
+    Of unexpected errors only the kind is returned.
     """
     if isinstance(error, ApiError):
         return error

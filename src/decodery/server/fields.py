@@ -61,7 +61,7 @@ class Body(BaseModel):
 
     @property
     def ignored(self) -> list[str]:
-        """Fields of the request that nobody here knows."""
+        """Unknown fields of the request."""
         return self._ignored
 
     def ignore(self, fields: list[str]) -> None:

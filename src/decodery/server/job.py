@@ -170,7 +170,7 @@ class Mailbox:
 
 
 def deliver(loop: Any, news: list[Update]) -> None:
-    """Leave news on the thread of their loop; nobody hears them where that has ended."""
+    """Leave news on the thread of their loop; they are dropped where that loop has ended."""
 
     def leave() -> None:
         for each in news:

@@ -1,4 +1,4 @@
-"""Fields of other servers: those that say nothing here, those that are refused by name, and those nobody knows."""
+"""Fields of other servers: those without effect here, those refused by name, and unknown ones."""
 
 from __future__ import annotations
 

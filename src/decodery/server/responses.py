@@ -59,7 +59,7 @@ class ReasoningOptions(BaseModel):
     """How much the model reasons first.
 
     Attributes:
-        summary, generate_summary: A summary that nobody writes here; the reasoning itself is returned.
+        summary, generate_summary: No summary is written here; the reasoning itself is returned.
     """
 
     effort: Effort | None = None

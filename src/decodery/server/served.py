@@ -122,7 +122,7 @@ class ModelPool:
     Args:
         lm: The first model, named as the settings say.
         settings: The server's; `memory_bytes` bounds weights and KV caches of all that are loaded, and a model that
-            nobody has used for `idle_seconds` is unloaded.
+            has had no request for `idle_seconds` is unloaded.
         more: Those that are loaded when a request names them.
         size: Bytes of the first model's weights.
     """

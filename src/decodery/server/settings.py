@@ -50,7 +50,7 @@ class ServerSettings:
         defaults: By the name of a key, fields of requests that leave them out.
         scorer: What `/v1/rerank` and `/score` rate documents by where a request names no scorer.
         memory_bytes: Of the weights and KV caches of all loaded models, where several are served.
-        idle_seconds: After which a model that nobody uses is unloaded; the first one stays.
+        idle_seconds: Seconds without a request after which a model is unloaded; the first one stays.
         search: Answers every request for a text; None lets requests name one.
     """
 

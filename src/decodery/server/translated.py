@@ -179,7 +179,7 @@ class Translated:
         return owner, body
 
     def _chat(self, body: Body, asked: dict[str, Any]) -> Any:
-        """A translated request, which answers for the fields that nobody read."""
+        """A translated request, and the check of its unread fields."""
         kind: type[Shared] = ChatRequest if "messages" in asked else CompletionRequest
         chat = checked(asked, kind, strict=True)
         chat.ignore(body.ignored)

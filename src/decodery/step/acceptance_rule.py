@@ -46,7 +46,7 @@ class Accepted:
 
 
 class OpenQuestion(Exception):
-    """The law of a node hangs on a question that nobody has asked yet.
+    """The law of a node depends on a question that was not asked yet.
 
     Args:
         question: See `Constraint.question`.
@@ -84,7 +84,7 @@ class NodeDistributions:
         self.hidden = hidden or {}
         self.first = first
         self._contexts = {0: seq.context()}
-        # Rows come in parts where a rule lets the tree grow; they are put together when somebody wants all of them.
+        # Rows come in parts where a rule lets the tree grow; they are put together when all of them are needed.
         self._parts = [logits]
         self._starts = [0]
 
@@ -141,7 +141,7 @@ class NodeDistributions:
             parent = int(self.tree.parents[node])
             before = self.context(parent)
             token = int(self.tree.tokens[node])
-            # What stands after a token that is not known is nobody's to draw; whoever asks for all rows asks for it.
+            # What stands after a token that is not known is never drawn; only a request for all rows includes it.
             known = token != MASK_TOKEN
             self._contexts[node] = self.seq.request.sampler.extend(before, token, self.row(parent)) if known else before
         return self._contexts[node]

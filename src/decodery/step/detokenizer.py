@@ -48,7 +48,7 @@ class TextStream:
         self._released = 0
         self._text = ""
         self._ends = deque([0], maxlen=lag + 1)
-        # Without stop strings nothing hangs on the text before somebody reads it.
+        # Without stop strings the text is not needed before it is read.
         self.lazy = not stop and lag == 0 and not self._stop_tokens
         self.waiting: list[int] = []
 

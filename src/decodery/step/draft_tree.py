@@ -47,7 +47,7 @@ class DraftTree:
         draws: {node: its children in draw order, once per draw}, for nodes of a sampled tree where equal draws became
             one child; see `drawn`.
         inputs: [k, hidden] the embeddings that the k nodes read whose token is UNKNOWN, in their order; None where
-            every token is known. Such nodes ask what comes after a token not known yet. They are nobody's children:
+            every token is known. Such nodes ask what comes after a token not known yet. They are children of no node:
             rules never see them, and what they are scored with is for the drafter.
         changes: What changes the states of such nodes on their way through the model, by hook point, see
             `models.hooks`.

@@ -33,7 +33,7 @@ FAR_ROWS, FAR_CONTEXT = (1, 16), 1024
 _SECONDS = 1.0
 """What measuring a model may take, beyond the passes that a curve cannot be without."""
 _FAR = ((FAR_CONTEXT, FAR_ROWS[0]), *((FAR_CONTEXT, rows) for rows in FAR_ROWS))
-"""Passes after a long text. The first one through so large a cache meets memory nobody has touched: of a single one
+"""Passes after a long text. The first one through so large a cache meets memory that was never touched: of a single one
 a text of 1,024 tokens looked ten times as dear as it is."""
 _ORDER = (
     *((CONTEXT, rows) for rows in (1, 8, 16)),

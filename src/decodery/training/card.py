@@ -27,7 +27,7 @@ def check_of(made: str, what: str) -> Callable[[Path], None]:
 
 
 def write_card(out: Path, text: str) -> None:
-    """Write the card last: without what was made beside it, the folder would be taken for somebody else's."""
+    """Write the card last: without what was made beside it, the folder would be taken for another one's."""
     write_text(out / CARD, text)
 
 

@@ -175,7 +175,7 @@ class _DEERTraining:
         self.draft, self.corpus, self.recipe, self.progress = draft, corpus, recipe, progress
         assert draft.weights.kept is not None and draft.config.mask_id is not None
         self.kept, self.mask = draft.weights.kept, draft.config.mask_id
-        # What the two tokens are that are no text, nobody learns to predict.
+        # The two tokens that are no text are not targets of the loss.
         self.place = np.full(draft.vocab_size, -1)
         self.place[self.kept.ids[:-2].cpu().numpy()] = np.arange(len(self.kept.ids) - 2)
         numbers, held = corpus.split()

@@ -273,10 +273,10 @@ def test_what_is_said_to_hold_holds_with_any_kernel(missing: tuple[str, ...]) ->
         protection, (waits, copies, attaches, reads) = json.loads(done.stdout)
         assert waits[0] is None and copies[0] is None
         assert new.exists() == (attaches[0] is None) == (protection["writing outside"] != "kernel")
-        assert ("secret" in reads[1]) == (protection["reading outside"] == "nobody")
+        assert ("secret" in reads[1]) == (protection["reading outside"] == "nothing")
         assert protection["size of a file"] == protection["processor time"] == "kernel"
     if missing == tuple(MISSING):
-        assert {"guard", "nobody"} <= set(protection.values())
+        assert {"guard", "nothing"} <= set(protection.values())
     elif "Seccomp:" in _status() and "seccomp" not in missing and CALLS:
         assert {protection[each] for each in ("processes", "local services", "network", "signals")} == {"kernel"}
 

@@ -19,7 +19,7 @@ def row(
 ) -> Row:
     """A stage. mode, load: "concurrency" and how many, or "rate" and how many per second, or "speed" of a trace.
 
-    busy: seconds until nobody was left to come, so that the end of a stage, when few are served, does not count in
+    busy: seconds until the last arrival, so that the end of a stage, when few are served, does not count in
     rates. again: requests whose prompt the server was sent before. requests, errors; good: answers within the limits,
     good_share of all; requests_per_second, goodput (good ones per second), tokens_per_second; first_token, gap (between
     pieces of text), per_token, whole: percentiles in seconds.

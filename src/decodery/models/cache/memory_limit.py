@@ -46,7 +46,7 @@ class MemoryLimit:
 
     @property
     def used(self) -> int:
-        """Bytes of all pages that somebody holds, and those beside them."""
+        """Bytes of all pages in use, and of what is stored beside them."""
         return self._pages() + self.beside
 
     def allows(self, more: int) -> bool:

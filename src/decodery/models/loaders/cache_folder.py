@@ -113,7 +113,7 @@ def remove(kept: Kept) -> bool:
             if not free:
                 return False
             try:
-                # Under a name that nobody looks for, whatever ends this process on the way.
+                # Under a name that is never looked up, whatever ends this process on the way.
                 for path in _goes(kept):
                     path.rename(aside / path.name)
             except FileNotFoundError:

@@ -27,7 +27,7 @@ _loading = Lock()
 def named(model: R | str, dtype: Precision = "auto") -> R | LanguageModel:
     """The model itself, or the one that `decodery.load` knows by this name, in this precision.
 
-    A model of `transformers` that somebody holds stands for the language model that is made of it.
+    A model of `transformers` that is in memory already stands for the language model that is made of it.
 
     Raises:
         SettingsError: For the precision of a model that has it already.

@@ -37,7 +37,7 @@ class ChatTemplate:
             raise CorruptFile("the model's chat template is longer than any template: the model's files are damaged")
         self.source = source
         self.special = dict(special or {})
-        # By the time the weights are read and somebody asks for a prompt, it is there.
+        # It is ready by the time the weights are read and the first prompt arrives.
         renderers.start()
 
     def render(

@@ -11,7 +11,7 @@ from ..config import ModelConfig
 
 _WORD = re.compile(r"\s*\S+|\s+")
 PROMPT = 0
-"""The number that stands for a whole prompt, which is somebody else's to read."""
+"""The number that stands for a whole prompt, which another part reads."""
 MOST_PIECES = 1 << 31
 
 
@@ -52,7 +52,7 @@ class Pieces:
         """The text of these numbers.
 
         Args:
-            special: Makes no difference, as nobody hears of special tokens.
+            special: Makes no difference: special tokens are never returned.
         """
         return "".join(self._texts[id] for id in ids)
 

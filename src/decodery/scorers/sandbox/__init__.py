@@ -111,7 +111,7 @@ class Sandbox:
 
     @property
     def protection(self) -> dict[str, str]:
-        """By restriction, what enforces it here: "kernel", "guard" (Python's, accidents only) or "nobody".
+        """By restriction, what enforces it here: "kernel", "guard" (Python's, accidents only) or "nothing".
 
         Tried out once, with a process of its own: see `decodery info`.
         """
@@ -149,7 +149,7 @@ class Sandbox:
         job = {"texts": texts, "probe": probe, "seconds": self.seconds, "key": key}
         job |= {"limits": self._limits, "most_bytes": self._most_bytes}
         end = time.monotonic() + 3 * self.seconds
-        # What is printed goes into a file, whose size the limits bound; nobody has to read along. Results go through a
+        # What is printed goes into a file, whose size the limits bound: no pipe has to be drained. Results go through a
         # pair of sockets, which unlike files and pipes cannot be opened anew to read what was written.
         ours, theirs = socket.socketpair()
         with _folder() as folder, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as asked, ours:
@@ -199,7 +199,7 @@ def protection() -> dict[str, str]:
             f"generated programs cannot be run here, {ended or 'for unknown reasons'}: {printed[-300:]}"
         )
     return {
-        name: "kernel" if refused else "guard" if name in _GUARDED else "nobody"
+        name: "kernel" if refused else "guard" if name in _GUARDED else "nothing"
         for name, refused in reported[0].items()
     }
 

@@ -32,7 +32,7 @@ _READ = 0b1100
 """Landlock's rights to read files and folders."""
 _WRITE = 0b10
 _SPECIAL = 0b1 | 1 << 6 | 1 << 11
-"""Its rights to execute, and to make devices, which nobody is given."""
+"""Its rights to execute, and to make devices, which no program is given."""
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """How many kinds of access there are, by version."""
 _READABLE = (
@@ -51,7 +51,7 @@ def confine(folder: str, limits: dict[str, int], most_bytes: int) -> None:
     """
     fewest = dict(limits)
     if sys.platform == "linux":
-        # Loaded here and held by nobody, so that programs do not find it.
+        # Loaded here and bound to no name, so that programs do not find it.
         libc = ctypes.CDLL(None, use_errno=True)
         _part(libc, folder, most_bytes)
         libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)

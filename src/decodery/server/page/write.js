@@ -200,7 +200,7 @@ export class Write {
     this.follows = wide.matches ? scrollHeight - scrollTop - clientHeight < 60 : end > 0 && end < innerHeight + 80;
   }
 
-  // Keep it in sight, unless somebody reads elsewhere.
+  // Keep it in sight, unless the reader has scrolled away.
   follow() {
     if (!this.follows) return;
     if (wide.matches) this.log.scrollTop = this.log.scrollHeight;

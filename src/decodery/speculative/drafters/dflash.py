@@ -37,7 +37,7 @@ class BlockMemory:
         positions: [length], of these features.
         guessed: [tokens, hidden], what the rows of the last block predict from.
         opened: [1, hidden], the block's first row.
-        logits: [tokens, outputs] of them, None while nobody needs them.
+        logits: [tokens, outputs] of them, None while they are not needed.
         states: [1 + rows, rank], what a recurrent head remembers after the root and after every node.
     """
 

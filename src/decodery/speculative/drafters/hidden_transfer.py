@@ -31,8 +31,8 @@ class HiddenTransfer(InPass):
     The rest of the layers sees the states made as tokens at the places they stand for. Those after the last token
     accepted make the next draft, of which the nodes are the most likely places by how often guesses of each rank and
     depth were right. Published are states after all nodes; here nodes that are rarely the last one accepted have fewer,
-    as many as the rows allow (`shapes.stages`). Rows of such states go through the layers below, too, where nobody sees
-    what they are: they cost as much as others. Scope: the request; memory: the guesses.
+    as many as the rows allow (`shapes.stages`). Rows of such states go through the layers below, too, where no row
+    attends to them: they cost as much as others. Scope: the request; memory: the guesses.
 
     Attributes:
         transfer: A `Transfer`, or the file or folder of the one that `decodery train hidden-transfer` made; None: the

@@ -157,7 +157,7 @@ class Pearl(Drafter):
 
 
 def _charged(coroutine: ForwardCoroutine[torch.Tensor], ledger: Ledger) -> ForwardCoroutine[torch.Tensor]:
-    """What a reading says, and its passes entered in a ledger: nobody else sees passes that run beside another."""
+    """What a reading says, and its passes entered in a ledger: passes that run beside another are counted only here."""
     resume: Callable[[], list[ForwardRequest]] = partial(next, coroutine)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Rows of a tree that grows between passes: which of its nodes were read already, and what nobody has asked for yet."""
+"""Rows of a tree that grows between passes: which of its nodes were read already, and which were not requested yet."""
 
 from __future__ import annotations
 

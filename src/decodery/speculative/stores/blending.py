@@ -20,7 +20,7 @@ _WEIGHT = 0.5
 _RECENT = 100.0
 """Opinions of the latest steps that weigh as much as any."""
 _NEVER = 1e-3
-"""The chance of what nobody guessed."""
+"""The probability of a token that no source proposed."""
 _LIFT, _FIRST = 0.4, 5.0
 """What an adviser is believed to add to the best chance at every second place, and how many answers that is worth."""
 _PLACES, _MOST = 10, 200.0
