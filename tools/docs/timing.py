@@ -11,7 +11,6 @@ from figures import table as table_from
 
 from decodery.bench.report import table
 from decodery.bench.result import BENCHMARK, PASSES, Result, read
-from decodery.bench.subject import HOT
 
 
 def speed() -> str:
@@ -37,13 +36,10 @@ def jsonschema() -> str:
 
 
 def headline() -> str:
-    """Methods and other programs over the built-in workload, by model; no drafter has seen another prompt."""
-    found = []
-    for name in ("peers-1.5b", "peers"):
-        result = read(RESULTS / f"{name}.json")
-        rows = [row for row in result["rows"] if row["workload"] == "built-in" and row["store"] != HOT]
-        found.append(f"{_where(result)}.\n\n{table({**result, 'rows': rows}, categories=True)}")
-    return "\n\n".join(found)
+    """The methods and the peers over the built-in workload, for a reader in a hurry."""
+    result = read(RESULTS / "peers.json")
+    rows = [row for row in result["rows"] if row["workload"] == "built-in"]
+    return f"{_where(result)}.\n\n{table({**result, 'rows': rows})}"
 
 
 def passes() -> str:
