@@ -13,11 +13,13 @@ from decodery.bench.searches.figures import plot, rows, table
 from decodery.bench.searches.job import SearchJob, Settings
 from decodery.bench.searches.pooled import Pooled
 from decodery.bench.searches.problems import docstring_tests, read_problems
+from decodery.bench.searches.tasks import Task, batches, run_together
 from decodery.core.errors import SettingsError
 from decodery.scorers import TextScore
 from decodery.scorers.sandbox import Sandbox
-from decodery.search import AdaptiveSampling, BestOfN, SelfConsistency
+from decodery.search import AdaptiveSampling, BestOfN, FirstFinish, SelfConsistency
 from decodery.search.answers import AnswerExtractor
+from decodery.search.base import Search
 from scripted_lm import Asked, ScriptedLLM
 from serving import tiny_lm
 
@@ -91,26 +93,32 @@ def test_figures_are_shares_with_intervals() -> None:
         and second["gain_low"] < 0 < second["gain_high"]
     )
     assert "| `b<` | 1 | 4 | 75 % [30, 95] | +25" in table(found) and "b&lt;" in plot(found)
+    # A point has a price where the gain is beyond chance.
+    assert "tokens_per_point" not in second
+    always = [each | {"right": each["search"] == "b<"} for each in records]
+    _, dear = rows(always, [("a", 1), ("b<", 1)])
+    assert dear["tokens_per_point"] == pytest.approx(20 / 100) and table([dear]).endswith("| 30 | 2.0 | 1.0 | 0 |")
 
 
 def test_a_comparison_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     def script(asked: Asked) -> str:
         return f"#### {7 if asked.seed % 3 else 8}"
 
-    problems = read_problems(written(tmp_path / "p.jsonl", *({"question": f"q{n}", "answer": 7} for n in range(3))))
+    problems = read_problems(written(tmp_path / "p.jsonl", *({"question": f"q{n}", "answer": 7} for n in range(6))))
     settings = Settings(("self-consistency:n={n}", "first-finish:n=2", "best-of-n:scorer={examples},n={n}"), (1, 3))
     out = tmp_path / "out"
     calls: list[str] = []
     first = SearchJob(ScriptedLLM(script), problems, settings, out).run(
-        lambda what, done, total: calls.append(what), lambda: len(calls) > 1
+        lambda what, done, total: calls.append(what), lambda: bool(calls)
     )
-    assert not first["complete"] and calls == ["1", "2"]
-    (out / "records.jsonl").open("a").write('{"problem": "3", "sea')
+    # The samples of four problems, and two other searches: sixteen texts.
+    assert not first["complete"] and [row["problems"] for row in first["rows"]] == [4, 4, 2] and calls == ["1"]
+    (out / "records.jsonl").open("a").write('{"problem": "5", "sea')
     lm = ScriptedLLM(script)
     whole = SearchJob(lm, problems, settings, out).run()
-    assert whole["complete"] and {asked.text for asked in lm.asked} == {"q2"}
+    assert whole["complete"] and {asked.text for asked in lm.asked} == {"q2", "q3", "q4", "q5"}
     by_run = {(row["search"], row["budget"]): row for row in whole["rows"]}
-    assert by_run["self-consistency:n={n}", 3]["accuracy"] == 1 and by_run["first-finish:n=2", 0]["problems"] == 3
+    assert by_run["self-consistency:n={n}", 3]["accuracy"] == 1 and by_run["first-finish:n=2", 0]["problems"] == 6
     # Problems without examples have no program to run.
     assert not any("examples" in search for search, _ in by_run)
     assert {path.name for path in out.iterdir()} == {"records.jsonl", "results.json", "table.md", "accuracy.svg"}
@@ -118,3 +126,29 @@ def test_a_comparison_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
         SearchJob(lm, problems, Settings(settings.searches, temperature=0.1), out).run()
     with pytest.raises(SettingsError, match=r"no \{question\}"):
         Settings(("beam",), prompt="x")
+
+
+def test_problems_that_share_passes_have_the_results_of_each_alone(tmp_path: Path) -> None:
+    lm, score = tiny_lm(), TextScore(lambda text: sum(map(ord, text)) % 97)
+
+    def task(number: int, search: Search, *, prompt: str = "") -> Task:
+        settings: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 8, "seed": number}
+        runs = [(type(each).__name__, each.n) for each in search.searches] if isinstance(search, Pooled) else [("s", 0)]
+        return Task(number, runs, search, lambda: lm.request_for(prompt or f"q{number}", drafter=None, **settings))
+
+    def tasks() -> list[Task]:
+        made = [task(n, Pooled([BestOfN(score, n=1), BestOfN(score, n=3)])) for n in range(2)]
+        # Its prompt does not fit, which is its own affair.
+        return [*made, task(5, FirstFinish(n=2), prompt="x" * 4096), *(task(n, FirstFinish(n=2)) for n in range(3, 5))]
+
+    (batch,) = batches(tasks())
+    together = {(each.number, each.run): each for each in run_together(lm.engine(), batch)}
+    for each in tasks():
+        for alone in run_together(lm.engine(), [each]):
+            assert alone.found == together[alone.number, alone.run].found
+    failed = together[5, ("s", 0)]
+    assert failed.found.error and failed.seconds == 0 < together[4, ("s", 0)].seconds
+    assert [[one.number for one in each] for each in batches([task(n, FirstFinish(n=7)) for n in range(3)])] == [
+        [0, 1],
+        [2],
+    ]

@@ -14,13 +14,16 @@ from ..metrics import wilson
 Row = dict[str, Any]
 _DRAWS = 2000
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
+_LINE, _LINES = 34, 3
+"""Characters of a line of the legend, and lines of a search there."""
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 420, 60, 240, 20, 50
 
 
 def rows(records: Sequence[Mapping[str, Any]], runs: Sequence[tuple[str, int]]) -> list[Row]:
     """By search and budget: accuracy, what it gains over the first one, and what a problem costs.
 
-    The gain is that on the problems that both were run on; its 95 % interval is a bootstrap over problems.
+    The gain is that on the problems that both were run on; its 95 % interval is a bootstrap over problems. Where that
+    lies above 0, a row has its cost: tokens that a problem takes beyond the first one's, per percentage point gained.
 
     Args:
         records: One a problem and run.
@@ -49,6 +52,9 @@ def rows(records: Sequence[Mapping[str, Any]], runs: Sequence[tuple[str, int]]) 
             means = gains[drawn].mean(axis=1)
             row["gain"] = float(gains.mean())
             row["gain_low"], row["gain_high"] = (float(each) for each in np.percentile(means, (2.5, 97.5)))
+            if row["gain_low"] > 0:
+                more = sum(float(own[name]["tokens"]) - float(baseline[name]["tokens"]) for name in both) / len(both)
+                row["tokens_per_point"] = more / (100 * row["gain"])
         found.append(row)
     return found
 
@@ -56,8 +62,9 @@ def rows(records: Sequence[Mapping[str, Any]], runs: Sequence[tuple[str, int]]) 
 def table(found: Sequence[Row]) -> str:
     """The rows in Markdown."""
     lines = [
-        "| search | budget | problems | accuracy [95 %] | gain over the first [95 %] | tokens | scored texts |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| search | budget | problems | accuracy [95 %] | gain over the first [95 %] | tokens | scored texts | s | "
+        "tokens per point |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in found:
         gain = (
@@ -66,8 +73,10 @@ def table(found: Sequence[Row]) -> str:
             else ""
         )
         accuracy = f"{100 * row['accuracy']:.0f} % [{100 * row['low']:.0f}, {100 * row['high']:.0f}]"
-        cells = (f"`{row['search']}`", row["budget"], row["problems"], accuracy, gain)
-        lines.append(f"| {' | '.join(map(str, cells))} | {row['tokens']:.0f} | {row['scorer_calls']:.1f} |")
+        cells = (f"`{row['search']}`", row["budget"] or "", row["problems"], accuracy, gain)
+        cost = f"{row['tokens_per_point']:.0f}" if "tokens_per_point" in row else ""
+        spent = f"{row['tokens']:.0f} | {row['scorer_calls']:.1f} | {row['seconds']:.1f} | {cost}"
+        lines.append(f"| {' | '.join(map(str, cells))} | {spent} |")
     return "\n".join(lines)
 
 
@@ -96,6 +105,7 @@ def plot(found: Sequence[Row]) -> str:
         for power in range(math.ceil(least), math.floor(most) + 1)
     ]
     parts.append(f'<text x="{_LEFT + width / 2}" y="{_HEIGHT - 8}" text-anchor="middle">tokens of a problem</text>')
+    legend = 0
     for number, search in enumerate(dict.fromkeys(row["search"] for row in found)):
         colour = _COLOURS[number % len(_COLOURS)]
         points = sorted((row for row in found if row["search"] == search), key=lambda row: row["tokens"])
@@ -106,7 +116,14 @@ def plot(found: Sequence[Row]) -> str:
             bar = f"M{x(each):.1f} {y(row['low']):.1f}V{y(row['high']):.1f}"
             parts.append(f'<path d="{bar}" stroke="{colour}" opacity="0.4"/>')
             parts.append(f'<circle cx="{x(each):.1f}" cy="{y(row["accuracy"]):.1f}" r="3.5" fill="{colour}"/>')
-        at = _TOP + 14 + 18 * number
-        name = escape(search if len(search) <= 34 else f"{search[:33]}…")
-        parts.append(f'<text x="{_WIDTH - _RIGHT + 12}" y="{at}" fill="{colour}">{name}</text>')
+        for place, piece in enumerate(_pieces(search)):
+            at = _TOP + 14 + 15 * place + legend
+            parts.append(f'<text x="{_WIDTH - _RIGHT + 12}" y="{at}" fill="{colour}">{escape(piece)}</text>')
+        legend += 15 * len(_pieces(search)) + 6
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _pieces(search: str) -> list[str]:
+    """A search's text in lines of the legend."""
+    lines = [search[begin : begin + _LINE] for begin in range(0, len(search), _LINE)]
+    return lines if len(lines) <= _LINES else [*lines[: _LINES - 1], f"{lines[_LINES - 1][:-1]}…"]

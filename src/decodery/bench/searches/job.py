@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from decodery.core.errors import DecoderyError, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
+from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.scorers.sandbox import Sandbox
 from decodery.search.answers import AnswerExtractor, Kind
@@ -20,11 +21,14 @@ from decodery.search.base import Search
 
 from ..result import stamp
 from .figures import Row, plot, rows, table
-from .pooled import Found, Pooled, takes_part
+from .pooled import Pooled, takes_part
 from .problems import Problem
+from .tasks import Done, Task, batches, run_together
 
 SEARCHES = "searches"
 _BUDGET, _SCORER = "{n}", "{examples}"
+_PROBLEMS = 4
+"""Problems of which texts are written in the same passes."""
 Report = Callable[[str, int, int], None]
 
 
@@ -98,7 +102,7 @@ class SearchJob:
         return AnswerExtractor(self.settings.answer, self.settings.pattern)
 
     def run(self, report: Report = lambda what, done, total: None, stopped: Callable[[], bool] = lambda: False) -> Row:
-        """Run what is missing, and write the files after every problem.
+        """Run what is missing, several problems at a time, and write the files after every batch of texts.
 
         Args:
             report: Called with what is done, and how many problems are.
@@ -109,18 +113,38 @@ class SearchJob:
         """
         self.out.mkdir(parents=True, exist_ok=True)
         records, until = self._known(), None if self.seconds is None else time.monotonic() + self.seconds
-        for number, problem in enumerate(self.problems):
+        for begin in range(0, len(self.problems), _PROBLEMS):
             if stopped() or (until is not None and time.monotonic() > until):
                 break
-            done = {(each["search"], each["budget"]) for each in records if each["problem"] == problem.name}
-            if missing := [run for run in self._runs(problem) if run not in done]:
-                report(problem.name, number, len(self.problems))
-                fresh = self._solve(problem, number, missing)
+            done = {(each["problem"], each["search"], each["budget"]) for each in records}
+            for batch in batches(self._tasks(range(begin, min(begin + _PROBLEMS, len(self.problems))), done)):
+                if stopped():
+                    break
+                report(self.problems[batch[0].number].name, begin, len(self.problems))
+                fresh = [self._record(each) for each in run_together(self.lm.engine(), batch)]
                 with (self.out / "records.jsonl").open("a", encoding="utf-8") as file:
                     file.write("".join(f"{json.dumps(each)}\n" for each in fresh))
                 records += fresh
                 self._save(records)
         return self._save(records)
+
+    def _tasks(self, numbers: Iterable[int], done: set[tuple[str, str, int]]) -> list[Task]:
+        """What is missing of these problems: the samples of each, then the other searches one after the other."""
+        pools, others = list[Task](), list[tuple[int, Task]]()
+        for number in numbers:
+            problem = self.problems[number]
+            missing = [run for run in self._runs(problem) if (problem.name, *run) not in done]
+            made = {run: self._made(problem, *run) for run in missing}
+            sampled = {run: search for run, search in made.items() if takes_part(search)}
+            if sampled:
+                pools.append(
+                    Task(number, list(sampled), Pooled(list(sampled.values())), partial(self._request, number))
+                )
+            for run in made.keys() - sampled.keys():
+                others.append(
+                    (self.settings.runs.index(run), Task(number, [run], made[run], partial(self._request, number)))
+                )
+        return [*pools, *(task for _, task in sorted(others, key=lambda each: (each[0], each[1].number)))]
 
     def _runs(self, problem: Problem) -> list[tuple[str, int]]:
         """What is run on a problem: searches by its examples only where it has some."""
@@ -153,36 +177,11 @@ class SearchJob:
             raise SettingsError(f"{path} was made with other settings: give another folder as --out")
         return found[1:]
 
-    def _solve(self, problem: Problem, number: int, runs: Sequence[tuple[str, int]]) -> list[Row]:
-        begun = time.monotonic()
-        made = {run: self._made(problem, *run) for run in runs}
-        sampled = {run: search for run, search in made.items() if takes_part(search)}
-        found: dict[tuple[str, int], tuple[Found, float]] = {}
-        if sampled:
-            pooled = Pooled(list(sampled.values()))
-            try:
-                self._search(problem, number, pooled)
-            except DecoderyError as error:
-                pooled.found = [Found("", 0, 0, str(error)) for _ in sampled]
-            each = (time.monotonic() - begun) / len(sampled)
-            found = {run: (one, each) for run, one in zip(sampled, pooled.found, strict=True)}
-        for run, search in made.items():
-            if run in sampled:
-                continue
-            begun = time.monotonic()
-            try:
-                seq = self._search(problem, number, search)[0]
-                ledger = seq.trace.ledger
-                one = Found("" if seq.text is None else seq.text.text, ledger.tokens, ledger.scorer_calls)
-            except DecoderyError as error:
-                one = Found("", 0, 0, str(error))
-            found[run] = one, time.monotonic() - begun
-        return [self._record(problem, run, *found[run]) for run in runs]
-
-    def _record(self, problem: Problem, run: tuple[str, int], found: Found, seconds: float) -> Row:
+    def _record(self, done: Done) -> Row:
+        problem, found = self.problems[done.number], done.found
         right = not found.error and problem.right(found.text, self.answers, self.sandbox)
-        row: Row = {"problem": problem.name, "search": run[0], "budget": run[1], "right": right}
-        row |= {"tokens": found.tokens, "scorer_calls": found.scorer_calls, "seconds": round(seconds, 3)}
+        row: Row = {"problem": problem.name, "search": done.run[0], "budget": done.run[1], "right": right}
+        row |= {"tokens": found.tokens, "scorer_calls": found.scorer_calls, "seconds": round(done.seconds, 3)}
         return row | ({"error": found.error} if found.error else {"text": found.text})
 
     def _made(self, problem: Problem, search: str, budget: int) -> Search:
@@ -194,9 +193,9 @@ class SearchJob:
         method: Search = resolve("search", search.replace(_BUDGET, str(budget)), **given)
         return method.bind(self.lm.tokenizer)
 
-    def _search(self, problem: Problem, number: int, search: Search) -> list[Any]:
-        request = self.lm.request_for(
-            self.settings.prompt.replace("{question}", problem.question),
+    def _request(self, number: int) -> Request:
+        return self.lm.request_for(
+            self.settings.prompt.replace("{question}", self.problems[number].question),
             apply_chat_template=self.settings.apply_chat_template,
             drafter=None,
             max_new_tokens=self.settings.max_new_tokens,
@@ -204,7 +203,6 @@ class SearchJob:
             stop=list(self.settings.stop),
             seed=self.settings.seed + (number << 20),
         )
-        return search.run(self.lm.engine(), request)
 
     def _save(self, records: Sequence[Row]) -> Row:
         found = rows(records, self.settings.runs)
