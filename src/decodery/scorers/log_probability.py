@@ -23,8 +23,8 @@ class LogProbability(Scorer):
     """Scores a text by what the model that wrote it finds its tokens likely, each after those before it.
 
     The distribution is the model's own, without temperature and masks; the end token does not count. Cost: a row per
-    token of the output, in passes that all candidates share. Of a model on a server it is what that says of the tokens
-    (`logprobs`).
+    token of the output, or of its last step where texts grow by steps, in passes that all candidates share. Of a model
+    on a server it is what that says of the tokens (`logprobs`).
 
     Attributes:
         of: "sum" is the text's log-probability, "mean" that per token, "min" that of its least likely token. A text
@@ -70,6 +70,7 @@ def token_logprobs(candidates: Candidates, counts: Sequence[int]) -> ForwardCoro
         return [_told(values, len(output))[len(output) - wanted :] for values, output, wanted in told]
     model, start = reader(candidates, "log-probability"), len(candidates.prompt)
     found = [torch.zeros(wanted, dtype=torch.float64, device="cpu") for wanted in counts]
+    left = _recalled(candidates, found)
 
     def take(number: int, row: int, logits: torch.Tensor) -> None:
         output, wanted = candidates.outputs[number], counts[number]
@@ -79,8 +80,39 @@ def token_logprobs(candidates: Candidates, counts: Sequence[int]) -> ForwardCoro
         found[number][first : first + len(law)] = law.cpu()
 
     texts = [[*candidates.prompt, *output[:-1]] for output in candidates.outputs]
-    yield from read(candidates, model, texts, counts, take)
+    yield from read(candidates, model, texts, left, take)
+    _remember(candidates, found)
     return found
+
+
+def _recalled(candidates: Candidates, found: Sequence[torch.Tensor]) -> list[int]:
+    """Fill in what is known of the texts before their last steps.
+
+    Returns:
+        How many tokens of each are left.
+    """
+    left = [len(each) for each in found]
+    if candidates.begins is None or candidates.calls is None:
+        return left
+    for number, (output, begin) in enumerate(zip(candidates.outputs, candidates.begins, strict=True)):
+        model, known = candidates.calls.remembered.get(_key(candidates, output[:begin]), (None, None))
+        if model is candidates.model and known is not None and len(output) == left[number]:
+            found[number][:begin] = known
+            left[number] -= begin
+    return left
+
+
+def _remember(candidates: Candidates, found: Sequence[torch.Tensor]) -> None:
+    """Keep what is said of whole texts that may go on."""
+    if candidates.begins is None or candidates.calls is None:
+        return
+    for output, finished, each in zip(candidates.outputs, candidates.finished, found, strict=True):
+        if not finished and len(output) == len(each):
+            candidates.calls.remembered[_key(candidates, output)] = candidates.model, each
+
+
+def _key(candidates: Candidates, output: Sequence[int]) -> tuple[str, int, tuple[int, ...]]:
+    return "token log-probabilities", id(candidates.model), (*candidates.prompt, -1, *output)
 
 
 def _told(values: Sequence[float], tokens: int) -> torch.Tensor:
