@@ -9,6 +9,7 @@ published code computes with `transformers`: its tokens, the rows it reads and i
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import tempfile
@@ -21,7 +22,9 @@ import torch
 import transformers
 
 import decodery as dc
+from decodery.models.loaders.load import load
 from decodery.scorers import RewardModel
+from decodery.scorers.pair_preference import PairPreference
 from decodery_benchmarks.results import RESULTS, write_result
 
 Tensors = Mapping[str, torch.Tensor]
@@ -30,6 +33,12 @@ _WIDTH = 64
 _SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 _LLAMA = (
     "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>{% endfor %}"
+)
+_ANSWERED = f"{{{{ bos_token }}}}{_LLAMA}<|start_header_id|>assistant<|end_header_id|>\n\n"
+"""As Llama 3 was first published: the turn of the answer always begins."""
+_TURNS = (
+    "\n{% for message in messages %}{% if loop.index0 % 2 == 0 %}\n\n<turn> user\n {{ message['content'] }}"
+    "{% else %}\n\n<turn> assistant\n {{ message['content'] }}{% endif %}{% endfor %}\n\n\n"
 )
 _MARKS = ("<extra_0>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>")
 
@@ -111,6 +120,14 @@ def inf_orm(head: Tensors) -> Reference:
     return score
 
 
+def qwen_rm(head: Tensors) -> Reference:
+    def score(model: Any, tokenizer: Any, question: str, steps: list[str]) -> float:
+        ids = chat(tokenizer, ("system", _SYSTEM), ("user", question), ("assistant", "\n\n".join(steps)))
+        return float(apply(head, states(model, ids)[-1]))
+
+    return score
+
+
 def armorm(head: Tensors) -> Reference:
     def score(model: Any, tokenizer: Any, question: str, steps: list[str]) -> float:
         ids = chat(tokenizer, ("user", question), ("assistant", "\n\n".join(steps)))
@@ -144,6 +161,20 @@ def rlhflow(model: Any, tokenizer: Any, question: str, steps: list[str]) -> floa
     return float(torch.softmax(model(torch.tensor([ids])).logits[0, place, signs], dim=-1)[0])
 
 
+def preference(model: Any, tokenizer: Any, question: str, answers: tuple[str, str]) -> float:
+    """How likely the first answer is preferred, the mean of both orders."""
+    context = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], chat_template=_TURNS, tokenize=False
+    )
+    labels, chosen = [tokenizer.encode(label, add_special_tokens=False)[0] for label in "AB"], []
+    for place in (0, 1):
+        said = f"[CONTEXT] {context} [RESPONSE A] {answers[place]} [RESPONSE B] {answers[1 - place]} \n"
+        text = tokenizer.apply_chat_template([{"role": "user", "content": said}], tokenize=False)
+        ids = tokenizer.encode(text.replace(tokenizer.bos_token, ""), add_special_tokens=False)
+        chosen.append(float(torch.softmax(model(torch.tensor([ids])).logits[0, -1, labels].double(), dim=-1)[place]))
+    return sum(chosen) / 2
+
+
 _HEADS: dict[str, dict[str, torch.Tensor]] = {
     "qwen": two_layers(2),
     "skywork": tensors(3, v_head__summary__weight=(1, _WIDTH), v_head__summary__bias=(1,)),
@@ -159,6 +190,7 @@ FORMATS: dict[str, tuple[str, str, Reference, dict[str, Any]]] = {
     "token classifier (TRL)": ("Qwen2ForTokenClassification", "", token_classifier, {}),
     "sequence classifier": ("Qwen2ForSequenceClassification", "", whole, {}),
     "sequence classifier, padding at the end": ("LlamaForSequenceClassification", "", whole, {"pads": True}),
+    "Qwen2.5-Math-RM": ("Qwen2ForRewardModel", "inf", qwen_rm(_HEADS["inf"]), {}),
     "INF-ORM": ("INFORMForSequenceClassification", "inf", inf_orm(_HEADS["inf"]), {}),
     "ArmoRM": ("LlamaForRewardModelWithGating", "armo", armorm(_HEADS["armo"]), {}),
     "Math-Shepherd": ("LlamaForCausalLM", "", shepherd, {"form": "math-shepherd"}),
@@ -217,14 +249,10 @@ def main() -> None:
     writer, rows = dc.load("smollm2"), list[dict[str, Any]]()
     for name, (architecture, head, reference, settings) in FORMATS.items():
         with tempfile.TemporaryDirectory() as made:
-            backend = type(writer.tokenizer.backend).from_str(writer.tokenizer.backend.to_str())
-            tokenizer = transformers.PreTrainedTokenizerFast(
-                tokenizer_object=backend, bos_token="<|endoftext|>", eos_token="<|im_end|>", unk_token="<|endoftext|>",
-                additional_special_tokens=list(_MARKS),
-            )  # fmt: skip
-            tokenizer.chat_template = _LLAMA if architecture.startswith("Llama") else writer.chat_template.source
-            folder = Path(made)
-            model = written(folder, tokenizer, architecture, head, settings.pop("pads", False))
+            tokenizer = tokenizer_of(
+                writer, _LLAMA if architecture.startswith("Llama") else writer.chat_template.source
+            )
+            model = written(Path(made), tokenizer, architecture, head, settings.pop("pads", False))
             scorer = RewardModel(model=made, dtype="float32", **settings).bind(writer.tokenizer)
             gaps, spread = [], []
             for question, steps in texts(given.texts):
@@ -232,10 +260,44 @@ def main() -> None:
                     wanted = reference(model, tokenizer, question, steps)
                 gaps.append(abs(said(writer, scorer, question, "\n\n".join(steps)) - wanted))
                 spread.append(wanted)
-        low, high = min(spread), max(spread)
-        rows.append({"format": name, "texts": given.texts, "largest": max(gaps), "lowest": low, "highest": high})
+        rows.append(row(name, gaps, spread))
         print(rows[-1], flush=True)
+    rows.append(row("RLHFlow, pairs", *pairs(writer, given.texts)))
+    print(rows[-1], flush=True)
     write_result(given.out, {"rows": rows})
+
+
+def tokenizer_of(writer: dc.LLM, template: str) -> Any:
+    backend = type(writer.tokenizer.backend).from_str(writer.tokenizer.backend.to_str())
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<|endoftext|>", eos_token="<|im_end|>", unk_token="<|endoftext|>",
+        additional_special_tokens=list(_MARKS),
+    )  # fmt: skip
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def row(name: str, gaps: list[float], spread: list[float]) -> dict[str, Any]:
+    low, high = min(spread), max(spread)
+    return {"format": name, "texts": len(gaps), "largest": max(gaps), "lowest": low, "highest": high}
+
+
+def pairs(writer: dc.LLM, count: int) -> tuple[list[float], list[float]]:
+    """Two answers in one prompt: differences from the published code, and what that says."""
+    gaps, spread = [], []
+    with tempfile.TemporaryDirectory() as made:
+        tokenizer = tokenizer_of(writer, _ANSWERED)
+        model = written(Path(made), tokenizer, "LlamaForCausalLM", "", False)
+        judge = PairPreference(load(made, dtype="float32"))
+        for (question, steps), (_, others) in itertools.pairwise(texts(count + 1)):
+            answers, engine = ("\n\n".join(steps), "\n\n".join(others)), writer.engine()
+            conversation = engine.open(writer.request_for(question, max_new_tokens=4)).request.conversation
+            found = engine.finish(judge.preferred(conversation, answers))
+            with torch.inference_mode():
+                wanted = preference(model, tokenizer, question, answers)
+            gaps.append(abs(found[0][1] - wanted))
+            spread.append(wanted)
+    return gaps, spread
 
 
 def said(lm: Any, scorer: RewardModel, question: str, text: str) -> float:

@@ -50,7 +50,7 @@ class Conversation:
         """The text, or the last turn of the user."""
         if isinstance(self.prompt, str):
             return self.prompt
-        return next((_content(turn) for turn in reversed(self.prompt) if turn.get("role") == "user"), "")
+        return next((content_of(turn) for turn in reversed(self.prompt) if turn.get("role") == "user"), "")
 
     @property
     def task(self) -> str:
@@ -86,7 +86,7 @@ class Conversation:
         return self.encode(self.prompt)
 
 
-def _content(turn: Message) -> str:
+def content_of(turn: Message) -> str:
     """The text of a turn, which may come in parts."""
     content = turn.get("content")
     if isinstance(content, str):
@@ -98,5 +98,5 @@ def _content(turn: Message) -> str:
 def _written(turn: Message) -> str:
     """All that a turn says: its text, and the tools that it calls."""
     calls = turn.get("tool_calls")
-    said = [_content(turn), *([json.dumps(calls, default=str)] if calls else [])]
+    said = [content_of(turn), *([json.dumps(calls, default=str)] if calls else [])]
     return "\n".join(filter(None, said))

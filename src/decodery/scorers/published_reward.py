@@ -28,7 +28,7 @@ _NAME = "reward-model"
 _PLACE = "<extra_0>"
 _SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 _MARK = "ки"
-_WHOLE = ("sequence-classification", "gated")
+_WHOLE = ("sequence-classification", "qwen-rm", "gated")
 """Forms that score a whole text."""
 _ANSWER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>"
 """What ends a prompt of ArmoRM, whose gate reads the first token of it."""
@@ -153,7 +153,8 @@ class PublishedReward(Scorer):
         if self.form == "rlhflow":
             return self._dialogue(question, steps)
         if self.form in _WHOLE:
-            return self._whole([("user", question), ("assistant", text)])
+            system = [("system", _SYSTEM)] if self.form == "qwen-rm" else []
+            return self._whole([*system, ("user", question), ("assistant", text)])
         # What stands between steps has tokens of its own, as in the training of these models.
         lines, end = self.form == "skywork-prm", encode("\n", special=False)
         tokens, rows = [*self._beginning, *encode(f"{question}\n" if lines else question, special=False)], list[int]()

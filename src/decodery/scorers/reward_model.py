@@ -49,10 +49,11 @@ class RewardModel(Wrapper):
     and rows are the ledger's "reward".
 
     Attributes:
-        scorer: "auto" is what a published reward model says (Qwen2.5-Math-PRM, Skywork-PRM, ArmoRM, sequence and
-            token classifiers are recognised by their heads), and self-evaluation for any other model. Others read by
-            themselves, as process-reward(head=FILE) with a head that was trained on this model, self-evaluation, rating
-            or log-probability do, or ask by a prompt of their own, as llm-judge does, by this model's chat template.
+        scorer: "auto" is what a published reward model says (Qwen2.5-Math-PRM and -RM, Skywork-PRM, ArmoRM, sequence
+            and token classifiers are recognised by their heads), and self-evaluation for any other model. Others read
+            by themselves, as process-reward(head=FILE) with a head that was trained on this model, self-evaluation,
+            rating or log-probability do, or ask by a prompt of their own, as llm-judge does, by this model's chat
+            template.
         model: A folder, a name that `decodery.load` knows, a model that was loaded, or a `LanguageModel` with the
             writer's own tokens.
         dtype: Of one that is named.

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.engine.calls import Calls
-from decodery.models.loaders.named import Precision
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.named import Precision, loaded
 from decodery.models.loaders.store import Progress
 from decodery.models.protocol import LanguageModel
 from decodery.sampling.sampler import Sampler
+from decodery.scorers.pair_preference import PairPreference
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
@@ -46,13 +50,16 @@ class Pairwise(Pipeline):
     Attributes:
         n: Answers.
         model: The judge: "" is the model that writes. After a server it is the URL of another one, with #NAME where
-            that has several models; else a model with the same tokens.
+            that has several models; else a model with the same tokens. A preference model is a folder, of any tokens.
         dtype: Precision of the judge.
+        form: "verdict" has a text written; "rlhflow" reads the probabilities of A and B of RLHFlow's pair-preference
+            model, whose mean over the other answers and both orders is the score.
     """
 
     n: int = 4
-    model: LanguageModel | str = ""
+    model: LoadedModel | LanguageModel | str = ""
     dtype: Precision = "auto"
+    form: Literal["verdict", "rlhflow"] = "verdict"
 
     def __post_init__(self) -> None:
         require_count("pairwise", "n", self.n)
@@ -60,6 +67,12 @@ class Pairwise(Pipeline):
             raise SettingsError(
                 f"pairwise compares each two answers, and {self.n} make {self.n * (self.n - 1)}: 16 at most"
             )
+        if self.form not in ("verdict", "rlhflow"):
+            raise SettingsError(f"the form of pairwise is verdict or rlhflow, not {self.form!r}")
+        if self.form == "rlhflow":
+            self._preference()
+        elif isinstance(self.model, LoadedModel):
+            raise SettingsError("a judge that writes verdicts is given by its name, or as a LanguageModel")
 
     @property
     def texts_at_once(self) -> int:
@@ -69,10 +82,41 @@ class Pairwise(Pipeline):
     def follow(self, calls: Calls, progress: Progress) -> ForwardCoroutine[list[Sequence]]:
         texts = yield from calls.answer([calls.conversation] * self.n, progress)
         calls.standing = texts
+        if self.form == "rlhflow":
+            answers = [spoken(seq) for seq in texts]
+            chosen = yield from self._preference().preferred(calls.conversation, answers)
+            # Its own .5 is no comparison.
+            wins = [2 * (sum(row) - 0.5) for row in chosen]
+        else:
+            wins = yield from self._verdicts(calls, [spoken(seq) for seq in texts], progress)
+        count("comparisons", self.n * (self.n - 1))
+        for seq, won in zip(texts, wins, strict=True):
+            seq.score = won / max(2 * (self.n - 1), 1)
+        return sorted(texts, key=lambda seq: -(seq.score or 0.0))
+
+    def _preference(self) -> PairPreference:
+        """The preference model.
+
+        Raises:
+            SettingsError: Where the judge has no tokenizer and template of its own.
+        """
+        model = self.model
+        if isinstance(model, str) and model and "://" not in model:
+            model = loaded(model, self.dtype)
+        if not isinstance(model, LoadedModel):
+            raise SettingsError(
+                "form=rlhflow reads the logits of a preference model: give its folder, as in model=FOLDER, or what "
+                "`load` returned"
+            )
+        return PairPreference(model)
+
+    def _verdicts(self, calls: Calls, answers: Ordered[str], progress: Progress) -> ForwardCoroutine[list[float]]:
+        """What each answer wins."""
+        assert not isinstance(self.model, LoadedModel)
         pairs = list(combinations(range(self.n), 2))
         orders = [order for pair in pairs for order in (pair, pair[::-1])]
         prompts = [
-            _ASKED.format(task=calls.conversation.task, first=spoken(texts[first]), second=spoken(texts[second]))
+            _ASKED.format(task=calls.conversation.task, first=answers[first], second=answers[second])
             for first, second in orders
         ]
         writer = second_model(self.model, self.dtype, calls.engine.model) if self.model else None
@@ -84,10 +128,7 @@ class Pairwise(Pipeline):
         for (first, second), verdict in zip(orders, found, strict=True):
             wins[first] += 0.5 if verdict is None else float(verdict == 0)
             wins[second] += 0.5 if verdict is None else float(verdict == 1)
-        count("comparisons", len(orders))
-        for seq, won in zip(texts, wins, strict=True):
-            seq.score = won / max(2 * (self.n - 1), 1)
-        return sorted(texts, key=lambda seq: -(seq.score or 0.0))
+        return wins
 
 
 def _winner(said: str) -> int | None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
-import tokenizers
 import torch
 import transformers
 
@@ -19,51 +16,13 @@ from decodery.scorers import RewardModel
 from decodery.search import BestOfN
 from decodery.step.scorer import Candidates, judge
 from decodery.training.published_prm import train_published_prm
-from serving import TEMPLATE, tiny_lm
-from tiny_models import SPECIAL, byte_alphabet, randomize
+from reward_folders import SHAPE, causal, save, tokenizer
+from serving import tiny_lm
+from tiny_models import randomize
 
-SHAPE = {
-    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 1024, "eos_token_id": 257, "bos_token_id": None,
-    "pad_token_id": 257,
-}  # fmt: skip
 STEPS = ["First, 2 + 2.", "So 4."]
 TEXT = "\n\n".join(STEPS)
 QUESTION = "What is 2 + 2?"
-
-
-def tokenizer() -> Any:
-    """Bytes, and a token of two of them: what is read apart has other tokens than what is read in one."""
-    vocabulary = byte_alphabet() | {".\u010a": 256}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [(".", "\u010a")]))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens([*SPECIAL, "<extra_0>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"])
-    return backend
-
-
-def save(
-    folder: Path,
-    model: Any,
-    head: dict[str, torch.Tensor] | None = None,
-    settings: dict[str, str] | None = None,
-    **config: Any,
-) -> Path:
-    """A folder as such models are published, with a head of its own beside the model's tensors."""
-    model.save_pretrained(folder)
-    if head:
-        file = folder / "model.safetensors"
-        kept = {name: each for name, each in safetensors.torch.load_file(file).items() if name != "lm_head.weight"}
-        safetensors.torch.save_file(kept | head, file)
-    described = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(described | config))
-    tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE} | (settings or {})))
-    return folder
-
-
-def causal(seed: int = 0) -> Any:
-    return randomize(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SHAPE, tie_word_embeddings=False)), seed)
 
 
 def ids(*texts: str) -> torch.Tensor:
@@ -142,6 +101,14 @@ def test_classifiers_of_sequences_and_of_tokens(tmp_path: Path) -> None:
     folder = save(tmp_path / "inf", layers, head, architectures=["INFORMForSequenceClassification"], num_labels=1)
     state = layers.model(ids(chat(("user", QUESTION), ("assistant", TEXT)))).last_hidden_state[0, -1]
     assert score(RewardModel(model=str(folder))) == pytest.approx(float(apply(head, state).detach()), abs=2e-4)
+    # Qwen2.5-Math-RM has the same head, and a system turn before the question.
+    asked = "Please reason step by step, and put your final answer within \\boxed{}."
+    folder = save(tmp_path / "rm", layers, head, architectures=["Qwen2ForRewardModel"])
+    tokens = ids(chat(("system", asked), ("user", QUESTION), ("assistant", TEXT)))
+    with_system = float(apply(head, layers.model(tokens).last_hidden_state[0, -1]).detach())
+    scorer = RewardModel(model=str(folder))
+    assert score(scorer) == pytest.approx(with_system, abs=2e-4) and scorer.log and not scorer.prefixes
+    assert with_system != pytest.approx(float(apply(head, state).detach()), abs=1e-3)
     each = randomize(transformers.Qwen2ForTokenClassification(transformers.Qwen2Config(**SHAPE, num_labels=2)), 5)
     folder = save(tmp_path / "trl", each)
     right = trl(each, TEXT)
@@ -285,6 +252,9 @@ def test_what_is_no_reward_model_is_said(tmp_path: Path) -> None:
         own = save(tmp_path / name, causal(), architectures=[name])
         with pytest.raises(UnsupportedModel, match="code of its own"):
             RewardModel(model=str(own))
+    deep = {"v_head.summary.0.weight": torch.ones(8, 32), "v_head.summary.2.weight": torch.ones(1, 8)}
+    with pytest.raises(UnsupportedModel, match=r"the head v_head\.summary\.0\.weight, of a form that is not read"):
+        RewardModel(model=str(save(tmp_path / "grm", causal(), deep)))
     bare = save(tmp_path / "bare", causal(), architectures=["Qwen2ForProcessRewardModel"])
     with pytest.raises(CorruptFile, match="no head of a qwen-prm"):
         RewardModel(model=str(bare))

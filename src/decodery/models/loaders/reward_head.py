@@ -12,17 +12,21 @@ from decodery.core.errors import CorruptFile, UnsupportedModel
 
 from .fields import Fields, Number, Whole
 
-Kind = Literal["qwen-prm", "skywork-prm", "sequence-classification", "token-classification", "gated"]
+Kind = Literal["qwen-prm", "qwen-rm", "skywork-prm", "sequence-classification", "token-classification", "gated"]
 Tensors = Mapping[str, torch.Tensor]
 
 _ENDINGS: dict[str, Kind] = {
     "ForProcessRewardModel": "qwen-prm",
+    "Qwen2ForRewardModel": "qwen-rm",
     "ForSequenceClassification": "sequence-classification",
     "ForTokenClassification": "token-classification",
     "ForRewardModelWithGating": "gated",
 }
+_ONE_OUTPUT = ("skywork-prm", "sequence-classification", "qwen-rm")
 _LAYERS = ("score.0", "score.2")
 """A layer with a ReLU after it, and the output."""
+_OTHER_HEADS = ("v_head.", "value_head.", "reward_head.", "regression_head.", "rm_head.")
+"""Tensors of heads that are read by code of their own."""
 _MIXED = ("regression_layer.weight", "reward_transform_matrix", "gating.logit_scale")
 _GATE_KEYS = ("num_objectives", "gating_temperature", "gating_hidden_dim", "gating_n_hidden")
 _OF_HEADS = ("id2label", "label2id", "num_labels", "problem_type", "classifier_dropout", "auto_map", "score_bias")
@@ -103,7 +107,14 @@ def head_kind(architectures: Sequence[str], names: Mapping[str, str], where: str
                 f"{each} in {where} is not read as a reward model, because its head is code of its own: use a "
                 "sequence classifier with one score, ArmoRM, or a process reward model"
             )
-    return "skywork-prm" if "v_head.summary.weight" in names else None
+    if "v_head.summary.weight" in names:
+        return "skywork-prm"
+    if other := next((name for name in names if name.startswith(_OTHER_HEADS)), None):
+        raise UnsupportedModel(
+            f"{where} has the head {other}, of a form that is not read: use a sequence classifier with one score, "
+            "ArmoRM, or a process reward model"
+        )
+    return None
 
 
 def read_head(
@@ -137,7 +148,7 @@ def read_head(
         _check_gate(tensors, where)
         return RewardHead(kind, tensors, float(gate.get("gating_temperature", _TEMPERATURE)))
     outputs = len(next(each for name, each in reversed(tensors.items()) if name.endswith("weight")))
-    if outputs > 2 or (kind in ("skywork-prm", "sequence-classification") and outputs != 1):
+    if outputs > 2 or (kind in _ONE_OUTPUT and outputs != 1):
         raise UnsupportedModel(
             f"{where} has {outputs} outputs for each token: a reward model has one score, or two for wrong and right"
         )
@@ -150,7 +161,7 @@ def _shapes(kind: Kind, hidden_layers: int, names: Mapping[str, str]) -> dict[st
         layers = range(hidden_layers + 1)
         gate = {f"gating.layers.{n}.{part}": 2 - (part == "bias") for n in layers for part in ("weight", "bias")}
         return dict(zip(_MIXED, (2, 2, 1), strict=True)) | gate
-    if kind == "qwen-prm" or (kind == "sequence-classification" and "score.0.weight" in names):
+    if kind in ("qwen-prm", "qwen-rm") or (kind == "sequence-classification" and "score.0.weight" in names):
         return {f"{layer}.{part}": 2 - (part == "bias") for layer in _LAYERS for part in ("weight", "bias")}
     name = "v_head.summary" if kind == "skywork-prm" else "score"
     bias = {f"{name}.bias": 1} if kind != "sequence-classification" or f"{name}.bias" in names else {}
