@@ -23,12 +23,14 @@ from typing import Any, Self
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.version import __version__
 
 if sys.platform != "win32":
     import fcntl
 
 _KIND = "search record"
 _BEGINNING = f'{{"kind": "{_KIND}"'.encode()
+_FORMAT = 1
 _MOST_BYTES = 1 << 28
 _MOST_LINE = 1 << 24
 
@@ -59,7 +61,7 @@ class SearchRecord:
         most: Bytes of the file at most; what comes later is not kept.
 
     Raises:
-        SettingsError: For the record of another search, and for one that another process has.
+        SettingsError: For the record of another search or in another format, and for one that another process has.
         CorruptFile: For a file that is no record.
     """
 
@@ -157,15 +159,16 @@ class SearchRecord:
         self._file.truncate(end)
         self._file.seek(end)
         if first:
-            self._add({"kind": _KIND, "version": 1, "of": subject})
+            self._add({"kind": _KIND, "version": _FORMAT, "decodery": __version__, "of": subject})
 
     def _take(self, line: bytes, subject: dict[str, Any], first: bool) -> None:
         """What one line says."""
         try:
             entry: Any = json.loads(line) if len(line) <= _MOST_LINE else None
             if first:
-                if entry["kind"] != _KIND or entry["version"] != 1:
+                if entry["kind"] != _KIND or type(entry["version"]) is not int:
                     raise ValueError
+                self._readable(entry)
                 self._same(entry["of"], subject)
             elif "text" in entry:
                 self._parts.setdefault(entry["text"], deque()).append(_part(entry))
@@ -175,6 +178,14 @@ class SearchRecord:
                 self._scores[entry["scored"]] = score
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CorruptFile(f"{self.path} is no record of a search: give another file") from error
+
+    def _readable(self, entry: Mapping[str, Any]) -> None:
+        if entry["version"] != _FORMAT:
+            raise SettingsError(
+                f"{self.path} was written by decodery {entry.get('decodery', 'of another version')!s:.40} in format "
+                f"{entry['version']!s:.20} of records, and this version, {__version__}, goes on from format {_FORMAT}: "
+                "go on with that version, or give another file"
+            )
 
     def _same(self, known: dict[str, Any], subject: dict[str, Any]) -> None:
         if other := [name for name in subject if known.get(name) != subject[name]] or list(known.keys() - subject):

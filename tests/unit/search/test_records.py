@@ -141,6 +141,23 @@ def test_a_file_that_is_no_record_is_refused(tmp_path: Path, line: str) -> None:
         search("best-of-n:n=2", record, max_new_tokens=8)
 
 
+def test_a_record_names_the_version_that_wrote_it_and_other_formats_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    with SearchRecord(path, {"search": "a"}):
+        pass
+    first = json.loads(path.read_text())
+    assert first["decodery"] == dc.__version__
+    # The same format of another version is read.
+    path.write_text(json.dumps(first | {"decodery": "0.0.9"}) + "\n")
+    with SearchRecord(path, {"search": "a"}):
+        pass
+    written = json.dumps(first | {"version": 2, "decodery": "0.9.0", "of": {"another": "form"}}) + "\n"
+    path.write_text(written)
+    with pytest.raises(SettingsError, match=r"written by decodery 0\.9\.0 in format 2 .*goes on from format 1"):
+        SearchRecord(path, {"search": "a"})
+    assert path.read_text() == written
+
+
 @pytest.mark.parametrize("content", ["notes", '{"kind": "notes"}', "{"])
 def test_a_file_of_one_line_is_not_cut(tmp_path: Path, content: str) -> None:
     """A line without its end is cut off in a record alone."""
