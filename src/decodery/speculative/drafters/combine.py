@@ -128,7 +128,7 @@ class Router(_Combined):
         blind = [part for part in self.parts[:-1] if not isinstance(part, Matcher)]
         if self.choose is None and blind:
             raise SettingsError(
-                f"switch cannot tell how long a match of {type(blind[0]).__name__} is: put it last, or give choose"
+                f"router cannot tell how long a match of {type(blind[0]).__name__} is: put it last, or give choose"
             )
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
