@@ -1,11 +1,12 @@
 """What drafters bring by kind of text: `auto` with and without each adviser, and drafters named, at several settings.
 
     python benchmarks/draft/categories.py [SPEC ...] --model MODEL [--draft MODEL] [--questions 2] [--new 64]
-        [--texts 1 4 16] [--temperatures 0 0.7] [--minutes 5] [--counted] [--out FILE]
+        [--texts 1 4 16] [--temperatures 0 0.7] [--minutes 5] [--counted] [--built-in] [--out FILE]
 
 SPECs are drafters, by default `auto`, and `auto` with the draft model or with the shipped head. Kinds of text: those of
 Spec-Bench, HumanEval (DECODERY_DATA), edits of code, JSON, calls of tools, and an agent's loop: one conversation that
-calls the same tools again and again. Every drafter has a memory of its own, and kinds take turns; plain decoding runs
+calls the same tools again and again. With --built-in the questions of `decodery bench` take the place of Spec-Bench and
+HumanEval. Every drafter has a memory of its own, and kinds take turns; plain decoding runs
 beside them. Of every kind: tokens per pass, and speed of decoding as plain seconds by its own. Nothing begins after
 `minutes`.
 
@@ -31,6 +32,7 @@ import numpy as np
 from task_prompts import task_prompts
 
 import decodery
+from decodery.bench.workloads import questions
 from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.llm.llm import LLM
@@ -47,14 +49,18 @@ ROWS = 2048
 PLACES = ("Lisbon", "Oslo", "Lima", "Kyoto", "Prague", "Hanoi", "Perth", "Vienna")
 
 
-def prompts(count: int) -> dict[str, list[str]]:
+def prompts(count: int, built_in: bool) -> dict[str, list[str]]:
     """So many of every kind."""
     found: dict[str, list[str]] = defaultdict(list)
-    for line in (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines():
-        question = json.loads(line)
-        found[question["category"]].append(question["turns"][0])
-    for line in (DATA / "humaneval_dev.jsonl").read_text("utf-8").splitlines():
-        found["humaneval"].append(f"Complete this function:\n\n```python\n{json.loads(line)['prompt']}```")
+    if built_in:
+        for question in questions("built-in"):
+            found[question.category].append(question.turns[0])
+    else:
+        for line in (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines():
+            row = json.loads(line)
+            found[row["category"]].append(row["turns"][0])
+        for line in (DATA / "humaneval_dev.jsonl").read_text("utf-8").splitlines():
+            found["humaneval"].append(f"Complete this function:\n\n```python\n{json.loads(line)['prompt']}```")
     for kind, prompt in task_prompts(8 * count, 4712):
         if kind in ("edit", "json", "tools"):
             found[kind].append(prompt)
@@ -136,6 +142,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--counted", action="store_true")
+    parser.add_argument("--built-in", action="store_true")
     parser.add_argument("--kinds", nargs="+")
     parser.add_argument("--out", type=Path, default=RESULTS / "draft-categories.json")
     options = parser.parse_args()
@@ -147,7 +154,7 @@ def main() -> None:
     elif not options.specs:
         drafters["auto with the head"] = resolve("drafter", "auto:head=shipped").bind(lm.model)
     drafters |= {spec: resolve("drafter", spec).bind(lm.model) for spec in options.specs}
-    asked = prompts(options.questions)
+    asked = prompts(options.questions, options.built_in)
     asked = {kind: texts for kind, texts in asked.items() if not options.kinds or kind in options.kinds}
     rows: dict[str, Any] = {}
     for temperature in options.temperatures:

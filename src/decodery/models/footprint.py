@@ -13,6 +13,7 @@ from decodery.core.native.kernels import Form
 from .loaders.in_place import InPlace
 from .native.packed import BITS, packed_size
 from .protocol import LanguageModel
+from .reduced_vocabulary import ReducedVocabulary
 from .torch.transformer import Transformer
 from .torch.weights import Layer
 
@@ -37,6 +38,8 @@ def weight_bytes(model: LanguageModel) -> int:
 
     Of the embedding only a few rows are read. Zero for a model whose weights cannot be seen.
     """
+    if isinstance(model, ReducedVocabulary):
+        return weight_bytes(model.model) - round(_head_bytes(model.model) * (1 - model.outputs / model.vocab_size))
     if not isinstance(model, Transformer):
         return 0
     weights, sharing = model.weights, model.config.sharing
@@ -46,6 +49,16 @@ def weight_bytes(model: LanguageModel) -> int:
     again += sum(packed_size(linear) for linear in _in_place([weights.layers, weights.head]))
     seen = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors([weights.layers, weights.norm, weights.head])}
     return sum(seen.values()) + again
+
+
+def _head_bytes(model: LanguageModel) -> int:
+    """Of the vocabulary projection."""
+    if not isinstance(model, Transformer):
+        return 0
+    head: Any = model.weights.head
+    if isinstance(head, InPlace):
+        return sum(packed_size(each) for each in _in_place(head))
+    return sum(tensor.nbytes for tensor in _tensors(head))
 
 
 def _in_place(value: Any) -> Iterator[Any]:

@@ -250,6 +250,10 @@ class InPlace:
         layer.bias = self.bias
         return layer
 
+    def some(self, outputs: torch.Tensor) -> Any:
+        """Only these outputs [k], in this order, with tensors of their own."""
+        return self.unpacked().some(outputs)
+
     def dense(self) -> torch.Tensor:
         """[out, in] float32: the weights this layer stands for."""
         dense: torch.Tensor = self.unpacked().dense()

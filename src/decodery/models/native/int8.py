@@ -65,10 +65,6 @@ class Int8Linear(Native):
         result *= self.scale
         return result if self.bias is None else result + self.bias
 
-    def some(self, outputs: torch.Tensor) -> Int8Linear:
-        """Only these outputs [k], in this order."""
-        return Int8Linear(self.weight[outputs], self.scale[outputs], None if self.bias is None else self.bias[outputs])
-
     def dense(self) -> torch.Tensor:
         """[out, in] float32: the weights this layer stands for."""
         return self.weight.float() * self.scale[:, None]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -184,6 +185,13 @@ class Native(ABC):
     """A linear layer of integers, on the native kernels or with the same bits in PyTorch."""
 
     _packed: Packed | None = None
+
+    def some(self, outputs: torch.Tensor) -> Self:
+        """Only these outputs [k], in this order."""
+        layer: Any = self
+        parts = {each.name: getattr(self, each.name) for each in fields(layer)}
+        chosen = {name: part[outputs] for name, part in parts.items() if isinstance(part, torch.Tensor)}
+        return replace(layer, **chosen)
 
     @abstractmethod
     def portable(self, rows: torch.Tensor) -> torch.Tensor:

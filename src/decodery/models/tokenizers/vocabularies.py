@@ -21,6 +21,7 @@ from ..config import ModelConfig
 from ..hooks import Tap
 from ..layer_plan import WHOLE, LayerPlan
 from ..protocol import Capabilities, LanguageModel, Reader
+from ..reduced_vocabulary import whole
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -179,6 +180,7 @@ class Fitted:
 def tokenizer_of(model: Reader) -> Tokenizer | None:
     """The tokenizer of a model: its own, else that of a model with the same vocabulary, or None."""
     known, name = list(_spoken.items()), model.config.vocabulary
+    model = whole(model)
     own = next((tokenizer for each, tokenizer in known if each is model), None)
     return own or next((tokenizer for each, tokenizer in known if name and each.config.vocabulary == name), None)
 

@@ -87,6 +87,7 @@ class Auto(Drafter):
         model: The second one, a `LanguageModel` or a name, which is loaded in `dtype`, as in `draft-model`; of a long
             prompt it reads the end.
         dtype: What a named second model is loaded in.
+        vocabulary: How many tokens the second model predicts, as in `draft-model`.
         keep: A folder in which what was learned from texts is kept for later processes, None for nowhere. Each model
             and each owner of texts has a file of its own there, see `stores.kept`.
     """
@@ -98,6 +99,7 @@ class Auto(Drafter):
     head: TrainedHead | str | None = None
     model: LanguageModel | str | None = None
     dtype: Precision = "auto"
+    vocabulary: int | None = None
     keep: str | None = None
 
     keeps_logits = False
@@ -105,6 +107,8 @@ class Auto(Drafter):
     def __post_init__(self) -> None:
         if self.head is not None and self.model is not None:
             raise SettingsError("auto takes a head or a second model, not both: give one of the two")
+        if self.vocabulary is not None and self.vocabulary < 1:
+            raise SettingsError(f"auto needs vocabulary >= 1, not {self.vocabulary}")
 
     @cached_property
     def trained(self) -> TrainedHead | None:
@@ -158,7 +162,7 @@ class Auto(Drafter):
         model = named(self.model, self.dtype)
         if not model.capabilities.trees:
             raise UnsupportedModel("auto's second model reads no rows that branch, as its trees do: use draft-model")
-        return ModelAdvice.of(seq, model, self.most)
+        return ModelAdvice.of(seq, model, self.most, self.vocabulary)
 
     def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return () if self.model is None else (named(self.model, self.dtype),)

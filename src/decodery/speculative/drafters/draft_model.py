@@ -14,6 +14,7 @@ from decodery.core.requirements import Provides, Requirements
 from decodery.models.layer_plan import WHOLE
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.reduced_vocabulary import reduced
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
@@ -51,6 +52,8 @@ class DraftModel(Following):
             (one that reads no text); the copy is kept as long as the target.
         recycled: Whether it reads of the text what the target has kept, where both keep keys and values of the same
             shape, as a transformed copy does: then it reads its own drafts alone, and has no cache.
+        vocabulary: How many tokens the draft predicts, those with the lowest ids; None is all of them. A small draft
+            spends much of a pass on its vocabulary projection, and most tokens of a text have low ids.
         length: Tokens of a chain.
         tree_policy: How trees are grown in place of it, such as "eagle-2(nodes=32)".
     """
@@ -59,6 +62,7 @@ class DraftModel(Following):
     dtype: Precision = "auto"
     transform: str | None = None
     recycled: bool = False
+    vocabulary: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,6 +70,8 @@ class DraftModel(Following):
             raise SettingsError(
                 "draft-model drafts with a model or with what a transform makes of the target: name one"
             )
+        if self.vocabulary is not None and self.vocabulary < 1:
+            raise SettingsError(f"draft-model needs vocabulary >= 1, not {self.vocabulary}")
 
     @property
     def requirements(self) -> Requirements:
@@ -101,8 +107,9 @@ class DraftModel(Following):
 
     def _model(self, target: Reader) -> Reader:
         if self.transform is not None:
-            return copy_of(target, self.transform)
-        return named(_shipped(target) if self.model is None else self.model, self.dtype)
+            return reduced(copy_of(target, self.transform), self.vocabulary, "draft-model")
+        model = named(_shipped(target) if self.model is None else self.model, self.dtype)
+        return reduced(model, self.vocabulary, "draft-model")
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
         reading = seq.states[self]

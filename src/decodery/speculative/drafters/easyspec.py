@@ -55,6 +55,8 @@ class EasySpec(DraftModel):
             )
         if self.recycled:
             raise SettingsError("easyspec puts a cache of its own right: leave recycled out, or use draft-model")
+        if self.vocabulary is not None:
+            raise SettingsError("easyspec predicts all tokens: leave vocabulary out, or use draft-model")
 
     @property
     def provides(self) -> Provides:

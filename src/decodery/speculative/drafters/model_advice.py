@@ -13,6 +13,7 @@ from decodery.core.threads import one_thread
 from decodery.core.topk import topk
 from decodery.models.footprint import weight_bytes
 from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.reduced_vocabulary import reduced
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
@@ -48,20 +49,27 @@ class ModelAdvice(Advice):
     start: int = field(default=0, kw_only=True)
 
     @classmethod
-    def of(cls, seq: Sequence, model: Reader, most: int) -> ModelAdvice:
+    def of(cls, seq: Sequence, model: Reader, most: int, vocabulary: int | None = None) -> ModelAdvice:
         """Nothing read yet, drafts at most so deep.
+
+        Args:
+            seq: The text.
+            model: The second model.
+            most: Nodes it is asked about.
+            vocabulary: How many tokens it predicts, those with the lowest ids; None: all.
 
         Raises:
             VocabularyMismatch: If its tokens are not the text's.
         """
-        follower = Follower.begin(model, seq.request.model, slots=seq.request.slots)
+        asked = reduced(model, vocabulary, "auto")
+        follower = Follower.begin(asked, seq.request.model, slots=seq.request.slots)
 
         def make() -> tuple[Blending, AskCosts]:
-            recalled = remembered(seq.request.model, model.fingerprint)
-            return Blending(), AskCosts(_share(model, seq.request.model), recalled=recalled)
+            recalled = remembered(seq.request.model, asked.fingerprint)
+            return Blending(), AskCosts(_share(asked, seq.request.model), recalled=recalled)
 
         # Two models are two opinions, and so are those of greedy texts and of drawn ones.
-        key = ("auto", "model", ref(model), seq.request.sampler.greedy)
+        key = ("auto", "model", ref(model), vocabulary, seq.request.sampler.greedy)
         blending, costs = seq.request.memory.recall("process", seq, key, make)
         # Half of its context at least is for the text.
         return cls(blending, costs, follower=follower, deepest=min(most, model.config.max_positions // 2))
