@@ -36,7 +36,8 @@ def made(config: ModelConfig, linear: Draw = int8, dtype: torch.dtype = torch.fl
 
     # As `fused.read` leaves what a layer has not.
     empty = torch.zeros(0, dtype=torch.float32, device="cpu")
-    absent = {"mlp_norm": empty, **dict.fromkeys(("gate_up", "down"), Dense(empty[None]))}
+    absent = dict.fromkeys(("attention_norm", "mlp_norm"), empty)
+    absent |= dict.fromkeys(("qkv", "output", "gate_up", "down"), Dense(empty[None]))
     parts: list[dict[str, Any]] = [dict(absent) for _ in range(config.num_layers)]
     whole: dict[str, Any] = {}
     for slot in slots(config):

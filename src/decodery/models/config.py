@@ -396,18 +396,30 @@ class ModelConfig:
         """
         others = self.norms_after or self.wide_qk_norm or self.residual_scale != 1.0 or self.norms_after_rope
         others = others or self.unusual_softmax or self.logit_cap != 0.0 or self.chunked or self.scaled_inputs
-        others = others or self.keeps_order or self.gated_attention
+        others = others or self.keeps_order or self.gated_attention or self.latent is not None or self.unit_values
+        others = others or not self.gated
         return self.native and not others and self.temperature is None and not self.unit_norms
 
     @property
     def native(self) -> bool:
         """Whether native kernels run its blocks."""
         others = self.centred_norms or self.parallel or self.learned_positions or self.operators
-        others = others or self.latent is not None or self.joined_norms or self.head_bias
-        others = others or self.short_conv is not None or any(self.attending_layers) or self.unit_values
-        others = others or self.experts_beside
-        activations = ("silu", "gelu_tanh", CLAMPED) if self.experts else ("silu", "gelu_tanh")
-        return self.gated and not others and self.activation in activations
+        others = others or self.joined_norms or self.head_bias
+        others = others or self.short_conv is not None or self.shared is not None
+        others = others or self.alternating is not None or any(self.sparsity) or not self._heads_fit
+        opening = ("silu", "gelu_tanh", CLAMPED) if self.experts else ("silu", "gelu_tanh")
+        return not others and self.activation in (opening if self.gated else ("relu2",))
+
+    @property
+    def _heads_fit(self) -> bool:
+        """Whether heads of all layers lie in rows of a cache as kernels read them: side by side, whole."""
+        dims = {
+            rope: {dim for layer, (_, dim) in enumerate(self.head_shapes) if self.layer_rope(layer) == rope}
+            for rope in (self.rope, self.local_rope)
+        }
+        return all(dim % 16 == 0 and self.head_dim % dim == 0 for _, dim in self.head_shapes) and all(
+            len(each) <= 1 for each in dims.values()
+        )
 
     @property
     def portable(self) -> bool:
@@ -501,6 +513,11 @@ class ModelConfig:
         """Whether queries of layer `layer` grow with their position."""
         own = self.temperature
         return own is not None and not (own.unturned and self.layer_rope(layer).kind != "none")
+
+    def rope_dim(self, rope: Rope) -> int:
+        """The width of the heads that a rotation turns."""
+        dims = (dim for layer, (_, dim) in enumerate(self.head_shapes) if self.layer_rope(layer) == rope)
+        return next(dims, self.head_dim)
 
     def norms_units(self, layer: int) -> bool:
         """Whether layer `layer` norms queries and keys without weights."""

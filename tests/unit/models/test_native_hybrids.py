@@ -36,6 +36,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "state_layers": (True, True, False),
     },
     "gated convolution": {"gated_conv": 3, "conv_layers": (True, False, True)},
+    "mamba beside attention": {
+        "mamba": Mamba(heads=4, head_dim=18, groups=2, state=12, kernel=4), "residual_scale": 0.5,
+        "state_layers": (True,) * 3, "attending_layers": (True,) * 3,
+    },
+    "a mixer or an MLP, without gates": {
+        "mamba": Mamba(heads=4, head_dim=18, groups=2, state=12, kernel=4), "gated": False, "activation": "relu2",
+        "num_layers": 4, "state_layers": (True, False, False, True), "mixing_layers": (True, False, True, True),
+        "mlp_layers": (False, True, False, False),
+    },
     "mamba without MLPs": {
         "mamba": Mamba(heads=4, head_dim=16, groups=1, state=16, kernel=4), "intermediate_size": 0,
         "state_layers": (True, True, True),

@@ -45,7 +45,22 @@ class LayerStruct(ctypes.Structure):
         ("attention_norm", c_void_p), ("mlp_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
         ("post_attention_norm", c_void_p), ("post_mlp_norm", c_void_p), ("window", c_int32), ("rope", c_int32),
         ("sinks", c_void_p), ("tempered", c_int32), ("mixer", c_void_p), ("steps", LinearStruct),
-        ("gate", LinearStruct), ("experts", c_void_p),
+        ("gate", LinearStruct), ("experts", c_void_p), ("latent", c_void_p),
+        ("head_dim", c_int32), ("kv_heads", c_int32), ("reads", c_int32), ("v_norm", c_void_p), ("inputs", c_void_p),
+        ("scale", c_float), ("mix_in", LinearStruct), ("mix_out", LinearStruct),
+    ]  # fmt: skip
+
+
+class LatentStruct(ctypes.Structure):
+    _fields_ = [
+        ("up", LinearStruct), ("keys", c_void_p), ("values", c_void_p), ("rank", c_int32), ("turned", c_int32),
+        ("plain", c_int32), ("value", c_int32), ("narrow", c_int32), ("eps", c_float),
+    ]  # fmt: skip
+
+
+class TokenInputsStruct(ctypes.Structure):
+    _fields_ = [
+        ("gate", LinearStruct), ("out", LinearStruct), ("norm", c_void_p), ("at", c_int32), ("stride", c_int32),
     ]  # fmt: skip
 
 
@@ -55,7 +70,8 @@ class ExpertsStruct(ctypes.Structure):
         ("share", c_void_p), ("gate_up", POINTER(LinearStruct)), ("down", POINTER(LinearStruct)), ("count", c_int32),
         ("taken", c_int32), ("groups", c_int32), ("taken_groups", c_int32), ("group_best", c_int32),
         ("sigmoid", c_int32), ("normed", c_int32), ("scaled_inputs", c_int32), ("nothing", c_double),
-        ("scale", c_double),
+        ("scale", c_double), ("router_norm", c_void_p), ("enter_norm", c_void_p), ("leave_norm", c_void_p),
+        ("mlp_leave_norm", c_void_p),
     ]  # fmt: skip
 
 
@@ -103,6 +119,7 @@ class PassStruct(ctypes.Structure):
         ("taps", c_void_p), ("cos", c_void_p * 2), ("sin", c_void_p * 2), ("rows", c_int32), ("segment_count", c_int32),
         ("run_count", c_int32), ("next", c_int32), ("stopped", c_int32), ("memory", c_void_p), ("queries", c_void_p),
         ("context", c_void_p), ("branch", c_void_p), ("tempers", c_void_p), ("took", c_void_p), ("free", c_void_p),
+        ("inputs", c_void_p),
     ]  # fmt: skip
 
 
@@ -213,7 +230,7 @@ class PricesStruct(ctypes.Structure):
 _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, PolicyStruct, SegmentStruct, PassStruct, DraftStruct,
     GuessStruct, MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, DraftingStruct, HappenedStruct,
-    ProcessorStruct, SamplingStruct, ArrayStepStruct, PricesStruct, ExpertsStruct,
+    ProcessorStruct, SamplingStruct, ArrayStepStruct, PricesStruct, ExpertsStruct, LatentStruct, TokenInputsStruct,
 )  # fmt: skip
 
 

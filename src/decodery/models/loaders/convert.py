@@ -130,7 +130,9 @@ def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts, config: Model
     if precision in FLOATS:
         return {slot: "float32" if kept_wide(slot.parts[0], config) else precision for slot in stored}
     found: dict[Slot, _Kept] = {
-        slot: "bfloat16" if slot.name in TABLES else "float32" for slot in stored if not slot.linear
+        slot: "bfloat16" if slot.name in TABLES or _is_narrow(slot, parts) else "float32"
+        for slot in stored
+        if not slot.linear
     }
     own = {slot: _shared(parts, slot) for slot in stored if slot.linear}
     fours = any(BITS.get(form) == 4 for slot in own for name in slot.parts for form in parts.forms(name))
@@ -145,6 +147,11 @@ def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts, config: Model
             form = Form.ROWS8
         found[slot] = _STORED.get(form, form)
     return found
+
+
+def _is_narrow(slot: Slot, parts: Parts) -> bool:
+    """Whether a slot is a large one that is read in floating point, and has 16 bits as it is."""
+    return slot.name.endswith(".heads_up.weight") and parts.part(slot.parts[0], 0, 1).dtype == torch.bfloat16
 
 
 def _shared(parts: Parts, slot: Slot) -> list[Form]:

@@ -17,7 +17,8 @@ from ..cache.open_rows import OpenRows
 from ..layer_plan import WHOLE, layer_steps
 from ..torch_state import in_plain_state
 from .experts import distinct
-from .stack import NativeRows, NativeStack
+from .stack import NativeStack
+from .walk import NativeRows
 
 if TYPE_CHECKING:
     from ..tokenizers.vocabularies import Padding

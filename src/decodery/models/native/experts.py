@@ -36,7 +36,7 @@ class Experts:
         assert layer.router is not None
         self._files = files
         self._parts: dict[str, tuple[Linear, int]] = {
-            "gate_up": (layer.gate_up, 2 * config.intermediate_size),
+            "gate_up": (layer.gate_up, (2 if config.gated else 1) * config.intermediate_size),
             "down": (layer.down, config.hidden_size),
         }
         self._structs, room = {}, 0
@@ -55,6 +55,12 @@ class Experts:
             "router": layer.router, "router_bias": layer.router_bias, "choice_bias": layer.choice_bias,
             "scales": layer.expert_scales, "share": layer.shared_router,
         }  # fmt: skip
+        if layer.router_scale is not None:
+            router_norm = layer.router_scale.detach().float() * config.hidden_size**-0.5
+            whole |= {
+                "router_norm": router_norm, "enter_norm": layer.experts_norm, "leave_norm": layer.post_experts_norm,
+                "mlp_leave_norm": layer.post_shared_norm,
+            }  # fmt: skip
         floats = {
             name: each.detach().to(torch.float32).contiguous() for name, each in whole.items() if each is not None
         }
@@ -62,7 +68,8 @@ class Experts:
         struct = self._struct = ExpertsStruct()
         for name, each in floats.items():
             of_hidden = {"router": (config.experts, config.hidden_size), "share": (1, config.hidden_size)}
-            setattr(struct, name, address(each, torch.float32, *of_hidden.get(name, (config.experts,))))
+            shape = (config.hidden_size,) if name.endswith("norm") else of_hidden.get(name, (config.experts,))
+            setattr(struct, name, address(each, torch.float32, *shape))
         struct.gate_up, struct.down = self._structs["gate_up"], self._structs["down"]
         struct.count, struct.taken = config.experts, config.experts_per_token
         struct.groups, struct.taken_groups = config.expert_groups, config.taken_groups

@@ -23,7 +23,7 @@ from .weights import Layer
 
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 
-_EPS = 1e-6
+EPS = 1e-6
 """Of the norms of latents and of what queries are made from, whatever that of the others is."""
 FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), HEAD_DIM),
@@ -185,12 +185,12 @@ def queries_and_latents(
     found, held = layer.qkv(normed).tensor_split((-kept,), dim=-1)
     if layer.q_up is not None:
         assert layer.q_norm is not None
-        found = layer.q_up(rms_norm(found, found.shape[-1:], layer.q_norm.to(found.dtype), _EPS))
+        found = layer.q_up(rms_norm(found, found.shape[-1:], layer.q_norm.to(found.dtype), EPS))
     plain, turned = found.unflatten(-1, (config.num_heads, -1)).split((latent.plain, latent.turned), dim=-1)
     keys = _heads_up(layer, config)[:, : latent.plain].to(plain.dtype)
     queries = torch.cat((torch.einsum("nhp,hpr->nhr", plain, keys), rotate(turned, cos, sin)), dim=-1)
     told, own = held[:, None].split((latent.rank, latent.turned), dim=-1)
-    told = rms_norm(told, told.shape[-1:], layer.k_norm.to(told.dtype), _EPS)
+    told = rms_norm(told, told.shape[-1:], layer.k_norm.to(told.dtype), EPS)
     return queries, torch.cat((told, rotate(own, cos, sin)), dim=-1)
 
 

@@ -14,7 +14,6 @@ from decodery.core.errors import UnsupportedModel
 from ..config import CLAMPED, ModelConfig, Rope
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
-from ..native.stack import NativeStack
 from . import alternating
 from .attention import Rows, rotate
 from .gated_conv import GatedConvolution
@@ -38,7 +37,6 @@ class TorchLayers:
         self.device = weights.norm.device
         self._tables: dict[tuple[Rope, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._mixtures: dict[int, Mixture] = {}
-        self._feeds: NativeStack | None = None
         kinds = ((Recurrence, config.recurrent), (GatedConvolution, config.convolves))
         self._mixers: dict[int, Mixer] = {
             index: kind(layer, index, config)
@@ -118,8 +116,6 @@ class TorchLayers:
         read, hidden = hidden if config.parallel else turned, turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
         if stop.mlp and config.has_mlp(index):
-            if self._feeds is not None and hooks.shared is None and HookPoint("mlp_out", index) not in hooks:
-                return self._fed(self._feeds, index, turned, step, hooks)
             normed = self._reads(read, layer.mlp_norm)
             if index in self._mixtures and config.experts_beside:
                 branch = self._beside_experts(index, read, normed, hooks)
@@ -136,14 +132,6 @@ class TorchLayers:
             branch = self._adds(branch, layer.mlp_norm, layer.post_mlp_norm)
             turned = self._joined(turned + hooks.visit(HookPoint("mlp_out", index), branch), layer.mlp_norm)
         return turned
-
-    def _fed(self, feeds: NativeStack, index: int, hidden: torch.Tensor, step: Rows, hooks: Hooks) -> torch.Tensor:
-        """The stream after a layer's MLP or experts, in one native call."""
-        assert isinstance(step, Pass)
-        own = Hooks.reading(())
-        found = feeds.layers(hidden, step.batch, [LayerStep(index, attention=False)], own)
-        hooks.chosen += own.chosen
-        return found
 
     def _beside_experts(self, index: int, read: torch.Tensor, normed: torch.Tensor, hooks: Hooks) -> torch.Tensor:
         """What an MLP finds in normed rows and experts in norms of their own, each normed, added up."""

@@ -11,19 +11,30 @@ from ..batch import Batch
 from ..config import ModelConfig
 from ..loaders.in_place import InPlace
 from .one_pass import to_device
-from .weights import Dense, TokenInputs
+from .portable import rms_norm as norm_in_order
+from .weights import Dense, Linear, TokenInputs
 
 
-def token_inputs(own: TokenInputs, config: ModelConfig, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+def token_inputs(
+    own: TokenInputs, config: ModelConfig, hidden: torch.Tensor, batch: Batch, packed: Linear | None = None
+) -> torch.Tensor:
     """[N, layers, layer_inputs] of the rows of a pass, from their tokens and embeddings [N, hidden].
+
+    Args:
+        packed: The projection where kernels run it: then each row's bits are its own.
 
     Raises:
         UnsupportedModel: For rows that are no tokens.
     """
     width = config.layer_inputs
     assert own.projection is not None and own.norm is not None
-    made = (own.projection(hidden) * config.hidden_size**-0.5).unflatten(-1, (config.num_layers, width))
-    made = rms_norm(made, (width,), own.norm.to(made.dtype), config.norm_eps)
+    project = own.projection if packed is None else packed
+    made = (project(hidden) * config.hidden_size**-0.5).unflatten(-1, (config.num_layers, width))
+    norm = own.norm.to(made.dtype)
+    if packed is None:
+        made = rms_norm(made, (width,), norm, config.norm_eps)
+    else:
+        made = norm_in_order(made, norm, config.norm_eps)
     parts = [segment.tokens for segment in batch.segments if segment.tokens is not None and segment.states is None]
     if len(parts) != len(batch.segments):
         raise UnsupportedModel(f"layers of {config.family} read tokens: rows that are given as states cannot be run")

@@ -23,7 +23,7 @@ from ..layer_plan import WHOLE, LayerPlan, LayerStep, abreast, attending, groups
 from ..loaders.in_place import Rows, WeightsInPlace
 from ..native.array_step import ArraySteps
 from ..native.experts import MOST_BEST, MOST_GROUPS, distinct
-from ..native.stack import OPENINGS, NativeStack
+from ..native.stack import NativeStack
 from ..protocol import Capabilities
 from ..tokenizers.vocabularies import Padding
 from ..trained.artifact import digest, sampled
@@ -57,8 +57,6 @@ class Transformer(TorchLayers):
                 self.dtype = torch.float32
             elif whole and config.portable:
                 self._stack = PortableStack(config, weights, self.angles)
-            elif whole and config.latent is not None and fed_natively(config) and packable(weights):
-                self._feeds = NativeStack(config, weights, self.angles, attention=False)
         self.cache_dtype = self.dtype
         if config.experts and self._stack is None:
             self._mixtures = mixtures(weights, config, self._activation)
@@ -126,6 +124,10 @@ class Transformer(TorchLayers):
             raise SettingsError(
                 f"{self.config.family} keeps states of its rows, which {name} would change: leave kv_dtype at auto"
             )
+        if dtype == coded.DTYPE and self.config.head_shapes:
+            raise SettingsError(
+                f"heads of {self.config.family} differ from layer to layer: choose float16 keys and values"
+            )
         if dtype == coded.DTYPE and self.config.head_dim > coded.WIDEST:
             raise SettingsError(f"keys of more than {coded.WIDEST} numbers are not kept in {name}: choose float16")
         self.cache_dtype = dtype
@@ -180,6 +182,8 @@ class Transformer(TorchLayers):
             return None
         if self.weights.kept is not None or self.weights.positions is not None or self.config.temperature is not None:
             return None
+        if self.config.unit_values:
+            return None
         return ArraySteps(self, self._stack, padding)
 
     def embed(self, batch: Batch) -> torch.Tensor:
@@ -219,10 +223,13 @@ class Transformer(TorchLayers):
             hidden = self._norm(hidden, self.weights.norm)
         stack, step = self._stack, Pass(self, batch)
         if config.layer_inputs:
-            step.inputs = token_inputs(self.weights.inputs[0], config, hidden, batch)
+            packed = stack.inputs_projection if isinstance(stack, NativeStack) else None
+            step.inputs = token_inputs(self.weights.inputs[0], config, hidden, batch, packed)
         hidden = hooks.enter(first, hidden)
 
         def through(rows: torch.Tensor, some: Sequence[LayerStep]) -> torch.Tensor:
+            if isinstance(stack, NativeStack):
+                return stack.layers(rows, batch, some, hooks, step.inputs)
             return self.blocks(rows, step, some, hooks) if stack is None else stack.layers(rows, batch, some, hooks)
 
         if layer_plan.abreast == 1:
@@ -283,19 +290,15 @@ class Transformer(TorchLayers):
 
 def packable(weights: Weights) -> bool:
     """Whether kernels have a form for what layers project beside the usual matrices."""
-    names = "steps", "out_gate", "shared_gate_up", "shared_down"
-    more = (linear for layer in weights.layers for name in names if (linear := getattr(layer, name)) is not None)
+    names = "steps", "out_gate", "q_up", "shared_gate_up", "shared_down", "input_gate", "input_out", "mix_in", "mix_out"
+    more = [linear for layer in weights.layers for name in names if (linear := getattr(layer, name)) is not None]
+    more += [inputs.projection for inputs in weights.inputs]
     return all(isinstance(linear, QUANTIZED) or linear.weight.dtype.itemsize == 2 for linear in more)
 
 
 def runs_natively(config: ModelConfig) -> bool:
     """Whether the native CPU kernels run a model of this configuration in a supported precision."""
-    return fed_natively(config) and not config.shortcuts and config.native
-
-
-def fed_natively(config: ModelConfig) -> bool:
-    """Whether the native CPU kernels run its MLPs and experts, where their rows are normed as usual."""
-    if not config.gated or config.activation not in OPENINGS:
+    if config.shortcuts or not config.native:
         return False
     mixed = config.summed_experts or any(config.experts_floor)
     mixed = mixed or config.expert_groups > MOST_GROUPS or (config.expert_groups > 0 and config.group_best > MOST_BEST)

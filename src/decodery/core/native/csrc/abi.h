@@ -47,14 +47,36 @@ struct Mixer;
 // Experts of a layer, of which every row takes `taken`; the layer's MLP, where it has one, is added for all rows, as far as
 // share [hidden] says of each, null: wholly. router: [count][hidden]; router_bias, choice_bias, scales: [count] or null; groups:
 // of experts, from the best `taken_groups` of which they are taken, 0: from all; a group is as good as its best `group_best`
-// together. gate_up: what opens follows the gates, [2 * inner]. Weights of gate_up and down [count] are null until a row takes
+// together. gate_up: what opens follows the gates, [2 * inner], or [inner] without gates. Weights of gate_up and down [count] are null until a row takes
 // the expert: a pass stops there. nothing: what is added to the sum of weights where they are `normed`.
+// Where there are norms [hidden] of their own, the router reads the stream by router_norm and experts by enter_norm, and what they
+// find is normed by leave_norm and added to what the MLP finds, normed by mlp_leave_norm; all four or none.
 struct Experts {
     const float *router, *router_bias, *choice_bias, *scales, *share;
     const Linear *gate_up, *down;
     int32_t count, taken, groups, taken_groups, group_best;
     int32_t sigmoid, normed, scaled_inputs;
     double nothing, scale;
+    const float *router_norm, *enter_norm, *leave_norm, *mlp_leave_norm;
+};
+
+// Attention over latents: a row keeps `rank` numbers, normed by k_norm, and `turned` rotated ones, as the one head of keys and
+// values. qkv gives what queries are made of and what is kept. Of heads' queries, plain and then turned numbers, keys [heads]
+// [plain][rank] make the plain ones those of latents, and values [heads][rank][value] make values of what heads find; both in
+// bfloat16 where `narrow` is set. up: makes queries of what q_norm norms; without weights: qkv gives them.
+struct Latent {
+    Linear up;
+    const void *keys, *values;
+    int32_t rank, turned, plain, value, narrow;
+    float eps;                                          // of both norms
+};
+
+// What a layer adds to the stream because of a row's token: `gate` of the stream, opened, times the pass's inputs [at, at +
+// gate.out) of a row of `stride`, through `out`, normed.
+struct TokenInputs {
+    Linear gate, out;
+    const float* norm;                                  // [hidden]
+    int32_t at, stride;
 };
 
 struct Layer {
@@ -70,6 +92,15 @@ struct Layer {
     Linear steps;                                       // of its steps, where `qkv` does not give them: else without weights
     Linear gate;                                        // what attention finds is multiplied by its sigmoid; without weights: not
     const Experts* experts;                             // or null
+    const Latent* latent;                               // or null
+    // Of heads, where they are not the model's: their width, a multiple of 16 that divides the model's, and the key-value heads,
+    // which lie side by side in the slots' rows; both 0 where they are.
+    int32_t head_dim, kv_heads;
+    int32_t reads;                                      // 1 + the layer whose keys and values it reads; 0: its own
+    const float* v_norm;                                // [head_dim], or null
+    const TokenInputs* inputs;                          // or null
+    float scale;                                        // of the stream after it; 0: 1
+    Linear mix_in, mix_out;                             // of `mixer` where it is beside attention; without weights: in its place
 };
 
 struct Model {
@@ -77,7 +108,7 @@ struct Model {
     const float* norm;
     Linear head;
     int32_t hidden, intermediate, heads, kv_heads, head_dim;    // intermediate: of the widest MLP that is no expert
-    int32_t opening;                                    // 0: silu, 1: gelu by tanh, 2: silu of clamped gates, as gpt-oss has it
+    int32_t opening;                                    // 0: silu, 1: gelu by tanh, 2: silu of clamped gates, as gpt-oss has it; 3: no gates, relu squared
     float eps, attention_scale;
     float residual_scale;                               // of what is added to the stream; 0: 1
     int32_t wide_norms;                                 // queries and keys are normed over all heads at once
@@ -162,14 +193,14 @@ struct PageRows {
 };
 
 // What is left out of a layer, and where a pass stops in it, in this order: before attention, when keys and values are
-// written; behind it, before the output projection; before each sublayer's result is added to the stream, that of the MLP
+// written; after it; before the output projection, when latents are values and gates are closed; before each sublayer's result is added to the stream, that of the MLP
 // also before rows choose experts and, unasked, where one of those has no weights yet; at the end.
 enum Mark : int32_t {
     skip_attention = 1, skip_mlp = 2,
-    at_select = 4, at_heads = 8, at_attention = 16, at_router = 32, at_experts = 64, at_mlp = 128, at_residual = 256
+    at_select = 4, at_found = 8, at_heads = 16, at_attention = 32, at_router = 64, at_experts = 128, at_mlp = 256, at_residual = 512
 };
 
-// One pass over some layers. cos, sin: [2 (global, local)][rows][head_dim / 2]. taps: per layer run, where the hidden
+// One pass over some layers. cos, sin: [2 (global, local)][rows][head_dim / 2], of the layers that turn by them. taps: per layer run, where the hidden
 // states after it are copied, or null. marks: per layer run, of `Mark`.
 // A pass that stops returns with next, the layer of the run it is in, and stopped, the mark; called again, it goes on
 // from there. At the end next is run_count. memory: what it works in, which must last from call to call where it stops
@@ -190,6 +221,7 @@ struct Pass {
     const float* tempers;                               // [rows], or null
     int32_t* took;
     double* free;
+    const float* inputs;                                // [rows][stride] of `TokenInputs`, or null
 };
 
 // A draft head of one layer. What its attention reads is twice as wide as the model: a token's embedding and a feature,

@@ -112,6 +112,7 @@ struct Item {
     Query* queries;
     const Pages<E>* sources;
     int32_t count, common, dim, wide;
+    int32_t span, shift;    // numbers of a row in pages, and where the head's begin
     float cap;       // of scores, or 0
     float* spare;    // [count][key_chunk]
 
@@ -143,7 +144,7 @@ struct Item {
         const Pages<E>& source = sources[own->source];
         char* pages[key_chunk / page_slots + 1];
         const int32_t page_count = chunk.pages(), skipped = chunk.first % page_slots;
-        for (int32_t p = 0; p < page_count; ++p) pages[p] = source[chunk.first + p * page_slots];
+        for (int32_t p = 0; p < page_count; ++p) pages[p] = keys_of(source[chunk.first + p * page_slots]);
         if (from == 0)
             for (int32_t p = 0; p < page_count; ++p)
                 for (int32_t i = 0; i < page_slots * wide * int32_t(sizeof(E)); i += 64) fetch(pages[p] + i);
@@ -163,7 +164,8 @@ struct Item {
         }
     }
 
-    char* values_of(char* page) const { return page + page_slots * wide * int32_t(sizeof(E)); }
+    char* keys_of(char* page) const { return page + shift * page_slots * int32_t(sizeof(E)); }
+    char* values_of(char* page) const { return page + page_slots * span * int32_t(sizeof(E)); }
 
     // Scores of the slots that are listed, after those before them. Where few of a page are, not all its values are wanted.
     void score_list(Query* own, int32_t n, const Pages<E>& source, const Chunk& chunk) const {
@@ -175,7 +177,7 @@ struct Item {
                 if (slot / page_slots != page) {
                     if (found == key_chunk / page_slots) break;
                     page = slot / page_slots;
-                    pages[found++] = source[slot];
+                    pages[found++] = keys_of(source[slot]);
                 }
                 place[last - first] = (found - 1) * page_slots + slot % page_slots;
             }
@@ -201,13 +203,13 @@ struct Item {
             const bool listed = k >= chunk.straight;
             const int32_t slot = listed ? chunk.list[k - chunk.straight] : chunk.first + k, lane = slot % page_slots;
             if (listed || k == 0 || lane == 0) {
-                rows[k] = numbers_of<E>(source[slot], 1, wide) + lane * wide;
-                next[k] = listed ? rows[k] : numbers_of<E>(source[slot + on], 0, wide) + lane * wide;
+                rows[k] = numbers_of<E>(source[slot], 1, span) + lane * span + shift;
+                next[k] = listed ? rows[k] : numbers_of<E>(source[slot + on], 0, span) + lane * span;
                 // Rows that are listed lie apart: they are asked for some rows before they are read.
                 if (listed && k >= fetched) next[k - fetched] = rows[k];
             } else {
-                rows[k] = rows[k - 1] + wide;
-                next[k] = next[k - 1] + wide;
+                rows[k] = rows[k - 1] + span;
+                next[k] = next[k - 1] + span;
             }
         }
         int32_t least = key_chunk;

@@ -91,3 +91,14 @@ INLINE void put_row(const float* x, char* page, int32_t kind, int32_t slot, int3
     for (int32_t i = 0; i < dim; i += 16) store(numbers + i, load(x + i, dim - i), dim - i);
     put_numbers(page, kind, slot, dim, numbers);
 }
+// The same of a part of a page's row, `wide` numbers in all, from `shift` on; of floats.
+template <class E>
+INLINE void put_part(const float* x, char* page, int32_t kind, int32_t slot, int32_t dim, int32_t wide, int32_t shift, E element) {
+    if constexpr (is_coded<E>) put_row(x, page, kind, slot, dim, element);
+    else {
+        E numbers[most_dim];
+        for (int32_t i = 0; i < dim; i += 16) store(numbers + i, load(x + i, dim - i), dim - i);
+        // Channels of keys are 16 numbers apart, those of values one.
+        each_number<E>(page + (kind == 0 ? page_slots : 1) * shift * int32_t(sizeof(E)), kind, slot, dim, wide, [&](int32_t i, E* to) { *to = numbers[i]; });
+    }
+}

@@ -42,6 +42,10 @@ static void dot_doubles(const float* x, const float* weight, int32_t n, double* 
 INLINE f16 opened(int32_t kind, f16 gate, f16 up) {
     if (kind == 0) return silu(gate) * up;
     if (kind == 1) return gelu(gate) * up;
+    if (kind == 3) {
+        const f16 positive = larger(splat(0.0f), gate);
+        return positive * positive;
+    }
     gate = smaller(splat(7.0f), gate);
     up = larger(splat(-7.0f), smaller(splat(7.0f), up));
     return (up + 1.0f) * (silu(gate * 1.702f) / splat(1.702f));
@@ -252,7 +256,7 @@ struct Mixture {
         const Linear& second = *experts.down;
         const int32_t inner = second.in;
         for (int64_t place = mine.begin; place < mine.end; ++place) {
-            const float *gates = room().opened + place * 2 * inner, *ups = gates + inner;
+            const float *gates = room().opened + place * experts.gate_up->out, *ups = gates + (experts.gate_up->out - inner);
             float* to = room().inner.floats + place * inner;
             for (int32_t i = 0; i < inner; i += 16)
                 store(to + i, opened(model.opening, load(gates + i, inner - i), load(ups + i, inner - i)), inner - i);
@@ -265,8 +269,9 @@ struct Mixture {
         for (int32_t row = rows.begin; row < rows.end; ++row) {
             const int32_t* own = room().places + int64_t(row) * experts.taken;
             const float* weights = room().weights + int64_t(row) * experts.taken;
-            float* branch = state.branch + int64_t(row) * model.hidden;
+            float *branch = state.branch + int64_t(row) * model.hidden, *to = branch;
             float more = 1.0f;
+            if (experts.leave_norm != nullptr) to = state.scratch + thread * state.scratch_stride;
             if (all && experts.share != nullptr) {
                 double logit;
                 dot_doubles<1>(normed(row), experts.share, model.hidden, &logit);
@@ -279,9 +284,12 @@ struct Mixture {
                     const f16 found = load(room().found + int64_t(own[k]) * model.hidden + i, n) * (experts.scaled_inputs ? 1.0f : weights[k]);
                     sum = k == 0 ? found : sum + found;
                 }
-                if (all) sum = sum + (experts.share != nullptr ? load(branch + i, n) * more : load(branch + i, n));
-                store(branch + i, sum, n);
+                if (all && to == branch) sum = sum + (experts.share != nullptr ? load(branch + i, n) * more : load(branch + i, n));
+                store(to + i, sum, n);
             }
+            if (to == branch) continue;
+            normalize(to, experts.leave_norm, model.hidden, model.eps, to);
+            for (int32_t i = 0; i < model.hidden; i += 16) store(branch + i, load(branch + i, model.hidden - i) + load(to + i, model.hidden - i), model.hidden - i);
         }
     }
 };

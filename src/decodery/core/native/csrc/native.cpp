@@ -151,11 +151,14 @@ struct Sizes {
     bool policies = false, chooses = false;
 };
 
+// The layer of a cache that a layer reads.
+int32_t read_by(const Model& model, int32_t layer) { return model.layers[layer].reads != 0 ? model.layers[layer].reads - 1 : layer; }
+
 int64_t longest(const Model& model, const Pass& pass, const Segment& segment) {
     const int32_t heads = segment.lengths_head == 0 ? 1 : model.kv_heads;
     int64_t most = 0;
     for (int32_t i = 0; i < pass.run_count; ++i)
-        for (int32_t head = 0; head < heads; ++head) most = std::max(most, segment.length(pass.run[i], head));
+        for (int32_t head = 0; head < heads; ++head) most = std::max(most, segment.length(read_by(model, pass.run[i]), head));
     return most + segment.stays + segment.rows;
 }
 
@@ -210,6 +213,25 @@ const Experts* experts_of(const Model& model, const Pass& pass) {
     for (int32_t i = 0; i < pass.run_count; ++i)
         if (model.layers[pass.run[i]].experts != nullptr) return model.layers[pass.run[i]].experts;
     return nullptr;
+}
+
+// What the layers of a pass keep latents with, where they do; all have the same sizes.
+const Layer* latent_of(const Model& model, const Pass& pass) {
+    const Layer* first = pass.run_count == 0 ? nullptr : &model.layers[pass.run[0]];
+    return first != nullptr && first->latent != nullptr ? first : nullptr;
+}
+
+// Numbers that layers read of tokens, all as many.
+int32_t inputs_of(const Model& model, const Pass& pass) {
+    const TokenInputs* inputs = pass.run_count == 0 ? nullptr : model.layers[pass.run[0]].inputs;
+    return inputs == nullptr ? 0 : inputs->gate.out;
+}
+
+// Whether layers of a pass have mixers beside attention.
+bool mixes_beside(const Model& model, const Pass& pass) {
+    for (int32_t i = 0; i < pass.run_count; ++i)
+        if (model.layers[pass.run[i]].mix_in.weight != nullptr) return true;
+    return false;
 }
 
 void arrange_experts(const Experts& experts, State& state, Layout& layout) {
@@ -284,16 +306,26 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     state.aside_stride = sizes.policies ? aside_floats(model, sizes.longest) : 0;
     layout.take(state.aside, usable_threads() * state.aside_stride);
     const Mixer* mixer = mixer_of(model, pass);
-    layout.take(state.qkv, n * std::max(heads + 2 * model.kv_heads * model.head_dim, mixer == nullptr ? 0 : mixed_row(*mixer)));
+    const Layer* latent = latent_of(model, pass);
+    const int32_t found = latent == nullptr ? heads : std::max(heads, latent->output.in), up = latent == nullptr ? 0 : latent->latent->up.in;
+    const int32_t projected = latent == nullptr ? heads + 2 * model.kv_heads * model.head_dim : latent->qkv.out;
+    layout.take(state.qkv, n * std::max(projected, mixer == nullptr ? 0 : mixed_row(*mixer)));
+    layout.take(state.ups, up == 0 ? 0 : n * latent->latent->up.out);
+    layout.take(state.raised, n, up);
+    layout.take(state.raised.floats, n * up);
+    layout.take(state.given, n, inputs_of(model, pass));
+    layout.take(state.given.floats, n * inputs_of(model, pass));
+    layout.take(state.values, latent == nullptr ? 0 : n * latent->output.in);
     layout.take(state.queries, n * model.heads * wide);
-    layout.take(state.context, n * std::max(heads, mixer == nullptr ? 0 : mixed_inner(*mixer)));
+    layout.take(state.context, n * std::max(found, mixer == nullptr ? 0 : mixed_inner(*mixer)));
     layout.take(state.gates, gated(model, pass) ? n * heads : 0);
     if (mixer != nullptr) arrange_mixing(*mixer, state, layout);
     if (const Experts* experts = experts_of(model, pass)) arrange_experts(*experts, state, layout);
     layout.take(state.branch, n * model.hidden);
+    layout.take(state.beside, mixes_beside(model, pass) ? n * model.hidden : 0);
     layout.take(state.act, n * model.intermediate);
     layout.take(state.narrow, n, model.hidden);
-    layout.take(state.wide, n, heads);
+    layout.take(state.wide, n, found);
     layout.take(state.inner, n, model.intermediate);
     layout.take(state.narrow.floats, n * model.hidden);
     state.wide.floats = state.context;
@@ -314,7 +346,7 @@ int32_t in_common(const Model& model, const Pass& pass, const Segment& a, const 
     int32_t common = int32_t(std::min<int64_t>((seen + page_slots - 1) / page_slots, std::min(a.table_pages, b.table_pages)));
     for (int32_t i = 0; i < pass.run_count && common > 0; ++i)
         for (int32_t head = 0; head < model.kv_heads; ++head) {
-            const int32_t *x = a.table(pass.run[i], head), *y = b.table(pass.run[i], head);
+            const int32_t layer = read_by(model, pass.run[i]), *x = a.table(layer, head), *y = b.table(layer, head);
             common = int32_t(std::mismatch(x, x + common, y).first - x);
         }
     return common * page_slots;
@@ -328,7 +360,7 @@ int32_t group_segments(const Model& model, const Pass& pass, const Notes& notes)
     for (int32_t i = 0; i < pass.run_count && model.layers[layer].window != 0; ++i) layer = pass.run[i];
     const auto begin = [&](int32_t s) {
         const Segment& segment = pass.segments[s];
-        return segment.base + *segment.table(layer, 0) * segment.page_bytes;
+        return segment.base + *segment.table(read_by(model, layer), 0) * segment.page_bytes;
     };
     for (int32_t s = 0; s < pass.segment_count; ++s) order[s] = s;
     std::stable_sort(order, order + pass.segment_count, [&](int32_t a, int32_t b) { return begin(a) < begin(b); });
@@ -376,11 +408,14 @@ void note(State& state, const Sizes& sizes, const Notes& notes) {
     state.groups = notes.groups;
     state.group_count = group_segments(*state.model, pass, notes);
     const Model& model = *state.model;
-    const bool few = divides(state, sizes) && model.kv_heads * state.group_count < 4 * usable_threads();
+    int32_t kv_heads = model.kv_heads;
+    for (int32_t i = 0; i < pass.run_count; ++i)
+        if (const int32_t own = model.layers[pass.run[i]].kv_heads) kv_heads = std::min(kv_heads, own);
+    const bool few = divides(state, sizes) && kv_heads * state.group_count < 4 * usable_threads();
     for (int32_t i = 0; i < state.group_count; ++i) {
         Group& group = notes.groups[i];
         // What a policy picks has no order that chunks could follow.
-        group.divided = few && group.longest >= long_text && group.rows * (model.heads / model.kv_heads) < few_queries &&
+        group.divided = few && group.longest >= long_text && group.rows * (model.heads / kv_heads) < few_queries &&
                         !alone(pass.segments[notes.order[group.first]]);
         state.divided += group.divided;
     }
@@ -393,7 +428,8 @@ EXPORT int32_t decodery_size(int32_t i) {
     constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(PageRows), sizeof(Policy), sizeof(Segment), sizeof(Pass),
                                 sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
                                 sizeof(Proposed), sizeof(Drafting), sizeof(Happened), sizeof(Processor), sizeof(Sampling),
-                                sizeof(ArrayStep), sizeof(Prices), sizeof(Experts)};
+                                sizeof(ArrayStep), sizeof(Prices), sizeof(Experts), sizeof(Latent),
+                                sizeof(TokenInputs)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.

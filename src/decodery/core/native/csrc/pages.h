@@ -25,10 +25,11 @@ inline uint16_t* scales_of(char* page, int32_t kind, int32_t wide) {
     return reinterpret_cast<uint16_t*>(page + 2 * page_slots * wide) + kind * page_slots;
 }
 
-// Calls work(number of a row [dim], its place in a page) for all of them. T: of two or four bytes, or of one if coded.
+// Calls work(number of a row [dim], its place in a page) for all of them. T: of two or four bytes, or of one if coded. wide: of
+// the page, where the row is a part of what is there.
 template <class T, class Work>
-inline void each_number(char* page, int32_t kind, int32_t slot, int32_t dim, const Work& work) {
-    const int32_t lane = slot % page_slots, wide = round_up(dim, 16);
+inline void each_number(char* page, int32_t kind, int32_t slot, int32_t dim, int32_t wide, const Work& work) {
+    const int32_t lane = slot % page_slots;
     T* to = numbers_of<T>(page, kind, wide);
     if (sizeof(T) > 1) {
         if (kind == 0)
@@ -39,6 +40,10 @@ inline void each_number(char* page, int32_t kind, int32_t slot, int32_t dim, con
         for (int32_t i = 0; i < dim; ++i) work(i, to + i / 4 * 4 * page_slots + lane * 4 + i % 4);
     else
         for (int32_t i = 0; i < dim; ++i) work(i, to + lane / 4 * 4 * wide + i * 4 + lane % 4);
+}
+template <class T, class Work>
+inline void each_number(char* page, int32_t kind, int32_t slot, int32_t dim, const Work& work) {
+    each_number<T>(page, kind, slot, dim, round_up(dim, 16), work);
 }
 template <class T>
 inline void put_numbers(char* page, int32_t kind, int32_t slot, int32_t dim, const T* row) {

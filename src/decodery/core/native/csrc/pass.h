@@ -31,7 +31,15 @@ static void rotate(const float* x, const float* cos, const float* sin, int32_t d
     }
 }
 
+template <class Work>
+static void by_element(Element element, const Work& work) {
+    if (element == float32_elements) work(float());
+    else if (element == float16_elements) work(Half());
+    else work(Coded());
+}
+
 #include "experts.h"
+#include "latent.h"
 
 struct Runner {
     const State& state;
@@ -103,8 +111,17 @@ struct Runner {
             if (left > 16) store(to + 16, y1, left - 16);
         });
     }
-    // A panel holds 16 gates and the 16 values they open.
+    // A panel holds 16 gates and the 16 values they open, or 32 values without gates.
     void project_gated(const Linear& linear) {
+        if (model.opening == 3) {
+            multiply(linear, state.narrow, pass.rows, state.tiles, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
+                const int32_t first = panel * panel_width, left = linear.out - first;
+                float* to = state.act + int64_t(row) * linear.out + first;
+                store(to, opened(3, y0, y0), left);
+                if (left > 16) store(to + 16, opened(3, y1, y1), left - 16);
+            });
+            return;
+        }
         const int32_t inner = linear.out / 2;
         multiply(linear, state.narrow, pass.rows, state.tiles, thread, team, [&](int32_t panel, int32_t row, f16 gate, f16 up) {
             const int32_t first = panel * 16;
@@ -116,6 +133,13 @@ struct Runner {
         Quantized inner = state.inner;
         inner.width = round_up(layer.down.in, group_size);
         return inner;
+    }
+    // What the output matrix reads, of which layers that keep latents may have less.
+    Quantized found_of(const Layer& layer) const {
+        if (!attends(layer)) return state.mixed;
+        Quantized found = state.wide;
+        found.width = round_up(layer.output.in, group_size);
+        return found;
     }
     // Adds the layer's result, normed first if the family does so, to the residual stream.
     void project_residual(const Linear& linear, const Quantized& a, const float* post_norm) {
@@ -163,7 +187,9 @@ struct Runner {
     // Queries are normed, turned and scaled; keys and values go behind the cache's content.
     bool normed_late(const Layer& layer) const { return model.late_norms != 0 && layer.q_norm != nullptr; }
     void rope(const Layer& layer, int32_t index) {
-        const int32_t dim = model.head_dim, per_row = model.heads + 2 * model.kv_heads, wide = round_up(dim, 16);
+        const Heads heads = heads_of(index);
+        // A layer that reads another one's keys and values has queries alone.
+        const int32_t dim = heads.dim, wide = heads.wide, per_row = model.heads + (layer.reads != 0 ? 0 : 2 * heads.kv_heads);
         const Range mine = share(pass.rows * per_row, thread, team.threads);
         float* turned = scratch();
         int32_t s = 0;
@@ -173,15 +199,19 @@ struct Runner {
             const float* x = state.qkv + int64_t(item) * dim;
             const float* cos = pass.cos[layer.rope] + int64_t(row) * (dim / 2);
             const float* sin = pass.sin[layer.rope] + int64_t(row) * (dim / 2);
-            const bool is_query = head < model.heads, is_value = head >= model.heads + model.kv_heads;
+            const bool is_query = head < model.heads, is_value = head >= model.heads + heads.kv_heads;
             const bool normed = !is_value && layer.q_norm != nullptr, late = normed_late(layer);
             if (normed && !late) {
-                norm_head(layer, x, is_query ? head : head - model.heads, is_query, turned);
+                norm_head(layer, x, is_query ? head : head - model.heads, is_query, dim, turned);
+                x = turned;
+            }
+            if (is_value && layer.v_norm != nullptr) {
+                normalize(x, layer.v_norm, dim, model.eps, turned);
                 x = turned;
             }
             if (!is_value && late) {
                 rotate(x, cos, sin, dim, 1.0f, turned + wide);
-                norm_head(layer, turned + wide, 0, is_query, turned);
+                norm_head(layer, turned + wide, 0, is_query, dim, turned);
                 x = turned;
             }
             if (is_query) {
@@ -198,20 +228,41 @@ struct Runner {
                 x = turned + wide;
             }
             const Segment& segment = pass.segments[s];
-            const int32_t kind = is_value ? 1 : 0, kv_head = (head - model.heads) % model.kv_heads;
-            const int32_t slot = int32_t(segment.length(index, kv_head)) + segment.stays + row - state.rows[s].first;
+            const int32_t kind = is_value ? 1 : 0, kv_head = (head - model.heads) % heads.kv_heads, held = heads.row(kv_head);
+            const int32_t slot = int32_t(segment.length(index, held)) + segment.stays + row - state.rows[s].first;
             by_element(segment.element, [&](auto element) {
-                put_row(x, pages_of<decltype(element)>(segment, index, kv_head)[slot], kind, slot, dim, element);
+                put_part(x, pages_of<decltype(element)>(segment, index, held)[slot], kind, slot, dim, heads.span, heads.shift(kv_head), element);
             });
         }
-        look_around(layer, index);
+        look_around(layer, heads.index);
         meet(stage_rope);
     }
 
+    // The same in layers that keep latents.
+    void turn_latents(const Layer& layer, int32_t index) {
+        const Latents latents{state, model, pass, layer, thread, team.threads};
+        const Linear& up = layer.latent->up;
+        if (up.weight != nullptr) {
+            latents.norm_queries();
+            meet(stage_norm);
+            project(up, state.raised, state.ups);
+            latents.queries(state.ups, up.out);
+        } else latents.queries(state.qkv, layer.qkv.out);
+        latents.keep(index, scratch());
+        look_around(layer, index);
+        meet(stage_rope);
+    }
+    void make_values(const Layer& layer) {
+        const Latents latents{state, model, pass, layer, thread, team.threads};
+        latents.values();
+        meet(stage_attention);
+        latents.settle();
+        meet(stage_attention);
+    }
+
     // A head of queries or keys normed, `head` of its kind.
-    void norm_head(const Layer& layer, const float* x, int32_t head, bool is_query, float* y) const {
+    void norm_head(const Layer& layer, const float* x, int32_t head, bool is_query, int32_t dim, float* y) const {
         const float* weight = is_query ? layer.q_norm : layer.k_norm;
-        const int32_t dim = model.head_dim;
         if (model.wide_norms == 0) return normalize(x, weight, dim, model.eps, y);
         // All heads of a row lie side by side: each is divided by what they have in common.
         const float r = inverse_rms(x - int64_t(head) * dim, (is_query ? model.heads : model.kv_heads) * dim, model.eps);
@@ -286,17 +337,23 @@ struct Runner {
     }
 
     template <class Work>
-    static void by_element(Element element, const Work& work) {
-        if (element == float32_elements) work(float());
-        else if (element == float16_elements) work(Half());
-        else work(Coded());
-    }
-    template <class Work>
     void by_kind(const Group& group, const Work& work) const {
         by_element(pass.segments[state.order[group.first]].element, work);
     }
     int32_t head_group() const { return model.heads / model.kv_heads; }
     int32_t wide() const { return round_up(model.head_dim, 16); }
+    // A layer's heads, and where their keys and values lie: heads that are narrower than the model's side by side in its rows.
+    struct Heads {
+        int32_t index, dim, kv_heads, wide, group, whole, span;    // index: of the layer whose slots they read
+
+        int32_t row(int32_t kv_head) const { return dim == whole ? kv_head : kv_head * dim / whole; }
+        int32_t shift(int32_t kv_head) const { return dim == whole ? 0 : kv_head * dim % whole; }
+    };
+    Heads heads_of(int32_t index) const {
+        const Layer& layer = model.layers[index];
+        const int32_t dim = layer.head_dim != 0 ? layer.head_dim : model.head_dim, kv_heads = layer.kv_heads != 0 ? layer.kv_heads : model.kv_heads;
+        return {layer.reads != 0 ? layer.reads - 1 : index, dim, kv_heads, round_up(dim, 16), model.heads / kv_heads, model.head_dim, wide()};
+    }
 
     template <class E>
     static Pages<E> pages_of(const Segment& segment, int32_t index, int32_t kv_head) {
@@ -307,6 +364,7 @@ struct Runner {
     template <class E>
     Item<E> gather(int32_t index, const Group& group, int32_t kv_head, Range mine, Query* queries, Pages<E>* sources) const {
         const int32_t count = mine.end - mine.begin;
+        const Heads heads = heads_of(index);
         float* room = scratch();
         const auto take = [&](int64_t floats) {
             float* const taken = room;
@@ -317,29 +375,29 @@ struct Runner {
         for (int32_t k = group.first; k < group.last && first < mine.end; ++k) {
             const int32_t s = state.order[k];
             const Segment& segment = pass.segments[s];
-            const int32_t last = first + segment.rows * head_group();
+            const int32_t last = first + segment.rows * heads.group;
             const Range own = {mine.begin > first ? mine.begin : first, mine.end < last ? mine.end : last};
             for (int32_t i = own.begin; i < own.end; ++i) {
-                const int32_t row = (i - first) / head_group(), member = (i - first) % head_group();
-                const int64_t at = int64_t(state.rows[s].first + row) * model.heads + kv_head * head_group() + member;
+                const int32_t row = (i - first) / heads.group, member = (i - first) % heads.group;
+                const int64_t at = int64_t(state.rows[s].first + row) * model.heads + kv_head * heads.group + member;
                 Query& query = queries[i - mine.begin] = {};
-                query.out = state.context + at * model.head_dim;
+                query.out = state.context + at * heads.dim;
                 query.seen = state.seen[state.rows[s].first + row];
-                query.sink = sink_of(index, kv_head * head_group() + member);
+                query.sink = sink_of(index, kv_head * heads.group + member);
                 query.source = source;
                 query.scores = take(key_chunk + 2 * page_slots);
                 for (uint8_t*& weights : query.weights) weights = reinterpret_cast<uint8_t*>(take(weight_bytes / 4));
-                query.chunk = take(wide());
-                query.sum = take(wide());
-                prepare(state.queries + at * wide(), wide(), take(wide()), query, E());
+                query.chunk = take(heads.wide);
+                query.sum = take(heads.wide);
+                prepare(state.queries + at * heads.wide, heads.wide, take(heads.wide), query, E());
                 if (segment.starts != nullptr) pick(segment, kv_head, row, member, query);
                 else if (const Policy* policy = segment.acting(index)) follow(*policy, segment, kv_head, row, state.rows[s].first + row, i, mine.begin, query, sources);
             }
-            if (own.begin < own.end) sources[source++] = pages_of<E>(segment, index, kv_head);
+            if (own.begin < own.end) sources[source++] = pages_of<E>(segment, heads.index, heads.row(kv_head));
             first = last;
         }
         const bool alone = pass.segments[state.order[group.first]].policy != nullptr;
-        return {queries, sources, count, alone ? 0 : group.common, model.head_dim, wide(), model.attention_cap, room};
+        return {queries, sources, count, alone ? 0 : group.common, heads.dim, heads.wide, heads.span, heads.shift(kv_head), model.attention_cap, room};
     }
     const float* sink_of(int32_t index, int32_t head) const {
         const float* sinks = model.layers[index].sinks;
@@ -405,7 +463,7 @@ struct Runner {
         rotate(state.queries + at * wide(), policy.cos + angles, policy.sin + angles, model.head_dim, 1.0f, turned);
         for (int32_t i = model.head_dim; i < wide(); ++i) turned[i] = 0.0f;
         prepare(turned, wide(), take(wide()), first, E());
-        const Item<E> alone = {&first, item.sources, 1, 0, item.dim, item.wide, item.cap, item.spare};
+        const Item<E> alone = {&first, item.sources, 1, 0, item.dim, item.wide, item.span, item.shift, item.cap, item.spare};
         alone.add_up();
         merge(query, {first.largest, first.total}, first.sum, wide());
     }
@@ -475,30 +533,32 @@ struct Runner {
         Query queries[most_queries];
         Pages<E> sources[most_queries + 2];
         gather(index, group, kv_head, mine, queries, sources).chunk(from, [&](const Query& query, Part part) {
-            float* to = part_of((query.out - state.context) / model.head_dim, from);
-            __builtin_memcpy(to, query.chunk, size_t(wide()) * sizeof(float));
-            to[wide()] = part.largest;
-            to[wide() + 1] = part.total;
+            const Heads heads = heads_of(index);
+            float* to = part_of((query.out - state.context) / heads.dim, from);
+            __builtin_memcpy(to, query.chunk, size_t(heads.wide) * sizeof(float));
+            to[heads.wide] = part.largest;
+            to[heads.wide + 1] = part.total;
         });
     }
     // at: row * heads + head.
     float* part_of(int64_t at, int32_t from) const { return state.parts + at * state.parts_stride + from / key_chunk * (wide() + 16); }
 
     // Into how many parts the queries of one key-value head are cut.
-    int32_t parts_of(const Group& group) const {
-        const int32_t queries = group.rows * head_group(), least = (queries + most_queries - 1) / most_queries;
-        if (team.threads == 1 || state.group_count * model.kv_heads >= 4 * team.threads) return least;
+    int32_t parts_of(const Group& group, const Heads& heads) const {
+        const int32_t queries = group.rows * heads.group, least = (queries + most_queries - 1) / most_queries;
+        if (team.threads == 1 || state.group_count * heads.kv_heads >= 4 * team.threads) return least;
         // A number of items that the threads can share evenly.
         int32_t parts = least;
-        while (parts * model.kv_heads % team.threads != 0 || parts * model.kv_heads < 2 * team.threads) ++parts;
+        while (parts * heads.kv_heads % team.threads != 0 || parts * heads.kv_heads < 2 * team.threads) ++parts;
         return parts < queries ? parts : queries;
     }
     // Work items are (group, key-value head, some of its queries), handed out one by one.
     void attend_apart(int32_t index, bool windowed) {
+        const Heads heads = heads_of(index);
         int32_t item = team.take(), first = 0;
         for (const Group* group = state.groups; group < state.groups + state.group_count; ++group) {
             if (group->divided && !windowed) continue;
-            const int32_t queries = group->rows * head_group(), parts = parts_of(*group), items = parts * model.kv_heads;
+            const int32_t queries = group->rows * heads.group, parts = parts_of(*group, heads), items = parts * heads.kv_heads;
             for (; item < first + items; item = team.take()) {
                 const int32_t kv_head = (item - first) / parts;
                 const Range mine = share(queries, (item - first) % parts, parts);
@@ -511,11 +571,12 @@ struct Runner {
 
     // Chunks of the groups whose few queries threads share.
     void attend_chunks(int32_t index) {
+        const Heads heads = heads_of(index);
         int32_t item = team.take(), first = 0;
         for (const Group* group = state.groups; group < state.groups + state.group_count; ++group) {
             if (!group->divided) continue;
-            const Range all = {0, group->rows * head_group()};
-            const int32_t along = int32_t((group->longest + key_chunk - 1) / key_chunk), items = model.kv_heads * along;
+            const Range all = {0, group->rows * heads.group};
+            const int32_t along = int32_t((group->longest + key_chunk - 1) / key_chunk), items = heads.kv_heads * along;
             for (; item < first + items; item = team.take()) {
                 const int32_t kv_head = (item - first) / along, from = (item - first) % along * key_chunk;
                 by_kind(*group, [&](auto element) { attend_chunk<decltype(element)>(index, *group, kv_head, all, from); });
@@ -533,19 +594,20 @@ struct Runner {
     }
     // Merges the chunks of a row's heads, as far as they are this thread's.
     void merge_chunks(int32_t index, int32_t row) const {
+        const Heads heads = heads_of(index);
         for (int32_t head = 0; head < model.heads; ++head) {
             const int64_t at = int64_t(row) * model.heads + head;
             if (at % team.threads != thread) continue;
             Query query = {};
             query.seen = state.seen[row];
             query.sum = scratch();
-            query.out = state.context + at * model.head_dim;
-            begin(query, wide(), sink_of(index, head));
+            query.out = state.context + at * heads.dim;
+            begin(query, heads.wide, sink_of(index, head));
             for (int32_t from = 0; from < query.seen.total(); from += key_chunk) {
                 const float* part = part_of(at, from);
-                merge(query, {part[wide()], part[wide() + 1]}, part, wide());
+                merge(query, {part[heads.wide], part[heads.wide + 1]}, part, heads.wide);
             }
-            finish(query, model.head_dim);
+            finish(query, heads.dim);
         }
     }
 
@@ -557,13 +619,30 @@ struct Runner {
         if (!windowed && state.divided > 0) attend_shared(index);
     }
 
-    // The same where something else is in attention's place.
-    void mix(const Layer& layer, int32_t index) {
+    // The same where something else is in attention's place, or beside it.
+    void mix(const Layer& layer, const Linear& first, int32_t index) {
         const Mixer& mixer = *layer.mixer;
         const int64_t stride = mixed_row(mixer);
-        project_apart(layer.qkv, state.narrow, state.qkv, stride);
+        project_apart(first, state.narrow, state.qkv, stride);
         if (layer.steps.weight != nullptr) project_apart(layer.steps, state.narrow, state.qkv + layer.qkv.out, stride);
         Mix{state, pass, mixer, index, model.kv_heads, model.head_dim, thread, team}.run([&] { meet(stage_attention); });
+    }
+    static bool beside(const Layer& layer) { return layer.mix_in.weight != nullptr; }
+    static bool attends(const Layer& layer) { return layer.mixer == nullptr || beside(layer); }
+    void mix_beside(const Layer& layer, int32_t index) {
+        mix(layer, layer.mix_in, index);
+        quantize_rows(state.context, layer.mix_out.in, state.mixed, layer.mix_out);
+        project(layer.mix_out, state.mixed, state.beside);
+    }
+    // What attention and a mixer beside it found, added to the stream.
+    bool add_both(const Layer& layer, const Quantized& found, bool stops) {
+        project(layer.output, found, state.branch);
+        const Range mine = my_rows();
+        for (int32_t row = mine.begin; row < mine.end; ++row)
+            add(state.branch + int64_t(row) * model.hidden, state.beside + int64_t(row) * model.hidden);
+        finish_branch(layer.post_attention_norm);
+        if (!stops) add_branch();
+        return stops;
     }
     // Closes what attention found as far as its gates say.
     void close_gates() {
@@ -581,10 +660,11 @@ struct Runner {
     int32_t mix_experts(const Layer& layer, int32_t place, int32_t marks, int32_t from) {
         const Experts& experts = *layer.experts;
         const Mixture mixture{state, model, pass, layer, experts, thread, team};
-        const bool all = layer.down.weight != nullptr;
+        const bool apart = experts.router_norm != nullptr, all = layer.down.weight != nullptr && !apart;
+        const Linear& first = *experts.gate_up;
         if (from < at_router) {
-            const Linear& first = *experts.gate_up;
-            norm_quantize(layer.mlp_norm, all ? layer.gate_up : first, all ? first : Linear{}, true);
+            if (apart) read_apart(layer, experts);
+            else norm_quantize(layer.mlp_norm, all ? layer.gate_up : first, all ? first : Linear{}, true);
             mixture.score();
             meet(stage_matmul);
             mixture.judge(my_rows());
@@ -600,6 +680,7 @@ struct Runner {
         if (thread == 0) mixture.sort();
         meet(stage_norm);
         if (*state.experts.missing != 0) return at_experts;
+        if (apart) norm_quantize(experts.enter_norm, first, {}, experts.scaled_inputs != 0);
         mixture.gather();
         meet(stage_norm);
         if (all) project_gated(layer.gate_up);
@@ -617,30 +698,54 @@ struct Runner {
         return 0;
     }
 
+    // What an MLP finds beside experts, normed, in state.branch; and what their router reads.
+    void read_apart(const Layer& layer, const Experts& experts) {
+        norm_quantize(layer.mlp_norm, layer.gate_up);
+        project_gated(layer.gate_up);
+        meet(stage_matmul);
+        const Quantized inner = inner_of(layer);
+        quantize_rows(state.act, layer.down.in, inner, layer.down);
+        project(layer.down, inner, state.branch);
+        const Range mine = my_rows();
+        for (int32_t row = mine.begin; row < mine.end; ++row) {
+            const int64_t at = int64_t(row) * model.hidden;
+            normalize(state.branch + at, experts.mlp_leave_norm, model.hidden, model.eps, state.branch + at);
+            normalize(pass.hidden + at, experts.router_norm, model.hidden, model.eps, state.narrow.floats + at);
+        }
+        meet(stage_norm);
+    }
+
     // Runs the layer at a place of the run from behind the mark `from` on; returns the mark it stops at, 0 at its end.
     int32_t layer(int32_t place, int32_t from) {
         const int32_t index = pass.run[place], marks = pass.marks[place];
         const Layer& layer = model.layers[index];
         if ((marks & skip_attention) == 0 && from <= at_attention) {
             if (from < at_select) {
-                norm_quantize(layer.attention_norm, layer.qkv, layer.mixer != nullptr ? layer.steps : layer.gate);
-                if (layer.mixer != nullptr) mix(layer, index);
+                norm_quantize(layer.attention_norm, layer.qkv, beside(layer) ? layer.mix_in : layer.mixer != nullptr ? layer.steps : layer.gate);
+                if (beside(layer)) mix_beside(layer, index);
+                if (!attends(layer)) mix(layer, layer.qkv, index);
                 else {
                     project(layer.qkv, state.narrow, state.qkv);
                     if (layer.gate.weight != nullptr) project(layer.gate, state.narrow, state.gates);
-                    rope(layer, index);
+                    if (layer.latent != nullptr) turn_latents(layer, index);
+                    else rope(layer, index);
                     if (marks & at_select) return at_select;
                 }
             }
+            if (from < at_found) {
+                if (attends(layer)) attention(layer, index);
+                if (marks & at_found) return at_found;
+            }
             if (from < at_heads) {
-                if (layer.mixer == nullptr) attention(layer, index);
+                if (layer.latent != nullptr) make_values(layer);
                 if (layer.gate.weight != nullptr) close_gates();
                 if (marks & at_heads) return at_heads;
             }
             if (from < at_attention) {
-                const Quantized& found = layer.mixer != nullptr ? state.mixed : state.wide;
+                const Quantized found = found_of(layer);
                 quantize_rows(state.context, layer.output.in, found, layer.output);
-                if (add_or_stop(layer.output, found, layer.post_attention_norm, marks & at_attention)) return at_attention;
+                const bool stops = (marks & at_attention) != 0;
+                if (beside(layer) ? add_both(layer, found, stops) : add_or_stop(layer.output, found, layer.post_attention_norm, stops)) return at_attention;
             } else add_branch();
         }
         if ((marks & skip_mlp) == 0 && from <= at_mlp) {
@@ -661,7 +766,36 @@ struct Runner {
                 if (add_or_stop(layer.down, inner, layer.post_mlp_norm, marks & at_mlp)) return at_mlp;
             } else add_branch();
         }
-        return from < at_residual ? marks & at_residual : 0;
+        if (from >= at_residual) return 0;
+        end_layer(layer);
+        return marks & at_residual;
+    }
+    // What a layer adds because of rows' tokens, and its scale.
+    void end_layer(const Layer& layer) {
+        if (layer.inputs == nullptr && layer.scale == 0.0f) return;
+        const Range mine = my_rows();
+        const float scale = layer.scale == 0.0f ? 1.0f : layer.scale;
+        if (layer.inputs != nullptr) {
+            const TokenInputs& own = *layer.inputs;
+            const int32_t n = own.gate.out;
+            norm_quantize(nullptr, own.gate);
+            project(own.gate, state.narrow, state.given.floats);
+            for (int32_t row = mine.begin; row < mine.end; ++row) {
+                float* given = state.given.floats + int64_t(row) * n;
+                const float* x = pass.inputs + int64_t(row) * own.stride + own.at;
+                for (int32_t i = 0; i < n; i += 16) store(given + i, opened(model.opening, load(given + i, n - i), load(x + i, n - i)), n - i);
+                if (!is_floating(own.out.form)) quantize(given, n, row, state.given, own.out.form);
+            }
+            meet(stage_norm);
+            project(own.out, state.given, state.branch);
+            for (int32_t row = mine.begin; row < mine.end; ++row) {
+                float* branch = state.branch + int64_t(row) * model.hidden;
+                normalize(branch, own.norm, model.hidden, model.eps, branch);
+                add(pass.hidden + int64_t(row) * model.hidden, branch);
+            }
+        }
+        for (int64_t i = int64_t(mine.begin) * model.hidden; i < int64_t(mine.end) * model.hidden; ++i) pass.hidden[i] = pass.hidden[i] * scale;
+        meet(stage_norm);
     }
     bool add_or_stop(const Linear& linear, const Quantized& a, const float* post_norm, int32_t stops) {
         if (stops) project_branch(linear, a, post_norm);

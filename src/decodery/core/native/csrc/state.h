@@ -199,6 +199,10 @@ struct State {
     int64_t aside_stride, longest;
     float *qkv, *queries, *context, *branch, *act;
     float* gates;                          // of what attention finds, [rows][heads * head_dim]
+    float *ups, *values;                   // of layers that keep latents: queries made in two steps, and what heads find as values
+    Quantized raised;                      // over what such queries are made of
+    Quantized given;                       // over what layers read of tokens
+    float* beside;                         // what mixers found beside attention, [rows][hidden]
     Quantized narrow, wide, inner;         // over hidden, heads * head_dim, what MLPs have inside
     MixRoom mix;
     ExpertRoom experts;
