@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from decodery.bench.report import markdown as table
-from decodery_benchmarks.results import RESULTS, Result, read_result
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+# Beside the package, wherever a program that makes pages is run from.
+from decodery_benchmarks.results import RESULTS, Result, read_result  # noqa: E402
 
 
 def load(name: str) -> Result:

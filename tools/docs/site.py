@@ -5,19 +5,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shutil
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import click
-from docstrings import ARGUMENTS, arguments, markdown
 from figures import ROOT
-from generate import FAMILIES, Method, registry, setting
+from generate import FAMILIES, Method, registry
+from method_pages import method_page
 from navigation import PARTS
 from sphinx.cmd.build import build_main
+from systems import result_files, result_pages
+
+from decodery.llm.readiness import readiness
+from decodery.testing import tiny_transformer
 
 DOCS = ROOT / "docs"
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
@@ -26,7 +30,7 @@ _SETTINGS = {
     "html_theme": "furo",
     "extensions": "myst_parser",
     "myst_heading_anchors": "5",
-    "html_title": "decodery",
+    "html_title": f"decodery {version('decodery')}",
     "html_show_copyright": "0",
     # Tables of generated pages have cells of headings alone.
     "suppress_warnings": "myst.header",
@@ -60,16 +64,22 @@ def write_pages(source: Path) -> None:
     for page in source.rglob("*.md"):
         text = page.read_text("utf-8")
         page.write_text(without_outside_links(text, DOCS / page.relative_to(source).parent), "utf-8")
+    add_landing(source / "index.md")
     link_methods(source / "published-systems.md")
     results = sorted(page.stem for page in (DOCS / "results").glob("*.md") if page.stem != "index")
     add_contents(source / "results" / "index.md", "", results)
+    missing = readiness(
+        [each for family in registry.FAMILIES for each in registry.methods(family)], tiny_transformer(0)
+    )
+    pages, files = result_pages(), result_files()
     families = []
     for family in registry.FAMILIES:
         if methods := registry.methods(family):
             folder = source / "methods" / family
             folder.mkdir(parents=True)
             for method in methods:
-                (folder / f"{method.name}.md").write_text(method_page(family, method), "utf-8")
+                page = method_page(family, method, missing.get((family, method.name), ""), pages, files)
+                (folder / f"{method.name}.md").write_text(page, "utf-8")
             name, task = FAMILIES[family]
             title = name[0].upper() + name[1:]
             (folder / "index.md").write_text(f"# {title}\n\n{title} {task}.\n\n{_overview(methods)}\n", "utf-8")
@@ -84,6 +94,17 @@ def write_pages(source: Path) -> None:
     for heading, pages in PARTS.items():
         add_contents(source / "index.md", heading, [*pages, *(found if heading == last else [])])
     add_contents(source / "index.md", "Methods", ["methods", *families])
+
+
+def add_landing(page: Path) -> None:
+    """Show draft trees and README's table of speeds on the front page, before its lists of pages."""
+    text, readme = page.read_text("utf-8"), (ROOT / "README.md").read_text("utf-8")
+    head, mark, rest = text.partition("\n## ")
+    speed = readme[readme.index("## How fast it is") :]
+    speed = speed[: speed.index("\n## ")].replace("](docs/", "](")
+    page.write_text(
+        f"{head}\n![Draft trees of one text, step by step](draft-trees.svg)\n\n{speed}\n{mark}{rest}", "utf-8"
+    )
 
 
 def link_methods(page: Path) -> None:
@@ -119,24 +140,6 @@ def _overview(methods: list[Method]) -> str:
     """One row per method, with a link to its page."""
     rows = (f"| [{each.name}]({each.name}.md) | {each.summary.replace('|', chr(92) + '|')} |" for each in methods)
     return "\n".join(["| method | what it does |", "|---|---|", *rows])
-
-
-def method_page(family: str, method: Method) -> str:
-    """The page of one method: its docstring, guarantee and settings."""
-    facts = {
-        "Family": FAMILIES[family][0],
-        "Guarantee": method.guarantee,
-        "Requires": ", ".join(method.requirements),
-        "Provides": ", ".join(method.provides),
-        "Source": method.paper,
-    }
-    listed = "\n".join(f"- **{name}**: {value}" for name, value in facts.items() if value)
-    fields = [field for field in dataclasses.fields(method.cls) if field.init]
-    texts = arguments(method.cls)
-    lines = [f"- `{setting(field)}`" + (f": {texts[field.name]}" if field.name in texts else "") for field in fields]
-    settings = "\n".join(lines) or "None."
-    about = markdown(method.cls, without=ARGUMENTS)
-    return f"# {method.name}\n\n{about}\n\n{listed}\n\n## Settings\n\n{settings}\n"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from decodery.testing import tiny_transformer
 
 _MOST_FILES = 2
 """Result files that are named where no page of results has a method."""
+SLOWER = "slower than plain decoding on CPUs"
+TESTS_ALONE = "tests alone"
 
 
 def systems() -> str:
@@ -23,8 +25,7 @@ def systems() -> str:
         for method in registry.methods(family):
             if method.paper:
                 found[method.paper].append((family, method))
-    model, pages = tiny_transformer(0), _results()
-    files = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))}
+    model, pages, files = tiny_transformer(0), result_pages(), result_files()
     every = [method for own in found.values() for _, method in own]
     missing = readiness(every, model)
     papers = sorted(found.items(), key=lambda each: each[0].lower())
@@ -41,27 +42,38 @@ def _row(
     files: dict[str, str],
 ) -> str:
     names = ", ".join(dict.fromkeys(f"`{method.name}`" for _, method in own))
-    names_of = "|".join(re.escape(method.name) for _, method in own)
-    # A name of one plain word, such as memory, may mean something else in a file of figures.
-    compound = [method.name for _, method in own if not method.name.isalpha()]
-    in_page, in_file = (
-        re.compile(rf"(`|\| )({names_of})([`:(,]| \|)"),
-        re.compile(rf'"({"|".join(map(re.escape, compound))})[":(,]'),
-    )
-    measured = [f"[{title}](results/{stem}.md)" for stem, (title, text) in pages.items() if in_page.search(text)]
-    measured = (
-        measured or [f"`{name}`" for name, text in files.items() if compound and in_file.search(text)][:_MOST_FILES]
-    )
+    found = measured([method for _, method in own], pages, files)
     remarks = []
     if all(method.slower for _, method in own):
-        remarks.append("slower than plain decoding on CPUs")
+        remarks.append(SLOWER)
     if all(missing.get((family, method.name)) for family, method in own):
         remarks.append("needs a trained part, a second model or a setting")
-    cells = [paper.replace("|", "\\|"), names, ", ".join(measured) or "tests alone", "; ".join(remarks)]
+    cells = [paper.replace("|", "\\|"), names, ", ".join(found) or TESTS_ALONE, "; ".join(remarks)]
     return "| " + " | ".join(cells) + " |"
 
 
-def _results() -> dict[str, tuple[str, str]]:
+def measured(own: list[Method], pages: dict[str, tuple[str, str]], files: dict[str, str]) -> list[str]:
+    """Where figures of some methods stand: pages of results as links, or else the names of files.
+
+    Args:
+        own: The methods.
+        pages: As `result_pages` gives them.
+        files: As `result_files` gives them.
+    """
+    names = "|".join(re.escape(method.name) for method in own)
+    # A name of one plain word, such as memory, may mean something else in a file of figures.
+    compound = "|".join(re.escape(method.name) for method in own if not method.name.isalpha())
+    in_page, in_file = re.compile(rf"(`|\| )({names})([`:(,]| \|)"), re.compile(rf'"({compound})[":(,]')
+    found = [f"[{title}](results/{stem}.md)" for stem, (title, text) in pages.items() if in_page.search(text)]
+    return found or [f"`{name}`" for name, text in files.items() if compound and in_file.search(text)][:_MOST_FILES]
+
+
+def result_files() -> dict[str, str]:
+    """The texts of the files of results by name."""
+    return {path.name: path.read_text("utf-8") for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))}
+
+
+def result_pages() -> dict[str, tuple[str, str]]:
     """By name: title and text of each page of results."""
     texts = {
         page.stem: page.read_text("utf-8")
