@@ -29,8 +29,9 @@ _projections: WeakKeyDictionary[Reader, dict[int, Linear]] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class ReducedVocabulary:
-    """A model that reads every token and predicts those with the lowest ids, in most tokenizers the frequent ones.
+    """A model that reads every token and predicts those with the lowest ids.
 
+    In most tokenizers these are the frequent ones.
     Logits of the others are minus infinity; those of the first are the model's own, to the bit.
 
     Attributes:

@@ -74,7 +74,7 @@ class SheetFile:
         return Sheet(version, memory, tuple((question, answer) for question, answer in entries))
 
     def change(self, how: Callable[[Sheet], Sheet | None]) -> Sheet:
-        """Put what `how` makes of the sheet in its place, unless that is None, with no other writer in between.
+        """Replace the sheet by what `how` makes of it, unless that is None; no other writer comes between.
 
         Returns:
             The sheet that `how` was given.

@@ -88,7 +88,10 @@ _COMPUTED_WIDE = ("decay", "step_bias", "skip", "choice_bias")
 
 
 def kept_wide(part: str, config: ModelConfig) -> bool:
-    """Whether a part stays in float32 in a model of 16 bits: rounding what the loader has changed would lose of it."""
+    """Whether a part stays in float32 in a model of 16 bits.
+
+    Rounding what the loader has changed would lose some of it.
+    """
     scaled = part == "norm.weight" and config.family.startswith(("granite", "falcon_h1"))
     changed = part.endswith("norm.weight") and stores_less_one(part, config)
     return scaled or changed or part.split(".")[-2] in _COMPUTED_WIDE

@@ -169,9 +169,10 @@ class NativeStack:
     ) -> torch.Tensor:
         """[N, hidden] -> the residual stream after the layers `run` [N, hidden] float32.
 
-        inputs: [N, layers, layer_inputs] float32, what layers read of tokens where they do.
-
         Every segment's cache must have been reserved for this pass; the rows' keys and values are written to it.
+
+        Args:
+            inputs: [N, layers, layer_inputs] float32, what layers read of tokens where they do.
         """
         result = hidden.to(torch.float32, copy=True).contiguous()
         if len(result) and len(run):

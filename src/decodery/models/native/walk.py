@@ -48,7 +48,7 @@ class NativeRows(Segment):
 
 
 class Walk:
-    """One pass: a native call as far as the next hook point where Python has something to do, and so on to the end."""
+    """One pass: native calls, each as far as the next hook point where Python has something to do."""
 
     def __init__(
         self, stack: NativeStack, hidden: torch.Tensor, batch: Batch, run: Sequence[LayerStep], hooks: Hooks
