@@ -23,17 +23,26 @@ INLINE float half_at(const uint8_t* p) {
     return x;
 }
 
-// Sixteen bytes whose low halves are the first 16 inputs.
+INLINE uint32_t word_at(const uint8_t* p) {
+    uint32_t word;
+    __builtin_memcpy(&word, p, 4);
+    return word;
+}
+// Sixteen bytes whose low halves are the first 16 inputs. By words: compilers take bytes one by one here.
 INLINE void split(const uint8_t* p, uint8_t* numbers) {
-    for (int32_t i = 0; i < 16; ++i) {
-        numbers[i] = p[i] & 15;
-        numbers[i + 16] = p[i] >> 4;
+    for (int32_t i = 0; i < 16; i += 4) {
+        const uint32_t word = word_at(p + i), low = word & 0x0f0f0f0f, high = word >> 4 & 0x0f0f0f0f;
+        __builtin_memcpy(numbers + i, &low, 4);
+        __builtin_memcpy(numbers + 16 + i, &high, 4);
     }
 }
 INLINE void add_fifths(const uint8_t* p, uint8_t* numbers) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, p, 4);
-    for (int32_t i = 0; i < block_size; ++i) numbers[i] = uint8_t(numbers[i] | (bits >> i & 1) << 4);
+    const uint32_t bits = word_at(p);
+    for (int32_t i = 0; i < block_size; i += 4) {
+        // A bit for each byte of a word.
+        const uint32_t fifths = ((bits >> i & 15) * 0x00204081u & 0x01010101) << 4, all = word_at(numbers + i) | fifths;
+        __builtin_memcpy(numbers + i, &all, 4);
+    }
 }
 // Integer scale and least value of the j-th of eight blocks, of 6 bits, which lie in 12 bytes after two scales.
 INLINE void six_bits(const uint8_t* p, int32_t j, int32_t& scale, int32_t& least) {
@@ -59,6 +68,24 @@ template <Blocks kind>
 INLINE void shared_scales(const uint8_t* p, float& first, float& second) {
     first = half_at(p + (kind == q6_k ? 208 : 0));
     second = kind == q4_k || kind == q5_k ? half_at(p + 2) : first;
+}
+
+// The numbers of block j of a super-block at p, without its scales.
+template <Blocks kind>
+INLINE void super_numbers_of(const uint8_t* p, int32_t j, uint8_t* numbers) {
+    if constexpr (kind == q4_k || kind == q5_k) {
+        // 32 bytes hold the low halves of one block's numbers and the high halves of the next one's.
+        const uint8_t* low = p + (kind == q4_k ? 16 : 48) + j / 2 * 32;
+        for (int32_t i = 0; i < block_size; ++i) numbers[i] = low[i] >> (j % 2 * 4) & 15;
+        if (kind == q5_k)
+            for (int32_t i = 0; i < block_size; ++i) numbers[i] = uint8_t(numbers[i] | (p[16 + i] >> j & 1) << 4);
+    } else if constexpr (kind == q6_k) {
+        // 64 bytes hold the low bits of 128 numbers, 32 bytes the others.
+        const int32_t part = j % 4;
+        const uint8_t *low = p + j / 4 * 64 + part % 2 * 32, *high = p + 128 + j / 4 * 32;
+        for (int32_t i = 0; i < block_size; ++i)
+            numbers[i] = uint8_t((low[i] >> (part / 2 * 4) & 15) | (high[i] >> (2 * part) & 3) << 4);
+    } else split(p + 8 + 16 * j, numbers);
 }
 
 // Block b of a row.
@@ -103,59 +130,68 @@ INLINE void read_block(const uint8_t* row, int32_t b, Block& block) {
             for (int32_t i = 0; i < block_size; ++i) numbers[i] = p[2 + i] ^ 0x80;
             block.first = block.second = half_at(p);
             break;
-        case q4_k:
-        case q5_k: {
-            // 32 bytes hold the low halves of one block's numbers and the high halves of the next one's.
-            const uint8_t* low = p + (kind == q4_k ? 16 : 48) + j / 2 * 32;
-            for (int32_t i = 0; i < block_size; ++i) numbers[i] = low[i] >> (j % 2 * 4) & 15;
-            if (kind == q5_k)
-                for (int32_t i = 0; i < block_size; ++i) numbers[i] = uint8_t(numbers[i] | (p[16 + i] >> j & 1) << 4);
-            break;
-        }
-        case q6_k: {
-            // 64 bytes hold the low bits of 128 numbers, 32 bytes the others.
-            const int32_t part = j % 4;
-            const uint8_t *low = p + j / 4 * 64 + part % 2 * 32, *high = p + 128 + j / 4 * 32;
-            for (int32_t i = 0; i < block_size; ++i)
-                numbers[i] = uint8_t((low[i] >> (part / 2 * 4) & 15) | (high[i] >> (2 * part) & 3) << 4);
-            break;
-        }
-        case iq4_xs: split(p + 8 + 16 * j, numbers); break;
+        default: super_numbers_of<kind>(p, j, numbers);
     }
+}
+
+// [16][8] words become [8][16].
+INLINE void turn(const uint32_t (*words)[8], uint8_t* to) {
+    for (int32_t word = 0; word < 8; ++word)
+        for (int32_t lane = 0; lane < 16; ++lane) __builtin_memcpy(to + 64 * word + 4 * lane, &words[lane][word], 4);
 }
 
 // The numbers of one block of a panel of 32 outputs: see abi.h for how its bytes lie.
 template <Form form>
 static void place(const uint8_t (*numbers)[block_size], uint8_t* to) {
     constexpr int32_t quads = block_size / 4, middle = panel_width / 2;
+    if (form == blocks8) {
+        for (int32_t lane = 0; lane < panel_width; ++lane)
+            for (int32_t quad = 0; quad < quads; ++quad) __builtin_memcpy(to + 128 * quad + 4 * lane, numbers[lane] + 4 * quad, 4);
+        return;
+    }
+    alignas(64) uint32_t first[middle][quads], second[middle][quads];
+    // Whole rows of bytes at a time: what takes time is turning them, four bytes by four.
     for (int32_t lane = 0; lane < middle; ++lane)
         for (int32_t quad = 0; quad < quads; ++quad) {
-            uint32_t a, b;
-            __builtin_memcpy(&a, numbers[lane] + 4 * quad, 4);
-            __builtin_memcpy(&b, numbers[lane + middle] + 4 * quad, 4);
-            if (form == blocks8) {
-                __builtin_memcpy(to + 128 * quad + 4 * lane, &a, 4);
-                __builtin_memcpy(to + 128 * quad + 64 + 4 * lane, &b, 4);
-                continue;
+            const uint32_t a = word_at(numbers[lane] + 4 * quad), b = word_at(numbers[lane + middle] + 4 * quad);
+            first[lane][quad] = (a & 0x0f0f0f0f) | (b & 0x0f0f0f0f) << 4;
+            second[lane][quad] = (a >> 4 & 0x03030303) | (b >> 2 & 0x0c0c0c0c);
+        }
+    turn(first, to);
+    if (form == blocks6)
+        // Four vectors share bytes: those of this step and of the one before or behind it.
+        for (int32_t pair = 0; pair < quads / 2; ++pair)
+            for (int32_t lane = 0; lane < middle; ++lane) {
+                const uint32_t both = second[lane][2 * pair] | second[lane][2 * pair + 1] << 4;
+                __builtin_memcpy(to + 512 + 64 * pair + 4 * lane, &both, 4);
             }
-            const uint32_t low = (a & 0x0f0f0f0f) | (b & 0x0f0f0f0f) << 4;
-            __builtin_memcpy(to + 64 * quad + 4 * lane, &low, 4);
-            if (form == blocks6) {
-                // Four vectors share bytes: those of this step and of the one before or behind it.
-                uint8_t* others = to + 512 + quad / 2 * 64 + 4 * lane;
-                uint32_t found = 0;
-                if (quad % 2 != 0) __builtin_memcpy(&found, others, 4);
-                found |= (a >> 4 & 0x03030303) << (quad % 2 * 4) | (b >> 4 & 0x03030303) << (quad % 2 * 4 + 2);
-                __builtin_memcpy(others, &found, 4);
-            }
-            if (form == blocks5) {
+    if (form == blocks5)
+        for (int32_t lane = 0; lane < panel_width; lane += 2)
+            for (int32_t quad = 0; quad < quads; ++quad) {
                 const auto four_bits = [](uint32_t x) { return (x >> 4 & 0x01010101) * 0x01020408u >> 24 & 15; };
                 // Two outputs share a byte: the even one comes first.
-                uint8_t* others = to + 512 + 16 * quad + lane / 2;
-                const uint8_t kept = lane % 2 != 0 ? others[0] : 0, beside = lane % 2 != 0 ? others[8] : 0;
-                others[0] = uint8_t(kept | four_bits(a) << (lane % 2 * 4));
-                others[8] = uint8_t(beside | four_bits(b) << (lane % 2 * 4));
+                const uint32_t even = four_bits(word_at(numbers[lane] + 4 * quad)), odd = four_bits(word_at(numbers[lane + 1] + 4 * quad));
+                to[512 + 16 * quad + lane / 2] = uint8_t(even | odd << 4);
             }
+}
+
+// The integer scales of an output's super-block.
+template <Blocks kind>
+INLINE void place_scales(const uint8_t* p, int32_t lane, uint8_t* to) {
+    if constexpr (kind == q4_k || kind == q5_k) {
+        // As `six_bits`, of four blocks at a time.
+        const uint32_t a = word_at(p + 4), b = word_at(p + 8), c = word_at(p + 12);
+        const uint32_t scales[2] = {a & 0x3f3f3f3f, (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030)};
+        const uint32_t leasts[2] = {b & 0x3f3f3f3f, (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)};
+        for (int32_t half = 0; half < 2; ++half) {
+            __builtin_memcpy(to + 4 * panel_width + half * 4 * panel_width + 4 * lane, &leasts[half], 4);
+            for (int32_t j = 0; j < 4; ++j) to[super_scales(form_of(kind)) + (4 * half + j) * panel_width + lane] = uint8_t(scales[half] >> (8 * j));
+        }
+    } else
+        for (int32_t j = 0; j < 8; ++j) {
+            int32_t first, second;
+            integer_scales<kind>(p, j, first, second);
+            put_scales<form_of(kind)>(to, lane, j, first, second);
         }
 }
 
@@ -163,21 +199,18 @@ static void place(const uint8_t (*numbers)[block_size], uint8_t* to) {
 template <Blocks kind>
 static void place_super(const uint8_t* const* rows, int32_t super, uint8_t* to) {
     constexpr Form form = form_of(kind);
-    alignas(64) uint8_t numbers[8][panel_width][block_size] = {};
+    alignas(64) uint8_t numbers[8][panel_width][block_size];
     alignas(64) float scales[2][panel_width] = {};
     __builtin_memset(to, 0, super_numbers(form));
     for (int32_t lane = 0; lane < panel_width; ++lane) {
-        if (rows[lane] == nullptr) continue;
+        if (rows[lane] == nullptr) {
+            for (int32_t j = 0; j < 8; ++j) __builtin_memset(numbers[j][lane], 0, block_size);
+            continue;
+        }
         const uint8_t* p = rows[lane] + int64_t(super) * bytes_of(kind);
         shared_scales<kind>(p, scales[0][lane], scales[1][lane]);
-        for (int32_t j = 0; j < 8; ++j) {
-            int32_t first, second;
-            integer_scales<kind>(p, j, first, second);
-            put_scales<form>(to, lane, j, first, second);
-            Block block;
-            read_block<kind>(rows[lane], 8 * super + j, block);
-            __builtin_memcpy(numbers[j][lane], block.numbers, block_size);
-        }
+        place_scales<kind>(p, lane, to);
+        each<8>([&](auto j) ALWAYS_INLINE { super_numbers_of<kind>(p, j, numbers[j][lane]); });
     }
     for (int32_t side = 0; side < (has_least(form) ? 2 : 1); ++side)
         for (int32_t i = 0; i < panel_width; i += 16)
