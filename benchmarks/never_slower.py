@@ -8,8 +8,8 @@ own, so that none profits of another, and prices of steps are unknown at the beg
 
 By default passes are counted, which means the same on a busy machine: the tokens are the model's own, and a step takes
 what its pass takes by rows in benchmarks/results/passes.json and what benchmarks/results/step-calls.json says of the
-time beside it: of `auto` where something was looked for, else of plain decoding. `auto` learns these times with a
-disturbance in 3 of 100 steps. Plain decoding takes one step for each
+time beside it: of `auto` where it looked for drafts or found none affordable, else of plain decoding. `auto` learns
+these times with a disturbance in 3 of 100 steps. Plain decoding takes one step for each
 token of the longest text; it need not run. With --timed steps take what they take, and runs of both alternate: that is
 for a quiet machine, and takes a few minutes.
 
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -33,16 +32,18 @@ import decodery
 from decodery.bench.workloads import questions
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
 from decodery.llm.llm import LLM
-from decodery.speculative.drafters import auto_text
+from decodery.speculative.drafters.auto_text import AutoBatch
+from decodery.speculative.tree_building.native_batch import NativeBatch
 from decodery.step.drafter_memory import Memory
 from decodery.step.pass_prices import _known
 from decodery_benchmarks.experiment import Experiment
 
 RESULTS = Path(__file__).parent / "results"
 LEAST = {1: 0.98}
-SKIPPED = 0.25
-"""What a step that `auto` skips takes of the time beside the pass of one that it does not."""
+LOOKED, SKIPPED = "auto", "auto, none affordable"
+"""Steps that take more than those of plain decoding, by their settings in step-calls.json."""
 
 
 class Clock:
@@ -58,7 +59,9 @@ class Clock:
         points = {each["rows"]: each["ms"] / 1000 for each in known if each["precision"] == "int8"}
         self._rows, self._times = zip(*sorted(points.items()), strict=True)
         calls = json.loads((prices / "step-calls.json").read_text("utf-8"))["rows"]
-        self._beside: dict[str, tuple[list[int], list[float]]] = {"greedy": ([], []), "auto": ([], [])}
+        self._beside: dict[str, tuple[list[int], list[float]]] = {
+            name: ([], []) for name in ("greedy", LOOKED, SKIPPED)
+        }
         for each in calls:
             if each["setting"] in self._beside:
                 texts, seconds = self._beside[each["setting"]]
@@ -66,21 +69,21 @@ class Clock:
                 seconds.append(each["beside_us"] / 1e6)
         self._chance = np.random.default_rng(seed)
 
-    def step(self, rows: int, texts: int, looks: float = 0.0) -> float:
+    def step(self, rows: int, texts: int, kind: str | None = None) -> float:
         """Seconds of a step, undisturbed.
 
         Args:
             rows, texts: Of the step.
-            looks: The part of what `auto` takes beside the pass more than plain decoding.
+            kind: What `auto` did beside its pass; None for nothing.
         """
         last, before = self._times[-1], self._times[-2]
         slope = (last - before) / (self._rows[-1] - self._rows[-2])
         passed = np.interp(rows, self._rows, self._times) + slope * max(rows - self._rows[-1], 0)
-        return float(passed + np.interp(texts, *self._beside["greedy"]) + looks * self.beside(texts))
+        return float(passed + np.interp(texts, *self._beside["greedy"]) + self.beside(texts, kind))
 
-    def beside(self, texts: int) -> float:
-        """Seconds that `auto` takes beside what plain decoding does, where it looks for drafts."""
-        drafting, plain = (float(np.interp(texts, *self._beside[name])) for name in ("auto", "greedy"))
+    def beside(self, texts: int, kind: str | None) -> float:
+        """Seconds that `auto` takes beside what plain decoding does."""
+        drafting, plain = (float(np.interp(texts, *self._beside[name])) for name in (kind or "greedy", "greedy"))
         return max(drafting - plain, 0.0)
 
     def measured(self, seconds: float) -> float:
@@ -88,14 +91,9 @@ class Clock:
         return seconds * (8.0 if self._chance.random() < 0.03 else max(self._chance.normal(1, 0.03), 0.9))
 
 
-def looks(engine: Engine) -> float:
-    """What `auto` took of its time in the last step: all, a part where it skipped it, nothing where it rested."""
-    found = 0.0
-    for batch in engine._arrays._drafts:
-        assert isinstance(batch, auto_text.AutoBatch)
-        if not batch.resting:
-            found = max(found, 1.0 if batch.looked else SKIPPED)
-    return found
+def kind_of(batch: AutoBatch) -> str | None:
+    """What `auto` did in the last step beside its pass; None for nothing."""
+    return None if batch.resting else LOOKED if batch.looked else SKIPPED
 
 
 def run(
@@ -103,7 +101,12 @@ def run(
 ) -> tuple[list[int], float]:
     """Tokens of each text after all prompts were read, and the seconds they take."""
     _known.clear()
-    engine = Engine(lm.model, memory=Memory(), detokenizer=lm.tokenizer.stream)
+    charge = NativeBatch.charge
+    # Texts begin together, however fast each goes on.
+    limits = Limits(rows=sum(map(len, prompts)) + 1024)
+    engine = Engine(
+        lm.model, memory=Memory(), prefill_chunk=limits.rows, limits=limits, detokenizer=lm.tokenizer.stream
+    )
     texts = [
         engine.submit(
             Request(
@@ -118,17 +121,21 @@ def run(
         learn = engine._budgets.learn
 
         def learned(rows: int, texts: int, context: float, seconds: float) -> None:
-            learn(rows, texts, context, clock.measured(clock.step(rows, texts, float(rows > texts))))
+            learn(rows, texts, context, clock.measured(clock.step(rows, texts)))
+
+        def charged(batch: NativeBatch, *_: float) -> None:
+            taken = clock.beside(engine.running, SKIPPED if batch.state.skipped else LOOKED)
+            charge(batch, taken, taken)
 
         engine._budgets.learn = learned  # type: ignore[method-assign]
-        # What drafts take is watched twice a step, before and after the pass.
-        watch = accumulate(iter(lambda: clock.beside(engine.running) / 2, None))
-        auto_text.perf_counter = lambda: next(watch)  # type: ignore[attr-defined]
+        NativeBatch.charge = charged  # type: ignore[method-assign]
     before, seconds, begin = [len(seq.tokens) for seq in texts], 0.0, perf_counter()
     while not all(seq.finished for seq in texts):
         active = sum(not seq.finished for seq in texts)
         engine.step()
-        seconds += 0.0 if clock is None else clock.step(engine.rows, active, looks(engine))
+        kinds = [kind_of(batch) for batch in engine._arrays._drafts if isinstance(batch, AutoBatch)]
+        seconds += 0.0 if clock is None else clock.step(engine.rows, active, kinds[0] if kinds else None)
+    NativeBatch.charge = charge  # type: ignore[method-assign]
     took = perf_counter() - begin if clock is None else seconds
     return [len(seq.tokens) - length for seq, length in zip(texts, before, strict=True)], took
 

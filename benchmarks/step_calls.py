@@ -5,7 +5,8 @@
 Every text writes greedily, with top-p, or with the drafter `auto`. Calls are those that `sys.setprofile` reports, on
 average over some steps. The time beside the pass is that of the stepping thread in `Engine.step` less what layers and
 head take, as `time.thread_time` has it, the least of several steps: other programs on the machine can only add to it.
-Of `auto` only steps count in which it looked for drafts, as it lets others go by.
+Of `auto` there are steps in which it looks for drafts, whose price it can always pay here, and steps in which it finds
+that no draft is affordable; all others are steps of plain decoding.
 Where one native call takes the whole step, its choice of tokens is made once more to tell it from the pass. Set
 DECODERY_THREADS=1, so that no thread waits for another.
 """
@@ -33,11 +34,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "top-p": {"sampler": Sampler.from_settings(temperature=0.8, top_p=0.95)},
     "auto": {"drafter": "auto"},
+    "auto, none affordable": {"drafter": "auto"},
 }
+CREDIT = {"auto": 1e6, "auto, none affordable": -1e6}
+"""What drafts may lose."""
 PASSES = ("decodery_layers", "decodery_head", "decodery_step")
 PROMPT = list(range(40, 72))
-_LOOKS = 16
-"""Steps that are taken at most for one in which `auto` looks for drafts."""
+_TRIES = 4
+"""Steps that are taken at most for one that counts."""
 
 
 class Timed:
@@ -82,7 +86,15 @@ def started(model: Any, texts: int, settings: dict[str, Any], length: int) -> En
     return engine
 
 
-def calls(engine: Engine, steps: int) -> float:
+def credited(engine: Engine, credit: float | None) -> list[AutoBatch]:
+    """What drafts may lose in the next step, of all that `auto` makes."""
+    batches = [each for each in engine._arrays._drafts if isinstance(each, AutoBatch)]
+    for each in batches if credit is not None else ():
+        each.rests, each._native.state.balance, each._native.state.resting = 0, credit, 0
+    return batches
+
+
+def calls(engine: Engine, steps: int, credit: float | None) -> float:
     """Calls in one step."""
     count = 0
 
@@ -90,31 +102,36 @@ def calls(engine: Engine, steps: int) -> float:
         nonlocal count
         count += event in ("call", "c_call")
 
-    sys.setprofile(seen)
-    try:
-        for _ in range(steps):
+    for _ in range(steps):
+        credited(engine, credit)
+        sys.setprofile(seen)
+        try:
             engine.step()
-    finally:
-        sys.setprofile(None)
+        finally:
+            sys.setprofile(None)
     return count / steps
 
 
-def beside(engine: Engine, steps: int) -> tuple[float, float]:
-    """The least CPU seconds of a step beside native passes, and of its passes, of some steps that look for drafts."""
+def beside(engine: Engine, steps: int, credit: float | None) -> tuple[float, float]:
+    """The least CPU seconds of a step beside native passes, and of its passes, of some steps.
+
+    credit: what drafts of `auto` may lose in each; if it is positive, steps count in which these are looked for.
+    """
     lib = library()
     known = {name: getattr(lib, name) for name in PASSES if hasattr(lib, name)}
     timed = {name: Timed(function, lib.decodery_sample) for name, function in known.items()}
     vars(lib).update(timed)
     found = []
     try:
-        for _ in range(_LOOKS * steps):
+        for _ in range(_TRIES * steps):
+            batches = credited(engine, credit)
             before, begin = sum(each.seconds for each in timed.values()), thread_time()
             again = sum(each.again for each in timed.values())
             engine.step()
             took = thread_time() - begin - sum(each.again for each in timed.values()) + again
             passes = sum(each.seconds for each in timed.values()) - before
             # A text that has ended leaves a step without a pass.
-            if passes and all(each.looked for each in engine._arrays._drafts if isinstance(each, AutoBatch)):
+            if passes and all(each.looked == ((credit or 0) > 0) for each in batches):
                 found.append((took - passes, passes))
             if len(found) == steps:
                 break
@@ -134,8 +151,8 @@ def main() -> None:
     for name, settings in SETTINGS.items():
         for texts in given.texts:
             engine = started(model, texts, settings, 4000)
-            seconds, passes = beside(engine, given.steps)
-            row = {"setting": name, "texts": texts, "calls": round(calls(engine, given.steps), 1)}
+            seconds, passes = beside(engine, given.steps, CREDIT.get(name))
+            row = {"setting": name, "texts": texts, "calls": round(calls(engine, given.steps, CREDIT.get(name)), 1)}
             row |= {"beside_us": round(1e6 * seconds, 1), "pass_us": round(1e6 * passes, 1)}
             rows.append(row)
             print(row)

@@ -5,7 +5,8 @@
 PYTHON is an interpreter with `xllamacpp`, which runs in a process of its own on the same file; without it, or if MODEL
 is no file, the peer is left out. Texts answer the built-in questions of `decodery bench`, --new tokens each whatever
 they say, greedy. Each has a cache namespace of its own and each run a fresh memory, so that no draft comes of another
-text or run. Time counts after all prompts were read; llama.cpp's is by its own clock. Reported are medians of --rounds
+text or run. All prompts are read in one pass, so that texts begin together however fast each goes on; time counts after
+it; llama.cpp's is by its own clock. Reported are medians of --rounds
 and their range, and the ratio to one text. Writes benchmarks/results/texts-together.json, a row for each model, dtype
 and number of texts; for a machine that does nothing else.
 """
@@ -28,6 +29,7 @@ import decodery
 from decodery.bench.workloads import questions
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
 from decodery.llm.llm import LLM
 from decodery.step.drafter_memory import Memory
 from decodery_benchmarks.peers.llama_cpp_server import LlamaCppServer
@@ -38,7 +40,10 @@ RESULTS = Path(__file__).parent / "results" / "texts-together.json"
 
 def ours(lm: LLM, prompts: list[list[int]], drafter: str | None, new: int) -> float:
     """Tokens a second of all texts."""
-    engine = Engine(lm.model, memory=Memory(), detokenizer=lm.tokenizer.stream)
+    limits = Limits(rows=sum(map(len, prompts)) + 1024)
+    engine = Engine(
+        lm.model, memory=Memory(), prefill_chunk=limits.rows, limits=limits, detokenizer=lm.tokenizer.stream
+    )
     texts = [
         engine.submit(Request(prompt, max_new_tokens=new, drafter=drafter, cache_namespace=str(number)))
         for number, prompt in enumerate(prompts)

@@ -243,7 +243,8 @@ class ArrayBatch:
             return None
         times.scored, times.rows = perf_counter(), steps.rows
         if drafting:
-            self._budgets.learn(times.rows, times.texts, context, times.scored - times.begin)
+            # What drafting takes is for those to account for who draft.
+            self._budgets.learn(times.rows, times.texts, context, times.scored - times.proposed)
         if commit(steps, texts, self._drafts, times, passes, drafting=drafting):
             self._schedule.leave()
             self.gather()

@@ -224,14 +224,14 @@ def _magnitude(value: float, unit: int, most: int) -> int:
 
 
 class Promises:
-    """How much of what drafts promise comes true, by how many texts share a pass.
+    """How much of what drafts promise comes true and what they take beside the pass, by how many texts share a pass.
 
     The most likely of many candidates are those that were taken for too likely more often than not, and a draft that
     keeps half of what it promises may lose time. A promise is the sum of its nodes' chances.
     """
 
     def __init__(self) -> None:
-        self._of = np.full((2, _BITS), _BELIEVED)
+        self._of, self._looks = np.full((2, _BITS), _BELIEVED), np.zeros(_BITS)
 
     def rate(self, texts: int) -> float:
         """What a promised token is worth."""
@@ -244,6 +244,18 @@ class Promises:
         known *= REMEMBERED
         known += kept, promised
 
+    def look(self, texts: int) -> float:
+        """Seconds that looking for drafts of so many texts, and learning of them, is expected to take; 0 at first."""
+        return float(self._looks[texts.bit_length()])
+
+    def looked(self, texts: int, seconds: float) -> float:
+        """A look has taken so long; returns what the next one is expected to take."""
+        at, known = texts.bit_length(), self.look(texts)
+        # Whatever else runs on the machine only ever adds time.
+        rate = _LOOK if seconds > known > 0 else 0.5 if known else 1.0
+        self._looks[at] = known + (min(seconds, 4 * known or seconds) - known) * rate
+        return self.look(texts)
+
     def addresses(self, texts: int) -> tuple[int, int]:
         """Where native calls find the tokens of so many texts that came true and that were promised."""
         kept, promised = self._of
@@ -254,4 +266,6 @@ class Promises:
 
 _BELIEVED, REMEMBERED = 20.0, 0.98
 """Tokens that promises are believed for at first, and what a step counts for after each later one."""
+_LOOK = 0.2
+"""How fast what looking takes follows the latest."""
 _BITS = 65

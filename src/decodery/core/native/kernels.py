@@ -168,19 +168,20 @@ class ExpectedStruct(ctypes.Structure):
 class ProposedStruct(ctypes.Structure):
     _fields_ = [
         ("texts", c_void_p), ("limits", c_void_p), ("depths", c_void_p), ("places", c_void_p), ("costs", c_void_p),
-        ("own", c_void_p), ("tokens", c_void_p), ("parents", c_void_p), ("sizes", c_void_p), ("ends", c_void_p),
-        ("next", c_void_p), ("given", c_double), ("promised", c_double), ("count", c_int32), ("cost_count", c_int32),
-        ("stride", c_int32), ("nodes", c_int32),
+        ("own", c_void_p), ("weights", c_void_p), ("tokens", c_void_p), ("parents", c_void_p), ("sizes", c_void_p),
+        ("ends", c_void_p), ("next", c_void_p), ("given", c_double), ("promised", c_double), ("count", c_int32),
+        ("cost_count", c_int32), ("stride", c_int32), ("nodes", c_int32),
     ]  # fmt: skip
 
 
 class DraftingStruct(ctypes.Structure):
     _fields_ = [
         ("step", ProposedStruct), ("prices", c_void_p), ("costs", c_void_p), ("kept", c_void_p),
-        ("promised", c_void_p), ("remembered", c_double), ("balance", c_double), ("share", c_double),
+        ("promised", c_void_p), ("leads", c_void_p), ("weights", c_void_p), ("remembered", c_double),
+        ("balance", c_double), ("share", c_double), ("look", c_double), ("ahead", c_double), ("exposed", c_double),
         ("margin", c_double), ("sequences", c_int32), ("nodes", c_int32), ("resting", c_int32), ("noted", c_int32),
-        ("fruitless", c_int32), ("silent", c_int32), ("rests", c_int32), ("patience", c_int32), ("pause", c_int32),
-        ("skipped", c_int32), ("drafted", c_int32),
+        ("fruitless", c_int32), ("silent", c_int32), ("rests", c_int32), ("longest", c_int32), ("patience", c_int32),
+        ("pause", c_int32), ("skipped", c_int32), ("drafted", c_int32),
     ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from ..stores.expectations import Expectations
 from ..tree_building.native_batch import NativeBatch
 from ..tree_building.native_tree import NativeText, learn_together, propose_together
 from .advice import Advice
-from .draft_credit import SHARE, DraftCredit
+from .draft_credit import AHEAD, EXPOSED, LONGEST, SHARE, DraftCredit, JointCredit
 
 if TYPE_CHECKING:
     from decodery.models.native.array_step import ArraySteps
@@ -79,7 +79,7 @@ class AutoText:
         credit: What its drafts may lose.
         rests: Whether it skips this step.
         tree, promised: The draft of this step and its part of the tokens that all drafts promise.
-        spent: What all of them cost, in units of a step without drafts.
+        costs: What the step takes with 0, 1, 2, ... drafted nodes, up to those of all drafts.
         together: Whether the step is learned with that of others, until which `seen` is what became of it.
         consults: Whether the adviser is asked in this step, None before that is decided.
     """
@@ -92,7 +92,7 @@ class AutoText:
     calls: NativeText | None = None
     tree: DraftTree | None = None
     promised: float = 0.0
-    spent: float = 0.0
+    costs: np.ndarray | None = None
     together: bool = False
     consults: bool | None = None
     seen: VerificationFeedback | None = None
@@ -125,27 +125,35 @@ def draft(drafter: Drafter, sequences: Ordered[Sequence], budget: Budget, limits
         limits: [n] nodes of each tree at most.
         skips: Whether they may skip the step.
     """
-    states = [text_of(seq, drafter) for seq in sequences]
+    begin, states = perf_counter(), [text_of(seq, drafter) for seq in sequences]
     skipped = [state.skips.skip(budget) for state in states] if skips else [False]
-    rests = all(skipped)
+    rests, weights = all(skipped), None
+    credit = JointCredit([state.credit for state in states], budget.sequences)
     if not rests:
         costs, given = _priced(budget, sum(limits), promises_of(sequences[0]))
         if budget.measured:
-            costs = costs[: DraftCredit.shared(state.credit for state in states).affords(costs) + 1]
-        rests = skips and len(costs) < 2
+            weights, waits = credit.weights(costs), credit.waits(costs)
+            costs = costs[: credit.affords(costs) + 1]
+            if skips and len(costs) < 2:
+                rests = True
+                for state in states:
+                    state.skips.resting, state.skips.texts = waits, budget.sequences
     for state, seq in zip(states, sequences, strict=True):
-        state.rests, state.tree, state.promised, state.spent = rests, DraftTree.root(seq.last_token), 0.0, 0.0
-        state.credit.step()
+        state.rests, state.tree, state.promised, state.costs = rests, DraftTree.root(seq.last_token), 0.0, None
+    credit.step()
     if rests:
         return
     calls = [call for state in states if (call := state.calls) is not None]
     depths = [max(seq.remaining - 1, 0) for seq in sequences]
-    found = propose_together(calls, sequences, costs, given, limits, depths)
-    spent = 0.0 if found is None else float(costs[sum(map(len, found[0])) - len(states)] / costs[0]) - 1.0
+    found = propose_together(calls, sequences, costs, given, limits, depths, None, weights)
     for number, state in enumerate(states):
         state.skips.note(budget.sequences, found is None, 1 if found is None else len(found[0][number]))
         if found is not None:
-            state.tree, state.promised, state.spent = found[0][number], found[1] / len(states), spent
+            state.tree, state.promised = found[0][number], found[1] / len(states)
+            state.costs = costs[: sum(map(len, found[0])) - len(states) + 1]
+    if budget.measured and (found is None or len(found[0]) == sum(map(len, found[0]))):
+        # The time of a step with drafts has that of drafting in it.
+        credit.pay((perf_counter() - begin) / costs[0])
 
 
 def learn(drafter: Drafter, texts: Ordered[Sequence], most: int) -> None:
@@ -156,7 +164,7 @@ def learn(drafter: Drafter, texts: Ordered[Sequence], most: int) -> None:
         texts: The texts.
         most: Nodes of a tree.
     """
-    steps = [(seq, state := text_of(seq, drafter), state.seen) for seq in texts]
+    begin, steps = perf_counter(), [(seq, state := text_of(seq, drafter), state.seen) for seq in texts]
     asked = [(seq, state, seen) for seq, state, seen in steps if seen is not None and not state.rests]
     calls = [call for seq, state, _ in asked if (call := state.native(seq, most)) is not None]
     if asked:
@@ -165,8 +173,11 @@ def learn(drafter: Drafter, texts: Ordered[Sequence], most: int) -> None:
         promised, kept = sum(state.promised for _, state, _ in asked), sum(len(seen.path) for _, _, seen in asked)
         if promised:
             promises_of(texts[0]).learn(asked[0][1].skips.texts, promised, kept)
-            for _, state, _ in asked:
-                state.credit.settle(kept / asked[0][1].skips.texts, state.spent)
+        if (costs := asked[0][1].costs) is not None:
+            credit = JointCredit([state.credit for _, state, _ in asked], asked[0][1].skips.texts)
+            if len(costs) > 1:
+                credit.settle([len(seen.path) for _, _, seen in asked], costs)
+            credit.pay((perf_counter() - begin) / costs[0])
     for seq, state, seen in steps:
         state.seen, state.together = None, False
         if seen is not None and seq.finished:
@@ -209,17 +220,21 @@ class AutoBatch(DraftBatch):
         limits: Ordered[int],
         calls: Ordered[NativeText],
     ) -> None:
+        begin = perf_counter()
         super().__init__(places)
         self._sequences, self._states = sequences, [text_of(seq, drafter) for seq in sequences]
         # All of them skip a step where all would.
         skips = min((state.skips for state in self._states), key=lambda each: each.resting)
-        self._began = DraftCredit.shared(state.credit for state in self._states).balance
+        self._credit = JointCredit([state.credit for state in self._states], len(sequences))
+        self._began = self._credit.balance
         self._native = NativeBatch(
-            calls, sequences, places, limits, promises_of(sequences[0]),
-            balance=self._began, share=SHARE, resting=skips.resting, noted=skips.texts, fruitless=skips.fruitless,
-            silent=skips.silent, rests=_REST, patience=_FRUITLESS, pause=_PAUSE,
+            calls, sequences, places, limits, promises_of(sequences[0]), [state.credit.lead for state in self._states],
+            balance=self._began, share=SHARE, ahead=AHEAD, exposed=EXPOSED, longest=LONGEST, resting=skips.resting,
+            noted=skips.texts, fruitless=skips.fruitless, silent=skips.silent, rests=_REST, patience=_FRUITLESS,
+            pause=_PAUSE,
         )  # fmt: skip
-        self._planned, self._asking = 0, 0.0
+        # Seconds that are not paid for yet, and those of this step.
+        self._planned, self._owed, self._took = 0, perf_counter() - begin, 0.0
 
     def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
         begin, known = perf_counter(), self._native.state
@@ -227,16 +242,12 @@ class AutoBatch(DraftBatch):
             self._return()
             self._native.catch_up()
         drafted = self._native.propose(steps, budget)
-        if not known.skipped:
-            self._asking = perf_counter() - begin if budget.prices is not None else 0.0
-            return drafted
-        # Steps that draft nothing anyway are skipped without a look.
-        if known.resting:
+        if known.skipped and known.resting:
+            # Steps that draft nothing anyway are skipped without a look.
             self._planned = self.rests = known.resting
             known.resting = 0
-        elif not self._native.affordable:
-            self._planned = self.rests = _REST
-        return 0
+        self._took = perf_counter() - begin
+        return drafted
 
     @property
     def looked(self) -> bool:
@@ -256,24 +267,28 @@ class AutoBatch(DraftBatch):
         known.resting, self.rests, self._planned = self.rests, 0, 0
 
     def learn(self, steps: ArraySteps, ended: Ordered[int]) -> dict[int, Exception]:
-        begin, known = perf_counter(), self._native.state
-        failed: list[int] = []
-        if not self.resting:
-            failed = self._native.learn(steps)
-            if self._asking and not known.skipped:
-                known.balance -= (self._asking + perf_counter() - begin) / self._native.plain_seconds
+        begin = perf_counter()
+        failed = [] if self.resting else self._native.learn(steps)
         for place in ended:
             number = self.places.index(place) if place in self.places and place not in failed else None
             # A text that failed is no example for later ones.
             if number is not None and self._sequences[number].error is None:
                 self._states[number].memory.past.add(self._sequences[number].generated)
+        self._took += perf_counter() - begin
+        self._owed += self._took
+        if self._native.priced:
+            # Whatever was done for drafts takes the time of the texts, whether or not any came of it.
+            self._native.charge(self._owed, self._took)
+            self._owed = 0.0
+        self._took = 0.0
         return {place: NumericalError(NAN) for place in failed}
 
     def leave(self) -> None:
         if self._planned:
             self._return()
         known = self._native.state
-        for state in self._states:
+        for state, lead in zip(self._states, self._native.leads, strict=True):
             state.skips = Skips(bool(known.silent), known.resting, known.noted, known.fruitless)
             state.credit.balance += known.balance - self._began
+            state.credit.lead = lead
         self._began = known.balance

@@ -24,6 +24,7 @@ class NativeBatch:
         places: [n] their numbers in the batch.
         limits: [n] nodes of each tree at most.
         promises: What became of earlier drafts for the model.
+        leads: [n] drafted tokens of each text that became text, beyond those of the slowest one.
         state: What is known of these texts, by the names in `DraftingStruct`.
     """
 
@@ -34,6 +35,7 @@ class NativeBatch:
         places: Ordered[int],
         limits: Ordered[int],
         promises: Promises,
+        leads: Ordered[float],
         **state: float,
     ) -> None:
         self._texts, self._sequences, count = texts, sequences, len(texts)
@@ -58,6 +60,8 @@ class NativeBatch:
         step.limits, step.ends = self._most.ctypes.data, self._ends.ctypes.data
         step.places = self._places.ctypes.data
         step.costs = drafting.costs = address(self._costs, np.float64, None)
+        self._leads = np.array([leads, np.ones(count)])
+        drafting.leads, drafting.weights = (each.ctypes.data for each in self._leads)
         self._at, self._failed_at = addressof(drafting), self._failed.ctypes.data
         self._drafts: np.ndarray = np.empty(0)
         self._sizes = self._next = self._drafts
@@ -76,14 +80,21 @@ class NativeBatch:
             text.stand(seq, len(seq.tokens))
 
     @property
-    def plain_seconds(self) -> float:
-        """What a step without drafts takes, as of the last step in which anything was looked for."""
-        return float(self._costs[0])
+    def leads(self) -> list[float]:
+        """Drafted tokens of each text that became text, beyond those of the slowest one."""
+        return self._leads[0].tolist()
 
     @property
-    def affordable(self) -> bool:
-        """Whether any draft is, as of the last step."""
-        return self._step.cost_count != 1
+    def priced(self) -> bool:
+        """Whether it is known by now what steps take, and drafts are to be paid for."""
+        return bool(self._drafting.prices) and self._step.cost_count > 0
+
+    def charge(self, seconds: float, latest: float) -> None:
+        """This is what was done for drafts beside the passes, and of it in the last step."""
+        drafting = self._drafting
+        drafting.balance -= seconds / self._costs[0]
+        if not drafting.skipped:
+            drafting.look = self._promises.looked(drafting.sequences, latest)
 
     def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
         """Write the texts' trees into the batch.
@@ -115,8 +126,6 @@ class NativeBatch:
             if texts[0].past != handle:
                 for text in texts:
                     text.past = handle
-        if budget.prices is not None:
-            step.cost_count = 0
         with self._held:
             return int(lib.decodery_draft_all(self._at, budget.context, budget.nodes))
 
@@ -126,6 +135,7 @@ class NativeBatch:
         drafting.sequences, drafting.nodes = count, min(self._nodes, max(ROWS - 1 - count, 0))
         drafting.prices = prices.address if isinstance(prices, NativePrices) else None
         drafting.kept, drafting.promised = self._promises.addresses(count)
+        drafting.look = self._promises.look(count)
 
     def learn(self, steps: ArraySteps) -> list[int]:
         """Learn of the step; returns the numbers of texts whose logits hold NaN, of which nothing is learned."""

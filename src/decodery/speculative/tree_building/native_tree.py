@@ -99,6 +99,7 @@ def propose_together(
     limits: Ordered[int],
     depths: Ordered[int],
     own: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
 ) -> tuple[list[DraftTree], float] | None:
     """The trees of texts that share a pass: the most likely tokens, as long as the next row pays.
 
@@ -109,6 +110,7 @@ def propose_together(
         limits: [n] nodes of each tree at most.
         depths: [n] depth of each tree at most.
         own: [n] float64 seconds that each node of a text takes beyond `costs`, by its context; None for nothing.
+        weights: [n] float64 above 0, what a token of each text is worth; None for 1.
 
     Returns:
         A tree each, and the sum of all nodes' chances; None where no row could pay, however likely its token.
@@ -123,7 +125,8 @@ def propose_together(
     places = (c_void_p * count)(*(text.address for text in texts))
     step = ProposedStruct(
         addressof(places), bounds[0].ctypes.data, bounds[1].ctypes.data, None, address(costs, np.float64, None),
-        None if own is None else address(own, np.float64, count), nodes[0].ctypes.data, nodes[1].ctypes.data,
+        None if own is None else address(own, np.float64, count),
+        None if weights is None else address(weights, np.float64, count), nodes[0].ctypes.data, nodes[1].ctypes.data,
         sizes.ctypes.data, None, None, given, 0.0, count, len(costs), stride, 0,
     )  # fmt: skip
     with Held(stores_of(texts)):

@@ -326,14 +326,14 @@ struct Expected {
 
 // Trees of `count` texts that share a pass. texts: pointers to each. limits, depths: [count], nodes of a tree and its depth at
 // most. costs: [cost_count], seconds of the step with 0, 1, 2, ... drafted nodes of all of them together. own: [count] or null,
-// seconds that each node of a text takes beyond these, by its context. given: tokens of the step without any draft, also those of
-// other texts in it. ends: null, or [count] positions that the last token of a text may have at most behind its tree, which `next`,
+// seconds that each node of a text takes beyond these, by its context. weights: [count] or null, what a token of each text is
+// worth, at most 1. given: tokens of the step without any draft, also those of other texts in it. ends: null, or [count] positions that the last token of a text may have at most behind its tree, which `next`,
 // by place, has now; then limits are `nodes` at most, and depths are not read. Comes out: tokens, parents [.][stride] and sizes [.], the root included, text i's at places[i], or at i
 // where that is null; and promised, the sum of the chances of all drafted nodes.
 struct Proposed {
     Expected* const* texts;
     const int32_t *limits, *depths, *places;
-    const double *costs, *own;
+    const double *costs, *own, *weights;
     int64_t *tokens, *parents;
     int32_t* sizes;
     const int64_t *ends, *next;
@@ -344,16 +344,19 @@ struct Proposed {
 // What `auto` decides by for the texts of a step in arrays: see speculative/drafters/auto_text.py. step: those that it drafts for.
 // prices: of steps of `sequences` texts, learned; null where costs are given, final. costs: room for those of `step`. kept,
 // promised: tokens that drafts have promised and those that came true, which a step makes `remembered` of. balance: what drafts
-// may lose, in units of steps without any, which a step adds `share` to. margin: by how much drafts are to be faster than none. Steps
+// may lose, in units of steps without any, which a step adds `share` to. look: seconds that looking for drafts and learning of them is
+// expected to take. leads, weights: [count], how many drafted tokens of each text became text beyond those of the slowest one, and room
+// for what a token of each is worth; of texts `ahead` tokens in the lead or more it is only its own row. exposed: what drafts may
+// lose beyond the balance of what leads are worth, at most. margin: by how much drafts are to be faster than none. Steps
 // to skip: `resting`, as long as no fewer texts than `noted` take part; after a step in which no row could pay, of several
-// texts `rests`; of one by itself one more after each step without a draft from the `patience`th on, `pause` at most;
+// texts `rests`; until a draft is affordable, `longest` at most; of one by itself one more after each step without a draft from the `patience`th on, `pause` at most;
 // fruitless: those steps. nodes: of all trees together at most. Comes out: skipped, whether nothing was looked for, and drafted, how many nodes.
 struct Drafting {
     Proposed step;
     Prices* prices;
-    double *costs, *kept, *promised;
-    double remembered, balance, share, margin;
-    int32_t sequences, nodes, resting, noted, fruitless, silent, rests, patience, pause, skipped, drafted;
+    double *costs, *kept, *promised, *leads, *weights;
+    double remembered, balance, share, look, ahead, exposed, margin;
+    int32_t sequences, nodes, resting, noted, fruitless, silent, rests, longest, patience, pause, skipped, drafted;
 };
 
 // What became of a text's tree. emitted [count]: the tokens that came behind the last one. logits [rows][vocab]: of the tree's

@@ -5,10 +5,6 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// See prices.cpp.
-extern "C" void decodery_prices(Prices* p, int32_t texts, double context, int32_t nodes, double* seconds);
-extern "C" int32_t decodery_knows_plain(const Prices* p, int32_t texts, double context);
-
 // See native.cpp: the k largest of rows anywhere; strange [count] is set where a row holds no number.
 void topk_of_rows(const float* const* rows, int32_t count, int32_t n, int32_t k, int32_t* ids, bool* strange);
 
@@ -49,8 +45,8 @@ struct Worth {
         return lowest;
     }
     bool full() const { return nodes + 1 >= sizes; }
-    void take(double chance, double own) {
-        tokens += chance;
+    void take(double chance, double weight, double own) {
+        tokens += chance * weight;
         promised += chance;
         spent += own;
         ++nodes;
@@ -79,11 +75,11 @@ void find(Expected* e, int32_t length) {
     }
 }
 
-// One text's tree as it grows. own: seconds of each of its nodes beyond what nodes of any text cost.
+// One text's tree as it grows. own: seconds of each of its nodes beyond what nodes of any text cost. weight: what its tokens are worth.
 struct Growing {
     Expected* e;
     int32_t limit, depth;
-    double own;
+    double own, weight;
     Guesses guesses;
     std::vector<Node> nodes;
 
@@ -91,7 +87,7 @@ struct Growing {
         Node& node = nodes.back();
         const bool ended = nodes.size() > 1 && std::find(e->ends, e->ends + e->ends_count, node.token) != e->ends + e->ends_count;
         if (node.depth >= depth || ended) return;
-        guesses.look(node.context, node.followed, least / node.chance, node.depth + 1);
+        guesses.look(node.context, node.followed, least / (node.chance * weight), node.depth + 1);
         node.offers = guesses.found;
     }
 };
@@ -150,7 +146,7 @@ EXPORT int32_t decodery_propose(Proposed* step) {
         const Growing& text = texts[number];
         if (place >= int32_t(text.nodes[parent].offers.size())) return;
         const double chance = text.nodes[parent].chance * text.nodes[parent].offers[place].chance;
-        heap.push_back({-(chance - text.own * second), chance, number, parent, place});
+        heap.push_back({-(chance * text.weight - text.own * second), chance, number, parent, place});
         std::push_heap(heap.begin(), heap.end());
     };
     const auto at = [&](int32_t i) { return int64_t(step->places == nullptr ? i : step->places[i]); };
@@ -162,10 +158,11 @@ EXPORT int32_t decodery_propose(Proposed* step) {
         step->parents[at(i) * step->stride] = -1;
         int32_t limit = std::min(step->limits[i], step->stride - 1);
         if (step->ends != nullptr) limit = std::min(limit, step->nodes);
+        const double weight = step->weights == nullptr ? 1.0 : step->weights[i];
         if (silent) continue;
         const int32_t depth = step->ends == nullptr ? step->depths[i] : int32_t(step->ends[i] - step->next[at(i)]);
         if (e->text != nullptr) find(e, std::min(limit, depth));
-        texts.push_back({e, limit, depth, step->own == nullptr ? 0.0 : step->own[i], {e, {}}, {}});
+        texts.push_back({e, limit, depth, step->own == nullptr ? 0.0 : step->own[i], weight, {e, {}}, {}});
         texts.back().nodes.push_back({e->last[0], 0, 1.0, 0, begin(e), {}});
         texts.back().expand(least);
         offer(i, 0, 0);
@@ -178,7 +175,7 @@ EXPORT int32_t decodery_propose(Proposed* step) {
         const int32_t number = int32_t(text.nodes.size());
         if (number > text.limit) continue;
         if (-top.negative < worth.bar()) break;
-        worth.take(top.chance, text.own);
+        worth.take(top.chance, text.weight, text.own);
         taken.push_back(top.text);
         const Node& parent = text.nodes[top.parent];
         const int64_t token = parent.offers[top.place].token;
@@ -193,48 +190,6 @@ EXPORT int32_t decodery_propose(Proposed* step) {
     for (int32_t n = 0; n < worth.best; ++n) ++step->sizes[at(taken[n])];
     step->promised = worth.best_promised;
     return silent ? -1 : worth.best;
-}
-
-// Decides whether texts in arrays draft in this step, and how much; and drafts. context: tokens of each text on average. nodes: of
-// each at most. Returns how many are drafted in all.
-EXPORT int32_t decodery_draft_all(Drafting* d, double context, int32_t nodes) {
-    Proposed& step = d->step;
-    d->drafted = 0;
-    d->skipped = 1;
-    step.promised = 0;
-    if (d->prices != nullptr) d->balance += d->share;
-    // What did not pay with more texts may pay now.
-    if (d->sequences < d->noted) d->resting = 0;
-    if (d->resting > 0) {
-        --d->resting;
-        return 0;
-    }
-    if (d->prices != nullptr) {
-        if (!decodery_knows_plain(d->prices, d->sequences, context)) return 0;
-        const int32_t most = std::min(d->nodes, step.count * nodes);
-        decodery_prices(d->prices, d->sequences, context, most, d->costs);
-        for (int32_t n = 1; n <= most; ++n) d->costs[n] *= d->margin;
-        const double affordable = d->costs[0] * (1.0 + d->balance);
-        step.cost_count = 1;
-        while (step.cost_count <= most && d->costs[step.cost_count] <= affordable) ++step.cost_count;
-        if (step.cost_count < 2) return 0;
-        // A promise that is worth less than a token is the same as steps that give more without any.
-        step.given = d->sequences / std::min(*d->kept / *d->promised, 1.0);
-    }
-    d->skipped = 0;
-    step.nodes = nodes;
-    const int32_t drafted = decodery_propose(&step);
-    d->silent = drafted < 0;
-    d->drafted = std::max(drafted, 0);
-    d->noted = d->sequences;
-    if (d->sequences > 1) {
-        // With as many texts as now it will not pay in the next steps either.
-        d->resting = d->silent ? d->rests : 0;
-    } else if (!d->silent) {
-        d->fruitless = d->drafted > 0 ? 0 : d->fruitless + 1;
-        d->resting = std::min(std::max(d->fruitless - d->patience, 0), d->pause);
-    }
-    return d->drafted;
 }
 
 // Learns of a step of n texts, and moves each behind what it emitted. Returns how many of them had logits that are no numbers;
@@ -291,24 +246,4 @@ EXPORT void decodery_follow(Expected* const* texts, const int32_t* places, const
         const int32_t text = places[i];
         move(texts[i], step->emitted + step->sampling.first[text], step->kept[text]);
     }
-}
-
-// What drafts of decodery_draft_all have brought; the prices know of the step by now. k and failed as in decodery_learn_step. Returns
-// how many texts have logits that are no numbers.
-EXPORT int32_t decodery_drafts_learn(Drafting* d, const ArrayStep* step, double context, int32_t k, int32_t* failed) {
-    const int32_t count = d->step.count;
-    if (d->skipped) {
-        decodery_follow(d->step.texts, d->step.places, step, count);
-        return 0;
-    }
-    const int32_t found = decodery_learn_step(d->step.texts, d->step.places, step, count, k, failed);
-    if (d->drafted == 0) return found;
-    const double accepted = failed[count];
-    if (d->prices != nullptr) {
-        decodery_prices(d->prices, d->sequences, context, d->drafted, d->costs);
-        d->balance += accepted / d->sequences - (d->costs[d->drafted] / d->costs[0] - 1.0);
-    }
-    *d->kept = d->remembered * *d->kept + accepted;
-    *d->promised = d->remembered * *d->promised + d->step.promised;
-    return found;
 }
