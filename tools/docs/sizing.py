@@ -73,8 +73,24 @@ def formats() -> str:
     return f"{machine}; {found['read_gb_per_s']:.1f} GB/s read in the same run.\n\n{table(head, rows)}"
 
 
-SECTIONS: dict[str, Callable[[], str]] = {
-    name: section
-    for name, section in (("bigger", bigger), ("bigger-passes", passes), ("bits", bits), ("formats", formats))
-    if recorded(name.partition("-")[0])
+def starts() -> str:
+    """Commands from their start to their end, beside llama.cpp."""
+    found = load("llama-cpp-speed")
+    rows = [
+        [name, what, f"{row[what]['ours']:.2f}", f"{row[what]['llama.cpp']:.2f}", f"{1 / row[what]['ratio']:.2f}"]
+        for name, row in found["rows"].items()
+        for what in ("first token", "32 tokens")
+        if what in row
+    ]
+    head = ["model", "command ends after", "decodery, s", "llama.cpp, s", "times llama.cpp's"]
+    return f"{found['machine']['processor']}, {found['machine']['kernels']}.\n\n{table(head, rows)}"
+
+
+_MADE = {
+    "bigger": (bigger, "bigger"),
+    "bigger-passes": (passes, "bigger"),
+    "bits": (bits, "bits"),
+    "starts": (starts, "llama-cpp-speed"),
+    "formats": (formats, "formats"),
 }
+SECTIONS: dict[str, Callable[[], str]] = {name: made for name, (made, file) in _MADE.items() if recorded(file)}

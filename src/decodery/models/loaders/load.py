@@ -215,6 +215,8 @@ def _open(source: Source, dtype: str, device: torch.device, masking: Masking | N
     # What is no copy of ours is kept in the one form it was made in.
     whole = dtype == "auto" and not entry.is_relative_to(converted())
     chosen = description.precision if whole else choose_own(dtype, description.precision, device)
+    # Its process begins while all else is read.
+    template = ChatTemplate(description.chat_template, description.special) if description.chat_template else None
     tokenizer = entry / _TOKENIZER
     if not tokenizer.exists() and description.tokenizer_of is not None:
         tokenizer = _tokenizer_of(description.tokenizer_of, config)
@@ -227,9 +229,7 @@ def _open(source: Source, dtype: str, device: torch.device, masking: Masking | N
     return LoadedModel(
         model=_model(source, config, chosen, device),
         tokenizer=texts,
-        chat_template=ChatTemplate(description.chat_template, description.special)
-        if description.chat_template
-        else None,
+        chat_template=template,
         name=source.name,
         dtype=chosen,
     )
