@@ -105,17 +105,21 @@ def plot(found: Sequence[Row]) -> str:
         for power in range(math.ceil(least), math.floor(most) + 1)
     ]
     parts.append(f'<text x="{_LEFT + width / 2}" y="{_HEIGHT - 8}" text-anchor="middle">tokens of a problem</text>')
-    legend = 0
-    for number, search in enumerate(dict.fromkeys(row["search"] for row in found)):
+    legend, searches = 0, list(dict.fromkeys(row["search"] for row in found))
+    for number, search in enumerate(searches):
+        # Searches among the same samples have the same points: those drawn first stand out on both sides.
+        beneath = len(searches) - 1 - number
         colour = _COLOURS[number % len(_COLOURS)]
         points = sorted((row for row in found if row["search"] == search), key=lambda row: row["tokens"])
         line = " ".join(f"{x(row['tokens']):.1f},{y(row['accuracy']):.1f}" for row in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{2 + 2 * beneath}"/>')
         for row in points:
             each = row["tokens"]
             bar = f"M{x(each):.1f} {y(row['low']):.1f}V{y(row['high']):.1f}"
             parts.append(f'<path d="{bar}" stroke="{colour}" opacity="0.4"/>')
-            parts.append(f'<circle cx="{x(each):.1f}" cy="{y(row["accuracy"]):.1f}" r="3.5" fill="{colour}"/>')
+            parts.append(
+                f'<circle cx="{x(each):.1f}" cy="{y(row["accuracy"]):.1f}" r="{3 + beneath}" fill="{colour}"/>'
+            )
         for place, piece in enumerate(_pieces(search)):
             at = _TOP + 14 + 15 * place + legend
             parts.append(f'<text x="{_WIDTH - _RIGHT + 12}" y="{at}" fill="{colour}">{escape(piece)}</text>')
