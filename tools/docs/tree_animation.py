@@ -17,7 +17,7 @@ from decodery.llm.tree_picture import draft
 
 PROMPT = "Write a short poem in which every line begins with 'The sea'."
 DRAFTER, STEPS, SECONDS = "token-recycling:nodes=9", 5, 4.0
-WIDTH, LEFT, TOP, LINE, LETTERS, LINES = 640, 16, 34, 20, 68, 3
+WIDTH, LEFT, TOP, LINE, LETTERS, LINES = 480, 12, 34, 20, 52, 3
 _OUTSIDE = re.compile(r"<svg[^>]*height=\"(\d+)\"[^>]*>(<title>.*?</title>)?|</svg>")
 _STYLE = """
 svg{{font:14px ui-monospace,monospace}}
@@ -103,10 +103,11 @@ def _text(before: str, new: str) -> str:
     """The last lines of the text, what is new in green."""
     lines, parts, at = textwrap.wrap(before + new, LETTERS, drop_whitespace=False), list[str](), 0
     for number, line in enumerate(lines):
-        old = max(0, min(len(line), len(before) - at))
+        blank = len(line) - len(line.lstrip())
+        old = max(blank, min(len(line), len(before) - at))
         at += len(line)
         if (row := number - max(0, len(lines) - LINES)) >= 0:
-            spans = f'{escape(line[:old])}<tspan fill="#1a7f37">{escape(line[old:])}</tspan>'
+            spans = f'{escape(line[blank:old])}<tspan fill="#1a7f37">{escape(line[old:])}</tspan>'
             parts.append(
                 f'<text x="{LEFT}" y="{TOP + LINE * row + 12}" fill="#222" xml:space="preserve">{spans}</text>'
             )
