@@ -61,7 +61,7 @@ TINY: dict[str, dict[str, Any]] = {
     "draft/replayed.py": {},
     "draft/trained.py": {"sizes": {"step": 8}},
     "draft/unguessable.py": {"real": True},
-    "dynamic_tokens.py": {},
+    "dynamic_tokens.py": {"sizes": {"prompt": 64, "behind": 16}},
     "infalign.py": {},
     "judge_laws.py": {},
     "localist.py": {"DIALS": (0.6,)},
