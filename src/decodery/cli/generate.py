@@ -13,6 +13,7 @@ import click
 from .command import command
 from .given import given, read_prompt
 from .options import chat_template_option, loading_options, model_options, option_under, output_option
+from .starting import starting
 from .text_options import check_diffuse, constraint_options, decoding_options, diffuse_option, search_option
 
 if TYPE_CHECKING:
@@ -82,24 +83,25 @@ def generate(
         raise click.UsageError("--logprobs needs --json")
     if record is not None and search is None:
         raise click.UsageError("--record keeps what a search does: give --search, or leave it out")
-    text, settings = read_prompt(prompt), given(settings)
-    from decodery import load
-    from decodery.core.errors import Unsolved
-    from decodery.core.noise import nth_seed
-    from decodery.core.registry import resolve
+    with starting():
+        text, settings = read_prompt(prompt), given(settings)
+        from decodery import load
+        from decodery.core.errors import Unsolved
+        from decodery.core.noise import nth_seed
+        from decodery.core.registry import resolve
 
-    from .decode import Screen, decode, figures, leave_if_terminated, note, note_full
+        from .decode import Screen, decode, figures, leave_if_terminated, note, note_full
 
-    method = None if search is None else resolve("search", search)
-    if diffuse is not None:
-        check_diffuse({"search": search, "logprobs": logprobs, **settings})
-        filling = resolve("diffusion", diffuse)
+        method = None if search is None else resolve("search", search)
+        if diffuse is not None:
+            check_diffuse({"search": search, "logprobs": logprobs, **settings})
+        filling = None if diffuse is None else resolve("diffusion", diffuse)
         lm = load(model, dtype=dtype, kv_dtype=kv_dtype, masking=masking)
+    if filling is not None:
         tokens = lm.encode(text, apply_chat_template=apply_chat_template, allow_special=allow_special)
         _print_canvases(lm, filling, tokens, n, as_json, settings)
         leave_if_terminated()
         return
-    lm = load(model, dtype=dtype, kv_dtype=kv_dtype, masking=masking)
     if method is not None:
         read: dict[str, Any] = {"apply_chat_template": apply_chat_template, "allow_special": allow_special}
         found = _search(lm, method, text, logprobs=logprobs, record=record, **read, **settings)[:n]
