@@ -67,6 +67,12 @@ class Clock:
                 texts, seconds = self._beside[each["setting"]]
                 texts.append(each["texts"])
                 seconds.append(each["beside_us"] / 1e6)
+        for name, (texts, _) in self._beside.items():
+            if not texts:
+                raise SystemExit(
+                    f"{prices / 'step-calls.json'} has no times of {name!r}: measure them with "
+                    f"DECODERY_THREADS=1 python benchmarks/step_calls.py --out {prices / 'step-calls.json'}"
+                )
         self._chance = np.random.default_rng(seed)
 
     def step(self, rows: int, texts: int, kind: str | None = None) -> float:
