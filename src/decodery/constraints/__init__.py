@@ -1,4 +1,4 @@
-"""What may be written: constraints, one per file."""
+"""Constraints on the texts that may be written, one per file."""
 
 from decodery.core.lazy_exports import face
 

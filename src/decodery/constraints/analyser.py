@@ -1,4 +1,4 @@
-"""Which attributes an object has, found by static analysis in a process of its own."""
+"""Static analysis of the attributes of an object, in a separate process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from decodery.core.errors import ConstraintError, SettingsError
 from decodery.core.worker_pool import NotStarted, Unanswered, WorkerPool
 
 _MEMORY = 4 << 30
-"""Bytes that jedi may take; what needs more is not known."""
+"""Memory limit of jedi, in bytes; an analysis that needs more has no result."""
 
 
 class Analyser:
-    """Asks `jedi` what may follow a dot; one question at a time, each bounded in time.
+    """Finds with `jedi` the names that may follow a dot; one query at a time, each with a time limit.
 
-    jedi reads code and does not run it. What it cannot read, extension modules of installed packages, it imports to
-    list their names: that is done in the other process, whose memory is bounded too.
+    jedi reads code and does not run it. Extension modules of installed packages, which it cannot read, are imported to
+    list their names. This happens in the other process, which has a memory limit too.
     """
 
     def __init__(self) -> None:
@@ -30,9 +30,7 @@ class Analyser:
         self.workers = WorkerPool(Path(__file__).with_name("jedi_worker.py"), self._cache.name, memory=_MEMORY)
 
     def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any] | None:
-        """The answer of `jedi_worker.names`.
-
-        None where it took too long or broke down, and what is asked is not known.
+        """Return the result of `jedi_worker.names`, None where it took too long or failed.
 
         Raises:
             ConstraintError: If the process cannot be started.
@@ -48,5 +46,5 @@ class Analyser:
 
 @functools.cache
 def analyser() -> Analyser:
-    """The one of this process: it starts in a second and then knows the libraries it has read."""
+    """The analyser of this process: it starts in a second, and caches the libraries that it has read."""
     return Analyser()

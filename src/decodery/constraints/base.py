@@ -1,4 +1,4 @@
-"""What a user asks for: a set of texts, said without tokens."""
+"""Base class of constraint specifications, which describe a set of texts independent of tokens."""
 
 from __future__ import annotations
 
@@ -19,38 +19,36 @@ MODES = ("canonical", "strict")
 Mode = Literal["canonical", "strict"]
 
 MOST_CHARACTERS = 1 << 20
-"""Of a schema, pattern or grammar: what is longer was not written by a person."""
+"""Maximum number of characters of a schema, pattern or grammar."""
 
 
 @dataclass(frozen=True)
 class ConstraintSpec(Contract):
-    """A set of texts, and how forced stretches are spelled in tokens.
-
-    The set of texts is the same.
+    """A set of texts, and how forced text is split into tokens.
 
     Attributes:
-        mode: What is allowed inside a stretch of text that is forced, such as a key's name. "canonical": the tokens the
-            tokenizer would give it and no others, which models know best. "strict": every token that spells a beginning
-            of it, so that the masked model chooses the spelling.
+        mode: Allowed tokens of forced text, such as the name of a key; the set of texts does not change. "canonical":
+            only the tokens of the tokenizer, which models predict best. "strict": every token that is a prefix of it,
+            so that the masked model chooses the split.
     """
 
     mode: Mode = field(default="canonical", kw_only=True)
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise SettingsError(f"the mode of a constraint is {' or '.join(MODES)}, not {self.mode!r}")
+            raise SettingsError(f"the mode of a constraint must be {' or '.join(MODES)}, not {self.mode!r}")
 
     @abstractmethod
     def compile(self, vocabulary: Vocabulary) -> Constraint:
-        """The same for a model's tokens.
+        """Compile the constraint for a model's tokens.
 
         Raises:
-            ConstraintError: For what cannot be enforced exactly, in full.
+            ConstraintError: If it cannot be enforced exactly and in full.
         """
 
 
 def require_text(what: str, text: str, most: int = MOST_CHARACTERS) -> None:
-    """Raise ConstraintError for a description beyond the limit, or with characters that no text has."""
+    """Raise ConstraintError for a description that is too long, or has characters that no text can have."""
     if len(text) > most:
         raise ConstraintError(f"the {what} has {len(text)} characters; the limit is {most}: shorten it")
     if found := _SURROGATE.search(text):

@@ -1,4 +1,4 @@
-"""Texts that a function accepts."""
+"""Constraint to texts that a function accepts."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from .base import ConstraintSpec
 Check = Callable[[str], bool]
 
 _CUT = "\ufffd"
-"""Stands for a character of which the text holds the first bytes alone, as it does in decoded texts."""
+"""Replaces an incomplete character at the end, as in decoded texts."""
 
 
 @register(
     "checker",
-    guarantee="every finished text is one that `complete` accepts, and `prefix` every beginning of it",
+    guarantee="`complete` accepts every finished text, and `prefix` every prefix of it",
     requirements=("a Python function",),
 )
 @dataclass(frozen=True)
 class Checker(ConstraintSpec):
-    """Writes texts that a function accepts, which is asked about one token at a time.
+    """Writes texts that a function accepts; the function is called for one token at a time.
 
-    Both read the text so far and should depend on it alone. A token can end within a character, which `prefix` then
-    sees as U+FFFD at the end. There is no mask, so requests with the default rule use `awrs`, which writes the same.
-    Searches that need a mask ask about the whole vocabulary.
+    Both functions get the text so far, and must depend only on it. If a token ends within a character, `prefix` gets a
+    U+FFFD at the end. There is no mask, so requests with the default acceptance rule use `awrs`, which writes the same
+    texts. Searches that need a mask check the whole vocabulary.
 
     Attributes:
         prefix: Whether a text can still become an accepted one; it must never reject one that can.
-        complete: Whether a text may end, None where every beginning may.
+        complete: Whether a text may end, None where every prefix may.
     """
 
     prefix: Check
@@ -56,11 +56,11 @@ class _CheckerState:
     """State of a text.
 
     Attributes:
-        text: Whole characters.
-        rest: The bytes of a character that is cut.
+        text: Complete characters.
+        rest: The bytes of an incomplete character.
         ended: None before an end token, then whether the text was complete.
         wrong: Whether a token was rejected.
-        verdicts: By token, as far as asked.
+        verdicts: Results of the checks so far, by token.
     """
 
     __slots__ = ("ended", "rest", "text", "verdicts", "wrong")
@@ -111,7 +111,7 @@ class CheckerConstraint(Constraint):
 
     def _judge(self, state: _CheckerState, token: int) -> bool:
         if token in self.vocabulary.eos_ids:
-            # What is wrong already must end, so that drafts that went astray have a law as well.
+            # A rejected text may only end, so that rejected drafts have a distribution too.
             return state.ended is not None or state.wrong or self.is_complete(state)
         if state.ended is not None or state.wrong or (found := self._after(state, token)) is None:
             return False
@@ -119,7 +119,7 @@ class CheckerConstraint(Constraint):
         return bool(self._prefix(text + _CUT if rest else text))
 
     def _after(self, state: _CheckerState, token: int) -> tuple[str, bytes] | None:
-        """Text and cut character one token on; None for a token that is no text, or that makes bytes no text has."""
+        """Text and incomplete character after one more token; None for tokens without text and for invalid UTF-8."""
         piece = self.vocabulary.pieces[token]
         if not piece or token in self.vocabulary.special_ids:
             return None

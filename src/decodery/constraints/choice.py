@@ -1,4 +1,4 @@
-"""One of several given texts."""
+"""Constraint to one of several given texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .base import ConstraintSpec, Mode, require_text
 from .spelling import end_mask, sorted_pieces, spelled
 
 _AHEAD = 256
-"""Bytes of what is forced that are looked at for the tokenizer's next token."""
+"""Bytes of forced text that are tokenized to find its next token."""
 
 
 @register("choice", guarantee="every finished text is one of the options", texts=("options",))
@@ -27,8 +27,8 @@ class Choice(ConstraintSpec):
     """Writes one of several given texts.
 
     Attributes:
-        options: One or more, none of them empty. As text: choice:options=yes/no. They may be thousands: a state is a
-            range of the sorted options, and costs no more for those that are out of it.
+        options: One or more texts, none of them empty. As text: choice:options=yes/no. There may be thousands: a state
+            is a range of the sorted options, and options outside it cost no time.
     """
 
     options: tuple[str, ...]
@@ -50,8 +50,8 @@ class ChoiceState:
 
     Args:
         ended: Whether the text was complete before its end token, None before one.
-        broken: What was written is no beginning of an option.
-        mask: [vocab] bool once asked for.
+        broken: Whether the text is not a prefix of any option.
+        mask: [vocab] bool, after it was computed.
     """
 
     __slots__ = ("broken", "ended", "high", "length", "low", "mask")
@@ -68,7 +68,7 @@ class ChoiceState:
 class ChoiceConstraint(Constraint):
     """A `Choice` over a model's tokens.
 
-    Where no token can write the next byte, asking for a mask is an error.
+    If no token can write the next byte, `allowed` raises an error.
     """
 
     stops = True
@@ -83,7 +83,7 @@ class ChoiceConstraint(Constraint):
 
     def init(self, prompt: Sequence[int]) -> ChoiceState:
         state = ChoiceState(0, len(self._options), 0)
-        # The widest range is gone through once, not once per text.
+        # The initial state has the widest range; its mask is computed once, not once per text.
         self._first = state.mask = self._computed(state) if self._first is None else self._first
         return state
 
@@ -128,9 +128,9 @@ class ChoiceConstraint(Constraint):
         return mask
 
     def _fitting(self, state: ChoiceState) -> Iterator[int]:
-        """Places in the sorted pieces of those that write a beginning of what may follow.
+        """Indices, in the sorted pieces, of those that are a prefix of what may follow.
 
-        Both lists are gone down together, byte by byte, as far as they agree.
+        Both sorted lists are searched together, byte by byte, while they agree.
         """
         options, pieces = self._options, self._pieces
         below = [(0, state.low, state.high, 0, len(pieces))]
@@ -151,10 +151,10 @@ class ChoiceConstraint(Constraint):
                 low, first = above, end
 
     def _canonical(self, state: ChoiceState) -> int | None:
-        """The tokenizer's own next token of what must follow; None where that is not certain, or nothing must."""
+        """The tokenizer's next token of the forced text; None where it is uncertain, or no text is forced."""
         span = slice(state.length, state.length + _AHEAD)
         forced = _common(self._options[state.low][span], self._options[state.high - 1][span])
-        # A fork may cut a character at the end; a token may have cut the first one.
+        # The forced bytes may end within a character, and a token may end within the first one.
         text = forced.decode("utf-8", "ignore")
         tokens = spelled(text, self.vocabulary) if text and forced.startswith(text.encode()) else []
         if not tokens or self.vocabulary.bytes_of(tokens) != text.encode():
@@ -164,7 +164,7 @@ class ChoiceConstraint(Constraint):
         return tokens[0] if sure else None
 
     def _settled(self, state: ChoiceState, forced: int) -> int:
-        """How many of the forced bytes no token shares with what comes after the fork: spelling is free there."""
+        """Number of forced bytes before any token that may include text after them, which has no canonical split."""
         for begin in range(forced):
             at = ChoiceState(state.low, state.high, state.length + begin)
             if any(len(self._pieces[place]) > forced - begin for place in self._fitting(at)):
@@ -173,6 +173,6 @@ class ChoiceConstraint(Constraint):
 
 
 def _common(first: bytes, second: bytes) -> bytes:
-    """What both begin with."""
+    """The common prefix."""
     pairs = enumerate(zip(first, second, strict=False))
     return first[: next((at for at, (one, other) in pairs if one != other), len(second))]

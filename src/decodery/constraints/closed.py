@@ -1,4 +1,4 @@
-"""Objects that end: one whose schema lists properties gets no others, unless the schema says so.
+"""Closed objects: an object whose schema lists properties gets no others, unless the schema allows them.
 
 JSON Schema lets such an object hold any other property. A small model then adds properties until it is cut, so tools
 that write JSON close these objects. Where several schemas describe one object (`allOf`, a reference with neighbours),
@@ -21,15 +21,15 @@ _OPENS = frozenset(
         *("$dynamicRef", "$recursiveRef"),
     ]
 )
-"""Keywords that say more about properties than their names: such objects are left as they are."""
+"""Keywords that restrict properties in other ways than by name: such objects are not changed."""
 _OF_OBJECTS = frozenset(["minProperties", "properties", "required"])
 _ALTERNATIVES = ("anyOf", "oneOf")
 _MOST_SCHEMAS = 256
-"""Schemas of one object that are looked at; an object of more stays open."""
+"""Maximum number of schemas of one object; an object with more stays open."""
 
 
 def describes_alone(schema: Mapping[str, Any], keyword: str) -> bool:
-    """Whether each schema under this keyword is all that describes its object."""
+    """Whether each schema under this keyword is the only one that describes its object."""
     others = _OF_OBJECTS | _OPENS | {"$ref", "allOf", *_ALTERNATIVES}
     if any(other in schema for other in others - {keyword}):
         return False
@@ -37,16 +37,16 @@ def describes_alone(schema: Mapping[str, Any], keyword: str) -> bool:
 
 
 def closed(schema: Mapping[str, Any], place: SchemaLocation, find: Find) -> dict[str, Any]:
-    """A schema that is all that describes its object, without properties that it does not list.
+    """Close a schema that is the only one of its object, so that unlisted properties are not allowed.
 
     Args:
         schema: The schema.
-        place: Where it lies.
-        find: Finds the schema that a reference at a place means.
+        place: Its location.
+        find: Finds the schema that a reference at a location points to.
 
     Returns:
-        The schema with `additionalProperties` false, and with every property that its parts list or require. The same
-        schema where it lists none, or says more about properties than their names.
+        The schema with `additionalProperties` false, and with every property that its parts list or require. The
+        unchanged schema where it lists none, or restricts properties in other ways.
     """
     if not any(keyword in schema for keyword in ("properties", "allOf", "$ref")):
         return dict(schema)
@@ -72,7 +72,7 @@ def closed(schema: Mapping[str, Any], place: SchemaLocation, find: Find) -> dict
 
 
 def _parts(schema: Any, place: SchemaLocation, find: Find) -> Iterator[Mapping[str, Any] | None]:
-    """The schema and all that describe the same object; None where they are too many."""
+    """The schema and all others that describe the same object; None where there are too many."""
     waiting, seen = [(schema, place)], set[int]()
     while waiting:
         part, around = waiting.pop()

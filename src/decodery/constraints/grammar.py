@@ -1,4 +1,4 @@
-"""Texts of a context-free grammar."""
+"""Constraint to the sentences of a context-free grammar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PARTS = re.compile(
     """,
     re.VERBOSE,
 )
-"""What of a grammar may hold `%json` without meaning it, and where it is meant."""
+"""Parts of a grammar in which `%json` is plain text, and the directive itself."""
 
 
 @register(
@@ -44,8 +44,8 @@ class Grammar(ConstraintSpec):
     Terminals are regular expressions without look-around.
 
     Attributes:
-        rules: In Lark's syntax with a rule `start`; `%json {...}` stands for a JSON schema, `%regex {...}` for parts of
-            a given text, `<name>` for a special token.
+        rules: Rules in Lark's syntax, with a rule `start`. `%json {...}` is a JSON schema, `%regex {...}` allows parts
+            of a given text, and `<name>` is a special token.
     """
 
     rules: str
@@ -67,7 +67,7 @@ class Grammar(ConstraintSpec):
 
 
 def _with_schemas(rules: str) -> str:
-    """The grammar with its JSON schemas in the form the engine enforces in full."""
+    """The grammar with its JSON schemas converted to the form that the engine enforces in full."""
     done, at = [], 0
     while found := _PARTS.search(rules, at):
         if found["schema"] is None:

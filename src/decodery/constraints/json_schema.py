@@ -1,4 +1,4 @@
-"""JSON texts that are valid under a schema."""
+"""Constraint to JSON texts that are valid under a schema."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ _LAYOUTS: dict[str, dict[str, Any]] = {
 class JSONSchema(ConstraintSpec):
     """Writes JSON that is valid under a schema, its properties in the order the schema lists them.
 
-    `$ref` reaches everything inside the schema, and `oneOf` is enforced where its options are proved to exclude each
-    other. Not written, though valid: properties in another order, numbers like 1.0 for integers, integers beyond 2^53
-    under a bound beyond it, numbers nearer to an exclusive bound than the next one in double precision (1e-15 at 0),
+    `$ref` may refer to any part of the schema, and `oneOf` is enforced where its options are proved to exclude each
+    other. Some valid texts are never written: properties in another order, numbers like 1.0 for integers, integers
+    beyond 2^53 under a bound beyond it, numbers closer to an exclusive bound than the next double (1e-15 at 0),
     decimals with fewer digits than a bound or step has, escapes such as \\u0041, and exponents and -0 under a bound.
-    U+007F cannot be written.
+    U+007F is never written.
 
     Attributes:
-        schema: An object, true, or the text of one; drafts 4 to 2020-12, `format` included.
-        additional_properties: What an object may hold whose schema lists `properties` and has no
-            `additionalProperties`. "closed": nothing else, as llama.cpp and xgrammar have it, so that texts of small
-            models end. "open": any other property, as JSON Schema has it.
-        whitespace: "flexible" allows up to 32 blanks where JSON allows any, "compact" none.
-        unenforced: What happens to keywords that no mask enforces, such as `not` or `uniqueItems`. "refuse": an error.
-            "check": finished texts are checked with the jsonschema package; `generate` writes them anew where they
-            fail, streams and searches check them once; `Output.check` says how often, and what is violated.
+        schema: An object, true, or the text of one; drafts 4 to 2020-12, including `format`.
+        additional_properties: Other properties of an object whose schema lists `properties` and has no
+            `additionalProperties`. "closed" allows none, as llama.cpp and xgrammar do, so that texts of small models
+            end. "open" allows any, as JSON Schema does.
+        whitespace: "flexible" allows up to 32 blanks where JSON allows any; "compact" allows none.
+        unenforced: Handling of keywords that no mask enforces, such as `not` or `uniqueItems`. "refuse" is an error.
+            "check" checks finished texts with the jsonschema package: `generate` writes a text again if it fails;
+            streams and searches check it once. `Output.check` has the number of tries and the violation.
         unknown_formats: "refuse" formats without a grammar, or "ignore" them; `Output.check` lists them.
-        max_tries: Texts that are written at most until one passes the check.
+        max_tries: Maximum number of texts that are written until one passes the check.
     """
 
     schema: str | Mapping[str, Any] | bool
@@ -66,17 +66,17 @@ class JSONSchema(ConstraintSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.whitespace not in _LAYOUTS:
-            raise SettingsError(f"the whitespace of json-schema is flexible or compact, not {self.whitespace!r}")
+            raise SettingsError(f"json-schema: whitespace must be flexible or compact, not {self.whitespace!r}")
         if self.additional_properties not in ("closed", "open"):
             raise SettingsError(
                 f"additional_properties of json-schema is closed or open, not {self.additional_properties!r}"
             )
         if self.unenforced not in ("refuse", "check"):
-            raise SettingsError(f"unenforced of json-schema is refuse or check, not {self.unenforced!r}")
+            raise SettingsError(f"json-schema: unenforced must be refuse or check, not {self.unenforced!r}")
         if self.unknown_formats not in ("refuse", "ignore"):
-            raise SettingsError(f"unknown_formats of json-schema is refuse or ignore, not {self.unknown_formats!r}")
+            raise SettingsError(f"json-schema: unknown_formats must be refuse or ignore, not {self.unknown_formats!r}")
         if self.max_tries < 1:
-            raise SettingsError(f"max_tries of json-schema is at least 1, not {self.max_tries}")
+            raise SettingsError(f"json-schema: max_tries must be at least 1, not {self.max_tries}")
         try:
             text = self.schema if isinstance(self.schema, str) else json.dumps(self.schema, allow_nan=False)
             require_text("JSON schema", text)

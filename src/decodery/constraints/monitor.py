@@ -47,24 +47,25 @@ T = TypeVar("T")
 )
 @dataclass(frozen=True)
 class Monitor:
-    """Lets Python code name only attributes that exist, as far as `jedi` can tell.
+    """Allows Python code to use only attributes that exist, as far as `jedi` finds them.
 
-    Elsewhere everything is allowed. The prompt is the file before the cursor, so it needs `apply_chat_template=False`.
-    Idle in strings (fields of f-strings are code), and after a `self` or `cls` that begins a statement, where
-    attributes are made. Cost: a question per attribute, in a process apart that runs no code of the project. Memory:
-    512 answers.
+    Other code is not restricted. The prompt is the file before the cursor, so it needs `apply_chat_template=False`.
+    There is no mask in strings (fields of f-strings are code), nor after a `self` or `cls` at the start of a statement,
+    where attributes are created. Cost: a query per attribute, in a separate process that runs no code of the project.
+    Memory: 512 results.
 
     Attributes:
-        project: The folder modules are looked for in, beside installed packages.
-        path: The file's own, for relative imports.
+        project: The folder in which modules are searched, beside installed packages.
+        path: Path of the file, for relative imports.
         prefix: Text of the file before the prompt.
-        policy: "hard" masks, "soft" adds `bonus` to the logits of the analyser's names, "off_if_any" masks, but not
-            after objects that make up attributes (`__getattr__`), nor by what calls elsewhere pass to a function.
+        policy: "hard" masks; "soft" adds `bonus` to the logits of the names that were found. "off_if_any" masks too,
+            except after objects with computed attributes (`__getattr__`), and it ignores argument types that are
+            inferred from calls.
         bonus: Added to logits by the policy "soft".
-        strict_dot: Tokens that hold a dot and a name are not written, so that no name goes unseen; false is the
-            published behaviour, which lets them pass.
-        underscores: Whether names that begin with one are allowed.
-        seconds: For one question; what takes longer is not known, and everything allowed.
+        strict_dot: Whether to exclude tokens with a dot and a name, whose name would not be checked; false allows them,
+            as published.
+        underscores: Whether names that begin with an underscore are allowed.
+        seconds: Time limit of a query; if it takes longer, all names are allowed.
     """
 
     project: str = "."
@@ -78,7 +79,7 @@ class Monitor:
 
     def __post_init__(self) -> None:
         if self.policy not in ("hard", "soft", "off_if_any"):
-            raise SettingsError(f"the policy of monitor is hard, soft or off_if_any, not {self.policy!r}")
+            raise SettingsError(f"monitor: policy must be hard, soft or off_if_any, not {self.policy!r}")
         if not Path(self.project).is_dir():
             raise SettingsError(f"monitor: there is no folder {self.project!r}; give the project's root")
         require_number("the bonus of monitor", self.bonus, above=0)

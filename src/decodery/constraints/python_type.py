@@ -1,4 +1,4 @@
-"""JSON texts that a Python type can be built from."""
+"""Constraint to JSON texts from which a Python type can be built."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .python_schema import closed, generator
 class PythonType(ConstraintSpec):
     """Writes JSON for a pydantic model, a dataclass, a TypedDict or a type such as list[int].
 
-    Where pydantic's own schema lets more pass than pydantic reads (keys of dict[int, str], Decimal, timedelta, web
-    addresses, tagged unions ...) a tighter one is used, and what has none is refused by name. Validators written in
-    Python are checked by `parse` alone.
+    Where pydantic's own schema allows texts that pydantic cannot read (keys of dict[int, str], Decimal, timedelta, web
+    addresses, tagged unions ...), a tighter schema is used; types without one are refused by name. Validators written
+    in Python are only checked by `parse`.
 
     Attributes:
-        type: What the value is to be; `parse(text)` gives it.
+        type: The type of the value, which `parse(text)` returns.
         whitespace: See json-schema.
     """
 
@@ -51,7 +51,7 @@ class PythonType(ConstraintSpec):
         return self.json_schema().compile(vocabulary)
 
     def parse(self, text: str) -> Any:
-        """The value a text stands for. Raises pydantic.ValidationError where a validator objects."""
+        """Build the value from a text. Raises pydantic.ValidationError if a validator rejects it."""
         return self._built(lambda adapter: adapter).validate_json(text)
 
     def _built(self, then: Callable[[Any], Any]) -> Any:

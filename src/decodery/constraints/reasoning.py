@@ -1,4 +1,4 @@
-"""What a model thinks before its answer: at most so many tokens, with another constraint after it."""
+"""Limit on the reasoning part before an answer, with another constraint on the answer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .base import ConstraintSpec
 from .spelling import end_mask
 
 _PROMPT = 16
-"""Tokens at the end of a prompt in which the mark may stand."""
+"""Number of last prompt tokens that are searched for the mark."""
 _LONGEST = 64
-"""Bytes of a mark at most: each of its beginnings has a mask of the vocabulary, and requests may name marks."""
+"""Maximum bytes of a mark: each of its prefixes needs a mask of the vocabulary, and requests may set marks."""
 
 
 @register(
@@ -32,15 +32,16 @@ _LONGEST = 64
 )
 @dataclass(frozen=True)
 class Reasoning(ConstraintSpec):
-    """Bounds the reasoning part of a text, and applies another constraint to what follows it.
+    """Limits the reasoning part of a text, and applies another constraint to the answer after it.
 
-    A reasoning part begins the text, or the prompt ends with its mark. A text without one follows `answer` from its
-    first token. After `budget` tokens the mark of its end is written.
+    A reasoning part starts at the beginning of the text, or the prompt ends with its begin mark. A text without one
+    follows `answer` from its first token. After `budget` tokens the end mark is written.
 
     Attributes:
-        begin, end: What stands before and after the reasoning part.
-        budget: Maximum number of its tokens; None for no bound.
-        answer: A constraint of what follows it; None leaves that free.
+        begin: The mark before the reasoning part.
+        end: The mark after the reasoning part.
+        budget: Maximum number of tokens of the reasoning part; None for no limit.
+        answer: The constraint on the answer; None for no constraint.
     """
 
     begin: str = "<think>"

@@ -1,4 +1,4 @@
-"""Texts that a regular expression matches from end to end."""
+"""Constraint to texts that a regular expression matches as a whole."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .size import MOST_PATTERN
 class Regex(ConstraintSpec):
     """Writes texts that match a regular expression from the first character to the last.
 
-    Look-around, back-references and word boundaries are no regular language and refused. Published engines precompute
-    an index over states and tokens; here states are derived while decoding, so that compiling takes no time.
+    Look-around, back-references and word boundaries are not regular, and are refused. Published engines precompute an
+    index over states and tokens; here states are derived during decoding, so that compiling takes almost no time.
 
     Attributes:
         pattern: As in JSON Schema and JavaScript: `.` is any character but an end of line, \\d and \\w are ASCII.

@@ -1,7 +1,8 @@
-"""What a way of filling a canvas is, and what most of them are: a rule that says which proposals are written.
+"""Base classes of the methods that fill a canvas.
 
-`DiffusionDecoder` is whatever fills a canvas by asking for passes. An `UnmaskingPolicy` is one whose passes are looked
-at one by one: a pure function of what the last pass says, and of what it remembers of earlier passes.
+A `DiffusionDecoder` fills a canvas and requests the forward passes for it. An `UnmaskingPolicy` is the usual kind: it
+chooses, after each pass, which proposals are written. The choice is a pure function of the last pass and of the
+policy's own memory of earlier passes.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ Region = tuple[int, int]
 
 @dataclass(frozen=True)
 class DiffusionDecoder(Contract):
-    """A way of filling a canvas.
+    """A method that fills a canvas.
 
-    Fields are settings; one instance serves many canvases. With the former an unlikely draw has to be the most
-    confident one of its pass to be written, with the latter it comes again until it is.
+    Fields are settings; one instance serves many canvases.
 
     Attributes:
-        block: Places that are filled before those after them, which must divide the canvas; None is the whole canvas,
-            or the model's own blocks where its rows see nothing of later ones.
-        cache: What is kept of earlier passes, such as "dual"; None computes everything in every pass.
-        measure: How sure a proposal is, see `View`.
-        eos: Whether ends may be written like other tokens ("free"), rank after them ("last") or are "never" written.
-        guidance: How far to go from the distribution without the prompt to that with it, and beyond: l + guidance * (l
-            - l without); 0 asks for the one distribution.
-        experts: Which experts of a mixture the rows of a pass share, such as "des-vote"; None leaves each row its
-            choice.
-        noise: At a temperature above 0, whether proposals are drawn anew in every "pass", as published samplers do it,
-            or with noise that stays the same at each "position".
-        top_k, top_p: Proposals come from the top_k most likely tokens (0: all), of them from the most likely ones
-            that have top_p of the probability.
-        tempered: Confidence and entropy are those of the distribution that proposals are drawn from, as in Dream's
-            and SDAR's released samplers, not of the model's own at temperature 1, as in LLaDA's.
+        block: Size of the blocks that are filled one after the other, in tokens; it must divide the canvas. None is
+            the whole canvas, or the model's own block size where its rows do not attend to later blocks.
+        cache: How keys and values of earlier passes are reused, such as "dual"; None computes all rows in every pass.
+        measure: How the confidence of a proposal is measured, see `View`.
+        eos: Whether end tokens are written like other tokens ("free"), rank after them ("last") or are "never" written.
+        guidance: Weight of classifier-free guidance: l + guidance * (l - l_without_prompt), where l are the logits; 0
+            computes only l.
+        experts: Which experts of a mixture the rows of a pass share, such as "des-vote"; None routes each row
+            separately.
+        noise: Noise of the draws at a temperature above 0. "pass" draws new noise in every pass, as published samplers
+            do: an unlikely token is written only if it is the most confident proposal of its pass. "position" keeps
+            the noise of a position: an unlikely token is proposed again until it is written.
+        top_k: Proposals are drawn from this many most likely tokens; 0 is all.
+        top_p: Of those, from the most likely ones that together have this probability.
+        tempered: True measures confidence and entropy on the distribution that proposals are drawn from, as Dream's
+            and SDAR's released samplers do. False measures them at temperature 1, as LLaDA's does.
     """
 
     block: int | None = field(default=None, kw_only=True)
@@ -68,33 +69,35 @@ class DiffusionDecoder(Contract):
         if self.cache is not None:
             object.__setattr__(self, "cache", None if self.cache == "none" else resolve("diffusion-cache", self.cache))
         if self.block is not None and self.block < 1:
-            raise SettingsError(f"a block has at least one place, not {self.block}")
+            raise SettingsError(f"block must be at least 1, not {self.block}")
         if not 0 <= self.guidance < float("inf"):
             raise SettingsError(f"guidance must be 0 or more, not {self.guidance}")
         if self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise SettingsError(f"top_k is 0 or more and top_p above 0 and up to 1, not {self.top_k} and {self.top_p}")
+            raise SettingsError(
+                f"top_k must be 0 or more, and top_p above 0 and up to 1, not {self.top_k} and {self.top_p}"
+            )
 
     @property
     def revises(self) -> bool:
-        """Whether it takes back what it has written, so that nothing can be told before the end."""
+        """Whether it may replace written tokens, so that no text can be streamed before the end."""
         return False
 
     @property
-    def foretold(self) -> bool:
-        """Whether it writes a place a pass in the order of `shuffled`, which a cache may then know before."""
+    def predictable_order(self) -> bool:
+        """Whether each pass writes one position in the order of `shuffled`, which is fixed ahead."""
         return False
 
     @abstractmethod
     def fill(self, run: Run) -> ForwardCoroutine[None]:
-        """Write until nothing is open, or until what is returned cannot change any more."""
+        """Write until no position is open, or until the output cannot change any more."""
 
 
 @dataclass(frozen=True)
 class UnmaskingPolicy(DiffusionDecoder):
-    """A way of filling a canvas block by block, one pass after another."""
+    """A method that fills a canvas block by block, one pass after another."""
 
     def begin(self, run: Run, region: Region) -> Any:
-        """What it remembers at the beginning of a region.
+        """Return the policy's memory at the beginning of a region.
 
         Args:
             run: The canvas with its model.
@@ -104,11 +107,14 @@ class UnmaskingPolicy(DiffusionDecoder):
 
     @abstractmethod
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
-        """What is written after a pass, at least one token, and what is remembered from here on.
+        """Choose what is written after a pass.
 
         Args:
             view: The proposals after the pass.
-            memory: What `begin` or `select` gave before.
+            memory: The memory that `begin` or the last `select` returned.
+
+        Returns:
+            At least one token to write, and the memory for the next pass.
         """
 
     def fill(self, run: Run) -> ForwardCoroutine[None]:
@@ -121,6 +127,6 @@ class UnmaskingPolicy(DiffusionDecoder):
 
 
 def require_share(method: str, name: str, value: float) -> None:
-    """Raise SettingsError for a confidence that no probability reaches, or that every one does."""
+    """Raise SettingsError unless a threshold on confidence is above 0 and up to 1."""
     if not 0 < value <= 1:
-        raise SettingsError(f"{method}: {name} is a probability above 0 and up to 1, not {value}")
+        raise SettingsError(f"{method}: {name} must be a probability above 0 and up to 1, not {value}")

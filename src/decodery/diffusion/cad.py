@@ -18,22 +18,22 @@ from .view import Commit, View
 @register(
     "cad",
     paper="CD4LM: Consistency Distillation and aDaptive Decoding for Diffusion Language Models (2026)",
-    guarantee="tokens of one pass are each likely, and do not know of each other",
+    guarantee="tokens of one pass are each likely, and are chosen independently of each other",
 )
 @dataclass(frozen=True)
 class CAD(UnmaskingPolicy):
     """Writes the most confident proposals that reach tau, `least` to `most` per pass.
 
-    A block that has had as many passes as it has places is written as a whole, which bounds what a model without
-    confidence costs. Defaults are those of the published evaluation.
+    A block that has had as many passes as it has positions is written as a whole, which bounds the cost where the model
+    is never confident. CAD works with any model; the distillation of the paper is not included. Defaults are those of
+    the published evaluation.
 
     Attributes:
         tau: The threshold on confidence.
         least: Fewest tokens written per pass.
         most: Most tokens written per pass.
-        eos_share: The part of the canvas that must be written before an end may be; until then a place that proposes
-            one is no candidate, whatever `least` is, unless every open place does. It goes with any model; the
-            distillation that it was published with is not part of this.
+        eos_share: Share of the canvas that must be written before an end token may be written. Until then, proposals
+            of an end token are skipped, whatever `least` is, unless every open position proposes one.
     """
 
     tau: float = 0.95
@@ -47,7 +47,7 @@ class CAD(UnmaskingPolicy):
         if not 1 <= self.least <= self.most:
             raise SettingsError(f"cad needs 1 <= least <= most, not least={self.least} and most={self.most}")
         if not 0 <= self.eos_share <= 1:
-            raise SettingsError(f"cad: eos_share is a part of the canvas, from 0 to 1, not {self.eos_share}")
+            raise SettingsError(f"cad: eos_share must be a share of the canvas, from 0 to 1, not {self.eos_share}")
 
     def begin(self, run: Run, region: Region) -> Any:
         return run.canvas
@@ -59,7 +59,7 @@ class CAD(UnmaskingPolicy):
         written = 1 - canvas.masked[canvas.prompt_length :].mean()
         early = np.isin(view.tokens, list(canvas.eos_ids)) & (written < self.eos_share)
         if early.all():
-            # Nothing else is proposed anywhere, and a pass must write something.
+            # Every open position proposes an end token, and a pass must write at least one token.
             return view.top(self.least), memory
         order = view.order[~early[view.order]]
         sure = int((view.confidence[order] >= self.tau).sum())

@@ -1,4 +1,4 @@
-"""A text that is written out of order: a prompt, and places after it that hold the mask token until then."""
+"""A text that is written out of order: a prompt, and after it positions that hold the mask token until written."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Round:
 
     @property
     def nats(self) -> float:
-        """How much information the pass wrote: over all of them it is that of the text, whatever the order."""
+        """Information that the pass wrote, in nats; the sum over all passes is that of the text, in any order."""
         return -float(self.logprobs.sum())
 
 
 @dataclass
 class Checks:
-    """What it took to hold a canvas to a constraint.
+    """Counts of the checks that kept a canvas within a constraint.
 
     Attributes:
-        tried: Tokens that were to be written.
-        refused: Of these.
-        known: Tokens that needed no look, because the last filling had them.
-        recovered: Passes that wrote a token of a filling in place of one that was wanted.
-        asked: Tokens that the constraint was asked about.
+        tried: Tokens that the policy chose.
+        refused: Tokens of these that were refused.
+        known: Tokens accepted without a check, because the last filling contained them.
+        recovered: Passes that wrote a token of a filling in place of a chosen one.
+        asked: Tokens that were checked against the constraint.
     """
 
     tried: int = 0
@@ -60,17 +60,17 @@ class Canvas:
         tokens: [L] int64, the prompt and after it what is written, or the mask token.
         prompt_length: Tokens of the prompt.
         mask_id: The mask token.
-        limit: How many tokens are wanted; the canvas may be longer, where a model's last block is.
+        limit: Number of requested tokens; the canvas is longer where the model's last block is.
         eos_ids: End tokens.
-        seed: Decides what is left to chance.
-        written: [L] the number of the pass that wrote each token, -1 in the prompt and where nothing is written yet.
-        passes: So far.
-        rows: Fed to the model in them.
-        pairs: Of rows and keys that attention compared, in one layer.
-        experts: That passes read, of all layers of a mixture together.
-        rounds: What was written, in order.
-        trace: What its passes took.
-        checks: What a constraint took, None without one.
+        seed: Seed of all draws.
+        written: [L] number of the pass that wrote each token, -1 in the prompt and at open positions.
+        passes: Forward passes so far.
+        rows: Rows that these passes computed.
+        pairs: Pairs of a row and a key that attention computed, in one layer.
+        experts: Experts that the passes read, over all layers of a mixture.
+        rounds: The tokens that each pass wrote, in order.
+        trace: Steps and cost of the passes.
+        checks: Counts of the constraint's checks, None without a constraint.
     """
 
     tokens: np.ndarray
@@ -101,17 +101,18 @@ class Canvas:
         eos_ids: Sequence[int] = (),
         seed: int = 0,
     ) -> Canvas:
-        """An empty canvas of `length` tokens after a prompt, or to the end of the model's last block.
+        """Make an empty canvas of `length` tokens after a prompt, rounded up to the model's blocks.
 
         Args:
-            model: What will fill it.
+            model: The model that will fill it.
             prompt: Token ids.
-            length: Tokens that are wanted.
+            length: Number of requested tokens.
             eos_ids: End tokens.
             seed: See `Canvas`.
 
         Raises:
-            PromptError, SettingsError: If the model cannot fill it.
+            PromptError: If the prompt has invalid tokens, or prompt and canvas exceed the model's context.
+            SettingsError: If the model cannot fill a canvas, or `length` is below 1.
         """
         config = model.config
         if config.causal:
@@ -127,13 +128,13 @@ class Canvas:
         if len(ids) and not 0 <= ids.min() <= ids.max() < model.vocab_size:
             raise PromptError(f"the prompt has token ids outside the model's vocabulary of {model.vocab_size}")
         if (ids == config.mask_id).any():
-            raise PromptError("the prompt holds the mask token, which stands for what is to be written: leave it out")
+            raise PromptError("the prompt has the mask token, which marks positions to be filled: leave it out")
         whole = len(ids) + length
         if config.block_length is not None:
             whole = -(-whole // config.block_length) * config.block_length
         if whole > config.max_positions:
             raise PromptError(
-                f"a prompt of {len(ids)} tokens and a canvas of {whole - len(ids)} go beyond the model's context of "
+                f"a prompt of {len(ids)} tokens and a canvas of {whole - len(ids)} exceed the model's context of "
                 f"{config.max_positions}: shorten one of them"
             )
         tokens = np.concatenate((ids, np.full(whole - len(ids), config.mask_id, dtype=np.int64)))
@@ -144,16 +145,16 @@ class Canvas:
 
     @property
     def masked(self) -> np.ndarray:
-        """[L] bool: where nothing is written yet."""
+        """[L] bool, true at open positions."""
         found: np.ndarray = self.tokens == self.mask_id
         return found
 
     def open(self, start: int, end: int) -> np.ndarray:
-        """[m] positions of [start, end) where nothing is written yet, ascending."""
+        """[m] open positions of [start, end), ascending."""
         return start + np.flatnonzero(self.masked[start:end])
 
     def write(self, positions: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> None:
-        """Fill places that are open, in the pass that was the last.
+        """Write tokens of the last pass at open positions.
 
         Args:
             positions: [n].
@@ -167,24 +168,24 @@ class Canvas:
         self.rounds.append(Round(positions, tokens, logprobs))
 
     def reopen(self, positions: np.ndarray) -> None:
-        """Take back what is written at these positions."""
+        """Replace the tokens at these positions by masks."""
         self.tokens[positions], self.written[positions] = self.mask_id, -1
 
     def resize(self, length: int) -> None:
-        """Make the canvas so many tokens long, prompt included: cut, or open at its new end."""
+        """Cut or extend the canvas to `length` tokens, prompt included; new positions are open."""
         more = max(length - len(self), 0)
         self.tokens = np.concatenate((self.tokens[:length], np.full(more, self.mask_id)))
         self.written = np.concatenate((self.written[:length], np.full(more, -1)))
 
     @property
     def ended(self) -> bool:
-        """Whether the result is final: an end is written and nothing before it is open."""
+        """Whether the output is final: an end token is written and no position before it is open."""
         end = self.end
         return end is not None and not self.masked[self.prompt_length : end].any()
 
     @property
     def end(self) -> int | None:
-        """The position of the first end token that is written, None where there is none."""
+        """Position of the first written end token, None where there is none."""
         if not self.eos_ids:
             return None
         found = np.flatnonzero(np.isin(self.tokens[self.prompt_length :], list(self.eos_ids)))
@@ -192,7 +193,7 @@ class Canvas:
 
     @property
     def output(self) -> list[int]:
-        """What is to be returned: up to the first end token and with it, or up to the limit."""
+        """The tokens to return: up to and with the first end token, or up to the limit."""
         last, end = self.prompt_length + self.limit, self.end
         if end is not None:
             last = min(last, end + 1)

@@ -1,4 +1,4 @@
-"""CCD as its released code has it: what was proposed in the last pass already is written."""
+"""CCD as in its released code: a proposal is written if the last pass proposed it too."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .view import Commit, View
 
 
 class Proposed(NamedTuple):
-    """What is remembered of the last pass.
+    """The policy's memory of the last pass.
 
     Attributes:
-        masks: Open places at the beginning of the region.
-        width: How many there were at most.
-        tokens: By position, the most likely ones of the most confident places that it did not write.
+        masks: Number of open positions at the beginning of the region.
+        width: How many positions were stored at most.
+        tokens: Most likely token by position, for the most confident positions that the pass did not write.
     """
 
     masks: int
@@ -33,21 +33,21 @@ class Proposed(NamedTuple):
 @register(
     "ccd-agreement",
     paper="Beyond Confidence: Adaptive and Coherent Decoding for Diffusion Language Models (2025)",
-    guarantee="tokens that two passes agree on are written first; adaptive writes several a pass that do not know of "
+    guarantee="tokens that two passes agree on are written first; adaptive writes several per pass independently of "
     "each other",
 )
 @dataclass(frozen=True)
 class CCDAgreement(UnmaskingPolicy):
-    """Writes the most confident position whose proposal equals that of the last pass, or all such.
+    """Writes the most confident position whose proposal equals that of the last pass, or all such ones.
 
     The paper's own form, which averages distributions, is `ccd`.
 
     Attributes:
-        warm_up: Passes of every region that write the most confident token, as do those whose most confident place was
-            not among what is remembered, or in which nothing agrees.
-        places: Of the most confident ones that are remembered, at most: one in each pass of the warm-up but the last,
-            one more in every pass from there on, and two again where a tenth of the region is left.
-        adaptive: True, CCD-DS, writes all that agree.
+        warm_up: Passes at the start of every region that write the most confident token. Later passes do so too where
+            no proposal agrees, or where the most confident position was not stored.
+        places: Most positions that a pass stores, the most confident ones: 1 in each pass of the warm-up except the
+            last, one more in every later pass, and 2 again when 10 % of the region is left.
+        adaptive: True (CCD-DS) writes all proposals that agree.
     """
 
     warm_up: int = 5
@@ -58,8 +58,7 @@ class CCDAgreement(UnmaskingPolicy):
         super().__post_init__()
         if self.warm_up < 0 or self.places < 1:
             raise SettingsError(
-                f"ccd-agreement needs a warm-up of 0 passes or more, and at least one place, not {self.warm_up} and "
-                f"{self.places}"
+                f"ccd-agreement: warm_up must be 0 or more and places at least 1, not {self.warm_up} and {self.places}"
             )
 
     def begin(self, run: Run, region: Region) -> Proposed:

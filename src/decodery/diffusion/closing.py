@@ -1,4 +1,4 @@
-"""How a text that a constraint has begun can be brought to its end in few tokens."""
+"""Short completions of a text under a constraint, so that the text ends within the canvas."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from decodery.models.tokenizers.vocabulary import Vocabulary
 from decodery.sampling.constraint import Constraint
 
 _SHORT = 32
-"""Tokens of a place that are tried where a constraint does not know its completions: the shortest, no letters first."""
+"""Tokens tried per state where a constraint gives no completion: the shortest first, those without letters before."""
 _KEPT = 8
-"""States of a place that are kept there."""
+"""States kept per position in that search."""
 _STEPS = 4_000
-"""States that are looked at there in all."""
+"""Tokens tried in one such search, over all positions."""
 _RECENT = 8
-"""Completions that are tried again, and parts of them, before others are looked for."""
+"""Recent completions that are tried first, whole and without their first tokens."""
 
 
 class Closing:
-    """Finds completions, each of which is a bound: a text from there fits wherever it does.
+    """Finds completions of a text; their length is the upper bound of the room that the text needs.
 
-    What has been found is tried again first, as it is and without its first tokens, since most states of one text end
-    alike.
+    Recent completions are tried first, whole and without their first tokens: most states of one text end alike.
     """
 
     def __init__(self, constraint: Constraint, vocabulary: Vocabulary, never: list[int]) -> None:
-        """What a constraint allows in a canvas that has to end.
+        """Prepare the search.
 
         Args:
-            constraint: What the text is held to.
-            vocabulary: The tokens that it decides about.
-            never: Those that are no part of a text: ends, and the mask.
+            constraint: The constraint on the text.
+            vocabulary: The vocabulary of its tokens.
+            never: Tokens that are not part of a text: end tokens and the mask.
         """
         self._constraint, self._never = constraint, never
         pieces = vocabulary.pieces
@@ -41,22 +40,22 @@ class Closing:
         self._recent: deque[list[int]] = deque(maxlen=_RECENT)
 
     def find(self, state: Any, most: int, *, thorough: bool = False) -> list[int] | None:
-        """Tokens that complete a text.
+        """Find tokens that complete a text.
 
         Args:
-            state: Where it stands.
-            most: How many tokens there is room for.
-            thorough: Whether to look far, where nothing that is found at once fits.
+            state: The constraint's state after the text so far.
+            most: Maximum number of tokens.
+            thorough: Whether to search longer where the quick search finds no completion that fits.
 
         Returns:
-            At most so many tokens, none for a complete text; None where none were found.
+            At most `most` tokens, an empty list for a complete text; None where no completion was found.
         """
         if self._constraint.is_complete(state):
             return []
         parts = {tuple(each[first:]) for each in self._recent for first in range(len(each))}
         known = next((list(part) for part in sorted(parts, key=len) if self._completes(state, part)), None)
         if known is not None and (len(known) <= most or not thorough):
-            # What is known to complete it is taken for the shortest one: to look for another takes far longer.
+            # A recent completion counts as the shortest one: the search for another one takes far longer.
             return known if len(known) <= most else None
         found = self._constraint.completion(state)
         if thorough and (found is None or len(found) > most):
@@ -77,7 +76,7 @@ class Closing:
         return self._constraint.is_complete(state)
 
     def _tried(self, state: Any, most: int) -> list[int] | None:
-        """The same by trying tokens, of states that allow the same ones one."""
+        """Find a completion by trying tokens; of several states that allow the same tokens one is kept."""
         layer: list[tuple[list[int], Any]] = [([], state)]
         looked = 0
         for _ in range(most + 1):

@@ -1,6 +1,6 @@
-"""Dystruct: the canvas grows by windows, falls into blocks where its content changes, and is mended at their edges.
+"""Dystruct: the canvas grows by windows, is split into blocks of like entropy, and is corrected at their edges.
 
-The paper could be read in a summary only, which names these parts and no formulas: they are ours.
+Only a summary of the paper was available. It names these parts without formulas; the formulas are ours.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class Dystruct(DiffusionDecoder):
-    """Looks ahead, keeps the positions that are likely right, and fills stable blocks beside text first.
+    """Estimates the length of a window and its blocks, and fills stable blocks next to written text first.
 
-    Instability of a place is the entropy of its distribution over that of an even one. Length: the most likely one from
-    least to most places, under a Poisson distribution with this mean and exp(-penalty * instability of all places), and
-    up to the first end whose probability reaches `end`. Blocks: from left to right, a place goes on with its block as
-    long as the block's size times a normal distribution around its mean instability (of width spread) is at least alpha
-    times one around `centre` (of width wide). Order: the block with the least instability - gamma * share of written
-    places within `reach` of its edges. Within it what reaches tau is written, as in threshold; a block below `calm` is
-    written at once. Edges: `weld` places on either side of two blocks' border are opened again where their tokens are
-    less likely than `doubt`, and stay as they were unless what replaces them is more likely.
+    The instability of a position is the entropy of its distribution, divided by that of a uniform one.
+
+    - Length: the most likely one from `least` to `most` positions, under a Poisson prior with mean `mean` and the
+      likelihood exp(-penalty * total instability). It ends at the first end token whose probability reaches `end`.
+    - Blocks: from left to right, a position joins the current block under a condition. The block's size times a normal
+      density around its mean instability (width `spread`) must be at least alpha times a normal density around
+      `centre` (width `wide`).
+    - Order: the block with the least instability - gamma * share of written positions within `reach` of its edges.
+      Within it, proposals that reach tau are written, as in threshold. A block below `calm` is written at once.
+    - Edges: up to `weld` positions on either side of a border are opened again where their tokens are less likely than
+      `doubt`. Their tokens are replaced only by more likely ones.
 
     Attributes:
         tau: Confidence from which positions of a block are written.
         mean: Mean of the Poisson prior of the length.
-        least, most: Bounds of the length, in positions.
+        least: Minimum length of a window, in positions.
+        most: Maximum length of a window, in positions.
         penalty: Weight of instability against length.
-        end: Probability of an end that ends the look ahead.
+        end: Probability of an end token from which a window ends there.
         alpha: How readily a new block begins.
         spread: Standard deviation of instability within a block.
         wide: Standard deviation of instability over all blocks.
@@ -51,8 +55,8 @@ class Dystruct(DiffusionDecoder):
         reach: Positions beside a block that count as neighbours.
         calm: Instability below which a block is written at once.
         weld: Positions on either side of a border that are opened again.
-        doubt: Probability below which they are.
-        passes: At most, None for one a token; the last one writes all that is open, and nothing is looked at after it.
+        doubt: Probability below which they are opened again.
+        passes: Maximum number of passes, None for one per token; the last one writes all open positions.
     """
 
     tau: float = 0.9
@@ -81,7 +85,7 @@ class Dystruct(DiffusionDecoder):
         if min(self.alpha, self.weld, self.reach, self.penalty) < 0 or not min(self.spread, self.wide) > 0:
             raise SettingsError("dystruct: alpha, weld, reach and penalty are 0 or more, spread and wide above 0")
         if self.cache is not None or self.block is not None:
-            raise SettingsError("dystruct decides what the canvas and its blocks are: leave out cache and block")
+            raise SettingsError("dystruct chooses the canvas and its blocks itself: leave out cache and block")
 
     @property
     def revises(self) -> bool:
@@ -89,7 +93,10 @@ class Dystruct(DiffusionDecoder):
 
     def fill(self, run: Run) -> ForwardCoroutine[None]:
         if run.model.config.block_length is not None:
-            raise SettingsError("dystruct needs a model whose rows see what comes later")
+            raise SettingsError(
+                "dystruct needs a model whose rows attend to all later positions, and this one attends in blocks: use "
+                "another method"
+            )
         canvas, whole = run.canvas, len(run.canvas)
         budget = self.passes or whole - canvas.prompt_length
         start, before = canvas.prompt_length, None
@@ -109,12 +116,12 @@ class Dystruct(DiffusionDecoder):
             start = before = len(canvas)
 
     def _length(self, view: View, unsure: np.ndarray, ends: list[int]) -> int:
-        """How many of the places that were looked at are kept."""
+        """Number of positions of the window to keep."""
         sizes = np.arange(1, len(view) + 1)
         prior = sizes * np.log(self.mean) - np.cumsum(np.log(sizes))
         score = prior - self.penalty * np.cumsum(unsure)
         least = min(self.least, len(view))
-        # A mean at the upper bound leaves nothing to choose: the window is always whole.
+        # With the mean at the upper bound the window always has its full length.
         length = len(view) if self.mean == self.most else least + int(score[least - 1 :].argmax())
         if ends:
             likely = view.logprobs[:, ends].exp().sum(dim=1).double().cpu().numpy() >= self.end
@@ -123,7 +130,7 @@ class Dystruct(DiffusionDecoder):
         return length
 
     def partition(self, unsure: np.ndarray) -> list[Region]:
-        """Blocks of places whose instability [n] is alike, first and last place of each."""
+        """Blocks of positions with similar instability [n], as first and last position (exclusive)."""
         found, start, mean = [], 0, float(unsure[0])
         for place in range(1, len(unsure)):
             size, value = place - start, float(unsure[place])
@@ -139,7 +146,11 @@ class Dystruct(DiffusionDecoder):
     def _window(
         self, run: Run, window: Region, blocks: list[Region], known: View | None, budget: int
     ) -> ForwardCoroutine[None]:
-        """Fill all blocks; known: what is known of the window already, or of more than that if no pass is left."""
+        """Fill all blocks of a window.
+
+        Args:
+            known: The view of a pass over the window, which saves one; wider than the window if no pass is left.
+        """
         canvas = run.canvas
         while len(canvas.open(*window)) and not canvas.ended:
             view, known = (known or (yield from run.look(window))), None
@@ -167,7 +178,7 @@ class Dystruct(DiffusionDecoder):
         return unsure - self.gamma * (1 - near.mean() if len(near) else 0.0)
 
     def _weld(self, run: Run, edge: int) -> ForwardCoroutine[None]:
-        """Two passes over a border: one without its tokens, one with what would replace the first half of them."""
+        """Correct a border in two passes: the first with masks around it, the second with half of the replacements."""
         canvas = run.canvas
         strip = np.arange(max(edge - self.weld, canvas.prompt_length), min(edge + self.weld, len(canvas)))
         old, region = canvas.tokens[strip].copy(), (int(strip[0]), int(strip[-1]) + 1)
@@ -177,7 +188,7 @@ class Dystruct(DiffusionDecoder):
         weak = view.logprobs_of(Commit(strip, old)) < np.log(self.doubt)
         if not (weak & (view.tokens != old)).any():
             return
-        # The surer half of the doubtful places is decided first; the rest knows of it, in both versions.
+        # The more confident half is decided first, so that the rest is predicted from it, in both versions.
         order = [row for row in view.order if weak[row]]
         first, rest = np.sort(order[: -(-len(order) // 2)]), np.sort(order[-(-len(order) // 2) :])
         states = [canvas.tokens.copy() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Editing: what is sure enough is written, and what is written is replaced where something else is surer."""
+"""Token editing: confident proposals are written, and written tokens are replaced by more confident proposals."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .view import Commit
 class Edit(DiffusionDecoder):
     """Writes proposals above tau, and replaces written tokens of the block by proposals above `replace`.
 
-    A block is done when nothing is open and a pass changes nothing, or after `more` passes over its written tokens.
-    Models must have learned to correct tokens, as LLaDA 2.1 has.
+    A block is done when it has no open position and a pass changes no token, or after `more` passes over its written
+    tokens. The model must be trained to correct tokens, as LLaDA 2.1 is.
 
     Attributes:
         tau: Confidence above which an open position is written.
         replace: Confidence above which a written token becomes another one.
-        least: How many open positions every pass writes at least.
-        more: Passes over a block in which nothing is open.
+        least: Minimum number of open positions that a pass writes.
+        more: Maximum number of passes over a block without open positions.
     """
 
     tau: float = 0.95
@@ -44,7 +44,10 @@ class Edit(DiffusionDecoder):
         require_share("edit", "tau", self.tau)
         require_share("edit", "replace", self.replace)
         if self.least < 1 or self.more < 0:
-            raise SettingsError("edit writes at least 1 token a pass, and more is 0 or more passes")
+            raise SettingsError(
+                f"edit: least must be at least 1 token and more at least 0 passes, not least={self.least} and "
+                f"more={self.more}"
+            )
 
     @property
     def revises(self) -> bool:
@@ -52,7 +55,7 @@ class Edit(DiffusionDecoder):
 
     def fill(self, run: Run) -> ForwardCoroutine[None]:
         if self.cache is not None and run.model.config.block_length is None:
-            raise SettingsError("edit replaces what caches of this model keep: leave cache out")
+            raise SettingsError("edit replaces tokens whose keys and values this model's cache reuses: leave cache out")
         for region in run.regions():
             yield from self._block(run, region)
 

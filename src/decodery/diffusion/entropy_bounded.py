@@ -1,4 +1,4 @@
-"""Entropy-bounded unmasking: as many of the surest proposals are written as know enough without each other."""
+"""Entropy-bounded unmasking: a pass writes as many confident proposals as are nearly independent of each other."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class EntropyBounded(UnmaskingPolicy):
-    """Writes as many of the surest proposals as share at most gamma nats.
+    """Writes as many of the most confident proposals as share at most gamma nats.
 
-    Beside the largest, their entropies sum to at most gamma. That sum bounds the information that the tokens share,
-    which writing them at once leaves out. SDAR's released sampler has a bound of this name on another sum, which is not
-    this one.
+    Their entropies, without the largest one, sum to at most gamma. This sum bounds the information that the tokens
+    share, which is lost when they are written at once. SDAR's released sampler uses the same name for a bound on a
+    different sum.
 
     Attributes:
-        gamma: The bound in nats; 0 writes one token a pass, and others that have no entropy.
+        gamma: The bound in nats; 0 writes one token per pass, and others only if their entropy is 0.
     """
 
     gamma: float = 0.1
@@ -41,6 +41,6 @@ class EntropyBounded(UnmaskingPolicy):
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
         unsure = view.entropy[view.order]
         shared = np.cumsum(unsure) - np.maximum.accumulate(unsure)
-        # Of one token alone there is nothing to share; rounding must not say otherwise.
+        # One token shares no information; set it to 0 exactly, which rounding would not.
         shared[0] = 0.0
         return view.top(int((shared <= self.gamma).cumprod().sum())), memory

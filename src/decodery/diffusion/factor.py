@@ -1,4 +1,4 @@
-"""Factor decoding: the more is written at once, the surer all of it must be."""
+"""Factor decoding: the more tokens a pass writes, the more confident all of them must be."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class Factor(UnmaskingPolicy):
-    """Writes the n most confident proposals, the largest n with (n + 1)(1 - least confidence) <= phi.
+    """Writes the n most confident proposals, the largest n with (n + 1)(1 - lowest confidence) <= phi.
 
-    If n tokens are each surer than 1 - e and (n + 1) e is below 1, then all together they are the most likely n tokens.
+    If n tokens each have a probability above 1 - e, and (n + 1) e is below 1, they are jointly the most likely n
+    tokens.
 
     Attributes:
-        phi: Bound of (n + 1)(1 - least confidence); smaller writes fewer tokens.
+        phi: Bound of (n + 1)(1 - lowest confidence); a smaller one writes fewer tokens.
     """
 
     phi: float = 1.0

@@ -1,4 +1,4 @@
-"""A filter for learn2pd: by how sure the places of a block are, which proposals are what will be written in the end."""
+"""The trained filter of learn2pd: it predicts from the confidences of a block which proposals are final."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MOST_PLACES = 1 << 12
 
 @dataclass(frozen=True, eq=False)
 class Filter(TrainedPart):
-    """Two layers on the confidences of a block of b places.
+    """Two layers on the confidences of a block of b positions.
 
     Attributes:
         weight: [inner, b].
         bias: [inner].
         out: [b, inner].
         out_bias: [b]; float32.
-        model: `fingerprint` of the model whose confidences it learned from, "" where it is not known.
+        model: `fingerprint` of the model that gave the training confidences, "" where it is unknown.
     """
 
     KIND = "filter of proposals"
@@ -43,10 +43,10 @@ class Filter(TrainedPart):
         return self.weight.shape[1]
 
     def logits(self, confidence: torch.Tensor) -> torch.Tensor:
-        """[n, b] of the odds that a proposal stays.
+        """[n, b] log-odds that a proposal is final.
 
         Args:
-            confidence: [n, b], from 0 to 1, 1 where something is written.
+            confidence: [n, b], from 0 to 1; 1 at written positions.
         """
         return torch.relu(confidence @ self.weight.T + self.bias) @ self.out.T + self.out_bias
 
@@ -59,9 +59,9 @@ class Filter(TrainedPart):
 
     @classmethod
     def untrained(cls, places: int, seed: int = 0, model: str = "") -> Filter:
-        """As many inner units as places, random as the seed says."""
+        """A filter with random weights and as many inner units as positions."""
         if not 1 <= places <= MOST_PLACES:
-            raise SettingsError(f"a filter reads blocks of 1 to {MOST_PLACES} places, not {places}")
+            raise SettingsError(f"a filter reads blocks of 1 to {MOST_PLACES} positions, not {places}")
         draws = torch.Generator().manual_seed(seed)
         first, second = (
             torch.randn(places, places, generator=draws, dtype=torch.float32, device="cpu") / places**0.5

@@ -19,22 +19,23 @@ from .view import View
 @register(
     "freedave",
     paper="Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large Language Models (2025)",
-    guarantee="token for token what static decoding writes with the same cache, where a row's result does not depend "
-    "on what else is in its pass",
+    guarantee="the same tokens as static decoding with the same cache, if the result of a row does not depend on the "
+    "other rows of its pass",
     lossless=True,
 )
 @dataclass(frozen=True)
 class FreeDave(DiffusionDecoder):
-    """Writes what static decoding writes, one token after another, several of them in one pass.
+    """Writes the tokens of static decoding, several per pass.
 
-    Draft k is the canvas with the k most confident proposals filled in; as far as the pass over draft k proposes what
-    draft k + 1 holds, that is what static decoding would have done. The last open place of a block needs no pass. A
-    pass costs up to `drafts` times the rows, so it pays where rows are cheap beside weights. With a cache it must be
-    one that stays the same within a block. Memory: a fork of the cache per draft.
+    Draft k is the canvas with the k most confident proposals filled in. Static decoding would write draft k + 1 if the
+    pass over draft k proposes its next token; drafts are accepted up to the first one where this fails. The last open
+    position of a block needs no pass. A pass has up to `drafts` times the rows, so it is faster where reading weights
+    costs more than computing rows. Its cache must stay the same within a block. At a temperature above 0, the drafts
+    and the pass that verifies them need the same noise: give noise=position, as for static:noise=position. Memory: a
+    fork of the cache per draft.
 
     Attributes:
-        drafts: States of a pass, at most. At a temperature above 0 a draft and the pass that verifies it must draw
-            alike, so noise is per position here, and what it writes is what static:noise=position does.
+        drafts: Maximum number of states in a pass.
     """
 
     drafts: int = 4
@@ -55,7 +56,7 @@ class FreeDave(DiffusionDecoder):
                 run.write(view, view.top(1))
 
     def _round(self, run: Run, region: Region, view: View) -> ForwardCoroutine[View]:
-        """One pass; returns what it says of the canvas as far as it was right."""
+        """Run one pass over the drafts, write the accepted ones, and return the view of the last accepted one."""
         count = min(self.drafts, len(view) - 1)
         surest = view.order[:count]
         drafts, tokens = [], run.canvas.tokens.copy()
@@ -80,18 +81,19 @@ def _is(draft: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> bool:
 
 
 def require_repeatable(run: Run, method: str) -> None:
-    """Raise SettingsError for noise or a cache that changes between passes, as drafts need repetition."""
+    """Raise SettingsError for noise or a cache that changes between passes: drafts must be repeatable."""
     if run.temperature > 0 and run.method.noise != "position":
         raise SettingsError(
-            f"{method} verifies proposals of one pass by those of the next, which must draw alike: give "
+            f"{method} compares the proposals of two passes, which need the same noise: give "
             f"{method}:noise=position, or leave the temperature at 0"
         )
     require_steady(run, method)
 
 
 def require_steady(run: Run, method: str) -> None:
-    """Raise SettingsError for a cache that changes between passes, as states have to share it."""
+    """Raise SettingsError for a cache that changes between passes: the states of a pass share it."""
     if run.cache is not None and not run.cache.steady:
         raise SettingsError(
-            f"{method} looks at several states in one pass: leave cache out, or take prefix or dual without refresh"
+            f"{method} runs several states in one pass, which must share one cache: leave cache out, or use prefix or "
+            "dual without refresh"
         )

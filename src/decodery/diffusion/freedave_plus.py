@@ -20,21 +20,20 @@ from .view import Commit, View
 @register(
     "freedave-plus",
     paper="Free Draft-and-Verification: Toward Lossless Parallel Decoding for Diffusion Large Language Models (2025)",
-    guarantee="as threshold, though not step by step: each token reached tau, or was the surest, in some state",
+    guarantee="as threshold, though not step by step: each token reached tau, or was the most confident, in some state",
 )
 @dataclass(frozen=True)
 class FreeDavePlus(DiffusionDecoder):
-    """Writes what reaches tau, and verifies several states after that in one pass.
+    """Writes proposals that reach tau, and verifies several further states in one pass.
 
-    The first is the canvas with all written that reaches tau, and the most confident token in any case; each further
-    one has the next most confident proposal too. The largest draft is taken of which everything would be written from
-    the one taken before it. drafts=1 is threshold. A pass costs up to `drafts` times the rows. With a cache it must be
-    one that stays the same within a block; noise is per position, as with `freedave`. Memory: a fork of the cache per
-    draft.
+    The first draft is the canvas after a step of threshold decoding. Each further draft has the next most confident
+    proposal too. The largest draft is accepted whose tokens threshold decoding would all write after the draft that was
+    accepted before it. drafts=1 is threshold. A pass has up to `drafts` times the rows. As with `freedave`, the cache
+    must stay the same within a block, and noise must be per position. Memory: a fork of the cache per draft.
 
     Attributes:
         tau: The threshold on confidence.
-        drafts: States of a pass, at most.
+        drafts: Maximum number of states in a pass.
     """
 
     tau: float = 0.95
@@ -57,7 +56,7 @@ class FreeDavePlus(DiffusionDecoder):
                 view = yield from self._round(run, region, view)
 
     def _round(self, run: Run, region: Region, view: View) -> ForwardCoroutine[View | None]:
-        """One pass; returns what it says of the canvas as far as it was right, None where nothing is left to say."""
+        """Run one pass over the drafts and write the accepted one; return its view, None where no position is open."""
         run.write(view, self._step(view))
         left = view.order[run.canvas.masked[view.positions[view.order]]]
         if not len(left) or run.canvas.ended:
@@ -74,7 +73,7 @@ class FreeDavePlus(DiffusionDecoder):
             step = self._step(views[best])
             target[step.positions] = step.tokens
             agrees = target[view.positions[added]] == view.tokens[added]
-            # The next proposals in turn, as far as the target has them.
+            # Up to the first draft that threshold decoding would not have written as a whole.
             further = best + int(np.argmin(np.append(agrees[best:], False)))
             if further == best:
                 break

@@ -1,8 +1,8 @@
-"""A canvas that is held to a constraint: what is written keeps a text that fits, whatever the order of writing.
+"""A canvas under a constraint: written tokens always belong to some allowed text, in any order of writing.
 
-A constraint knows beginnings of texts, and a canvas has holes in its. So the holes are filled for a try, from what the
-last pass says of them, and what the constraint makes of that tells whether a token may stand where it is wanted. It may
-only if the text can then come to its end in the room that is left, see `Closing`: so some text always fits.
+A constraint accepts prefixes of texts, while a canvas has holes. So a filling of the holes is searched for, by their
+distributions in the last pass. A token is written only if the constraint allows the canvas with such a filling, and the
+text can then end within the canvas (see `Closing`). So the canvas can always be completed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .view import View
 
 
 class Hold(NamedTuple):
-    """A constraint, and the tokens that it decides about."""
+    """A constraint and the vocabulary of its tokens."""
 
     constraint: Constraint
     vocabulary: Vocabulary
@@ -31,12 +31,12 @@ class Hold(NamedTuple):
 
 @dataclass(frozen=True)
 class Width:
-    """How far to look.
+    """Width of the search for fillings.
 
     Attributes:
         likely: Tokens of a hole that are tried.
-        top: Fillings kept by likelihood.
-        others: By chance.
+        top: Fillings kept per position, the most likely ones.
+        others: Fillings kept in addition, drawn at random.
     """
 
     likely: int
@@ -45,7 +45,7 @@ class Width:
 
 
 class _Filling(NamedTuple):
-    """Tokens of holes by position, the state after them, and how likely they are, in nats."""
+    """Tokens of holes by position, the constraint's state after them, and their log-probability in nats."""
 
     logprob: float
     state: Any
@@ -56,11 +56,16 @@ class _Filling(NamedTuple):
 
 
 class Held:
-    """What is known of a canvas and its constraint.
+    """The checks of a canvas against its constraint.
 
     Args:
+        hold: The constraint and its vocabulary.
+        canvas: The canvas.
+        width: Width of the search for fillings.
+
+    Attributes:
         place: The first hole.
-        tokens: A filling that is known to fit, to the end of a text.
+        tokens: A filling that the constraint allows, to the end of a text.
 
     Raises:
         SettingsError: If no text is found that fits into the canvas.
@@ -69,7 +74,9 @@ class Held:
     def __init__(self, hold: Hold, canvas: Canvas, width: Width) -> None:
         self._constraint, self._canvas, self._width = hold.constraint, canvas, width
         if self._constraint.bonus is not None:
-            raise SettingsError("a canvas is held to what is allowed: leave out the bonus, which only favours it")
+            raise SettingsError(
+                "on a canvas a constraint is strict: leave out the bonus, which only makes allowed tokens more likely"
+            )
         self._closing = Closing(hold.constraint, hold.vocabulary, [*canvas.eos_ids, canvas.mask_id])
         self._state = self._constraint.init([int(token) for token in canvas.tokens[: canvas.prompt_length]])
         self.place, self.tokens, self.checks = canvas.prompt_length, dict[int, int](), Checks()
@@ -86,11 +93,11 @@ class Held:
         return self._canvas.prompt_length + self._canvas.limit
 
     def accepts(self, view: View, place: int, token: int) -> bool:
-        """Whether a token may be written at an open place; if so `tokens` is a filling with it."""
+        """Whether a token may be written at an open position; if so, `tokens` becomes a filling with it."""
         self.checks.tried += 1
         if self.tokens.get(place) == token:
             self.checks.known += 1
-            # Those from there on took it for a hole.
+            # Fillings from this position on were made while it was a hole.
             self._known = self._known[: max(place - self.place, 0)]
             return True
         written = self._canvas.tokens.copy()
@@ -104,7 +111,7 @@ class Held:
         return True
 
     def next_token(self, view: View) -> int:
-        """What may be written at the first mask: the filling's token, or the most likely one that fits."""
+        """A token that may be written at the first hole: that of the filling, or the most likely one."""
         self.checks.recovered += 1
         if self.place in self.tokens:
             return self.tokens[self.place]
@@ -114,7 +121,7 @@ class Held:
         fit = (int(token) for token in order if self.accepts(view, self.place, int(token)))
         found = next(fit, None)
         if found is None:
-            # Before anything is written a text that fits is known, and from then on a filling that ends.
+            # A completion exists: one was found before the first token, and every accepted token had one.
             closed = self._closed(_Filling(0.0, self._state, {}), self.place, self._stop, thorough=True)
             assert closed is not None
             self.tokens = closed.tokens
@@ -122,12 +129,12 @@ class Held:
         return found
 
     def advance(self) -> int | None:
-        """Go on to the first hole that is left; returns the end token, where nothing else may come there."""
+        """Advance to the next hole; returns the end token if no other token is allowed there."""
         canvas = self._canvas
         while self.place < len(canvas) and canvas.tokens[self.place] != canvas.mask_id:
             self._state = self._constraint.advance(self._state, int(canvas.tokens[self.place]))
             self.place += 1
-            # Fillings are kept from the first hole on.
+            # Fillings start at the first hole.
             self._known = []
         if self.place < len(canvas):
             forced = self._constraint.forced(self._state, 1)
@@ -145,7 +152,7 @@ class Held:
     def _before(self, view: View, place: int) -> list[list[_Filling]]:
         """Fillings of the canvas as it is, of all positions from the first hole to the one before `place`.
 
-        All that is tried after a pass needs them, so they are kept until something before them is written.
+        Every check after a pass needs them, so they are stored until a token before them is written.
         """
         if self._pass != self._canvas.passes:
             self._pass, self._known = self._canvas.passes, []
@@ -159,12 +166,12 @@ class Held:
         return [_Filling(0.0, self._state, {})]
 
     def _filling(self, view: View, written: np.ndarray, fillings: list[list[_Filling]]) -> _Filling | None:
-        """Tokens for the holes before what is written last, that fit in front of it and leave room for an end.
+        """Search tokens for the holes before the last written position that also leave room for an end.
 
         Args:
             view: The last pass.
-            written: [L] the canvas with what is tried.
-            fillings: Of the first holes, to which those of the other positions are added.
+            written: [L] the canvas with the token that is tried.
+            fillings: Fillings of the first positions; those of the others are appended.
         """
         canvas, first = self._canvas, self._canvas.prompt_length
         is_end = np.isin(written[first:], list(canvas.eos_ids))
@@ -183,7 +190,7 @@ class Held:
         return next((each for each in closed if each is not None), None)
 
     def _extended(self, found: list[_Filling], view: View, place: int, token: int) -> list[_Filling]:
-        """Fillings one place on, the most likely first and some others by chance after them."""
+        """Fillings extended by one position: the most likely ones, then others drawn at random."""
         if token != self._canvas.mask_id:
             return [each._replace(state=self._after(each, token)) for each in found if self._may(each, token)]
         wider = [
@@ -198,7 +205,7 @@ class Held:
         return top + [rest[number] for number in sorted(chosen)]
 
     def _likely(self, filling: _Filling, view: View, place: int) -> Iterator[tuple[int, float]]:
-        """The most likely tokens of a hole that may come there; where none of them may, those that may."""
+        """The most likely tokens of a hole that are allowed there; if none of these is, other allowed tokens."""
         row = int(np.searchsorted(view.positions, place))
         some = False
         if row < len(view) and view.positions[row] == place:
@@ -215,7 +222,7 @@ class Held:
             yield int(token), float(max(logprobs[token], -1e3))
 
     def _closed(self, filling: _Filling, first: int, stop: int, *, thorough: bool = False) -> _Filling | None:
-        """A filling that goes on from `first` to where the text ends, at `stop` or before; None where none is found."""
+        """Extend a filling from `first` to the end of the text, at most to `stop`; None where none is found."""
         found = self._closing.find(filling.state, stop - first, thorough=thorough) if stop >= first else None
         if found is None:
             return None
@@ -224,7 +231,7 @@ class Held:
         return filling._replace(tokens={**filling.tokens, **dict(enumerate(found, start=first)), **end})
 
     def _free(self, filling: _Filling) -> np.ndarray:
-        """[vocab] bool: what may come next in a text that goes on."""
+        """[vocab] bool: tokens that are allowed next, without end tokens and the mask."""
         free = self._constraint.allowed(filling.state).copy()
         free[[*self._canvas.eos_ids, self._canvas.mask_id]] = False
         return free
@@ -238,7 +245,7 @@ class Held:
 
 
 def _best(allowed: np.ndarray, logprobs: np.ndarray, count: int) -> np.ndarray:
-    """[n] the most likely allowed tokens, at most `count`; of equals the lower id first."""
+    """[n] the most likely allowed tokens, at most `count`; ties in order of id."""
     ids = np.flatnonzero(allowed)
     own = logprobs[ids]
     if len(ids) > count:
@@ -249,7 +256,7 @@ def _best(allowed: np.ndarray, logprobs: np.ndarray, count: int) -> np.ndarray:
 
 
 def _logprobs(view: View, place: int, size: int) -> np.ndarray:
-    """[size] log-probabilities of a place, all alike where the pass says nothing of it."""
+    """[size] log-probabilities of a position, uniform where the pass did not compute it."""
     row = int(np.searchsorted(view.positions, place))
     if row < len(view) and view.positions[row] == place:
         found: np.ndarray = view.logprobs[row, :size].double().cpu().numpy()

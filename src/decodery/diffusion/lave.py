@@ -1,4 +1,4 @@
-"""LAVE: tokens of a canvas are written where a text that a constraint allows is still in sight."""
+"""LAVE: a token is written only if the canvas can still be completed to a text that the constraint allows."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .scheduled import Scheduled
 from .view import Commit, View
 
 _MOST = 64
-"""What a stranger may ask for of each: a pass then takes so many times so many looks at the constraint."""
+"""Maximum of `likely`, `top`, `others` and `retries`: the checks of a pass grow with their products."""
 
 
 class _Left:
     """Proposals of a pass that are not tried yet, the most likely first.
 
     Args:
-        view: The pass.
-        tried: Positions and tokens that are no longer left.
+        view: The view of the pass.
+        tried: Positions and tokens that were tried already.
     """
 
     def __init__(self, view: View, tried: list[tuple[int, int]]) -> None:
@@ -53,7 +53,7 @@ class _Left:
         return row, token
 
     def _of(self, row: int) -> tuple[float, int]:
-        """The most likely token of a row that is left, and its log-probability."""
+        """The most likely untried token of a row, and its log-probability."""
         own = self._view.logprobs[row]
         best, ids = own.topk(min(len(self._gone[row]) + 1, len(own)))
         pairs = zip(best.tolist(), ids.tolist(), strict=True)
@@ -67,26 +67,27 @@ _OWN: dict[str, Any] = {field.name: field.default for field in fields(DiffusionD
 @register(
     "lave",
     paper="Lookahead-then-Verify: Reliable Constrained Decoding for Diffusion LLMs under Context-Free Grammars (2026)",
-    guarantee="what is written is part of a text that the constraint allows and that fits into the canvas; a token may "
+    guarantee="written tokens are part of a text that the constraint allows and that fits into the canvas; a token may "
     "be refused because no such text was found",
     requirements=("a constraint",),
 )
 @dataclass(frozen=True)
 class LAVE(DiffusionDecoder):
-    """Writes what a policy chooses if the masks before it can be filled to an allowed beginning.
+    """Writes the tokens that a policy chooses, if the masks before them can be filled as allowed.
 
-    A filling must also come to its end in the canvas: the constraint's own search over its states gives a completion of
-    few tokens, whose length is the bound. The released code does not ask for an end; it adds up probabilities where
-    this adds their logarithms, tests fillings at written tokens only, and clears the block where this fills one hole.
-    Any policy but those that look at several states goes with it.
+    A filling must also end within the canvas: the constraint searches its states for a short completion, whose length
+    is the bound. The released code differs in four points: it does not require an end, it adds probabilities instead of
+    their logarithms, it tests fillings at written tokens only, and it clears a block where this fills one hole. All
+    policies work that run one state per pass.
 
     Attributes:
-        policy: What chooses; its tokens are looked at one by one, the most confident first.
+        policy: The policy; its tokens are checked one by one, the most confident first.
         likely: Tokens of a hole that are tried.
-        top, others: Fillings that are kept at every place, the most likely and some by chance.
-        retries: Where nothing that was chosen may be written, or less than a policy with a fixed number of passes owes,
-            so many other tokens are tried, and then the first hole gets what the last filling that was found has there;
-            so passes stay as many as planned.
+        top: Fillings kept per position, the most likely ones.
+        others: Fillings kept in addition, drawn at random.
+        retries: Number of other tokens to try where no chosen token may be written, or fewer than the policy's schedule
+            needs. Then the token of the last filling is written at the first hole, so the number of passes stays as
+            planned.
     """
 
     policy: UnmaskingPolicy | str = "static"
@@ -100,7 +101,7 @@ class LAVE(DiffusionDecoder):
         policy = resolve("diffusion", self.policy)
         if not isinstance(policy, UnmaskingPolicy):
             raise SettingsError(
-                "lave looks at one state in a pass: take a policy that does, such as static or threshold"
+                "lave runs one state per pass: choose a policy that does so too, such as static or threshold"
             )
         if any(getattr(policy, name) != value for name, value in _OWN.items()):
             raise SettingsError(f"{', '.join(_OWN)} are settings of lave itself: as in lave:policy=static,block=32")
@@ -108,30 +109,30 @@ class LAVE(DiffusionDecoder):
         sizes = (self.likely, self.top, self.others, self.retries)
         if min(sizes[:2]) < 1 or min(sizes) < 0 or max(sizes) > _MOST:
             raise SettingsError(
-                f"lave tries at least one token of a hole, keeps at least one filling, and none of that above {_MOST}"
+                f"lave: likely and top must be from 1 to {_MOST}, others and retries from 0 to {_MOST}, not {sizes}"
             )
 
     @classmethod
     def around(cls, method: DiffusionDecoder) -> LAVE:
-        """A method under a constraint: lave itself, or lave around a policy.
+        """Return the method for a constrained canvas: `method` if it is lave, else lave with it as its policy.
 
         Raises:
-            SettingsError: For others.
+            SettingsError: If the method runs several states per pass.
         """
         if isinstance(method, LAVE):
             return method
         if not isinstance(method, UnmaskingPolicy):
-            raise SettingsError("a constraint goes with methods that look at one state in a pass, such as threshold")
+            raise SettingsError(
+                "a constraint needs a method that runs one state per pass: choose one, such as threshold"
+            )
         own: dict[str, Any] = {name: getattr(method, name) for name in _OWN}
         return cls(policy=replace(method, **_OWN), **own)
 
     def fill(self, run: Run) -> ForwardCoroutine[None]:
         if run.hold is None:
-            raise SettingsError(
-                "lave holds a canvas to a constraint: give one, such as --json-schema, or leave out lave"
-            )
+            raise SettingsError("lave needs a constraint: give one, such as --json-schema, or leave out lave")
         if self.eos == "never":
-            raise SettingsError("a text that a constraint allows must be able to end: leave out eos=never")
+            raise SettingsError("a constrained text must be able to end: leave out eos=never")
         assert isinstance(self.policy, UnmaskingPolicy)
         held = Held(run.hold, run.canvas, Width(self.likely, self.top, self.others))
         for region in run.regions():
@@ -141,15 +142,17 @@ class LAVE(DiffusionDecoder):
                 length = len(run.canvas)
                 commit, memory = self.policy.select(view, memory)
                 if len(run.canvas) != length:
-                    raise SettingsError("a policy that cuts its canvas cannot be held: give it cut=never")
+                    raise SettingsError(
+                        "a constraint does not work with a policy that cuts its canvas: give it cut=never"
+                    )
                 self._write(run, held, view, commit)
 
     def _write(self, run: Run, held: Held, view: View, commit: Commit) -> None:
-        """Write those of a commit that may be, or else one token that may."""
+        """Write the tokens of a commit that the constraint allows, or else another token that it allows."""
         rows = np.searchsorted(view.positions, commit.positions)
         order = np.lexsort((commit.positions, -view.confidence[rows]))
         wanted = [(int(commit.positions[each]), int(commit.tokens[each])) for each in order]
-        # One is tried after the other: each is looked at with those before it written.
+        # One after the other: each token is checked with the ones before it written.
         count = sum(self._try(run, held, view, *each) for each in wanted)
         due = len(wanted) if isinstance(self.policy, Scheduled) else 1
         left = _Left(view, wanted)
@@ -164,13 +167,13 @@ class LAVE(DiffusionDecoder):
             return
 
     def _retry(self, run: Run, held: Held, view: View, left: _Left) -> bool:
-        """Whether some other likely token could be written.
+        """Write another likely token; returns whether one was allowed.
 
         Args:
             run: The canvas and its model.
             held: The constraint of the canvas.
             view: Proposals of the pass.
-            left: What is not tried yet.
+            left: Proposals that are not tried yet.
         """
         for _ in range(self.retries):
             if (found := left.next(run.canvas.masked[view.positions])) is None:

@@ -1,4 +1,4 @@
-"""Learn2PD: a small trained filter says which proposals are final."""
+"""Learn2PD: a small trained filter predicts which proposals are final."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from .view import Commit, View
 @register(
     "learn2pd",
     paper="Learning to Parallel: Accelerating Diffusion Large Language Models via Learnable Parallel Decoding (2025)",
-    guarantee="static at rho=1; else as good as the filter, whose false alarms are written as tokens",
+    guarantee="static at rho=1; else as good as the filter, whose false positives are written as tokens",
     requirements=("a trained filter",),
 )
 @dataclass(frozen=True)
 class Learn2PD(UnmaskingPolicy):
-    """Writes the proposals that a trained filter takes for final, and the most confident one in any case.
+    """Writes the proposals that a trained filter predicts to be final, and always the most confident one.
+
+    The filter reads the confidences of all positions of a block. Written positions count as 1, as do positions that a
+    shorter block lacks; the released code computes their confidences with the model.
 
     Attributes:
-        filter: What `decodery train learn2pd` has made, which also says how large blocks are. It reads how sure all
-            places of a block are: those that are written count as 1, where the released code asks the model about them
-            too, and so do places that a shorter block lacks.
-        rho: How likely a proposal must be final.
-        cut: Where the filter takes an end for final, the canvas is cut after the first such end ("filter"); or, where
-            it takes none, after the most confident end that is proposed in the block and at least `floor` sure ("any";
-            the released code, over the whole canvas and without a floor); "never" leaves it as long as it is.
-        floor: Confidence of an end at which "any" cuts.
+        filter: The folder that `decodery train learn2pd` has written; it also sets the block size.
+        rho: Probability of being final from which a proposal is written.
+        cut: When the canvas is cut. "filter": after the first end token that is predicted final. "any": if there is
+            none, also after the most confident proposed end token of the block whose confidence is at least `floor`
+            (the released code uses the whole canvas and no floor). "never": not at all.
+        floor: Confidence of an end token from which "any" cuts.
     """
 
     filter: str | Filter = ""
@@ -47,9 +48,9 @@ class Learn2PD(UnmaskingPolicy):
         super().__post_init__()
         require_share("learn2pd", "rho", self.rho)
         if self.cut not in ("filter", "any", "never"):
-            raise SettingsError(f"learn2pd cuts by filter, any or never, not {self.cut!r}")
+            raise SettingsError(f"learn2pd: cut must be filter, any or never, not {self.cut!r}")
         if not 0 <= self.floor <= 1:
-            raise SettingsError(f"learn2pd: floor is a probability, from 0 to 1, not {self.floor}")
+            raise SettingsError(f"learn2pd: floor must be a probability from 0 to 1, not {self.floor}")
         if self.measure != "probability":
             raise SettingsError("the filter of learn2pd was trained on probabilities: leave out measure")
 
@@ -73,7 +74,7 @@ class Learn2PD(UnmaskingPolicy):
         kept = view.positions < len(canvas)
         final[view.order[0]] = True
         if not (final & kept).any():
-            # The surest proposal was after the cut.
+            # The most confident proposal was after the cut.
             final[next(row for row in view.order if kept[row])] = True
         return view.at(final & kept), memory
 
@@ -88,7 +89,7 @@ class Learn2PD(UnmaskingPolicy):
 
 
 def block(view: View, places: int) -> np.ndarray:
-    """[places] float32 confidences of a block; 1 at written positions and beyond a shorter block's end."""
+    """[places] float32 confidences of a block; 1 at written positions and after a shorter block."""
     found = np.ones(places, dtype=np.float32)
     found[view.positions - view.region[0]] = np.maximum(view.confidence, 0.0)
     return found

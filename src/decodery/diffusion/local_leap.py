@@ -1,4 +1,4 @@
-"""LocalLeap: next to what is certain, less certainty is asked for."""
+"""LocalLeap: the confidence threshold is lower near confident proposals."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class LocalLeap(UnmaskingPolicy):
-    """Writes what is surer than anchor, and what is surer than relaxed within `radius` places of that.
+    """Writes proposals more confident than `anchor`, and near them those more confident than `relaxed`.
 
-    Only places that are still open count as anchors, as in the released code. With relaxed = anchor it is threshold.
+    Only open positions count as anchors, as in the released code. With relaxed = anchor it is threshold.
 
     Attributes:
         anchor: Confidence from which a position is written and is an anchor.
@@ -40,12 +40,12 @@ class LocalLeap(UnmaskingPolicy):
         require_share("local-leap", "anchor", self.anchor)
         require_share("local-leap", "relaxed", self.relaxed)
         if self.radius < 0:
-            raise SettingsError(f"local-leap: radius counts places on either side, so it is not {self.radius}")
+            raise SettingsError(f"local-leap: radius must be 0 or more positions on either side, not {self.radius}")
 
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
         anchors = view.confidence >= self.anchor
         places = view.positions[anchors]
-        # The anchors on either side that are nearest.
+        # The nearest anchor on either side.
         after = np.searchsorted(places, view.positions)
         ends = np.concatenate(([-np.inf], places, [np.inf]))
         distance = np.minimum(view.positions - ends[after], ends[after + 1] - view.positions)

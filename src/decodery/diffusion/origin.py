@@ -1,4 +1,4 @@
-"""Dream's `origin`: every open position is written by chance, however sure its proposal is."""
+"""Dream's `origin`: open positions to write are drawn at random, independent of their confidence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .scheduled import Scheduled
 from .view import Commit, View
 
 _EPS = 1e-3
-"""Where Dream's times end, which begin at 1."""
+"""Last of Dream's time steps; the first is 1."""
 
 
 @register(
@@ -29,11 +29,11 @@ _EPS = 1e-3
 class Origin(Scheduled):
     """Writes each open position with probability 1 - t' / t, where t' is the time after t.
 
-    The `steps` times fall evenly from 1 to 0.001. The last step writes all that is open. Steps that write nothing
-    change nothing, and their passes are left out.
+    The `steps` times decrease evenly from 1 to 0.001. The last step writes all open positions. Steps that write no
+    token need no pass, and their passes are left out.
 
     Attributes:
-        steps: Time steps over the whole canvas, as many for every block; None is one a token.
+        steps: Time steps over the whole canvas, the same number for every block; None is one per token.
     """
 
     def begin(self, run: Run, region: Region) -> Any:

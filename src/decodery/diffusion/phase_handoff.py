@@ -1,4 +1,4 @@
-"""Phase hand-off: one model runs the first denoising steps of a canvas, and another one those that are left."""
+"""Phase hand-off: one model runs the first denoising steps of a canvas, and another one the remaining steps."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from .canvas import Canvas
 from .run import Run
 
 SECOND = "draft"
-"""What the second model goes by in ledgers, as it does where texts are handed over."""
+"""Name of the second model in the ledger of forward passes, the same as for texts that are handed over."""
 _OWN: dict[str, Any] = {field.name: field.default for field in fields(DiffusionDecoder)}
-"""Settings of every method; the hand-off's own are those that count."""
+"""The settings that every method has: those of phase-handoff apply, not those of its policy."""
 
 
 @register(
     "phase-handoff",
     paper="Collaborative Decoding Makes Visual Auto-Regressive Modeling Efficient (2024)",
-    guarantee="lossy: nothing is verified; with steps=0, and with more steps than passes, it is what one model writes",
+    guarantee="lossy: nothing is verified; with steps=0, or with more steps than passes, one model writes the text",
     requirements=("a second masked diffusion model with the same vocabulary",),
 )
 @dataclass(frozen=True)
 class PhaseHandoff(DiffusionDecoder):
     """Lets one model run the first `steps` passes over a canvas, and a second one all others.
 
-    Keys and values that a cache holds are one model's: the other one begins without any. The same by tokens and by
-    difficulty, for models that write from left to right, is the search of this name.
+    Cached keys and values belong to one model: the other one starts with an empty cache. For models that write from
+    left to right, the search of the same name hands over by tokens or by difficulty.
 
     Attributes:
-        policy: What chooses in every pass of either model; what it remembers goes on over the hand-off, and so do the
-            noise and what is written.
-        steps: Passes of the model that begins.
-        begins: Who has the first passes, the "model", as published for images by their scales, or the "second" one.
-        model, dtype: The second model, a folder or a name. 8 of 10 scales are the large model's in the original.
+        policy: The policy of every pass of either model. Its memory, the noise and the written tokens are kept over the
+            hand-off.
+        steps: Number of passes of the first model. In the original, the large model has 8 of 10 image scales.
+        begins: Which model has the first passes: the "model", as published, or the "second" one.
+        model: The second model, a folder or a name.
+        dtype: Data type of the second model.
     """
 
     policy: UnmaskingPolicy | str = "static"
@@ -53,7 +54,7 @@ class PhaseHandoff(DiffusionDecoder):
         policy = resolve("diffusion", self.policy)
         if not isinstance(policy, UnmaskingPolicy):
             raise SettingsError(
-                "phase-handoff changes models between passes over one state: take a policy that looks at one, such as "
+                "phase-handoff changes models between passes over one state: choose a policy with one state, such as "
                 "static or threshold"
             )
         if any(getattr(policy, name) != value for name, value in _OWN.items()):
@@ -62,7 +63,7 @@ class PhaseHandoff(DiffusionDecoder):
             )
         object.__setattr__(self, "policy", policy)
         if self.begins not in ("model", "second"):
-            raise SettingsError(f"phase-handoff begins with the model or the second one, not {self.begins!r}")
+            raise SettingsError(f"phase-handoff: begins must be model or second, not {self.begins!r}")
         if self.steps < 0:
             raise SettingsError(f"phase-handoff needs steps of at least 0, not {self.steps}")
         if self.model is None:

@@ -1,4 +1,4 @@
-"""R2-dLLM: three rules that write what threshold decoding would only predict again."""
+"""R2-dLLM: three rules that write tokens earlier than threshold decoding, which predicts them repeatedly."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ class Streaks(NamedTuple):
 @register(
     "r2",
     paper="R2-dLLM: Accelerating Diffusion Large Language Models via Spatio-Temporal Redundancy Reduction (2026)",
-    guarantee="as threshold, and in addition what is sure as a group or has stayed the same for some passes",
+    guarantee="as threshold, and in addition tokens that are confident as a group or unchanged for some passes",
 )
 @dataclass(frozen=True)
 class R2(UnmaskingPolicy):
     """Writes by threshold, then by groups of places, runs of one token, and proposals that stay.
 
-    Groups: where `width` neighbours have at most `filled` written places and their open ones are on average as sure as
-    `group`, all of these are written. Runs: of neighbours with the same proposal, if the most confident one is surer
-    than `group`, that one is written. Stays: what was proposed in `passes` passes running and is as sure as `stay` is
-    written. Each rule sees what those before it wrote. `decodery train r2` tunes a model to it.
+    - Groups: where at most `filled` of `width` neighbours are written, and the open ones have an average confidence of
+      at least `group`, all of them are written.
+    - Runs: of neighbours with the same proposal, the most confident one is written if it is above `group`.
+    - Streaks: a proposal that is the same in `passes` consecutive passes is written if it reaches `stay`.
+
+    Each rule counts the tokens of the rules before it as written. `decodery train r2` tunes a model for these rules.
 
     Attributes:
         tau: The threshold.
         group: Confidence from which groups and runs are written.
         width: Positions of a group.
-        filled: Most written positions of a group.
+        filled: Maximum number of written positions of a group.
         passes: Passes for which a proposal must stay the same.
         stay: Confidence that such a proposal needs.
     """
@@ -99,7 +101,7 @@ def runs(is_open: np.ndarray, sure: np.ndarray, tokens: np.ndarray, least: float
     begins = np.ones(len(tokens), dtype=bool)
     begins[1:] = ~(is_open[1:] & is_open[:-1] & (tokens[1:] == tokens[:-1]))
     number = begins.cumsum() - 1
-    # The surest of each run comes first, and of equals the one that stands first.
+    # The most confident of each run comes first; ties in order of position.
     order = np.lexsort((-sure, number))
     heads = order[np.flatnonzero(np.diff(number[order], prepend=-1))]
     found = np.zeros(len(tokens), dtype=bool)

@@ -1,4 +1,4 @@
-"""Random order: places are filled in an order that does not depend on what is proposed for them."""
+"""Random order: positions are filled in an order that does not depend on the proposals."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .view import Commit, View
 )
 @dataclass(frozen=True)
 class Random(Scheduled):
-    """Writes places in an order that the seed decides, by default one a pass.
+    """Writes positions in an order that the seed decides, by default one per pass.
 
     Attributes:
-        steps: Passes over the whole canvas, as many for every block; None is one a token.
-        schedule: "even", or "dream" as Dream's code shares them out.
+        steps: Passes over the whole canvas, the same number for every block; None is one per token.
+        schedule: How many tokens each pass writes: "even", or "dream" as in Dream's code.
     """
 
     @property
-    def foretold(self) -> bool:
+    def predictable_order(self) -> bool:
         return self.steps is None and self.schedule == "even"
 
     def begin(self, run: Run, region: Region) -> Any:

@@ -1,7 +1,7 @@
-"""A canvas that is being filled: passes are asked for here, and nowhere else in this package.
+"""The run of a method over one canvas. This is the only file of the package that requests forward passes.
 
-What models differ in ends here as well: where the row that predicts a token stands, which rows see each other, which
-tokens cannot be written. Methods see proposals for places, and nothing of that.
+It also hides the differences between models: which row predicts a token, which rows attend to each other, and which
+tokens cannot be written. Methods receive only proposals for positions.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = ["Run"]
 
 
 class _Passed(NamedTuple):
-    """A pass that a cache was prepared for.
+    """A pass that the cache was prepared for.
 
     Attributes:
         keys: Positions that it reads.
         rows: Positions that it computes.
-        tokens: Of those.
+        tokens: Tokens of `rows`.
         fresh: See `Plan`.
-        alone: Whether it scores one state, whose rows the cache then holds.
+        alone: Whether it scores a single state, so that the cache holds its rows afterwards.
     """
 
     keys: np.ndarray
@@ -53,14 +53,17 @@ class _Passed(NamedTuple):
 
 
 class Run:
-    """One canvas, the model that fills it, and what is kept of its passes.
+    """One canvas, the model that fills it, and the keys and values of its passes.
 
     Args:
-        temperature: 0 proposes what is most likely.
-        hold: The constraint that it is held to, where there is one.
+        model: The model.
+        canvas: The canvas, which is changed.
+        method: The method that fills it.
+        temperature: Temperature of the proposals; 0 proposes the most likely tokens.
+        hold: The constraint on the text, None for none.
 
     Raises:
-        SettingsError: If the method does not go with the model or the canvas.
+        SettingsError: If the method does not work with the model or the canvas.
     """
 
     def __init__(
@@ -89,42 +92,45 @@ class Run:
     def _check(self) -> None:
         if self.method.experts is not None and not self.model.config.experts:
             raise SettingsError("this model has one MLP a layer, so there are no experts to share: leave experts out")
-        if self.cache is not None and self.cache.foretold and not self.method.foretold:
+        if self.cache is not None and self.cache.requires_predictable_order and not self.method.predictable_order:
             raise SettingsError(
-                "this cache needs the next position before a pass, which only random without steps fixes: leave "
-                "cache out, or take that policy"
+                "this cache needs to know the next position before a pass, which only the policy random without steps "
+                "fixes: leave cache out, or take that policy"
             )
         block, length = self.method.block, len(self.canvas) - self.canvas.prompt_length
         if self._own is not None:
             if block not in (None, self._own):
                 raise SettingsError(
-                    f"this model's rows see blocks of {self._own} tokens: leave block out, or give {self._own}"
+                    f"this model attends in blocks of {self._own} tokens, not {block}: leave block out, or give "
+                    f"{self._own}"
                 )
             if self.cache is not None and not self.cache.causal:
-                raise SettingsError("rows of this model see nothing of later blocks: the cache prefix is exact there")
+                raise SettingsError(
+                    "rows of this model do not attend to later blocks: use cache=prefix, which is exact there"
+                )
         elif block is not None and length % block:
             raise SettingsError(
                 f"blocks of {block} do not divide a canvas of {length} tokens: give a block, or a length, that does"
             )
 
     def _new_caches(self) -> list[KVCache]:
-        """What is kept of earlier passes: one cache, with guidance a second one of the rows without the prompt."""
+        """One KV cache for earlier passes; with guidance a second one, for the rows without the prompt."""
         if self.cache is None:
             return []
         return [self.model.new_cache() for _ in range(2 if self.method.guidance else 1)]
 
     def regions(self) -> Iterator[tuple[int, int]]:
-        """The blocks in order, first position and last, until what is returned cannot change any more."""
+        """The blocks in order, as first position and end, until the output cannot change any more."""
         start = self.canvas.prompt_length
         while start < len(self.canvas) and not self.canvas.ended:
             size = self.method.block or self._own or len(self.canvas)
-            # Blocks that a model's rows see are counted from the first token of the prompt.
+            # The blocks of a block-causal model are counted from the first token of the prompt.
             end = min((start // size + 1) * size if self._own else start + size, len(self.canvas))
             yield start, end
             start = end
 
     def look(self, region: tuple[int, int], *, written: bool = False) -> ForwardCoroutine[View]:
-        """One pass, and what it says of the open positions of a region.
+        """Run one pass and return its proposals for the open positions of a region.
 
         Args:
             region: First and last position (exclusive).
@@ -136,15 +142,14 @@ class Run:
     def look_at(
         self, variants: Sequence[np.ndarray], region: tuple[int, int], *, written: bool = False
     ) -> ForwardCoroutine[list[View]]:
-        """One pass over several states [L] of the canvas that differ within a region.
+        """Run one pass over several states of the canvas that differ within a region.
 
-        The first may be its own. Only a cache whose keys and values stay the same within the region allows more than
-        one.
+        More than one state requires no cache, or one whose keys and values stay the same within the region (`steady`).
 
         Args:
-            variants: The states.
+            variants: The states, [L] tokens each; the first may be the canvas itself.
             region: First and last position (exclusive).
-            written: Look at all positions of the region after the prompt, those that are written too.
+            written: Return proposals for all positions of the region after the prompt, written ones too.
         """
         plan = self._plan(region)
         every = np.arange(max(region[0], self.canvas.prompt_length), region[1])
@@ -185,28 +190,34 @@ class Run:
         ]
 
     def write(self, view: View, commit: Commit) -> None:
-        """Fill in what a method has chosen from what it was shown."""
+        """Write the tokens that a method has chosen from a view."""
         assert len(commit.positions), "a pass must write something"
         self.canvas.write(*commit, view.logprobs_of(commit))
         self.canvas.trace.steps[-1].emitted += len(commit.positions)
 
     def require_alike(self, model: LanguageModel) -> None:
-        """Raise SettingsError where another model could not go on with this canvas."""
+        """Raise SettingsError if another model cannot continue this canvas."""
         own, other = self.model.config, model.config
         if self.method.experts is not None and not other.experts:
             raise SettingsError(
                 "the second model has one MLP a layer, so there are no experts to share: leave them out"
             )
         if own.vocabulary != other.vocabulary or (own.vocab_size, own.mask_id) != (other.vocab_size, other.mask_id):
-            raise SettingsError("the second model has other tokens, or another mask: name one with this model's")
+            raise SettingsError(
+                "the second model has another vocabulary or another mask token: name a model with the same ones"
+            )
         if (own.shifted, own.block_length) != (other.shifted, other.block_length):
-            raise SettingsError("rows of the second model stand for other places, or see others: name one of this kind")
+            raise SettingsError(
+                "rows of the second model predict other positions, or attend to other blocks: name a model of the "
+                "same kind"
+            )
 
     def hand_to(self, model: LanguageModel, role: str) -> None:
-        """Let this model run the passes from here on; nothing that is kept of earlier passes is used.
+        """Run all later passes with another model; keys and values of earlier passes are dropped.
 
         Args:
-            role: What it goes by in ledgers.
+            model: The model that takes over.
+            role: Its name in the ledger of forward passes.
         """
         if model is self.model:
             return
@@ -215,12 +226,12 @@ class Run:
         self._kv, self._passes = self._new_caches(), []
 
     def close(self, place: int, end: int) -> None:
-        """Fill what is open from a place on with an end token, after which nothing counts."""
+        """Fill the open positions from `place` on with the token `end`; they are after the end of the text."""
         rest = self.canvas.open(place, len(self.canvas))
         self.canvas.tokens[rest] = end
 
     def visible(self, region: tuple[int, int]) -> int:
-        """How many positions the rows of a region see."""
+        """Number of leading positions that the rows of a region attend to."""
         return len(self.canvas) if self._own is None else region[1]
 
     def _plan(self, region: tuple[int, int]) -> Plan:
@@ -236,7 +247,10 @@ class Run:
         return places if plan.active is None else places[np.isin(places, plan.active)]
 
     def _ready(self, plan: Plan, count: int, tokens: np.ndarray) -> list[list[KVCache]]:
-        """Caches of every state, which hold what the pass reads and none of what it computes; [] where none is kept."""
+        """The caches of every state: they hold the rows that the pass reads, without those that it computes.
+
+        A state has no caches where the method uses none.
+        """
         if not self._kv:
             return [[] for _ in range(count)]
         rows = self._computed(plan)
@@ -253,17 +267,17 @@ class Run:
             kept.select(np.flatnonzero(np.isin(there, passed.keys) & ~np.isin(there, passed.rows)))
 
     def _note(self, plan: Plan) -> None:
-        """Remember a pass that left keys and values, and forget those of which nothing is left."""
+        """Record a pass that left keys and values; drop the records of passes whose rows were all replaced."""
         passed, self._pending = self._pending, None
         if passed is None or not passed.alone:
             return
         if plan.fresh:
-            # Such a pass computes all but what is final, which other such passes have computed.
+            # A fresh pass computes all rows except final ones, which earlier fresh passes have computed.
             self._passes = [each for each in self._passes if each.fresh] if len(plan.keys) else []
         self._passes.append(passed)
 
     def give_back(self) -> int | None:
-        """See `Recoverable`: drop all keys and values; not while several states that share them are looked at."""
+        """See `Recoverable`: drop all keys and values, unless a pass over several states shares them."""
         if not self._kv or (self._pending is not None and not self._pending.alone):
             return None
         freed = sum(each.bytes for each in self._kv)
@@ -272,7 +286,7 @@ class Run:
         return freed
 
     def recover(self) -> ForwardCoroutine[None]:
-        """See `Recoverable`: the passes that left what there was once more, of the tokens that they saw."""
+        """See `Recoverable`: repeat the recorded passes, with the tokens that they had then."""
         assert self._kv
         for passed in self._passes:
             self._select(passed)
@@ -285,12 +299,12 @@ class Run:
             self._select(self._pending)
 
     def _computed(self, plan: Plan) -> np.ndarray:
-        """[q] rows of a pass: where the row of a token predicts the next one, also those before open places."""
+        """[q] rows of a pass; where a row predicts the next token, also the rows before open positions."""
         if not self.model.config.shifted:
             return plan.queries
         assert self.kept.region is not None
         active = self.canvas.open(*self.kept.region) if plan.active is None else plan.active
-        # The one before the region always: which rows are computed must not hang on what is written in it.
+        # The row before the region is always added: the computed rows must not depend on what the region holds.
         return np.union1d(plan.queries, np.maximum(np.append(active, self.kept.region[0]) - 1, 0))
 
     def _without_prompt(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -298,9 +312,9 @@ class Run:
         return np.where(rows < self.canvas.prompt_length, self.canvas.mask_id, tokens)
 
     def _segments(self, tokens: np.ndarray, places: np.ndarray, plan: Plan, caches: Sequence[KVCache]) -> list[Segment]:
-        """The rows of one state of the canvas; with guidance the same once more, without the prompt."""
+        """The rows of one state of the canvas; with guidance also the same rows without the prompt."""
         rows = self._computed(plan)
-        # Row 0 stands for itself where rows predict the next token: nothing else says anything of the first one.
+        # Where rows predict the next token, no row predicts position 0, so row 0 is used for it.
         wanted = np.maximum(places - 1, 0) if self.model.config.shifted else places
         logit_rows = np.searchsorted(rows, wanted).tolist()
         own, other = caches or (None,), caches[1] if len(caches) > 1 else None
@@ -311,7 +325,7 @@ class Run:
         return segments
 
     def _guided(self, logits: list[torch.Tensor]) -> torch.Tensor:
-        """[m, vocab] logits of what may be written."""
+        """[m, vocab] logits, with guidance; -inf for tokens that may not be written."""
         found = logits[0].clone()
         if len(logits) == 2:
             found += self.method.guidance * (logits[0] - logits[1])
@@ -336,19 +350,19 @@ class Run:
         if plan.fresh:
             kept.start, kept.read = self.canvas.passes - 1, plan.queries
             if self._own is not None:
-                # Blocks before the one that the region begins in were written when this pass computed them.
+                # When this pass computed the blocks before the region's first one, they were already written.
                 kept.final = region[0] // self._own * self._own
 
 
 def filled(
     model: LanguageModel, canvas: Canvas, method: DiffusionDecoder, temperature: float = 0.0, hold: Hold | None = None
 ) -> ForwardCoroutine[Canvas]:
-    """Fill a canvas; what is left open after a written end is closed with that end.
+    """Fill a canvas; open positions after a written end token are filled with that token.
 
     Args:
-        model: What fills it.
+        model: The model.
         canvas: The canvas, which is changed.
-        method: How it is filled.
+        method: The method that fills it.
         temperature: 0 takes the most likely tokens.
         hold: The constraint, None for none.
     """
@@ -356,7 +370,7 @@ def filled(
 
 
 def finished(run: Run) -> ForwardCoroutine[Canvas]:
-    """`filled`, by a run that is at hand."""
+    """`filled`, for an existing run."""
     canvas = run.canvas
     yield from run.method.fill(run)
     if canvas.ended and canvas.end is not None:

@@ -1,4 +1,4 @@
-"""Filling a canvas in a number of passes that is known before."""
+"""Base class of policies that fill a canvas in a fixed number of passes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Scheduled(UnmaskingPolicy):
     """A policy whose passes write a fixed number of tokens.
 
     Attributes:
-        steps: Over the whole canvas; None is one a token.
-        schedule: "even" shares tokens out as LLaDA does, "dream" as Dream's code does.
+        steps: Passes over the whole canvas; None is one per token.
+        schedule: How many tokens each pass writes: "even" as in LLaDA, "dream" as in Dream's code.
     """
 
     steps: int | None = None
@@ -31,9 +31,9 @@ class Scheduled(UnmaskingPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.schedule not in ("even", "dream"):
-            raise SettingsError(f"a schedule is even or dream, not {self.schedule!r}")
+            raise SettingsError(f"schedule must be even or dream, not {self.schedule!r}")
         if self.steps is not None and self.steps < 1:
-            raise SettingsError(f"a canvas is filled in at least one pass: give steps of 1 or more, not {self.steps}")
+            raise SettingsError(f"steps must be 1 or more, not {self.steps}")
 
     def begin(self, run: Run, region: Region) -> Any:
         """How many tokens each pass over the region writes."""
@@ -43,8 +43,8 @@ class Scheduled(UnmaskingPolicy):
         share, rest = divmod(self.steps * (region[1] - region[0]), length)
         if rest or not share:
             raise SettingsError(
-                f"{self.steps} passes cannot be shared out over blocks of {region[1] - region[0]} of {length} tokens: "
-                "give as many for each block"
+                f"{self.steps} passes cannot be divided evenly among blocks of {region[1] - region[0]} of {length} "
+                "tokens: give a multiple of the number of blocks"
             )
         return quotas(masks, share) if self.schedule == "even" else dream_quotas(masks, share)
 
@@ -56,10 +56,10 @@ def quotas(masks: int, steps: int) -> tuple[int, ...]:
 
 
 def dream_quotas(masks: int, steps: int) -> tuple[int, ...]:
-    """The same by Dream's code: the integer part of (1 - t' / t) of what is left.
+    """How many positions each pass fills in Dream's code: the floor of (1 - t' / t) of the open ones.
 
-    Times t fall evenly from 1 to 0.001; the last pass writes the rest. Passes that this leaves nothing to write change
-    nothing and are left out.
+    Times t decrease evenly from 1 to 0.001; the last pass writes the rest. Passes without a token to write are left
+    out.
     """
     times, found, left = np.linspace(1, 1e-3, steps + 1), list[int](), masks
     for step in range(steps):
@@ -69,5 +69,5 @@ def dream_quotas(masks: int, steps: int) -> tuple[int, ...]:
 
 
 def shuffled(seed: int, region: Region) -> np.ndarray:
-    """[n] the positions of a region in an order that the seed alone decides."""
+    """[n] the positions of a region in an order that depends only on the seed."""
     return region[0] + np.argsort([draw(seed, place, stream=PLACE) for place in range(*region)])

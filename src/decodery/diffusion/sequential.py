@@ -1,4 +1,4 @@
-"""Sequential unmasking: the first open positions are written, as many in every pass."""
+"""Sequential unmasking: every pass writes the first open positions, a fixed number of them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .view import Commit, View
 @register(
     "sequential",
     paper="SDAR: A Synergistic Diffusion-AutoRegression Paradigm for Scalable Sequence Generation (2025)",
-    guarantee="the model's own choice from left to right, one token a pass; with fewer steps tokens of one pass do not "
-    "know of each other",
+    guarantee="the model's own choice from left to right, one token a pass; with fewer steps tokens of one pass are "
+    "chosen independently of each other",
 )
 @dataclass(frozen=True)
 class Sequential(Scheduled):
-    """Writes the first open positions of every pass, by default one.
+    """Writes the first open positions in every pass, by default one.
 
     Attributes:
-        steps: Passes over the whole canvas, as many for every block; None is one a token.
-        schedule: "even", or "dream" as Dream's code shares them out.
+        steps: Passes over the whole canvas, the same number for every block; None is one per token.
+        schedule: How many tokens each pass writes: "even", or "dream" as in Dream's code.
     """
 
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:

@@ -1,4 +1,4 @@
-"""Static decoding: the most confident proposals are written, as many in every pass."""
+"""Static decoding: every pass writes the most confident proposals, a fixed number of them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .view import Commit, View
 @register(
     "static",
     paper="Large Language Diffusion Models (2025)",
-    guarantee="the model's own choice, one token a pass; with fewer steps tokens of one pass do not know of each other",
+    guarantee="the model's own choice, one token a pass; with fewer steps tokens of one pass are chosen independently",
 )
 @dataclass(frozen=True)
 class Static(Scheduled):
     """Writes the most confident proposals of every pass, by default one: the usual baseline.
 
-    LLaDA calls this low-confidence remasking; schedule "even" shares the steps out as its released code does, "dream"
-    as Dream's.
+    LLaDA calls this low-confidence remasking.
 
     Attributes:
-        steps: Passes over the whole canvas, as many for every block; None is one a token.
-        alg_temp: Temperature of the confidences by which positions are drawn, as in Dream's code; 0 takes the most
-            confident ones.
+        steps: Passes over the whole canvas, the same number for every block; None is one per token.
+        schedule: How many tokens each pass writes: "even" as in LLaDA's released code, "dream" as in Dream's.
+        alg_temp: Temperature at which positions are drawn by confidence, as in Dream's code; 0 takes the most confident
+            ones.
     """
 
     alg_temp: float = 0.0
@@ -47,7 +47,7 @@ class Static(Scheduled):
 
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
         due, seed = memory
-        # A cache may have offered fewer places than were due.
+        # A cache may have left fewer open positions in the pass than are due.
         count, left = (due[0] if due else 1), (due[1:], mix(seed, PLACE, 1))
         if not self.alg_temp:
             return view.top(count), left

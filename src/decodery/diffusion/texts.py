@@ -1,4 +1,4 @@
-"""Canvases of an engine, filled together, and what became of them as texts."""
+"""Canvases that an engine fills together, and their output as texts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Decode = Callable[[list[int], list[int]], str]
 
 @dataclass
 class Fill:
-    """A canvas that is wanted.
+    """A request for a canvas.
 
     Attributes:
         prompt: Token ids.
-        length: Of the canvas.
-        cache_namespace: Whose request it is.
+        length: Length of the canvas, in tokens.
+        cache_namespace: Cache namespace of the request.
     """
 
     prompt: list[int]
@@ -58,9 +58,9 @@ class Filling:
 
     @property
     def settled(self) -> list[int]:
-        """Final tokens, those before the first open position; none if methods revise tokens.
+        """Final tokens: those before the first open position, none if the method revises tokens.
 
-        Of a canvas that was stopped it is these as well; only one that came to its end is settled as a whole.
+        This holds for stopped canvases too; all tokens are final only in a canvas that was filled to the end.
         """
         canvas, work = self.canvas, self.work
         if canvas.ended or (work.finished and not work.stopped and work.error is None):
@@ -72,7 +72,7 @@ class Filling:
         return [int(token) for token in canvas.tokens[canvas.prompt_length : end]][: canvas.limit]
 
     def release(self) -> str:
-        """Text that is settled and was not given out before; half a character waits for its other half."""
+        """Final text that was not returned before; an incomplete character is held back."""
         text = self._text(self.settled)
         if not self.work.finished:
             text = text.rstrip("\ufffd")
@@ -80,9 +80,9 @@ class Filling:
         return text[told:]
 
     def output(self) -> Output:
-        """What became of it; of one that was stopped what is settled, with finish_reason "cancelled".
+        """The output; for a stopped canvas its final tokens, with finish_reason "cancelled".
 
-        Where a constraint held it, "stop" says that the text is complete, which it can be without a place for its end.
+        Under a constraint, "stop" means that the text is complete, even if no position was left for an end token.
         """
         canvas, tokens = self.canvas, self.settled
         ended = bool(tokens) and tokens[-1] in canvas.eos_ids
@@ -127,6 +127,6 @@ def fill_all(
     temperature: float,
     hold: Hold | None = None,
 ) -> None:
-    """Fill canvases to the end, each as it would be alone, in passes that they share."""
+    """Fill canvases in shared passes; each gets the same result as on its own."""
     runs = [filled(model, canvas, method, temperature, hold) for canvas in canvases]
     engine.run([engine.enter(run, canvas.trace) for run, canvas in zip(runs, canvases, strict=True)])

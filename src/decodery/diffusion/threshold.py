@@ -1,4 +1,4 @@
-"""Threshold decoding: every proposal that is sure enough is written."""
+"""Threshold decoding: every proposal whose confidence reaches a threshold is written."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .view import Commit, View
 @register(
     "threshold",
     paper="Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel Decoding (2025)",
-    guarantee="tokens of one pass are each likely, and do not know of each other",
+    guarantee="tokens of one pass are each likely, and are chosen independently of each other",
 )
 @dataclass(frozen=True)
 class Threshold(UnmaskingPolicy):
-    """Writes every proposal whose confidence reaches tau, and the most confident one in any case.
+    """Writes every proposal whose confidence reaches tau, and always the most confident one.
 
-    Dream measures confidence on tempered and filtered distributions, and this here at temperature 1 as LLaDA does:
-    thresholds do not carry over.
+    By default confidence is measured at temperature 1, as in LLaDA. Dream measures it on tempered and filtered
+    distributions, so its thresholds are not comparable unless `tempered` is set.
 
     Attributes:
         tau: The threshold on confidence, 0 to 1.

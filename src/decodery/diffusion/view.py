@@ -1,4 +1,4 @@
-"""What one pass says of the open positions of a canvas: proposals, their confidence, and distributions."""
+"""The result of one pass for the open positions of a canvas: proposals, their confidence, and distributions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Measure = Literal["probability", "margin", "entropy"]
 
 
 class Commit(NamedTuple):
-    """What a method wants written.
+    """The tokens that a method writes after a pass.
 
     Attributes:
         positions: [n].
-        tokens: [n].
+        tokens: [n] ids.
     """
 
     positions: np.ndarray
@@ -30,25 +30,25 @@ class Commit(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """Which tokens proposals are drawn from.
+    """The tokens that proposals are drawn from.
 
     Attributes:
-        top_k: So many of the most likely ones, 0 for all.
-        top_p: Of these, the most likely ones that have this probability together.
+        top_k: Number of most likely tokens, 0 for all.
+        top_p: Of these, the most likely ones that together have this probability.
     """
 
     top_k: int = 0
     top_p: float = 1.0
 
     def applied(self, logits: torch.Tensor) -> torch.Tensor:
-        """[m, vocab] logits, -inf for what is left out."""
+        """[m, vocab] logits, -inf for tokens that are left out."""
         if 0 < self.top_k < logits.shape[1]:
             least = logits.topk(self.top_k, dim=-1).values[:, -1:]
             logits = logits.masked_fill(logits < least, -torch.inf)
         if self.top_p < 1:
             values, order = logits.sort(dim=-1, descending=True)
             shares = values.softmax(dim=-1)
-            # A token stays where those before it have not reached the share.
+            # A token is kept where more likely tokens together have not reached top_p.
             out = torch.zeros_like(logits, dtype=torch.bool).scatter(1, order, shares.cumsum(-1) - shares > self.top_p)
             logits = logits.masked_fill(out, -torch.inf)
         return logits
@@ -59,17 +59,17 @@ ALL_TOKENS = Truncation()
 
 @dataclass(eq=False)
 class View:
-    """The open places of a region after one pass.
+    """The open positions of a region after one pass.
 
     Attributes:
         positions: [m], ascending.
-        tokens: [m], what would be written there.
-        confidence: [m] float64, how sure the model is of that: the token's own probability, by how much the most
-            likely token leads the next, or minus the entropy in nats; -inf for what is to come last.
+        tokens: [m] proposals.
+        confidence: [m] float64, the confidence of each proposal: its probability, the lead of the most likely token
+            over the next one, or minus the entropy in nats; -inf for proposals that rank last.
         logprobs: [m, vocab] at temperature 1.
-        region: First and last position of the places that count, those that are filled included.
-        passed: How many passes this region has had before.
-        shown: [m, vocab] log-probabilities that confidence and entropy are of, None for `logprobs`.
+        region: First and last position (exclusive) of the region, written positions included.
+        passed: Number of earlier passes over this region.
+        shown: [m, vocab] log-probabilities that confidence and entropy are computed from, None for `logprobs`.
     """
 
     positions: np.ndarray
@@ -97,20 +97,22 @@ class View:
         truncation: Truncation = ALL_TOKENS,
         tempered: bool = False,
     ) -> View:
-        """What logits [m, vocab] say, -inf for what cannot be written.
+        """Propose a token for every open position.
 
-        The noise of a temperature is that of seed and position.
+        At a temperature above 0, seed and position decide the noise of a draw.
 
         Args:
-            logits: [m, vocab] of the open positions.
+            logits: [m, vocab] of the open positions, -inf for tokens that cannot be written.
             positions: [m], ascending.
-            region, passed: See `View`.
+            region: See `View`.
             measure: How confidence is measured, see `View`.
-            temperature, seed: Of the draws; temperature 0 takes the most likely tokens.
-            first: Where the output begins.
+            temperature: Temperature of the draws; 0 takes the most likely tokens.
+            seed: Seed of the draws.
+            first: Position at which the output begins.
             late: Tokens whose proposals rank after all others.
-            truncation: Which tokens are proposed.
-            tempered: Whether confidence is that of the distribution that proposals are drawn from.
+            passed: See `View`.
+            truncation: The tokens that may be proposed.
+            tempered: Whether confidence is measured on the distribution that proposals are drawn from.
         """
         logprobs = logits.log_softmax(dim=-1)
         drawn = truncation.applied(logprobs / temperature if temperature > 0 else logprobs)
@@ -130,7 +132,7 @@ class View:
 
     @cached_property
     def order(self) -> np.ndarray:
-        """[m] indices of the most confident first; of equals the one that stands first."""
+        """[m] indices, the most confident first; ties in order of position."""
         return np.lexsort((self.positions, -self.confidence))
 
     @cached_property
@@ -139,14 +141,14 @@ class View:
         return _entropy(self.logprobs if self.shown is None else self.shown).double().cpu().numpy()
 
     def likely(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
-        """The `count` most likely tokens of every row and their log-probabilities, looked for once."""
+        """The `count` most likely tokens of every row and their log-probabilities, computed once."""
         if self._likely is None or self._likely[0] != count:
             best, ids = self.logprobs.topk(min(count, self.logprobs.shape[1]))
             self._likely = count, ids.tolist(), best.tolist()
         return self._likely[1:]
 
     def at(self, indices: np.ndarray) -> Commit:
-        """The proposals of these places, given as indices or as a mask [m]."""
+        """The proposals of these rows, given as indices or as a mask [m]."""
         return Commit(self.positions[indices], self.tokens[indices])
 
     def top(self, n: int) -> Commit:
@@ -154,13 +156,13 @@ class View:
         return self.at(np.sort(self.order[:n]))
 
     def surest_and(self, chosen: np.ndarray) -> Commit:
-        """Those of a mask [m], and the most confident of all in any case: every pass writes something."""
+        """The proposals of a mask [m] and the most confident one, so that every pass writes a token."""
         chosen = chosen.copy()
         chosen[self.order[0]] = True
         return self.at(chosen)
 
     def logprobs_of(self, commit: Commit) -> np.ndarray:
-        """[n] log-probabilities of what is to be written."""
+        """[n] log-probabilities of the tokens of a commit."""
         rows = torch.from_numpy(np.searchsorted(self.positions, commit.positions)).to(self.logprobs.device)
         ids = torch.from_numpy(commit.tokens).to(self.logprobs.device)
         return self.logprobs[rows, ids].double().cpu().numpy()

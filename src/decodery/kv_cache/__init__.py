@@ -1,4 +1,4 @@
-"""Cache policies, one per file: what of a text's keys and values is kept, and what of them is read."""
+"""KV cache policies, one per file: which keys and values of a text are kept, and which of them each row reads."""
 
 from decodery.core.lazy_exports import face
 

@@ -1,4 +1,4 @@
-"""ActQKV: blocks are asked for by a query that stands for the tokens of a window that stick out of it."""
+"""ActQKV: blocks are selected by a probe query, a mean of a window's queries that favours unusual ones."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ from .after_prompt import Noting
 )
 @dataclass(frozen=True)
 class ActQKV(CachePolicy):
-    """Reads first and last tokens and the blocks that a probe of the row's window answers to best.
+    """Reads the first and last tokens, and the blocks with the largest scores for a probe query.
 
-    Keeps everything. A block of the prompt is represented by those `representatives` of its keys which its own queries
-    answer to best on average, a written one by all of its keys. A group of heads asks together. Where the prompt ends,
-    layers whose blocks answer evenly get more of the budget, in proportion to the entropy of their softmax. Class G,
-    here with the store in the cache. All tokens are read at their own distance. Known from summaries and InfLLM's code:
-    weights, entropies and what represents a block are readings of them. A window's queries would all be asked before
-    its first row is read; here none is asked from ahead of a row, so that texts do not depend on how their prompts were
-    cut.
+    No token is dropped. A block of the prompt is represented by those `representatives` of its keys that have the
+    largest mean product with the block's own queries; a later block by all of its keys. The heads of a group select
+    together. At the end of the prompt, layers whose blocks score evenly get more of the budget, in proportion to the
+    entropy of the softmax of the scores. Tokens are read at their original distances. Class G, here with the store in
+    the cache.
+
+    Only summaries of the paper and InfLLM's code were available: weights, entropies and representatives are our
+    reading. In the paper the probe of a window uses all of its queries. Here a row uses no later queries, so that a
+    text does not depend on how its prompt is split into passes.
 
     Attributes:
         budget: See `CachePolicy`, the mean over layers, rounded up to blocks of `block` tokens.
-        block: Tokens of a block.
-        window: How many tokens of a prompt ask together; each row asks with the queries of its window up to its own, a
-            row after the prompt with its own alone.
-        probe: "weighted" by how far a query is from the window's mean, squared, in units of each channel's spread;
-            "mean" as InfLLM does; "last" is the row's own.
+        block: Tokens per block.
+        window: Tokens of the prompt per window. The probe of a row is made from the queries of its window up to its
+            own; after the prompt it is the row's own query.
+        probe: How queries are combined. "weighted": by the squared distance from the window's mean, in units of each
+            channel's spread; "mean": as in InfLLM; "last": the row's own query.
         representatives: Keys that represent a block of the prompt.
         sinks: First tokens that are always read.
-        recent: The share of the budget that the last tokens have; blocks of either are always read, and at least one
-            more.
+        recent: Share of the budget for the last tokens. Blocks of first and last tokens are always read, and at least
+            one more.
     """
 
     budget: float = 2048
@@ -66,7 +68,7 @@ class ActQKV(CachePolicy):
                 "actqkv needs block, window and representatives >= 1, sinks >= 0 and a recent between 0 and 1"
             )
         if self.probe not in ("weighted", "mean", "last"):
-            raise SettingsError(f"probe of actqkv is weighted, mean or last, not {self.probe!r}")
+            raise SettingsError(f"actqkv: probe must be weighted, mean or last, not {self.probe!r}")
 
     @property
     def provides(self) -> Provides:
@@ -111,12 +113,12 @@ class Fetching(Noting):
         return found
 
     def _total(self, layer: int, position: int) -> int:
-        """How many tokens a row reads."""
+        """Number of tokens that a row reads."""
         budget = self.method.budget if position < self.prompt else self._budgets.get(layer, self.method.budget)
         return entries(budget, position + 1)
 
     def _worth(self, attention: Attention, places: np.ndarray) -> np.ndarray:
-        """How well each block answers each row: [kv_heads, rows, blocks], over those of its keys which the row sees."""
+        """Scores [kv_heads, rows, blocks] of each block for each row, over the keys that the row may attend to."""
         method, kv_heads, seen = self.method, len(attention.keys), attention.seen_by_any
         history = self._history(attention)
         asking = self._asking(attention, history).to(attention.keys.device)
@@ -127,7 +129,7 @@ class Fetching(Noting):
             self._represent(attention, history)
         picked = self._picked.get(attention.layer)
         if picked is not None:
-            # The prompt's tokens lie at their positions; rows that do not see all of a block read it in any case.
+            # In the prompt, slots equal positions; a block that a row sees only in part is always read.
             chosen = np.take_along_axis(answers, picked.reshape(kv_heads, 1, -1), axis=2)
             worth[..., : picked.shape[1]] = chosen.reshape(*chosen.shape[:2], *picked.shape[1:]).mean(axis=-1)
         return worth
@@ -140,7 +142,7 @@ class Fetching(Noting):
         return torch.cat(parts)[: self.prompt].double().transpose(0, 1)
 
     def _asking(self, attention: Attention, history: torch.Tensor | None) -> torch.Tensor:
-        """[kv_heads, rows, head_dim] what each row asks with, summed over the heads of a group."""
+        """[kv_heads, rows, head_dim] probe of each row, summed over the heads of a group."""
         own = attention.queries.double().transpose(0, 1)
         if history is not None and self.method.probe != "last":
             first = int(attention.segment.positions[0])
@@ -152,7 +154,7 @@ class Fetching(Noting):
         return own.unflatten(0, (len(attention.keys), -1)).sum(dim=1)
 
     def _represent(self, attention: Attention, history: torch.Tensor) -> None:
-        """Pick the keys that stand for the blocks of the prompt that are read in full."""
+        """Choose the representative keys of the complete blocks of the prompt."""
         size, kv_heads = self.method.block, len(attention.keys)
         whole, known = history.shape[1] // size, self._picked.get(attention.layer)
         done = 0 if known is None else known.shape[1]
@@ -175,18 +177,24 @@ class Fetching(Noting):
         share = entries(self.method.budget, self.prompt) / self.prompt
         if share >= 1:
             return
-        # Where none has anything to choose among, all get the same.
+        # Where no layer has blocks to choose from, all get the same budget.
         shares = shared_out(np.array(list(self._entropies.values())) + 1e-9, share)
         for layer, own in zip(self._entropies, shares.tolist(), strict=True):
-            # A number of tokens stays one; a share grows with the text.
+            # A budget in tokens stays fixed; a share grows with the text.
             self._budgets[layer] = own if self.method.budget <= 1 else float(max(round(own * self.prompt), 2))
 
 
 def probes(queries: torch.Tensor, first: int, weighted: bool) -> torch.Tensor:
-    """What the rows of a window [heads, m, d] from `first` on ask with, each by the queries up to its own.
+    """Compute the probes of a window's rows, each from the queries up to its own.
 
-    [heads, m - first, d]: their mean, weighted by their mean squared distance from it in units of each channel's
-    spread, or all alike where they do not differ.
+    Args:
+        queries: [heads, m, head_dim] of the window.
+        first: The first row that a probe is computed for.
+        weighted: Weigh queries by their mean squared distance from the mean, in units of each channel's spread; False,
+            and queries that do not differ, are weighed equally.
+
+    Returns:
+        [heads, m - first, head_dim].
     """
     m, dim = queries.shape[1:]
     counts = torch.arange(1, m + 1, dtype=queries.dtype, device=queries.device)[:, None]
@@ -194,7 +202,7 @@ def probes(queries: torch.Tensor, first: int, weighted: bool) -> torch.Tensor:
     if not weighted:
         return mean
     spread = (queries.square().cumsum(dim=1) / counts)[:, first:] - mean.square()
-    # A channel in which all are the same tells none of them apart.
+    # A channel in which all queries are equal adds no distance.
     scale = torch.where(spread > 1e-12, 1 / spread, 0.0)
     far = torch.einsum("hjc,hic->hij", queries.square(), scale)
     far = far - 2 * torch.einsum("hjc,hic->hij", queries, mean * scale) + (mean.square() * scale).sum(-1)[..., None]

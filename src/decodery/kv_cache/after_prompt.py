@@ -1,4 +1,4 @@
-"""Policies that let go once, when the prompt is read; what is written afterwards is kept."""
+"""Base class of policies that compress the prompt once, after it was read; later tokens are all kept."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from decodery.step.cache_policy import CachePolicy, State, best, entries
 from .selecting import precise
 
 SPARE = 256
-"""Slots of memory that stay after what was kept of a prompt, for what will be written."""
+"""Free slots of memory that are left after the kept tokens of a prompt, for new tokens."""
 
 
 @dataclass(frozen=True)
 class Compressing(CachePolicy):
-    """Class B: a prompt is read in full and then compressed; what is written afterwards stays."""
+    """Class B: a prompt is read in full and then compressed; later tokens are all kept."""
 
     @abstractmethod
     def watched(self, prompt: int) -> int:
-        """How many of a prompt's last queries the scores are made of."""
+        """Number of last queries of the prompt that the scores are computed from."""
 
     @abstractmethod
     def scores(self, seen: Prompt) -> np.ndarray:
-        """How much each token of the prompt is worth in a layer: [kv_heads, prompt], inf for what must stay."""
+        """[kv_heads, prompt] scores of the prompt's tokens in a layer; inf for tokens that must be kept."""
 
     def budgets(self, layers: int, length: int) -> list[int]:
-        """How many of `length` tokens each key-value head of each layer keeps."""
+        """Number of tokens, of `length`, that each key-value head keeps, by layer."""
         return [entries(getattr(self, "budget"), length)] * layers  # noqa: B009
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
@@ -46,12 +46,13 @@ class Compressing(CachePolicy):
 
 @dataclass(eq=False)
 class Prompt:
-    """What is known of a prompt in one layer when it is read.
+    """Queries, keys and values of a prompt in one layer, after it was read.
 
     Attributes:
         queries: [heads, rows, head_dim] of its last rows, scaled, as attention used them.
-        at: [rows] their positions.
-        keys, values: [kv_heads, prompt, head_dim].
+        at: [rows] positions of these rows.
+        keys: [kv_heads, prompt, head_dim].
+        values: [kv_heads, prompt, head_dim].
     """
 
     config: ModelConfig
@@ -62,10 +63,10 @@ class Prompt:
     values: torch.Tensor
 
     def received(self, queries: torch.Tensor | None = None) -> torch.Tensor:
-        """[kv_heads, group, rows, prompt] what each query pays each key, those of its future left out.
+        """[kv_heads, group, rows, prompt] causal attention weights of the queries over the prompt's keys.
 
         Args:
-            queries: Others in their place, which see the whole prompt.
+            queries: Other queries to use in their place, which attend to the whole prompt.
         """
         kv_heads, length = self.keys.shape[:2]
         asking = self.queries if queries is None else queries
@@ -77,14 +78,14 @@ class Prompt:
         return scores.softmax(dim=-1)
 
     def turned(self, rows: torch.Tensor, by: np.ndarray | int) -> torch.Tensor:
-        """Rows [..., rows, head_dim] as they would be `by` positions further on."""
+        """Rotate rows [..., rows, head_dim] by `by` positions."""
         return turned(self.config, self.layer, rows, by)
 
 
 def turned(config: ModelConfig, layer: int, rows: torch.Tensor, by: np.ndarray | int) -> torch.Tensor:
-    """A layer's queries or keys [..., rows, head_dim] as they would be `by` positions further on."""
+    """Rotate a layer's queries or keys [..., rows, head_dim] by `by` positions."""
     cos, sin = (part.to(rows) for part in angles(config, layer, np.broadcast_to(by, rows.shape[-2:-1])))
-    # Of rows that meet latents only the end is turned.
+    # Rows of latent attention are rotated only in their last channels.
     plain = 0 if config.latent is None else config.latent.rank
     first, second = rows[..., plain:].chunk(2, dim=-1)
     cos, sin = (part[:, : first.shape[-1]] for part in (cos, sin))
@@ -92,20 +93,18 @@ def turned(config: ModelConfig, layer: int, rows: torch.Tensor, by: np.ndarray |
 
 
 def angles(config: ModelConfig, layer: int, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [n, head_dim / 2] float64 of a layer's rotation at these positions, of length 1."""
-    # What a rope multiplies both with is in the rows already.
+    """Cosines and sines [n, head_dim / 2] float64 of a layer's rotation at positions, without scale."""
+    # The rows already contain the scale factor of the rotary embedding.
     each = turns(config.layer_rope(layer), config.head_dim).double()
     found = torch.from_numpy(positions.astype(np.float64))[:, None] * each
     return found.cos(), found.sin()
 
 
 class Noting(State):
-    """Notes a prompt's last `watched` queries until it is read.
+    """Records the last `watched` queries of a prompt by layer, in parts [rows, heads, head_dim].
 
-    They are held by layer, in parts [rows, heads, head_dim].
-
-    Args:
-        settled: Whether that is done.
+    Attributes:
+        settled: Whether the prompt is read and processed.
     """
 
     def __init__(self, config: ModelConfig, prompt: int, watched: int) -> None:
@@ -142,11 +141,11 @@ class Noting(State):
 
     @abstractmethod
     def _settle(self, cache: KVCache) -> None:
-        """Done once, when the prompt is read."""
+        """Process the prompt; called once, after it was read."""
 
 
 class AfterPrompt(Noting):
-    """Lets go of the rest of a prompt when it is read."""
+    """Drops the tokens of a prompt that are not kept, after it was read."""
 
     def __init__(self, method: Compressing, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt, method.watched(prompt))
@@ -165,18 +164,23 @@ class AfterPrompt(Noting):
 
 
 def observing(window: int, budget: float, prompt: int) -> int:
-    """How many last tokens of a prompt observe the others and stay: `window`, at most half the budget.
+    """Size of the observation window: `window` last tokens of the prompt, at most half the budget.
 
-    In a short prompt they would otherwise be all that stays, or more.
+    Without this limit, the window alone could fill the budget of a short prompt.
     """
     return min(window, max(entries(budget, prompt) // 2, 1))
 
 
 def retain(cache: KVCache, layer: int, chosen: np.ndarray) -> np.ndarray:
-    """Let each head of a layer keep the slots it has chosen [kv_heads, slots], as many as every other.
+    """Keep only the chosen slots of each head in a layer.
+
+    Args:
+        cache: The cache.
+        layer: The layer.
+        chosen: [kv_heads, slots] bool, the same number for every head.
 
     Returns:
-        Which they were, [kv_heads, m] in ascending order.
+        The chosen slots, [kv_heads, m], ascending.
     """
     slots = np.nonzero(chosen)[1].reshape(len(chosen), -1)
     cache.retain(layer, slots)
@@ -184,7 +188,7 @@ def retain(cache: KVCache, layer: int, chosen: np.ndarray) -> np.ndarray:
 
 
 def pooled(scores: torch.Tensor, kernel: int, kind: str) -> torch.Tensor:
-    """[kv_heads, n] scores, each the mean or the largest of its neighbourhood of `kernel` tokens."""
+    """[kv_heads, n] scores, pooled by mean or maximum over `kernel` neighbouring tokens."""
     pool = avg_pool1d if kind == "mean" else max_pool1d
     found: torch.Tensor = pool(scores, kernel, stride=1, padding=kernel // 2)
     return found

@@ -1,4 +1,4 @@
-"""Cache coprocessor: entries that no token wrote, made of what was read, which later rows attend to."""
+"""Cache coprocessor: latent entries, computed from the prompt's cache, which later rows attend to."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from .after_prompt import turned
 @register(
     "coprocessor",
     paper="Deliberation in Latent Space via Differentiable Cache Augmentation (2024)",
-    guarantee="lossy: rows read entries that no token wrote; drafts give the text of plain decoding under it",
+    guarantee="lossy: rows also read latent entries; drafts give the text of plain decoding under it",
     requirements=("a trained coprocessor",),
 )
 @dataclass(frozen=True)
 class Coprocessor(CachePolicy):
-    """Reads the latent embeddings that a trained coprocessor makes of the prompt as if they were text.
+    """Adds latent embeddings to the prompt, which a trained coprocessor computes from the prompt's cache.
 
-    The last of them gives the text's first token, and rows after the prompt read them. Class F: nothing is lost,
-    entries are added before the first draft. As in the paper latents take the positions after the prompt, and the text
-    those after the latents. Tokens keep their numbers here: the keys of the prompt and of the latents are turned back
-    by as many positions instead, once, which leaves all distances the same. So positions must be rotations, in layers
-    without a sliding window. Latents lie beside the cache: `latents` tokens' keys and values more.
+    The row of the last latent predicts the first token, and all rows after the prompt attend to the latents. Class F:
+    no token is dropped, and the entries are added before the first draft. As in the paper, latents take the positions
+    after the prompt, and the text those after the latents. Tokens keep their position numbers here: instead, the keys
+    of prompt and latents are rotated back once by the number of latents, which keeps all distances. So the model needs
+    rotary positions and no sliding window. Memory: keys and values of the latents, beside the cache.
 
     Attributes:
-        trained: `CoprocessorWeights`, or the file or folder of `decodery train kv coprocessor`. The double is the model
-            itself with an adapter after each layer; it reads a few learned embeddings after the prompt, and what comes
-            out of its last layer is given to the model as embeddings, whose keys and values stay.
-        latents: How many of those that were trained, None for all; 0 leaves the model as it is.
+        trained: `CoprocessorWeights`, or the file or folder of `decodery train kv coprocessor`. The coprocessor is the
+            model itself with an adapter after each layer. It reads a few learned embeddings after the prompt. The
+            model then reads the output of its last layer as embeddings, whose keys and values are kept.
+        latents: Number of trained latents to use, None for all; 0 is the model without a coprocessor.
     """
 
     requirements = Requirements(keys=True, policies=True, states=True, changes=True)
@@ -62,8 +62,8 @@ class Coprocessor(CachePolicy):
         config = model.config
         if config.learned_positions or any(config.window(layer) for layer in range(config.num_layers)):
             raise UnsupportedModel(
-                "the latents of coprocessor take positions of their own, which layers with a sliding window and "
-                "learned positions would count: use a model whose layers all see the whole text, with rotary positions"
+                "coprocessor inserts latents after the prompt, which does not work with sliding windows or "
+                "learned positions: use a model with full attention in every layer and rotary positions"
             )
         return Augmented(replace(self, trained=weights), weights, model.config, prompt)
 
@@ -96,8 +96,8 @@ class Coprocessor(CachePolicy):
 class Augmented(State):
     """State of the policy: latent keys and values beside the cache.
 
-    Args:
-        entries: By layer, keys and values [kv_heads, latents, head_dim] that lie beside the cache; none at first.
+    Attributes:
+        entries: By layer, keys and values [kv_heads, latents, head_dim]; empty before the prompt is read.
     """
 
     def __init__(self, method: Coprocessor, weights: CoprocessorWeights, config: ModelConfig, prompt: int) -> None:
@@ -112,7 +112,7 @@ class Augmented(State):
 
     @property
     def bytes(self) -> int:
-        """Of what is held beside the cache."""
+        """Bytes of the latent keys and values."""
         return sum(part.nbytes for entries in self.entries.values() for part in entries)
 
     def fork(self) -> Augmented:
@@ -121,7 +121,7 @@ class Augmented(State):
         return clone
 
     def take(self, cache: KVCache, count: int) -> None:
-        """Hold the keys and values of the last `count` tentative rows for the text that follows."""
+        """Store the keys and values of the last `count` tentative rows as latents."""
         for layer in range(self.config.num_layers):
             keys, values = cache.view(layer)
             self.entries[layer] = self._moved(layer, keys[:, -count:], count), values[:, -count:].clone()
@@ -138,7 +138,7 @@ class Augmented(State):
         self._back = 0
 
     def _moved(self, layer: int, keys: torch.Tensor, back: int) -> torch.Tensor:
-        """Keys [kv_heads, n, head_dim] as they would be `back` positions before."""
+        """Rotate keys [kv_heads, n, head_dim] back by `back` positions."""
         return turned(self.config, layer, keys.double(), -back).to(keys.dtype)
 
     def merge(self, attention: Attention) -> torch.Tensor:
@@ -146,7 +146,7 @@ class Augmented(State):
         context = attention.context.clone()
         entries = [part.double() for part in self.entries[attention.layer]]
         heads, dim = attention.queries.shape[1:]
-        # Row by row, so that a row's are the same to the bit whatever rows stand beside it.
+        # Row by row, so that a row gets the same bits whatever other rows are in the pass.
         keys, values = entries
         for row in np.flatnonzero(attention.segment.positions >= self.prompt):
             queries = attention.queries[row].reshape(len(keys), -1, dim).double()

@@ -1,4 +1,4 @@
-"""D2O: more room for layers whose attention is flat, and evicted tokens folded into similar ones."""
+"""D2O: larger budgets for layers with flat attention, and evicted tokens merged into similar ones."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ from .evicting import Evicting, Held, Scored, gathered, paid, recent_and_best
 @register(
     "d2o",
     paper="D2O: Dynamic Discriminative Operations for Efficient Long-Context Inference of Large Language Models (2024)",
-    guarantee="lossy: evicted tokens are merged or gone for good; drafts give the text of plain decoding under it",
+    guarantee="lossy: evicted tokens are merged or dropped; drafts give the text of plain decoding under it",
 )
 @dataclass(frozen=True)
 class D2O(Scored):
     """Keeps heavy hitters and a window in budgets by layer, and merges evicted tokens into similar ones.
 
-    A merged entry keeps its target's position. Class D. Budgets that meet their bounds are made up for in the other
-    layers. Where a block of drafts merges, what its later rows read is computed apart from the kernels, and from the
-    first merge on in plain decoding too.
+    A merged entry keeps its target's position. Class D. What a layer's bounds cut from its budget goes to the other
+    layers. From the first merge on, attention is computed without the kernels.
 
     Attributes:
-        budget: See `CachePolicy`, the mean over the layers that are compressed; layers get more where attention is paid
-            evenly: softmax over layers of minus the variance of what the prompt's tokens received, scaled to 0-1 over
+        budget: See `CachePolicy`, the mean over the compressed layers. Layers with even attention get more: softmax
+            over layers of minus the variance of the attention that the prompt's tokens received, scaled to 0-1 over
             heads.
-        recent: The share of a layer's budget that is the window.
-        sinks: First tokens that always stay.
-        dense: How many of the first layers keep everything, and with them the last.
-        beta: Weight of the newest step in the mean similarity.
-        threshold: Whether only those merge whose key is as close (by cosine) to a kept one as evicted ones are on
-            average, a mean that moves by `beta` a step.
-        merge: "softmax" weighs a token by the exponential of its similarity, and its target by e; "mean" takes the mean
-            of the target and the tokens times their similarity, as the published code does; "none" drops evicted
+        recent: Share of a layer's budget for the window of recent tokens.
+        sinks: First tokens that are always kept.
+        dense: Number of first layers that keep all tokens; the last layer always does so too.
+        beta: Weight of the newest step in the running mean of similarities.
+        threshold: Whether an evicted token is merged only if the cosine similarity of its key to a kept one reaches the
+            running mean of evicted tokens.
+        merge: "softmax" weighs a token by the exponential of its similarity, and its target by e. "mean" takes the mean
+            of the target and the tokens times their similarity, as the published code does. "none" drops evicted
             tokens.
     """
 
@@ -61,14 +60,14 @@ class D2O(Scored):
         if not 0 <= self.recent <= 1 or not 0 <= self.beta <= 1 or self.sinks < 0 or self.dense < 0:
             raise SettingsError("d2o needs recent and beta between 0 and 1, sinks >= 0 and dense >= 0")
         if self.merge not in ("softmax", "mean", "none"):
-            raise SettingsError(f"merge of d2o is softmax, mean or none, not {self.merge!r}")
+            raise SettingsError(f"d2o: merge must be softmax, mean or none, not {self.merge!r}")
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Evicting(self, model.config, prompt) if self.merge == "none" else Merging(self, model.config, prompt)
 
     def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
         worth = scores.copy()
-        # They are the first slots of every head: they never leave.
+        # Sinks are the first slots of every head, because they are never evicted.
         worth[:, : self.sinks] = np.inf
         return recent_and_best(worth, round(self.recent * count), count)
 
@@ -82,17 +81,23 @@ class D2O(Scored):
         weights = np.exp(-spread) / np.exp(-spread).sum()
         shares = shared_out(weights, entries(self.budget, length) / length)
         for layer, share in zip(shared, shares.tolist(), strict=True):
-            # A number of tokens stays one; a share grows with the text.
+            # A budget in tokens stays fixed; a share grows with the text.
             found[layer] = share if self.budget <= 1 else float(max(round(share * length), 2))
         return found
 
     def folded(
         self, keys: torch.Tensor, values: torch.Tensor, chosen: np.ndarray, tau: np.ndarray | None
     ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
-        """The keys and values that stay, with the others merged into them, and the threshold.
+        """Merge evicted keys and values into kept ones.
 
         Args:
-            tau: [kv_heads], None for the first time.
+            keys: [kv_heads, m, head_dim].
+            values: [kv_heads, m, head_dim].
+            chosen: [kv_heads, m] bool, the kept slots.
+            tau: [kv_heads] threshold of similarity, None for the first merge.
+
+        Returns:
+            The kept keys and values, and the new threshold.
         """
         found: list[float] = []
         kept_keys: list[torch.Tensor] = []
@@ -116,12 +121,12 @@ class D2O(Scored):
         brought = gone if self.merge == "softmax" else gone * near[:, None]
         total = own.index_add(0, target, weight[:, None])
         summed = (own * kept).index_add(0, target, weight[:, None] * brought) / total
-        # What nothing was merged into is left as it is, to the bit.
+        # Entries without a merged token keep their bits.
         return torch.where(total > own, summed, kept)
 
 
 def _spread(scores: np.ndarray) -> float:
-    """How unevenly tokens are paid [kv_heads, prompt], 0 to 1 within the layer's heads."""
+    """Variance of the attention that tokens received [kv_heads, prompt], scaled to 0-1 within the layer's heads."""
     variance = scores.var(axis=1)
     low, high = variance.min(), variance.max()
     return float(((variance - low) / (high - low)).mean()) if high > low else 0.0
@@ -129,12 +134,13 @@ def _spread(scores: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Folded(Held):
-    """State of the policy: merged keys and values.
+    """Kept entries of a layer with merged keys and values.
 
     Attributes:
-        keys, values: [kv_heads, m, head_dim] of what is held, None where they lie in the cache as they are.
+        keys: [kv_heads, m, head_dim], None where they equal those of the cache.
+        values: [kv_heads, m, head_dim], None where they equal those of the cache.
         tau: The threshold of merging.
-        merged: Whether something was ever merged.
+        merged: Whether a token was merged so far.
     """
 
     keys: torch.Tensor | None = None
@@ -144,9 +150,9 @@ class Folded(Held):
 
 
 class Merging(Evicting):
-    """Evicting, with keys and values that change.
+    """State of a policy that evicts tokens and changes kept keys and values.
 
-    Rows after a merge in their own pass are attended to here.
+    Where a row merges, the attention of later rows in the same pass is computed here.
     """
 
     method: D2O
@@ -185,19 +191,19 @@ class Merging(Evicting):
         assert isinstance(left, Folded) and attention.segment.cache is not None
         if left.keys is None or left.values is None:
             return left
-        # The next row of the pass reads them as it would from the cache, which may hold them in less precision.
+        # Rounded as in the cache, so that the next row of the pass reads the same values as it would from there.
         cache = attention.segment.cache
         return replace(left, keys=cache.rounded(left.keys), values=cache.rounded(left.values))
 
     def _with_own(self, held: Folded, name: str, attention: Attention) -> torch.Tensor:
-        """[kv_heads, m, head_dim] what a row reads, its own slot the last."""
+        """[kv_heads, m, head_dim] the keys or values that a row reads, its own slot last."""
         known, part = getattr(held, name), getattr(attention, name)
         if known is None:
             return gathered(part, held.slots)
         return torch.cat((known, gathered(part, held.slots[:, -1:])), dim=1)
 
     def _moved(self, held: Folded, keys: torch.Tensor, attention: Attention) -> bool:
-        """Whether what is held differs from what lies in the cache."""
+        """Whether the kept keys differ from those in the cache."""
         return held.merged and not keys.equal(gathered(attention.keys, held.slots))
 
     def _left(self, held: Held, layer: int, length: int, keys: torch.Tensor, values: torch.Tensor) -> Held:

@@ -1,4 +1,4 @@
-"""DapQ: pseudo queries that stand where the answer will be written."""
+"""DapQ: pseudo queries at the positions where the answer will be written."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ from .probing import Probing, probed
     paper=(
         "Where Matters More Than What: Decoding-aligned KV Cache Compression via Position-aware Pseudo Queries (2026)"
     ),
-    guarantee="lossy: most of the prompt is gone for good; drafts give the text of plain decoding under it",
+    guarantee="lossy: most of the prompt is dropped; drafts give the text of plain decoding under it",
 )
 @dataclass(frozen=True)
 class DapQ(CachePolicy):
     """Keeps the prompt tokens that queries at the positions of the first output tokens attend to.
 
-    Class B. The paper's abstract was read, not its code: number, content and pooling are choices made here.
+    Class B. Only the paper's abstract was available: the number of queries, their content and the pooling are ours.
 
     Attributes:
         budget: See `CachePolicy`, of the prompt.
-        queries: Pseudo tokens, read after the prompt in a pass of their own, whose attention to the prompt is averaged
-            over them and over the heads of a group; nothing of them is kept, and the text goes on where the prompt
-            ends.
-        content: "last" repeats the prompt's last token; "copy" repeats its last tokens, whose own continuations then
-            draw attention; a number is a token id, such as a line break.
-        kernel: Each token counts as the mean of so many around it.
-        recent: Last tokens of the prompt that always stay.
+        queries: Number of pseudo tokens, which an extra pass reads after the prompt. Their attention to the prompt is
+            averaged over them and over the heads of a group. They are then dropped, so the text follows the prompt.
+        content: Tokens of the queries. "last" repeats the prompt's last token. "copy" repeats its last tokens, which
+            attend to what followed them before. A number is a token id, such as a line break.
+        kernel: Number of neighbouring tokens over which scores are averaged.
+        recent: Last tokens of the prompt that are always kept.
     """
 
     budget: float = 1024
@@ -57,7 +56,7 @@ class DapQ(CachePolicy):
         if self.queries < 1 or self.kernel < 1 or self.kernel % 2 == 0 or self.recent < 0:
             raise SettingsError("dapq needs queries >= 1, an odd kernel >= 1 and recent >= 0")
         if isinstance(self.content, int) and self.content < 0:
-            raise SettingsError(f"content of dapq is last, copy or a token id, not {self.content}")
+            raise SettingsError(f"dapq: content must be last, copy or a token id, not {self.content}")
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Probed(self, model.config, prompt)
@@ -73,7 +72,7 @@ class DapQ(CachePolicy):
 
 
 class Probed(Probing):
-    """Lets go of what the pseudo tokens have passed over."""
+    """Drops the tokens that the pseudo queries attend to least."""
 
     def __init__(self, method: DapQ, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt)

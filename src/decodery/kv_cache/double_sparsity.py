@@ -1,4 +1,4 @@
-"""Double Sparsity: a few channels of every key tell which tokens are read."""
+"""Double Sparsity: a few channels of the keys decide which tokens are read."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ from .selecting import Asked, Selective, allowed, dots
 )
 @dataclass(frozen=True)
 class DoubleSparsity(Selective):
-    """Reads the tokens whose keys answer a query best in the few channels that matter most.
+    """Reads the tokens with the largest approximate scores, computed from the most important channels.
 
-    Keeps everything. A group of query heads reads what the largest product of its heads asks for, so that a key-value
-    head is read once; the published code selects for every head by itself. Class A. Kernels keep labels beside the
-    cache, a byte a number and their range, and choose by themselves.
+    No token is dropped. A group of query heads selects together, by the largest score of its heads, so that a key-value
+    head is read once; the published code selects for every head separately. Class A. The native kernels store the
+    approximate keys (labels) beside the cache, with one byte per channel and a range per token, and select without
+    Python.
 
     Attributes:
-        budget: See `CachePolicy`; the published 128 tokens.
-        channels: The share of them that is looked at, of rotated keys, in the order of a calibration.
+        budget: See `CachePolicy`; by default the published 128 tokens.
+        channels: Share of the channels of rotated keys that labels have, in the order of the calibration.
         calibration: `KeyChannels`, or the file or folder of `decodery train kv double-sparsity`.
-        bits: Of a looked-at number, between the least and the largest of its token; 0 for the number itself.
-        dense_layers: First layers that read everything.
-        sinks, recent: First and last tokens that are always read; the row itself always is.
+        bits: Bits per channel of a label, between the smallest and the largest value of its token; 0 does not round.
+        dense_layers: Number of first layers whose rows read all tokens.
+        sinks: First tokens that are always read.
+        recent: Last tokens that are always read; a row always reads its own token.
     """
 
     budget: float = 128
@@ -63,7 +65,7 @@ class DoubleSparsity(Selective):
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         channels = KeyChannels.load(self.calibration, "double-sparsity:calibration")
         channels.require(model)
-        # What is named in a file is looked up once a text.
+        # A calibration file is loaded once per text.
         return super(DoubleSparsity, replace(self, calibration=channels)).state(model, prompt)
 
     def dense(self, layer: int) -> bool:
@@ -90,7 +92,7 @@ class DoubleSparsity(Selective):
 
     @cached_property
     def looked_at(self) -> np.ndarray:
-        """[layers, kv_heads, m] int32, the channels that are looked at."""
+        """[layers, kv_heads, m] int32, the channels of the labels."""
         assert isinstance(self.calibration, KeyChannels)
         order = self.calibration.order
         picked = order[..., : math.ceil(self.channels * order.shape[-1])]
@@ -98,7 +100,7 @@ class DoubleSparsity(Selective):
 
 
 def rounded(labels: torch.Tensor, bits: int) -> torch.Tensor:
-    """Labels [..., channels] rounded to `bits` between each row's extremes, which stay exact."""
+    """Labels [..., channels] rounded to `bits` between minimum and maximum of a row, which stay exact."""
     if not bits:
         return labels
     low, high = labels.amin(dim=-1, keepdim=True), labels.amax(dim=-1, keepdim=True)

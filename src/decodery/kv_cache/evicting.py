@@ -1,4 +1,4 @@
-"""Policies that keep a few tokens by how much attention they get, and let go of the others at every token."""
+"""Base class of policies that evict tokens at every step, by the attention that the tokens receive."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .after_prompt import SPARE, retain
 
 @dataclass(frozen=True)
 class Scored(CachePolicy):
-    """Class D: tokens have scores, which later rows change, and those with the lowest go.
+    """Class D: later rows update the scores of tokens, and the tokens with the lowest scores are evicted.
 
-    What a row reads follows from the rows before it on its own path, which is computed row by row inside of a pass. So
-    a block of drafts leaves what single steps leave, whichever of them are accepted, and the text is that of plain
-    decoding under the policy.
+    The tokens that a row reads depend on the earlier rows of its path. They are computed row by row within a pass. So
+    the state after a block of drafts is that of single steps, whichever drafts are accepted, and the text is that of
+    plain decoding under the policy.
     """
 
     @property
@@ -36,32 +36,49 @@ class Scored(CachePolicy):
 
     @property
     def newest(self) -> bool:
-        """Whether scores are made of the last row of a prompt alone."""
+        """Whether the scores of a prompt are computed only from its last row."""
         return False
 
     def read(self, scores: np.ndarray, paid: np.ndarray) -> np.ndarray:
-        """Scores [kv_heads, slots] after more of the prompt was read.
+        """Update the scores after more of the prompt was read.
 
-        By default what all rows so far have paid, averaged over the heads of a group.
+        By default a score is the attention received from all rows so far, averaged over the heads of a group.
 
         Args:
-            scores: [kv_heads, slots].
-            paid: [kv_heads, slots] by the new rows, or where `newest` by the last one: the mean of a group's heads.
+            scores: [kv_heads, slots] so far.
+            paid: [kv_heads, slots] attention received from the new rows, or from the last one where `newest`; the mean
+                over the heads of a group.
+
+        Returns:
+            [kv_heads, slots] new scores.
         """
         found: np.ndarray = scores + paid
         return found
 
     def written(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Scores [kv_heads, slots] after a row, the last slot's, has paid weights [kv_heads, group, slots]."""
+        """Update the scores after the row of the last slot.
+
+        Args:
+            scores: [kv_heads, slots] so far.
+            weights: [kv_heads, group, slots] attention weights of the row.
+
+        Returns:
+            [kv_heads, slots] new scores.
+        """
         found: np.ndarray = scores + weights.mean(axis=1)
         return found
 
     @abstractmethod
     def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
-        """Which `count` slots of [kv_heads, slots] stay, bool; slots are in the order of positions."""
+        """[kv_heads, slots] bool, true for the `count` slots to keep; slots are in the order of positions."""
 
     def budgets(self, scores: dict[int, np.ndarray], layers: int) -> dict[int, float]:
-        """The budget of each layer, once a prompt is read: its scores by layer, each [kv_heads, prompt]."""
+        """The budget of each layer after the prompt was read.
+
+        Args:
+            scores: By layer, scores [kv_heads, prompt] of the prompt's tokens.
+            layers: Number of layers.
+        """
         return dict.fromkeys(scores, getattr(self, "budget"))  # noqa: B009
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
@@ -70,11 +87,11 @@ class Scored(CachePolicy):
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What each key-value head of a layer holds after some row, in the order of positions.
+    """The tokens that each key-value head of a layer has kept after some row, in the order of positions.
 
     Attributes:
-        slots: [kv_heads, m] of the cache.
-        scores: [kv_heads, m].
+        slots: [kv_heads, m] slots of the cache.
+        scores: [kv_heads, m] their scores.
     """
 
     slots: np.ndarray
@@ -85,18 +102,18 @@ class Held:
         return cls(np.broadcast_to(np.arange(scores.shape[1]), scores.shape), scores)
 
     def joined(self, slot: int) -> Held:
-        """With a slot more, at its end."""
+        """Append a slot."""
         own = np.full((len(self.slots), 1), slot)
         slots = np.concatenate((self.slots, own), axis=1)
         return replace(self, slots=slots, scores=np.pad(self.scores, ((0, 0), (0, 1))))
 
     def picked(self, chosen: np.ndarray) -> Held:
-        """Those of [kv_heads, m] bool, of which every head has as many."""
+        """Keep only the slots in [kv_heads, m] bool, the same number for every head."""
         slots, scores = (part[chosen].reshape(len(chosen), -1) for part in (self.slots, self.scores))
         return replace(self, slots=slots, scores=scores)
 
     def moved(self, content: int, rows: Sequence[int]) -> Held:
-        """Once these tentative rows have become content, after the `content` slots that there were."""
+        """Renumber the slots after these tentative rows were moved to follow the first `content` slots."""
         places = np.full(max(rows) + 1, -1)
         places[list(rows)] = content + np.arange(len(rows))
         tentative = self.slots >= content
@@ -106,10 +123,10 @@ class Held:
 
 
 class Evicting(State):
-    """The scores of the content, by layer, and what every tentative row would leave.
+    """The kept tokens with their scores, by layer, after the content and after every tentative row.
 
-    Args:
-        settled: The prompt is read.
+    Attributes:
+        settled: Whether the prompt is read.
     """
 
     def __init__(self, method: Scored, config: ModelConfig, prompt: int) -> None:
@@ -122,7 +139,7 @@ class Evicting(State):
         self._read: dict[int, np.ndarray] = {}
 
     def summed_from(self, segment: Segment) -> int | None:
-        """Weights are wanted of prompts; those of later rows are computed before they are read."""
+        """Attention sums are needed only for rows of the prompt; those of later rows are computed in `select`."""
         return None if self.settled else len(segment) - 1 if self.method.newest else 0
 
     def by_kernel(self, segment: Segment) -> KernelPolicy | None:
@@ -130,7 +147,7 @@ class Evicting(State):
 
     @property
     def bytes(self) -> int:
-        """Of scores, and of what tentative rows would leave."""
+        """Bytes of the scores, those after tentative rows included."""
         held = [*self._held.values(), *(each for _, states in self._behind.values() for each in states)]
         return sum(each.scores.nbytes for each in held) + sum(each.nbytes for each in self._read.values())
 
@@ -185,14 +202,14 @@ class Evicting(State):
         cache.shrink(SPARE)
 
     def _left(self, held: Held, layer: int, length: int, keys: torch.Tensor, values: torch.Tensor) -> Held:
-        """What stays of what is held, after a text of `length`. keys, values: [kv_heads, m, head_dim] of it."""
+        """Evict from `held` after a text of `length` tokens; `keys` and `values` are [kv_heads, m, head_dim]."""
         count = entries(self._budgets[layer], length)
         if count >= held.scores.shape[1]:
             return held
         return held.picked(self.method.chosen(held.scores, layer, count))
 
     def _keep(self, cache: KVCache, layer: int, held: Held) -> None:
-        """Let a layer hold this and nothing else."""
+        """Keep only these slots in a layer of the cache."""
         length = int(cache.lengths[layer])
         if held.slots.shape[1] < length:
             chosen = np.zeros((len(held.slots), length), dtype=bool)
@@ -201,7 +218,7 @@ class Evicting(State):
         self._held[layer] = Held.content(held.scores)
 
     def _after(self, attention: Attention, row: int, held: Held) -> Held:
-        """What is left after a row that has read `held`, its own slot the last."""
+        """The kept tokens after a row that has read `held`, whose own slot is the last."""
         keys, values = (gathered(part, held.slots) for part in (attention.keys, attention.values))
         scores = self.method.written(held.scores, paid(attention.queries[row], keys))
         length = int(attention.segment.positions[row]) + 1
@@ -224,7 +241,7 @@ def paid(queries: torch.Tensor, keys: torch.Tensor) -> np.ndarray:
 
 
 def recent_and_best(scores: np.ndarray, recent: int, count: int) -> np.ndarray:
-    """The last `recent` slots and of those before them the ones with the highest scores, `count` in all."""
+    """The last `recent` slots, and the earlier slots with the highest scores, `count` in total."""
     worth = scores.copy()
     worth[:, scores.shape[1] - recent :] = np.inf
     return best(worth, count)

@@ -1,4 +1,4 @@
-"""Expected Attention: what queries that are still to come will look at, on average."""
+"""Expected Attention: tokens are scored by the attention that future queries are expected to pay them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .after_prompt import Compressing, Prompt, angles
 @register(
     "expected-attention",
     paper="Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution (2025)",
-    guarantee="lossy: most of the prompt is gone for good; drafts give the text of plain decoding under it",
+    guarantee="lossy: most of the prompt is dropped; drafts give the text of plain decoding under it",
 )
 @dataclass(frozen=True)
 class ExpectedAttention(Compressing):
     """Keeps the prompt tokens that expected future queries attend to, weighted by value norms.
 
-    Queries before rotation are taken for normally distributed, with the mean and the covariance of the prompt's own
-    after its first `sinks` tokens; rotations are averaged over the next `future` positions. A key's score is the
-    logarithm of the expected exponential of its product with such a query; their softmax over all keys but the first
-    `sinks`, which stay, is averaged over the heads of a group, raised by `epsilon` and multiplied with the length of
-    the value. Needs no question at the end of the prompt. Class B.
+    Queries before rotation are assumed to be normally distributed, with the mean and covariance of the prompt's own
+    queries after its first `sinks` tokens. Rotations are averaged over the next `future` positions. The score of a key
+    is the logarithm of the expected exponential of its product with such a query. The softmax of these scores, over all
+    keys but the first `sinks`, is averaged over the heads of a group, raised by `epsilon` and multiplied by the norm of
+    the value. The prompt need not end with the question. Class B.
 
     Attributes:
         budget: See `CachePolicy`, of the prompt.
         future: Positions over which rotations are averaged.
-        sinks: First tokens that always stay.
+        sinks: First tokens that are always kept.
         epsilon: Added to the expected attention before it is weighted by the value's norm.
     """
 
@@ -52,7 +52,7 @@ class ExpectedAttention(Compressing):
     def scores(self, seen: Prompt) -> np.ndarray:
         kv_heads, _, dim = seen.keys.shape
         mean, covariance = self.outlook(seen)
-        # The first tokens stay whatever they are paid, and take most of it: the others share what is left.
+        # Sinks are always kept and receive most of the attention, so the softmax leaves them out.
         keys, values = (part[:, self.sinks :].double() for part in (seen.keys, seen.values))
         grouped = mean.reshape(kv_heads, -1, dim)
         spread = covariance.reshape(kv_heads, -1, dim, dim)
@@ -63,7 +63,7 @@ class ExpectedAttention(Compressing):
         return np.concatenate((np.full((kv_heads, seen.keys.shape[1] - scores.shape[1]), np.inf), scores), axis=1)
 
     def outlook(self, seen: Prompt) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean [heads, head_dim] and covariance [heads, head_dim, head_dim] of the queries to come, scaled."""
+        """Mean [heads, head_dim] and covariance [heads, head_dim, head_dim] of the expected queries, scaled."""
         start = self.sinks if len(seen.at) > self.sinks + 1 else 0
         still = seen.turned(seen.queries.double(), -seen.at)[:, start:]
         mean = still.mean(dim=1)

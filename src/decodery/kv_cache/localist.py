@@ -1,4 +1,4 @@
-"""Localist attention: a dial from attention over all of a text to attention within blocks."""
+"""Localist attention: a setting between attention over all of a text and attention within blocks."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from decodery.step.cache_policy import CachePolicy, State
 )
 @dataclass(frozen=True)
 class Localist(CachePolicy):
-    """Lowers attention scores outside of a token's own block by -log(1 - dial); 1 leaves the block alone.
+    """Lowers attention scores outside a token's own block by -log(1 - dial).
 
-    Where the model gives a share m of its attention to other blocks, that becomes m (1 - dial) / (1 - m dial). Nothing
-    is dropped; at 1 a row reads sinks and its block alone. The paper, which has no public code, cuts a vocabulary into
-    blocks by meaning and learns them with a penalty; this is its dial for a model as it is.
+    If the model gives a share m of its attention to other blocks, the share becomes m (1 - dial) / (1 - m dial). No
+    token is dropped; at dial=1 a row reads only the sinks and its own block. The paper has no public code. It splits a
+    vocabulary into blocks by meaning and trains them with a penalty; here the same setting works on a trained model.
 
     Attributes:
-        dial: From 0, all of the text, to 1.
-        block: Positions of a block; blocks are those of the text, one after the other.
-        sinks: The first positions, which are in every block's reach.
+        dial: From 0, attention over all of the text, to 1, attention within the block.
+        block: Positions per block; the text is split into consecutive blocks.
+        sinks: Number of first positions that rows of all blocks read.
     """
 
     dial: float = 0.6
@@ -43,7 +43,7 @@ class Localist(CachePolicy):
 
     def __post_init__(self) -> None:
         if not 0 <= self.dial <= 1:
-            raise SettingsError(f"the dial of localist should be from 0 to 1, not {self.dial}")
+            raise SettingsError(f"localist: dial must be from 0 to 1, not {self.dial}")
         if self.block < 1 or self.sinks < 0:
             raise SettingsError("localist needs a block of at least 1 and sinks of at least 0")
 
@@ -52,7 +52,7 @@ class Localist(CachePolicy):
 
 
 class Dialled(State):
-    """Blocks are a function of positions alone; nothing is remembered."""
+    """Blocks depend only on positions, so there is no state."""
 
     def __init__(self, method: Localist, *about: object) -> None:
         super().__init__(*about)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ class Dialled(State):
         if method.dial == 1:
             return reached
         seen = attention.seen if attention.seen.ndim == 2 else attention.seen.any(axis=0)
-        # Whether anything is lowered for a row must not hang on rows that it does not see.
+        # Whether a row's scores are lowered must not depend on rows that it does not attend to.
         lowered = torch.from_numpy(np.where(seen & ~reached, math.log1p(-method.dial), 0.0))
         attention.bias = lowered if attention.bias is None else attention.bias + lowered
         return None

@@ -1,4 +1,4 @@
-"""LServe: heads that need no old tokens keep a window, and the others read pages that are chosen now and then."""
+"""LServe: streaming heads keep a window, and the other heads read selected pages, which are reused for some rows."""
 
 from __future__ import annotations
 
@@ -30,25 +30,23 @@ from .selecting import Asked
 )
 @dataclass(frozen=True)
 class LServe(CachePolicy):
-    """Some heads keep only first tokens and a window; the others read whole pages of all tokens.
+    """Streaming heads keep the first tokens and a window; the others read selected pages of all tokens.
 
-    A group of query heads is chosen for together, where the published code chooses for every head. Classes A and C.
-    Streaming heads hold what they read and no more.
+    Pages are selected for a group of query heads together; the published code selects for every head. Streaming heads
+    store only the tokens that they read. Classes A and C.
 
     Attributes:
-        budget: That of the other heads, in pages of `page` tokens, of which at least `least` are read. A page counts as
-            the best of its parts of `logical` tokens, whose keys are bounded channel by channel as Quest does it; the
-            page a row stands in is always read.
-        window: The budget of a streaming head, see `CachePolicy`, of which `sinks` are first tokens; it holds for the
-            rows of a prompt too.
+        budget: Budget of the other heads, rounded up to pages of `page` tokens. A page's score is the largest of its
+            parts of `logical` tokens, each from an upper bound as in Quest. The page of the row itself is always read.
+        window: Budget of a streaming head, see `CachePolicy`, its `sinks` included; it applies to rows of the prompt
+            too.
         sinks: First tokens that streaming heads keep.
-        sparsity: The share of all key-value heads that stream, those with the lowest gates.
+        sparsity: Share of all key-value heads that are streaming heads, those with the lowest gates.
         gates: `HeadGates`, or the file or folder of `decodery train kv lserve`.
-        page: Tokens of a page.
-        logical: Tokens of the parts of a page that are bounded by themselves.
-        reuse: Pages are chosen anew at every position that this divides, and the rows between read those of the row
-            before.
-        least: Fewest pages that are read.
+        page: Tokens per page.
+        logical: Tokens per part of a page that has its own bound.
+        reuse: Pages are selected at every position that is a multiple of this; rows between reuse the last selection.
+        least: Minimum number of pages to read.
     """
 
     budget: float = 4096
@@ -70,8 +68,8 @@ class LServe(CachePolicy):
             )
         if self.page % self.logical or self.page % self.reuse:
             raise SettingsError(
-                f"logical and reuse of lserve divide a page, whose tokens would be missed otherwise: "
-                f"{self.logical} and {self.reuse} are to divide {self.page}"
+                f"lserve: logical and reuse must divide a page of {self.page} tokens, or tokens would be missed, not "
+                f"logical={self.logical} and reuse={self.reuse}"
             )
 
     @property
@@ -85,13 +83,13 @@ class LServe(CachePolicy):
 
 
 class Serving(State):
-    """State of the policy: which heads keep a window alone.
+    """State of the policy: the streaming heads and the selected pages.
 
-    Pages [kv_heads, pages] bool are remembered by layer: those of the last token of the content, and of every tentative
+    Selected pages [kv_heads, pages] bool are stored by layer, for the last token of the content and for every tentative
     row; None for a row of the prompt.
 
-    Args:
-        streams: [layers, kv_heads] bool, which heads do.
+    Attributes:
+        streams: [layers, kv_heads] bool, true for streaming heads.
     """
 
     def __init__(self, method: LServe, streams: np.ndarray, config: ModelConfig, prompt: int) -> None:
@@ -115,14 +113,14 @@ class Serving(State):
         if not streams.all():
             for row, pages in enumerate(self._pages(attention, places)):
                 if pages is not None:
-                    # Slots after the last of them belong to rows that this one does not see.
+                    # Slots after the last of them belong to rows that this one does not attend to.
                     read[:, row] = pages[:, np.minimum(places // method.page, pages.shape[1] - 1)]
         begins = [window_begins(method.window, method.sinks, at) for at in segment.positions.tolist()]
         read[streams] = (places < method.sinks) | (places >= np.array(begins)[:, None])
         return read
 
     def _pages(self, attention: Attention, places: np.ndarray) -> list[np.ndarray | None]:
-        """The pages that each row reads."""
+        """The pages that each row reads, None for rows of the prompt."""
         layer, segment, method = attention.layer, attention.segment, self.method
         retained, content = segment.retained, len(places) - segment.retained - len(segment)
         states, sight = self._behind.get(layer, [])[:retained], attention.seen_by_any
@@ -155,11 +153,11 @@ class Serving(State):
     def cut(self, cache: KVCache) -> None:
         self._behind = {}
         if cache.next_position < self._end:
-            # The next row chooses for itself.
+            # The next row selects new pages.
             self._held, self._end = {}, cache.next_position
 
     def _stream(self, cache: KVCache) -> None:
-        """Let streaming heads lose what no row will read again, by whole blocks."""
+        """Drop, in whole blocks, the tokens of streaming heads that no later row reads."""
         method = self.method
         begins = window_begins(method.window, method.sinks, cache.next_position) // SLOTS * SLOTS
         if begins <= method.sinks:

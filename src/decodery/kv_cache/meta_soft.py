@@ -1,4 +1,4 @@
-"""Meta-Soft: soft tokens, composed for the prompt, say what of it is kept; what is not flows into what is."""
+"""Meta-Soft: soft tokens, composed for the prompt, select what is kept; evicted tokens are merged into kept ones."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from .selecting import precise
 @register(
     "meta-soft",
     paper=("Meta-Soft: Leveraging Composable Meta-Tokens for Context-Preserving KV Cache Compression (2026)"),
-    guarantee="lossy: most of the prompt is gone for good; drafts give the text of plain decoding under it",
+    guarantee="lossy: most of the prompt is dropped; drafts give the text of plain decoding under it",
     requirements=("trained meta-tokens",),
 )
 @dataclass(frozen=True)
 class MetaSoft(CachePolicy):
-    """Keeps the prompt tokens that learned soft tokens attend to, and folds evicted ones in.
+    """Keeps the prompt tokens that learned soft tokens attend to, and merges evicted values into them.
 
-    Class B. The paper's abstract was read, not its code: every formula is a reading of it.
+    Class B. Only the paper's abstract was available: all formulas are our reading of it.
 
     Attributes:
         budget: See `CachePolicy`, of the prompt.
-        trained: `MetaTokens`, or the file or folder of `decodery train kv meta-soft`. The soft tokens are read after
-            the prompt in a pass of their own; their attention is averaged over them and over the heads of a group, and
-            nothing of them is kept.
-        sinks: First tokens that always stay.
-        flow: How much of an evicted token's value goes over to kept ones, in proportion to what it was paid and to the
-            attention between the two, for those `partners` between which and it there is most; 0 to drop alone.
-        partners: Kept tokens that each evicted one is folded into.
+        trained: `MetaTokens`, or the file or folder of `decodery train kv meta-soft`. An extra pass reads the soft
+            tokens after the prompt. Their attention is averaged over them and over the heads of a group; then they are
+            dropped.
+        sinks: First tokens that are always kept.
+        flow: Share of an evicted token's value that is added to the values of kept tokens, weighted by the attention
+            that it received and by the attention between both tokens; 0 only drops it.
+        partners: Number of kept tokens that each evicted one is merged into, those with the most attention between.
     """
 
     requirements = Requirements(keys=True, policies=True, states=True)
@@ -79,8 +79,8 @@ class MetaSoft(CachePolicy):
 class Flowing(Probing):
     """State of the policy: the prompt's queries until it is compressed.
 
-    Args:
-        asked: By layer, all queries of the prompt [heads, prompt, head_dim], until it is compressed.
+    Attributes:
+        asked: By layer, all queries [heads, prompt, head_dim] of the prompt, until it is compressed.
     """
 
     def __init__(self, method: MetaSoft, meta: MetaTokens, config: ModelConfig, prompt: int) -> None:
@@ -113,13 +113,13 @@ class Flowing(Probing):
         self.asked = {}
 
     def _folded(self, seen: Prompt, head: int, stays: torch.Tensor, paid: torch.Tensor) -> torch.Tensor:
-        """[m, head_dim] the values of what stays in one head."""
+        """[m, head_dim] the values of one head's kept tokens, with evicted values merged in."""
         between = attention_between(seen, head)[~stays][:, stays]
         return folded(seen.values[head], paid, between, stays, self.method.flow, self.method.partners)
 
 
 def attention_between(seen: Prompt, head: int) -> torch.Tensor:
-    """[prompt, prompt] what the later of two tokens pays the earlier one, the mean over one group's heads."""
+    """[prompt, prompt] attention from the later to the earlier of two tokens, the mean over a group."""
     group = seen.queries.shape[0] // len(seen.keys)
     queries, keys = seen.queries[head * group : (head + 1) * group], seen.keys[head]
     later = torch.ones(len(keys), len(keys), dtype=torch.bool, device=keys.device).triu(1)
@@ -130,15 +130,19 @@ def attention_between(seen: Prompt, head: int) -> torch.Tensor:
 def folded(
     values: torch.Tensor, paid: torch.Tensor, between: torch.Tensor, stays: torch.Tensor, flow: float, partners: int
 ) -> torch.Tensor:
-    """[m, head_dim] of values [n, head_dim], those that stay, with what flows into them of the others.
+    """Merge the values of evicted tokens into those of kept ones.
 
-    A token's share goes to the `partners` nearest to it: the sum of all values, each times what it counts, is what it
-    was where flow is 1.
+    Each evicted token goes to its `partners` nearest kept tokens. With flow=1 this preserves the sum of all values,
+    each multiplied by its weight.
 
     Args:
-        paid: [n] how much each token counts.
-        between: [n - m, m] how near others and those that stay are.
-        stays: [n] bool.
+        values: [n, head_dim].
+        paid: [n] weight of each token, the attention that it received.
+        between: [n - m, m] proximity of evicted and kept tokens.
+        stays: [n] bool, true for the m kept tokens.
+
+    Returns:
+        [m, head_dim] values of the kept tokens.
     """
     near = between.topk(min(partners, between.shape[1]), dim=1)
     shares = torch.zeros_like(between).scatter(1, near.indices, near.values)

@@ -1,4 +1,4 @@
-"""Policies that read rows of their own after a prompt, and keep of the prompt what these attend to."""
+"""Base class of policies that read probe tokens after a prompt, and keep the prompt tokens that these attend to."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from .after_prompt import SPARE, Noting
 
 
 class Probing(Noting):
-    """State of the policy: what probes attend to.
+    """State of the policy: the attention of the probes.
 
-    Args:
-        asking: Whether they are being read.
-        paid: By layer, what probes pay to the prompt [kv_heads, prompt], the mean over them and the heads of a group.
+    Attributes:
+        asking: Whether the probes are being read.
+        paid: By layer, attention [kv_heads, prompt] from the probes to the prompt, the mean over the probes and the
+            heads of a group.
     """
 
     def __init__(self, config: ModelConfig, prompt: int, watched: int = 0) -> None:
@@ -49,13 +50,15 @@ class Probing(Noting):
 
     @abstractmethod
     def compress(self, cache: KVCache) -> None:
-        """Let go of what the probes have passed over."""
+        """Drop the tokens that the probes attend to least."""
 
 
 def probed(seq: Sequence, segment: Segment) -> ForwardCoroutine[None]:
-    """Read the probes of a text whose policy is `Probing`, and compress its prompt.
+    """Read the probes of a text whose policy is `Probing`, compress its prompt, and drop the probes.
 
-    Nothing of them is kept.
+    Args:
+        seq: The text.
+        segment: The rows of the probes.
     """
     state = seq.cache.policy
     assert isinstance(state, Probing)

@@ -1,4 +1,4 @@
-"""PyramidKV: more of the prompt in lower layers, less in higher ones."""
+"""PyramidKV: lower layers keep more of the prompt than higher ones."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from .snapkv import attended, require_window
 @register(
     "pyramid-kv",
     paper="PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling (2024)",
-    guarantee="lossy: most of the prompt is gone for good; drafts give the text of plain decoding under it",
+    guarantee="lossy: most of the prompt is dropped; drafts give the text of plain decoding under it",
 )
 @dataclass(frozen=True)
 class PyramidKV(Compressing):
-    """Keeps the prompt tokens that its last tokens attend to, in budgets that fall from layer to layer.
+    """Keeps the prompt tokens that its last tokens attend to, with budgets that decrease by layer.
 
-    Class B. All layers of a cache lie in one piece of memory here, so that what is taken is the largest layer's.
+    Class B. All layers of a cache have the same capacity here, so the memory is that of the largest layer.
 
     Attributes:
         budget: See `CachePolicy`, of the prompt, the mean over the layers, the window included.
-        beta: The last layer has the mean, without the window, over beta, and the first as much more; steeper where it
-            is larger.
-        window, kernel, pool: As in SnapKV.
+        beta: Steepness of the decrease: without the window, the last layer has 1 / beta of the mean budget, and the
+            first one exceeds the mean by as much as the last one is below it.
+        window: As in SnapKV.
+        kernel: As in SnapKV.
+        pool: As in SnapKV.
     """
 
     budget: float = 1024
@@ -43,7 +45,7 @@ class PyramidKV(Compressing):
         require_budget("pyramid-kv", self.budget)
         require_window("pyramid-kv", self.window, self.kernel, self.pool)
         if self.beta < 1:
-            raise SettingsError(f"beta of pyramid-kv must be at least 1, not {self.beta}")
+            raise SettingsError(f"pyramid-kv: beta must be at least 1, not {self.beta}")
 
     def watched(self, prompt: int) -> int:
         return observing(self.window, self.budget, prompt)

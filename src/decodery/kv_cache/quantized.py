@@ -1,4 +1,4 @@
-"""Quantized keys and values: integers of a few bits in the place of all but the newest tokens."""
+"""Quantized keys and values: all but the newest tokens are stored as integers of a few bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from decodery.step.cache_policy import CachePolicy, State
 from .after_prompt import SPARE
 
 BLOCK = 32
-"""Groups that lie together: no more is copied when one is added."""
+"""Groups per block of memory; adding a group copies at most one block."""
 
 
 @register(
@@ -32,14 +32,14 @@ BLOCK = 32
 class Quantized(CachePolicy):
     """Stores the keys and values of all tokens but the newest as integers of 8 or 4 bits.
 
-    Keys have a range for each channel of a group, values one for each token; both ends of it are met exactly. Prompts
-    are read in full precision. A row reads a group in integers or as it was by its position alone, so that blocks of
-    drafts read what single steps read. Class A, with a store of its own. Memory: bits / 8 bytes a number, and two
-    float32 for a channel of a group of keys and for a token of values.
+    Keys have one range per channel and group, values one per token; minimum and maximum are stored exactly. Prompts are
+    read in full precision. Whether a row reads a group in integers or in full precision depends only on the row's
+    position, so that drafts read the same values as single steps. Class A, with a separate store. Memory: bits / 8
+    bytes per value, and two float32 per channel of a group of keys and per token of values.
 
     Attributes:
-        bits: Of one number.
-        group: Tokens that are stored together, when all of them have left the newest `residual`.
+        bits: Bits per value, 8 or 4.
+        group: Tokens per group; a group is quantized when none of its tokens is among the newest `residual`.
         residual: Newest tokens that stay in full precision.
     """
 
@@ -57,13 +57,13 @@ class Quantized(CachePolicy):
         return Storing(self, model.config, prompt)
 
     def sealed(self, position: int) -> int:
-        """How many of the first tokens a row at `position` reads in integers."""
+        """Number of first tokens that a row at `position` reads in integers."""
         return max(position + 1 - self.residual, 0) // self.group * self.group
 
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """Numbers [kv_heads, groups, group, head_dim] as integers: low + step * code, two of 4 bits in a byte."""
+    """Values [kv_heads, groups, group, head_dim] as low + step * code, with two 4-bit codes per byte."""
 
     codes: torch.Tensor
     low: torch.Tensor
@@ -72,7 +72,7 @@ class Codes:
 
     @classmethod
     def of(cls, numbers: torch.Tensor, dim: int, bits: int) -> Codes:
-        """Ranges are taken over `dim`: -2, the tokens, or -1, the channels."""
+        """Quantize with one range over `dim`: -2, the tokens, or -1, the channels."""
         low, high = numbers.amin(dim=dim, keepdim=True).float(), numbers.amax(dim=dim, keepdim=True).float()
         step = (high - low) / (2**bits - 1)
         divisor = torch.where(step > 0, step, torch.ones_like(step))
@@ -82,7 +82,7 @@ class Codes:
         return cls(codes, low, step, bits)
 
     def whole(self) -> torch.Tensor:
-        """The codes alone, as float64."""
+        """The codes without their ranges, as float64."""
         codes = self.codes
         if self.bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
@@ -111,7 +111,7 @@ class Block:
 
     @classmethod
     def of(cls, keys: torch.Tensor, values: torch.Tensor, group: int, bits: int) -> Block:
-        """Of whole groups [kv_heads, tokens, head_dim]."""
+        """Quantize keys and values [kv_heads, tokens, head_dim] of complete groups."""
         return cls(
             Codes.of(keys.unflatten(1, (-1, group)), -2, bits), Codes.of(values.unflatten(1, (-1, group)), -1, bits)
         )
@@ -139,7 +139,7 @@ class Block:
 class Storing(State):
     """State of the policy: quantized keys and values.
 
-    Args:
+    Attributes:
         groups: By layer, keys and values of the first `stored` tokens; forks share blocks.
     """
 
@@ -151,12 +151,12 @@ class Storing(State):
 
     @property
     def merges(self) -> bool:  # type: ignore[override]
-        # Rows of a block may be the first to read something in integers.
+        # Later rows of a block may read a group in integers that earlier rows read in full precision.
         return True
 
     @property
     def bytes(self) -> int:
-        """Of what is held beside the cache."""
+        """Bytes of the quantized keys and values."""
         return sum(
             part.bytes for blocks in self.groups.values() for each in blocks for part in (each.keys, each.values)
         )
@@ -212,14 +212,14 @@ class Storing(State):
             raise ValueError(f"the first {self.stored} tokens are stored as integers and cannot be cut")
 
     def _ends(self, attention: Attention) -> np.ndarray:
-        """[n] how many of the first tokens each row reads in integers."""
+        """[n] number of first tokens that each row reads in integers."""
         positions = attention.segment.positions.tolist()
         return np.array([self.method.sealed(at) if at >= self.prompt else 0 for at in positions])
 
     def _extended(
         self, blocks: Sequence[Block], keys: torch.Tensor, values: torch.Tensor, slots: np.ndarray
     ) -> list[Block]:
-        """These blocks and whole groups of slots, in the order of positions: full blocks first, however they came."""
+        """Append complete groups of slots to these blocks, in the order of positions; only the last may be partial."""
         size, bits, found = self.method.group, self.method.bits, list(blocks)
         index = torch.from_numpy(slots).to(keys.device)
         room = (BLOCK - found[-1].groups) * size if found else 0

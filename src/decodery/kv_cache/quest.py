@@ -1,4 +1,4 @@
-"""Quest: pages of keys, of which each row reads those that may matter most to it."""
+"""Quest: each row reads the pages of keys with the largest upper bounds of its attention scores."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from .selecting import Asked, Selective, allowed, dots
 )
 @dataclass(frozen=True)
 class Quest(Selective):
-    """Reads whole pages, chosen by an upper bound of what the query would make of their keys.
+    """Reads whole pages, selected by an upper bound of the query's scores over the page's keys.
 
-    Keeps everything. Of every page the least and the largest value of each channel of its keys bound the scores: sum
-    over channels of the larger product with the query. A group of query heads takes the largest bound of its heads, so
-    that a key-value head is read once. The page a row stands in is always read. Class A. Read per row: 2 vectors a page
-    and the keys and values of the pages chosen. Pages of 16 are those of the cache: kernels keep their bounds in 32
-    bits beside it and choose by themselves; bounds of other pages are computed anew for each row.
+    No token is dropped. The minimum and maximum of each channel over a page's keys bound the scores: the bound is the
+    sum over channels of the larger product with the query. A group of query heads uses the largest bound of its heads,
+    so that a key-value head is read once. The row's own page is always read. Class A. Read per row: 2 vectors per page,
+    and the keys and values of the selected pages. Pages of 16 tokens are the pages of the cache: the native kernels
+    store their bounds in 32 bits beside it and select without Python. Bounds of other page sizes are computed for each
+    row.
 
     Attributes:
-        budget: See `CachePolicy`; rounded up to pages, of which at least `least` are read.
-        page: Tokens of one.
-        dense_layers: First layers that read everything.
-        least: Fewest pages that are read.
+        budget: See `CachePolicy`; rounded up to pages.
+        page: Tokens per page.
+        dense_layers: Number of first layers whose rows read all tokens.
+        least: Minimum number of pages to read.
     """
 
     budget: float = 1024
@@ -66,11 +67,17 @@ class Quest(Selective):
 
 
 def best_pages(asked: Asked, budget: float, page: int, least: int, logical: int | None = None) -> np.ndarray:
-    """Which pages each row reads: [kv_heads, rows, pages] bool, the page that it stands in among them.
+    """Select the pages that each row reads, always including the row's own page.
 
     Args:
-        least: Of how many pages at the least.
-        logical: Tokens of the parts that a page's bound is the largest of, None for the page itself.
+        asked: The rows.
+        budget: See `CachePolicy`.
+        page: Tokens per page.
+        least: Minimum number of pages.
+        logical: Tokens per part of a page; a page's bound is the largest of its parts. None bounds the whole page.
+
+    Returns:
+        [kv_heads, rows, pages] bool.
     """
     size = page if logical is None else logical
     bounds, per = page_bounds(asked, size).max(axis=2), page // size
@@ -86,12 +93,12 @@ def best_pages(asked: Asked, budget: float, page: int, least: int, logical: int 
 def page_bounds(asked: Asked, page: int) -> np.ndarray:
     """[kv_heads, rows, group, pages] upper bounds of each query's scores over the keys of each page.
 
-    A page holds the tokens at `page` positions one after another. Those that rows of the pass stand in are bounded row
-    by row, by what that row sees of them; -inf where it sees nothing.
+    A page holds the tokens at `page` consecutive positions. The bound of a page with rows of this pass is computed row
+    by row, over the tokens that the row may attend to; -inf where there is none.
     """
     numbers = asked.positions // page
     count = int(numbers.max()) + 1
-    # Content comes in the order of positions, with none missing; the last page may go on in the rows of the pass.
+    # The content has all positions in order; its last page may continue in the rows of the pass.
     whole = asked.content // page
     size = whole * page
     parts = asked.keys[:, :size].reshape(len(asked.keys), whole, page, asked.keys.shape[-1])
@@ -115,7 +122,10 @@ def page_bounds(asked: Asked, page: int) -> np.ndarray:
 def bounded(queries: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> np.ndarray:
     """[kv_heads, rows, group, pages] sums over channels of the larger product with either bound.
 
-    The bounds are the least and the largest key.
+    Args:
+        queries: [kv_heads, rows, group, head_dim].
+        least: Minimum of each channel over a page's keys.
+        most: Maximum of each channel over a page's keys.
     """
-    # The larger product is with the largest key where the query is positive, and with the least where it is not.
+    # Where the query is positive, the larger product is that with the maximum, elsewhere that with the minimum.
     return dots(queries.clamp(min=0), most) + dots(queries.clamp(max=0), least)

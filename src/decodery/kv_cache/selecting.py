@@ -1,4 +1,4 @@
-"""Policies that keep everything: each row after the prompt reads the part of it that its query asks for."""
+"""Base class of policies that keep all tokens, and let each row after the prompt select those that it reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from decodery.step.cache_policy import CachePolicy, State, entries
 
 @dataclass(frozen=True)
 class Selective(CachePolicy):
-    """Class A: nothing is dropped, prompts are read in full, and every row after them selects for itself."""
+    """Class A: no token is dropped, prompts are read in full, and later rows select tokens."""
 
     @property
     def provides(self) -> Provides:
@@ -31,27 +31,27 @@ class Selective(CachePolicy):
 
     @abstractmethod
     def choose(self, asked: Asked) -> np.ndarray:
-        """What the rows read: [kv_heads, rows, slots] bool.
+        """Select the slots that each row reads: [kv_heads, rows, slots] bool.
 
-        A row's choice depends on what that row sees alone.
+        A row's selection depends only on slots that the row may attend to.
         """
 
     @abstractmethod
     def dense(self, layer: int) -> bool:
-        """Whether the rows of a layer read everything."""
+        """Whether the rows of a layer read all tokens."""
 
     @abstractmethod
     def choice(self, config: ModelConfig, at: np.ndarray, store: SideStore | None) -> Choice | None:
-        """What kernels choose by in place of `choose`; None where they cannot.
+        """The selection as the native kernels compute it, in place of `choose`; None where they cannot.
 
         Args:
-            config: Of the model.
+            config: Configuration of the model.
             at: [rows] positions.
-            store: What rows of the same text were chosen by before, None at first.
+            store: The side store of earlier rows of the same text, None for the first ones.
         """
 
     def layers(self, config: ModelConfig) -> np.ndarray:
-        """[layers] bool, those whose rows select."""
+        """[layers] bool, true for layers whose rows select."""
         every = range(config.num_layers)
         return np.array([not self.dense(layer) and config.window(layer) is None for layer in every])
 
@@ -60,7 +60,7 @@ class Selective(CachePolicy):
 
 
 class Selecting(State):
-    """Nothing is remembered but of full pages of content, so that rows which were rejected leave no trace."""
+    """State of the policy: it covers only full pages of content, so rejected rows leave nothing in it."""
 
     anew = True
 
@@ -115,16 +115,16 @@ class Selecting(State):
 
 
 class Asked:
-    """What rows that select see.
+    """The inputs of a selection.
 
-    Args:
+    Attributes:
         own: [rows] slots of the rows themselves.
         queries: [kv_heads, rows, group, head_dim].
         keys: [kv_heads, slots, head_dim].
-        seen: [rows, slots] bool.
-        positions: [slots] of the slots.
-        at: [rows] of the rows.
-        layer: Where.
+        seen: [rows, slots] bool, the slots that each row may attend to.
+        positions: [slots] positions of the slots.
+        at: [rows] positions of the rows.
+        layer: Index of the layer.
     """
 
     def __init__(self, attention: Attention, rows: np.ndarray) -> None:
@@ -140,31 +140,31 @@ class Asked:
         )
         self.queries = grouped.transpose(0, 1)
         self.keys = precise(attention.keys)
-        # What some heads have lost, others still see.
+        # A slot that some heads have dropped may still be read by others.
         self.seen = attention.seen_by_any[rows]
         self.positions = np.asarray(cache.positions[attention.layer, :slots], dtype=np.int64)
         self.at = np.asarray(segment.positions[rows], dtype=np.int64)
 
     def budgets(self, budget: float) -> np.ndarray:
-        """[rows] how many tokens each row may read."""
+        """[rows] maximum number of tokens that each row reads."""
         return allowed(budget, self.at)
 
 
 def allowed(budget: float, at: np.ndarray) -> np.ndarray:
-    """[rows] how many tokens rows at these positions may read."""
+    """[rows] maximum number of tokens that rows at these positions read."""
     return np.array([entries(budget, position + 1) for position in at.tolist()])
 
 
 def precise(values: torch.Tensor) -> torch.Tensor:
-    """In single precision or better."""
+    """Convert to float32, unless the precision is higher."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def dots(queries: torch.Tensor, keys: torch.Tensor) -> np.ndarray:
     """[kv_heads, rows, group, m] products of queries and keys.
 
-    Queries are [kv_heads, rows, group, d], keys [kv_heads, m, d]. Summed in an order of their own, so that a row's are
-    the same to the bit whatever rows stand beside it.
+    Queries are [kv_heads, rows, group, d], keys [kv_heads, m, d]. The order of summation is fixed, so that a row gets
+    the same bits whatever other rows are in the pass.
     """
     found: np.ndarray = lane_sum(queries[:, :, :, None] * keys[:, None, None]).cpu().numpy()
     return found

@@ -1,4 +1,4 @@
-"""StreamingLLM: the first tokens and the last ones."""
+"""StreamingLLM: keeps the first tokens and the last ones."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from .after_prompt import angles, turned
 @register(
     "streaming-llm",
     paper="Efficient Streaming Language Models with Attention Sinks (2023)",
-    guarantee="lossy: old tokens are gone for good; drafts give the text of plain decoding under it",
+    guarantee="lossy: old tokens are dropped; drafts give the text of plain decoding under it",
 )
 @dataclass(frozen=True)
 class StreamingLLM(CachePolicy):
-    """Keeps the first tokens, which attention rests on, and a window of the last ones.
+    """Keeps the first tokens, which receive much attention, and a window of the last ones.
 
-    The middle is dropped. Class C. Memory: the budget and a block of 16.
+    The tokens between are dropped. Every row reads its own window, rows of the prompt too, so that a text does not
+    depend on how its prompt is split into passes. As in the paper, positions are counted among the kept tokens: the
+    first tokens are placed directly before the window. So with a budget in tokens, a text may be longer than the
+    model's context. Class C. Memory: the budget and a block of 16.
 
     Attributes:
-        budget: See `CachePolicy`; the published 4 + 512 tokens.
-        sinks: How many of them are the first ones. Every row reads its own window, of the prompt too, so that texts do
-            not depend on how they were read. As in the paper, positions are counted among what is kept: the first
-            tokens stand right before the window. So where the budget is a number of tokens, a text goes on beyond the
-            model's context.
-        absolute: Tokens keep the positions they were read at, as in most libraries; the text then ends where the
-            context does.
+        budget: See `CachePolicy`; by default the published 4 + 512 tokens.
+        sinks: Number of first tokens that are kept, part of the budget.
+        absolute: Whether tokens keep their original positions, as in most libraries; the text then ends at the end of
+            the context.
     """
 
     budget: float = 516
@@ -50,22 +50,22 @@ class StreamingLLM(CachePolicy):
     def __post_init__(self) -> None:
         require_budget("streaming-llm", self.budget)
         if self.sinks < 0:
-            raise SettingsError(f"sinks of streaming-llm must be at least 0, not {self.sinks}")
+            raise SettingsError(f"streaming-llm: sinks must be at least 0, not {self.sinks}")
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Streaming(self, model.config, prompt)
 
     def endless(self, config: ModelConfig) -> bool:
-        # Positions that have an embedding of their own end with these.
+        # Learned position embeddings end at the model's context.
         return not (self.absolute or config.learned_positions) and 1 < self.budget <= config.max_positions
 
     def begins(self, position: int) -> int:
-        """Where the window of a row at `position` begins."""
+        """First position of the window of a row at `position`."""
         return window_begins(self.budget, self.sinks, position)
 
 
 class Streaming(State):
-    """Windows are a function of positions alone; nothing is remembered."""
+    """Windows depend only on positions, so there is no state."""
 
     anew = True
 
@@ -87,7 +87,7 @@ class Streaming(State):
 
     def select(self, attention: Attention) -> np.ndarray:
         slots, begins = _places(attention), self._begins(attention)[:, None]
-        # Sinks that stand nearer than where they were read are met by themselves, in `merge`.
+        # Sinks whose position differs from the original one are attended to separately, in `merge`.
         return ((slots < self.method.sinks) | (slots >= begins)) & ~self.also(attention)
 
     def also(self, attention: Attention) -> np.ndarray:
@@ -102,7 +102,7 @@ class Streaming(State):
         if not len(rows):
             return context
         nearer = self._begins(attention)[rows] - self.method.sinks
-        # Each row by itself and in double precision: what else is in the pass leaves no trace.
+        # Row by row and in double precision, so that a row does not depend on other rows of the pass.
         queries = attention.queries[rows].double().transpose(0, 1)
         queries = turned(self.config, attention.layer, queries, -nearer).transpose(0, 1)
         keys, values = (part[:, slots].double() for part in (attention.keys, attention.values))
@@ -130,21 +130,21 @@ class Streaming(State):
         return KernelPolicy(windows=Windows(widths, self.method.sinks, (cos, sin)))
 
     def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
-        # By whole blocks, wherever passes end: what is held is a function of the text's length.
+        # Whole blocks are dropped, so that the kept tokens depend only on the text's length, not on the passes.
         if not rows:
             return
         for layer, length in enumerate(cache.lengths.tolist()):
             window = self.config.window(layer)
             sinks = self.method.sinks if window is None else 0
             begins = self.method.begins(cache.next_position) if window is None else cache.next_position + 1 - window
-            # Slots are in the order of positions; those that no row will read again lie together.
+            # Slots are in the order of positions, so the slots that no later row reads are adjacent.
             places = cache.positions[layer, :length]
             first, last = np.searchsorted(places, [sinks, begins // SLOTS * SLOTS]).tolist()
             if last > first:
                 cache.evict(layer, range(first, last))
 
     def _begins(self, attention: Attention) -> np.ndarray:
-        """[n] where the window of each row begins."""
+        """[n] first position of the window of each row."""
         return np.array([self.method.begins(int(position)) for position in attention.segment.positions])
 
 

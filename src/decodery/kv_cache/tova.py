@@ -1,4 +1,4 @@
-"""TOVA: the tokens that the last one attends to."""
+"""TOVA: keeps the tokens that the last token attends to."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .evicting import Scored
 @register(
     "tova",
     paper="Transformers are Multi-State RNNs (2024)",
-    guarantee="lossy: what one row passed over is gone for good; drafts give the text of plain decoding under it",
+    guarantee="lossy: tokens with little attention are dropped; drafts give the text of plain decoding under it",
 )
 @dataclass(frozen=True)
 class TOVA(Scored):
-    """Drops the token that the current one attends to least, in each layer one for all heads together.
+    """Drops the token that the current one attends to least, the same token for all heads of a layer.
 
-    Attention is averaged over all heads of the layer; no token is safe, the current one included. After the prompt its
-    last row decides about all of it at once. Class D. Memory: the budget, once the prompt is read.
+    Attention is averaged over all heads of the layer. Any token may be dropped, even the current one. At the end of the
+    prompt, the last row decides about all of its tokens at once. Class D. Memory: the budget, after the prompt is read.
 
     Attributes:
-        budget: See `CachePolicy`; the published eighth.
+        budget: See `CachePolicy`; by default 1/8 of the text, as published.
     """
 
     budget: float = 0.125

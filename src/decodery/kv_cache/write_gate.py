@@ -27,23 +27,23 @@ from .after_prompt import turned
         "Dynamic-LLaVA: Efficient Multimodal Large Language Models via Dynamic Vision-language Context Sparsification "
         "(2024)"
     ),
-    guarantee="lossy: written tokens that are not stored are gone for good; drafts give the text of plain decoding "
-    "under it",
+    guarantee="lossy: some written tokens are not stored; drafts give the text of plain decoding under it",
     requirements=("a trained gate",),
 )
 @dataclass(frozen=True)
 class WriteGate(CachePolicy):
-    """Stores a written token only where a small network says so; prompts are stored in full.
+    """Stores a written token only where a small network (the gate) decides so; prompts are stored in full.
 
-    There it is shown the token's queries, keys and values before rotation, which are what the layer makes of its hidden
-    state, where the paper shows it that state. A token always reads itself. The text side of the paper alone. Class E:
-    decisions depend on no other row, so that a block of drafts is decided about in one pass.
+    The input of the gate is the token's queries, keys and values before rotation; in the paper it is the layer's hidden
+    state. A token always reads itself. Only the paper's method for text is implemented, not that for images. Class E: a
+    decision does not depend on other rows, so one pass decides about a block of drafts.
 
     Attributes:
-        budget: The share of written tokens that are stored, up to 1; what the network says of a token has to lie above
-            the quantile of texts it was trained on.
-        gate: `WriteGates`, or the file or folder of `decodery train kv write-gate`. It looks at a token in one layer,
-            the third as published, and decides about that layer and all after it; the layers before store everything.
+        budget: Share of written tokens that are stored, up to 1. A token is stored if the gate's output is above the
+            matching quantile of the training texts.
+        gate: `WriteGates`, or the file or folder of `decodery train kv write-gate`. The gate reads a token in one
+            layer, the third as published, and decides for that layer and all later ones; earlier layers store all
+            tokens.
     """
 
     budget: float = 0.5
@@ -51,7 +51,7 @@ class WriteGate(CachePolicy):
 
     def __post_init__(self) -> None:
         if not 0 < self.budget <= 1:
-            raise SettingsError(f"the budget of write-gate is a share above 0 and up to 1, not {self.budget!r}")
+            raise SettingsError(f"write-gate: budget must be a share above 0 and up to 1, not {self.budget!r}")
 
     @property
     def provides(self) -> Provides:
@@ -62,14 +62,14 @@ class WriteGate(CachePolicy):
         gate.require(model)
         if model.config.window(gate.layer) is not None:
             raise UnsupportedModel(
-                f"write-gate looks at tokens in layer {gate.layer}, which has a sliding window in this model: train a "
-                "gate of a layer without one, or take another policy"
+                f"write-gate reads tokens in layer {gate.layer}, which has a sliding window in this model: train a "
+                "gate for a layer without one, or use another policy"
             )
         return Admitting(replace(self, gate=gate), gate, model.config, prompt)
 
 
 def looked_at(config: ModelConfig, attention: Attention) -> torch.Tensor:
-    """Queries, keys and values of a segment's own rows before rotation: [n, width]."""
+    """[n, width] the gate's input: queries, keys and values of a segment's own rows before rotation."""
     n, positions = len(attention.segment), attention.segment.positions
     parts = (attention.queries.transpose(0, 1), attention.keys[:, -n:])
     still = [turned(config, attention.layer, part.double(), -positions) for part in parts]
@@ -77,7 +77,7 @@ def looked_at(config: ModelConfig, attention: Attention) -> torch.Tensor:
 
 
 class Admitting(State):
-    """stored: of every tentative row, whether it will be."""
+    """State of the policy: for every tentative row, whether it will be stored."""
 
     def __init__(self, method: WriteGate, gate: WriteGates, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt)

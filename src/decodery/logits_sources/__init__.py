@@ -1,4 +1,4 @@
-"""Logit sources, one per file: what a text is scored by in place of one model in one context."""
+"""Logits sources, one per file: they compute the logits of a text in place of one model in one context."""
 
 from decodery.core.lazy_exports import face
 

@@ -1,4 +1,4 @@
-"""A fine-tuned model in a model's place, for the texts that ask for it."""
+"""Adapters: a fine-tuned variant of the model, for the texts that choose it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from decodery.step.logits_source import LogitsSource
 )
 @dataclass(frozen=True)
 class Tuned(LogitsSource):
-    """Writes with what an adapter adds to the model's matrices, chosen text by text.
+    """Applies an adapter to the model's matrices, chosen per text.
 
-    Texts of one adapter share their passes, those of others have passes of their own. The matrices that it changes are
-    there once more for each of the last four adapters, and on a CPU all of them as kernels pack them. Drafts stay those
-    of the model, unless a drafter names another.
+    Texts with the same adapter share passes; each adapter needs separate passes. The last four adapters are kept in
+    memory, each with a copy of the matrices that it changes; on a CPU, with all matrices as the kernels pack them.
+    Drafters keep using the model without the adapter, unless a drafter names another model.
 
     Attributes:
-        file: An `Adapter`, or the file or folder of one, of S2FT or LoRA.
+        file: An `Adapter`, or its file or folder, of S2FT or LoRA.
     """
 
     file: Adapter | str | None = None

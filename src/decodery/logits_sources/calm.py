@@ -1,4 +1,4 @@
-"""CALM: a token leaves the model at the first layer that is sure of it."""
+"""CALM: a token exits the model at the first layer whose prediction is confident."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Confidence = Literal["softmax", "state", "classifier"]
 
 
 def softmax_gap(logits: torch.Tensor) -> torch.Tensor:
-    """[n] how much more likely the first token is than the second, of logits [n, vocab]."""
+    """[n] difference in probability between the two most likely tokens, from logits [n, vocab]."""
     best = logits.double().softmax(dim=-1).topk(2).values
     return best[:, 0] - best[:, 1]
 
@@ -34,7 +34,7 @@ def state_similarity(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 
 def thresholds(threshold: float, steps: np.ndarray, tokens: int, tau: float) -> np.ndarray:
-    """[n] what has to be reached at each of the output positions `steps` [n] of a text of `tokens` tokens."""
+    """[n] confidence that is needed at the output positions `steps` [n] of a text of `tokens` tokens."""
     return threshold * (0.9 + 0.1 * np.exp(-tau * steps / tokens))
 
 
@@ -42,29 +42,30 @@ def thresholds(threshold: float, steps: np.ndarray, tokens: int, tau: float) -> 
     "calm",
     paper="Confident Adaptive Language Modeling (2022)",
     guarantee="lossy: with a calibrated threshold the mean loss is below its bound, with the probability it was "
-    "calibrated for; the model's law where the threshold is out of reach",
+    "calibrated for; the model's distribution where the threshold is never reached",
     requirements=("a threshold, or a calibration",),
 )
 @dataclass(frozen=True)
 class CALM(LogitsSource):
-    """Lets a token leave the model after the first layer that is sure of what follows it.
+    """Lets a token exit the model after the first layer whose prediction of the next token is confident.
 
-    The prompt passes all layers. A threshold beside it takes the place of the calibrated one, and of its promise. What
-    follows is what the head makes of the state at the exit. The layers above get keys and values of that state, so that
-    later tokens find some in every layer; their MLPs are left out. Rows that share a pass with others that have not
-    left go on with them, unchanged. Drafts, trees and batches give the text of plain decoding under this source.
+    The prompt passes all layers. At the exit, the head computes the logits from the hidden state. Later layers compute
+    keys and values from that state, so that later tokens find some in every layer; their MLPs are skipped. If other
+    rows of the pass have not exited, the state passes through their layers unchanged. Drafts, trees and batches give
+    the text of plain decoding under this source. A threshold that is given beside a calibration replaces the calibrated
+    one, and its guarantee is lost.
 
     Attributes:
-        threshold: A token leaves where the confidence is at least this, at the first output position, and 0.9 times
-            this at the end of a text of `tokens` tokens, in between as `tau` says.
-        confidence: "softmax", how much more likely the first token is than the second, which takes the head once more
-            per check; "state", how little the last layer turned the hidden state (cosine); or "classifier", how likely
-            a trained one finds it that the last layer will agree.
-        every: Confidence is looked at after so many layers, again and again; 1 in the paper.
-        tokens: Length of a text at which the threshold has fallen to 0.9 times its first value.
-        tau: How fast the threshold falls; larger is faster.
-        calibration: An `Exits`, or the file or folder of the one that `decodery train calm` made; it settles all of
-            these, and has the classifier.
+        threshold: Confidence from which a token exits at the first output position. It decreases to 0.9 times this
+            value at the end of a text of `tokens` tokens, as fast as `tau` sets.
+        confidence: How confidence is measured. "softmax": the difference in probability between the two most likely
+            tokens, which computes the head at every check. "state": the cosine of the hidden states before and after
+            the last layer. "classifier": a trained classifier's probability that the last layer will agree.
+        every: Confidence is checked after every this many layers; 1 in the paper.
+        tokens: Length of a text at which the threshold has decreased to 0.9 times its first value.
+        tau: How fast the threshold decreases; larger is faster.
+        calibration: An `Exits`, or the file or folder that `decodery train calm` wrote; it sets all of these, and
+            contains the classifier.
     """
 
     threshold: float | None = None
@@ -90,7 +91,7 @@ class CALM(LogitsSource):
             )
         if self.confidence not in get_args(Confidence) or min(self.every, self.tokens) < 1 or not self.tau >= 0:
             raise SettingsError(
-                "calm needs softmax, state or classifier as confidence, every and tokens >= 1 and tau >= 0"
+                "calm: confidence must be softmax, state or classifier, every and tokens at least 1, tau at least 0"
             )
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
@@ -110,10 +111,10 @@ class CALM(LogitsSource):
 
 @dataclass(frozen=True)
 class Sure(Gate):
-    """Lets rows leave that are sure; the settings are those of `CALM`.
+    """The exit rule of `CALM`; its settings are those of `CALM`.
 
     Attributes:
-        exits: Where the classifier comes from.
+        exits: The calibration with the classifier.
     """
 
     threshold: float
@@ -131,7 +132,7 @@ class Sure(Gate):
         return np.where(found >= thresholds(self.threshold, check.steps, self.tokens, self.tau), LEAVE, GO)
 
     def _confidence(self, check: Check) -> torch.Tensor:
-        """[m] how sure the rows of a check are."""
+        """[m] confidence of the rows of a check."""
         if self.confidence == "softmax":
             return softmax_gap(check.logits)
         if self.confidence == "state":

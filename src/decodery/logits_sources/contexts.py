@@ -1,4 +1,4 @@
-"""One text read by several members: models, or one model in several contexts, each as far as it was asked."""
+"""Logits sources with several members: models, or one model in several contexts, that read the same text."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CHUNK = 512
 
 @dataclass(frozen=True)
 class Member:
-    """One who reads.
+    """A model with its context.
 
     Attributes:
-        name: What its model goes by in the ledger, where it is another than the engine's.
-        model: What reads.
-        prefix: What it reads in the prompt's place, None: the prompt.
+        name: Name of the model in the ledger, where it is not the engine's.
+        model: The model.
+        prefix: Tokens that it reads in place of the prompt, None for the prompt.
     """
 
     name: str
@@ -39,17 +39,17 @@ class Member:
     prefix: tuple[int, ...] | None = field(default=None, compare=False)
 
     def shift(self, prompt_length: int) -> int:
-        """What has to be added to a text position to get its own."""
+        """The offset from positions of the text to positions of this member."""
         return 0 if self.prefix is None else len(self.prefix) - prompt_length
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What one member is asked about one segment.
+    """The rows of a segment that one member computes.
 
     Attributes:
-        fed: Rows it reads, ancestors included.
-        wanted: Whose logits.
+        fed: Rows that it reads, ancestors included.
+        wanted: Rows whose logits are needed.
     """
 
     fed: np.ndarray
@@ -57,9 +57,9 @@ class Rows:
 
 
 class MemberReading:
-    """How far one member has read.
+    """The cache of one member.
 
-    Its cache may lag after the text; what it lacks goes ahead of the next rows.
+    It may lag behind the text; the missing tokens are read before the next rows.
     """
 
     def __init__(self, member: Member, cache: KVCache, prompt_length: int) -> None:
@@ -76,10 +76,11 @@ class MemberReading:
         return 0 if self.member.prefix is None else self.prompt_length - 1
 
     def tokens(self, text: Sequence[int], end: int) -> list[int]:
-        """What it reads up to the text position `end`.
+        """The tokens that the member reads up to the text position `end`.
 
         Args:
-            text: The tokens from the first position on.
+            text: The tokens of the text from the first position on.
+            end: A position of the text.
         """
         prefix = self.member.prefix
         if prefix is None:
@@ -130,7 +131,7 @@ class MemberReading:
         self.cache.keep(range(len(chunk)))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Of the pass's rows these became text; what was read ahead of them is text in any case."""
+        """Keep these rows of the pass; tokens that were read before them are part of the text already."""
         if self.fed is None:
             return
         places = np.searchsorted(self.fed, rows)
@@ -151,11 +152,11 @@ class MemberReading:
 
 
 class MemberCaches:
-    """The caches of all members of a source over one text, after the interface of one `KVCache`.
+    """The caches of all members of a source over one text, with the interface of one `KVCache`.
 
-    Args:
+    Attributes:
         tokens: The text that counts as read, though a member may lag.
-        states: What the source remembers at each of them, set for the rows of a pass by `note` and kept with them.
+        states: The source's state at each token; `note` sets those of a pass, and they are kept with its rows.
     """
 
     def __init__(self, readers: list[MemberReading], prompt_length: int) -> None:
@@ -172,12 +173,12 @@ class MemberCaches:
         return len(self.tokens)
 
     def open(self, segment: Segment) -> Segment:
-        """A pass over the rows of a segment begins.
+        """Begin a pass over the rows of a segment.
 
-        Members see those again: what each of them made of a row, and whether it read it at all, is not kept.
+        Members read retained tentative rows again, because their earlier results are not stored.
 
         Returns:
-            It with the tentative rows that stay before its own.
+            The segment, with the retained tentative rows before its own.
         """
         for reader in self.readers:
             reader.fed = None
@@ -200,7 +201,7 @@ class MemberCaches:
         return segment
 
     def note(self, events: Mapping[int, Sequence[str]], states: Sequence[Any] | None = None) -> None:
-        """What is to be counted of rows of this pass if they are kept, and the states after all of its rows."""
+        """Record the events of this pass, which count for rows that are kept, and the states after its rows."""
         self._events = events
         if states is not None:
             self._states = states
@@ -237,9 +238,9 @@ class MemberCaches:
 
 @dataclass(frozen=True)
 class Blend(Composed):
-    """What scores a text out of what its members say.
+    """Computes the logits of a text from those of its members.
 
-    Subclasses have settings, and `composed`, which asks members.
+    Subclasses have settings, and `composed`, which runs the members and combines their logits.
 
     Attributes:
         members: The contexts, each with its model.
@@ -254,11 +255,11 @@ class Blend(Composed):
         alike = (replace(member, model=fitted(member.model, first.model)) for member in others)
         object.__setattr__(self, "members", (first, *alike))
         if self.config.max_positions <= self.prompt_length:
-            raise ContextFull("the text in the prompt's place leaves no room in the model's context: shorten it")
+            raise ContextFull("the text that replaces the prompt fills the model's context: shorten it")
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The first member's, with room for as many tokens as every member can read."""
+        """The first member's configuration, with the smallest context of all members."""
         lengths = [member.model.config.max_positions - member.shift(self.prompt_length) for member in self.members]
         return replace(self.members[0].model.config, max_positions=min(lengths))
 
@@ -279,7 +280,7 @@ class Blend(Composed):
         return self.members[0].model.vocab_size
 
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
-        """See `Composed`; members are asked under their names, whatever the role."""
+        """See `Composed`; the passes of members are recorded under their own names."""
         if segment.tokens is None:
             raise UnsupportedModel("a source of several contexts reads tokens, not embeddings: use another drafter")
         if segment.interventions:
@@ -297,12 +298,12 @@ class Blend(Composed):
         """Logits [wanted, vocab] of the rows that `part` wants, and the hidden states of all of its rows.
 
         Args:
-            part: The segment and its members' readings.
-            taps: Where hidden states are wanted.
+            part: The segment, with the caches of its members.
+            taps: Layers whose hidden states are needed.
         """
 
     def new_cache(self) -> KVCache:
-        # Whoever looks for keys and values in it asks for `readings`; all else is the same.
+        # It has the interface of a cache, except that keys and values are found through `readings`.
         readers = [MemberReading(member, member.model.new_cache(), self.prompt_length) for member in self.members]
         return cast(KVCache, MemberCaches(readers, self.prompt_length))
 
@@ -313,10 +314,10 @@ class Part:
 
     Attributes:
         segment: The rows.
-        contexts: How far each member has read.
-        wanted: [m] rows whose logits are wanted.
-        output: [m] bool, which of these choose an output token; a row of the prompt before its last one has no
-            counterpart in contexts that begin otherwise.
+        contexts: The cache of each member.
+        wanted: [m] rows whose logits are needed.
+        output: [m] bool, true for those that choose an output token. Rows of the prompt before its last one have no
+            counterpart in contexts with another prefix.
     """
 
     segment: Segment
@@ -325,14 +326,12 @@ class Part:
     output: np.ndarray
 
     def read(self, number: int, rows: Rows | None, taps: Sequence[Tap] = ()) -> ForwardCoroutine[ForwardResult]:
-        """Ask member `number` about rows: logits [wanted, vocab] and states of the rows it is fed.
-
-        Of none for None.
+        """Run one member: logits [wanted, vocab], and hidden states of the rows that it reads.
 
         Args:
-            number: Of the member.
-            rows: What `only` or its like gave; None for no rows.
-            taps: Where hidden states are wanted.
+            number: Index of the member.
+            rows: The rows, from `only` or `everything`; None for no rows.
+            taps: Layers whose hidden states are needed.
         """
         if rows is None:
             return ForwardResult(torch.empty(0, dtype=torch.float32, device="cpu"))
@@ -350,7 +349,7 @@ class Part:
         return [*self.contexts.tokens, *self.segment.tokens[seen].tolist()]
 
     def only(self, number: int, wanted: np.ndarray) -> Rows | None:
-        """The logits of these rows, and what member `number` has to read for them; None for no rows."""
+        """These rows, with the rows that member `number` must read before them; None for no rows."""
         if not len(wanted):
             return None
         if self.segment.mask is None:

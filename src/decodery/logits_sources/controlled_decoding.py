@@ -1,4 +1,4 @@
-"""Controlled decoding: each token by the model's distribution and the value of the prefix it makes."""
+"""Controlled decoding: tokens are scored by the model's distribution and by the value of the resulting prefix."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from .contexts import Blend, Member, Part
 class ControlledDecoding(LogitsSource):
     """Weighs the model's most likely tokens by exp(strength x value of the prefix with the token).
 
-    Cost: k rows more per row, in a second pass, where the value reads hidden states; no pass where it reads tokens.
+    Cost: if the scorer reads hidden states, a second pass with k rows per row; if it reads tokens, no pass.
 
     Attributes:
-        value: A scorer of beginnings, as in value-head(head=value.safetensors).
-        strength: Lambda of the paper; 0 is the model among its k most likely tokens.
-        k: Tokens that are considered, all others are excluded.
+        value: A scorer of prefixes, as in value-head(head=value.safetensors).
+        strength: Lambda of the paper; 0 is the model's distribution, truncated to its k most likely tokens.
+        k: Number of most likely tokens that are candidates; all others are excluded.
     """
 
     value: Scorer | str
@@ -49,7 +49,7 @@ class ControlledDecoding(LogitsSource):
     def __post_init__(self) -> None:
         require_number("the strength of controlled-decoding", self.strength)
         if self.k < 1:
-            raise SettingsError(f"controlled-decoding needs k >= 1, not {self.k}")
+            raise SettingsError(f"controlled-decoding: k must be at least 1, not {self.k}")
         object.__setattr__(self, "value", resolve("scorer", self.value))
 
     @property
@@ -85,7 +85,7 @@ class _Controlled(Blend):
         return replace(given, logits=logits)
 
     def _values(self, part: Part, tokens: torch.Tensor) -> ForwardCoroutine[torch.Tensor]:
-        """The values [m, k] of the prefixes that the m output rows make with their candidate tokens [m, k]."""
+        """The values [m, k] of the prefixes of m output rows, each extended by its candidate tokens [m, k]."""
         if self.strength == 0.0:
             return torch.zeros(tokens.shape, dtype=torch.float32, device="cpu")
         states: dict[Tap, torch.Tensor] = {}
@@ -100,7 +100,7 @@ class _Controlled(Blend):
 
 
 def _children(part: Part, tokens: np.ndarray) -> Segment:
-    """Candidate tokens [m, k] below each of the part's m output rows, whose rows stay; no logits are wanted."""
+    """A segment of candidate tokens [m, k] as children of the part's m output rows, without logits."""
     reader, n = part.contexts.readers[0], len(part.segment)
     parents = np.repeat(part.wanted[part.output], tokens.shape[1])
     first = reader.lag + n

@@ -1,4 +1,4 @@
-"""DoLa: what the last layer says beyond what an earlier one said already."""
+"""DoLa: the last layer's prediction, contrasted with that of an earlier layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from decodery.step.forward_request import ForwardCoroutine, ForwardResult, OfOne
 from decodery.step.logits_source import EXCLUDED, LogitsSource
 
 _EARLY_ROWS = 512
-"""Rows of early logits that are held at a time: of 50,000 tokens they take 100 MB."""
+"""Maximum number of rows of early logits in memory; with 50,000 tokens they take 100 MB."""
 
 
 @register(
@@ -33,15 +33,15 @@ _EARLY_ROWS = 512
 class DoLa(LogitsSource):
     """Contrasts the last layer's prediction with that of the earlier layer it differs most from.
 
-    The authors add a repetition penalty of 1.2. Cost: the head once more per candidate layer and row.
+    For each row it uses the candidate layer with the largest Jensen-Shannon divergence from the last layer. The authors
+    add a repetition penalty of 1.2. Cost: the head is computed again per candidate layer and row.
 
     Attributes:
-        layers: Candidates, by how many layers have run (0: the embeddings): "low" or "high" for every second one of the
-            lower or upper half (of the outer 20 of more than 40), or a list. The one with the largest Jensen-Shannon
-            divergence from the last layer is taken for each row.
-        plausible: Tokens below this many times the largest probability are excluded.
-        published: Do as the published code and transformers do, which put no final norm before the head of an early
-            layer and take divergences from the mean of both to each instead of from each to the mean.
+        layers: Candidate layers, as the number of layers that have run (0: the embeddings). "low" or "high" takes every
+            second layer of the lower or upper half (of the outer 20 in models of more than 40), or give a list.
+        plausible: Tokens below this share of the largest probability are excluded.
+        published: Whether to compute as the published code and transformers do: without the final norm before the head
+            of an early layer, and with divergences from the mean to each distribution instead of from each to the mean.
     """
 
     layers: Literal["low", "high"] | tuple[int, ...] = "low"
@@ -64,7 +64,7 @@ class DoLa(LogitsSource):
 def candidates(layers: Literal["low", "high"] | tuple[int, ...], total: int, tied: bool) -> tuple[int, ...]:
     """Candidate layers of a model of `total`.
 
-    Where embeddings are tied the lowest ones only repeat the input.
+    Models with tied embeddings leave out the lowest ones, whose prediction only repeats the input.
     """
     if layers == "high":
         return tuple(range(total // 2 if total <= 40 else total - 20, total, 2))
@@ -90,7 +90,7 @@ class _Contrasting(OfOneModel):
         at_once, parts = max(1, _EARLY_ROWS // len(self.candidates)), []
         for first in range(0, len(wanted), at_once):
             index = wanted[first : first + at_once].to(self.device)
-            # One call for all layers, because the head's weights are what it costs.
+            # One call for all layers, because reading the head's weights is the main cost.
             states = torch.cat([scored.hidden[layer][index] for layer in self.candidates])
             early = self.model.project(states if self.published else self.model.final_norm(states))
             last = scored.logits[first : first + at_once]

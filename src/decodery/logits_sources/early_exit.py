@@ -1,4 +1,4 @@
-"""Leaving a model early: rows go up from check to check, and after each a gate says who leaves or ends the text."""
+"""Early exits: rows run from check to check, and at each a gate decides which rows exit or end the text."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, Forw
 from decodery.step.logits_source import EXCLUDED
 
 GO, LEAVE, END = range(3)
-"""What a gate says to a row: go on, leave with what the head makes of the state here, or end the text."""
+"""Decisions of a gate about a row: continue, exit with the logits of the state here, or end the text."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Check:
-    """What a gate is shown of the m rows that are on their way, after some layer.
+    """The input of a gate: the m rows that have not exited, after some layer.
 
     Attributes:
-        steps: [m] output positions of what the rows will say, from 1 on: the prompt's last row says the one at 0.
-        before, states: [m, hidden] the residual stream before and after that layer.
-        logits: [m, vocab] of the model's head there, [0, vocab] for gates that take none.
+        steps: [m] output positions that the rows predict, from 1; the prompt's last row predicts position 0.
+        before: [m, hidden] the residual stream before that layer.
+        states: [m, hidden] the residual stream after that layer.
+        logits: [m, vocab] of the model's head there, [0, vocab] for gates that do not use logits.
     """
 
     steps: np.ndarray
@@ -41,28 +42,28 @@ class Check:
 
 
 class Gate(Contract):
-    """Who may leave. Equal gates share their passes."""
+    """Decides which rows exit. Texts with equal gates share passes."""
 
     @property
     def logits(self) -> bool:
-        """Whether it looks at logits, which takes the head at every check."""
+        """Whether it uses logits, so that the head is computed at every check."""
         return False
 
     @abstractmethod
     def judge(self, check: Check) -> np.ndarray:
-        """[m] of `GO`, `LEAVE` and `END`, each row's by itself."""
+        """[m] of `GO`, `LEAVE` and `END`; the decision about a row does not depend on other rows."""
 
 
 @dataclass(frozen=True)
 class Leaving(OfOneModel):
-    """A model whose rows after the prompt may leave early; the prompt's pass through all layers.
+    """A model whose rows after the prompt may exit early; rows of the prompt run through all layers.
 
-    The layers above an exit get keys and values of the state there, so that later tokens find some in every layer.
+    Layers after an exit compute keys and values from its state, so that later tokens find some in every layer.
 
     Attributes:
-        every: A check stands after so many layers, again and again, none after the last one.
-        heads: Corrections of the head for rows that have left, None for the head as it is.
-        end: The token that a text ends with where a gate says so.
+        every: There is a check after every this many layers, except the last layer.
+        heads: Corrections of the head for rows that have exited, None for the unchanged head.
+        end: The token that ends a text where the gate decides so.
     """
 
     model: LanguageModel
@@ -77,15 +78,18 @@ class Leaving(OfOneModel):
             raise UnsupportedModel("rows that may leave early cannot be changed on their way")
         steps = segment.positions - self.prompt_length + 1
         if not (steps > 0).any():
-            # The first token, too, is said by the whole model.
+            # The first token is predicted by the whole model too.
             return (yield from score(self.model, segment, taps, role))
         return (yield from _Walk(self, segment, steps, role or "layers").run())
 
 
 class _Walk:
-    """One segment on its way up. left: [n] the check at which each row left, -1 for none; ended: [n] bool.
+    """The run of one segment through the layers.
 
-    states: [n, hidden] of all rows.
+    Attributes:
+        left: [n] the check at which each row exited, -1 for none.
+        ended: [n] bool, true for rows that end the text.
+        states: [n, hidden] of all rows.
     """
 
     def __init__(self, source: Leaving, segment: Segment, steps: np.ndarray, role: str) -> None:
@@ -95,7 +99,7 @@ class _Walk:
         self.states: torch.Tensor | None = None
 
     def run(self) -> ForwardCoroutine[ForwardResult]:
-        """From check to check; the logits of the rows that are wanted."""
+        """Run from check to check, and return the logits of the requested rows."""
         last, every, first = self.source.config.num_layers, self.source.every, 0
         for number, end in enumerate(range(every, last, every)):
             going = np.flatnonzero((self.steps > 0) & (self.left < 0))
@@ -106,7 +110,7 @@ class _Walk:
             self.ended[going[said == END]] = True
             first = end
         gone = self.left >= 0
-        # Whoever has left leaves keys and values above, and nothing else; if all have, MLPs have nothing to do.
+        # Rows that have exited only leave keys and values in later layers; if all have, MLPs are skipped.
         skip = [f"mlp.{layer}" for layer in range(first, last)] if gone.all() else []
         (scored,) = yield [self._ask(first, last, self.segment.logit_rows, (), skip, self._corrections())]
         asked = self.steps > 0
@@ -115,7 +119,7 @@ class _Walk:
         return replace(scored, logits=self._with_ends(scored.logits))
 
     def _up(self, first: int, end: int, going: np.ndarray) -> ForwardCoroutine[np.ndarray]:
-        """Go from one layer to another; what the gate says there to the rows that are still on their way."""
+        """Run from one layer to another, and return the gate's decisions about the rows that have not exited."""
         gate = self.source.gate
         (scored,) = yield [self._ask(first, end, going.tolist() if gate.logits else [], (end - 1, end))]
         self.states = scored.hidden[end]
@@ -139,7 +143,7 @@ class _Walk:
         return ForwardRequest(self.source.model, segment, taps, self.role, layer_plan)
 
     def _held(self, first: int, end: int) -> tuple[Intervention, ...]:
-        """What keeps the states of rows that have left as they were there."""
+        """Interventions that keep the states of rows that have exited."""
         if not (self.left >= 0).any():
             return ()
         assert self.states is not None
@@ -151,19 +155,19 @@ class _Walk:
         return tuple(Intervention(f"resid_post.{layer}", hold) for layer in range(first, end))
 
     def _wanted(self, by_row: np.ndarray) -> np.ndarray:
-        """What is known of every row, of those whose logits are wanted."""
+        """The entries, of an array with one per row, of the rows whose logits are requested."""
         rows = self.segment.logit_rows
         return by_row if rows is None else by_row[np.asarray(rows, dtype=np.int64)]
 
     def _corrections(self) -> tuple[Intervention, ...]:
-        """What the head reads of rows that have left, in place of the plain state."""
+        """Interventions that correct the head's input for rows that have exited."""
         heads, checks = self.source.heads, self._wanted(self.left)
         if heads is None or not (checks >= 0).any():
             return ()
         return (Intervention("final_norm", lambda rows, segment: heads.corrected(rows, checks)),)
 
     def _with_ends(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits in which rows that end the text leave no other token."""
+        """Logits in which rows that end the text allow only the end token."""
         if not self.ended.any():
             return logits
         count("stops", int(self.ended.sum()))

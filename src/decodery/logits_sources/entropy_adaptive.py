@@ -29,24 +29,25 @@ _SMALL, _LARGE = 0, 1
 @register(
     "entropy-adaptive",
     paper="Entropy Adaptive Decoding: Dynamic Model Switching for Efficient Inference (2025)",
-    guarantee="every token is one model's or the other's",
+    guarantee="every token is drawn from the distribution of one of the two models",
     requirements=("a second model with the same vocabulary",),
 )
 @dataclass(frozen=True)
 class EntropyAdaptive(LogitsSource):
     """Switches between a small model and the loaded one by the mean entropy of the last few tokens.
 
-    Entropies are those of the logits before any processor. Each model reads only when it is its turn, and then all it
-    missed in one chunk; the small one begins. In a drafted tree every node has a state of its own, so a pass runs both
-    models only where a path crosses a switch.
+    Entropies are measured on the logits before any processor. The small model begins. A model runs only while it is
+    active; when it becomes active, it reads all missed tokens in one pass. Every node of a draft tree has its own
+    state, so a pass runs both models only if a path contains a switch.
 
     Attributes:
-        small: A `LanguageModel`, or a name `decodery.load` knows.
-        threshold: Bits; above it the loaded model takes over from the next token on, else the small one; infinity is
-            the small model alone.
-        window: Tokens averaged over, whichever model wrote them.
-        stay: Tokens after a switch, and at the beginning, before the next one (the paper's value is not known).
-        dtype: What a named one is loaded in, such as "int4".
+        small: A `LanguageModel`, or a name for `decodery.load`.
+        threshold: Entropy in bits; above it the loaded model writes from the next token on, else the small one.
+            Infinity always uses the small model.
+        window: Number of tokens over which the entropy is averaged, whichever model wrote them.
+        stay: Minimum number of tokens after a switch, and at the beginning, before the next switch. The paper does not
+            give its value.
+        dtype: Data type of a model that is loaded by name, such as "int4".
     """
 
     small: LanguageModel | str
@@ -68,7 +69,7 @@ class EntropyAdaptive(LogitsSource):
 
 
 class _State(NamedTuple):
-    """Where a text stands after a token: who scores the next row, since how many tokens, the last entropies in bits."""
+    """State after a token: the active model, the number of tokens since the switch, the last entropies in bits."""
 
     active: int = _SMALL
     since: int = 0
@@ -83,7 +84,7 @@ class _Switching(Blend):
 
     def composed(self, part: Part, taps: Sequence[Tap]) -> ForwardCoroutine[ForwardResult]:
         walk = _Walk(self, part)
-        # Whose turn it is at the root reads all rows; whoever takes over below it, what is then left.
+        # The model that is active at the root reads all rows; after a switch, the other one reads the remaining rows.
         for ask in (walk.first, walk.rest):
             number, rows = ask()
             if rows is not None:
@@ -103,14 +104,14 @@ class _Switching(Blend):
 
 
 class _Walk:
-    """One segment's rows from the root down: who scores each, and what follows from that for those below it."""
+    """The rows of one segment from the root down: the model that scores each, and the resulting states."""
 
     def __init__(self, model: _Switching, part: Part) -> None:
         self.model, self.part = model, part
         segment, contexts = part.segment, part.contexts
         self.parents = np.arange(-1, len(segment) - 1) if segment.mask is None else _parents(segment.mask)
         self.end_of_prompt = contexts.prompt_length - 1
-        # Every output row is scored, wanted or not, because what comes after depends on it.
+        # Every output row is scored, even if its logits are not requested, because later states depend on it.
         self.scored = np.flatnonzero(segment.positions >= self.end_of_prompt)
         self.logits: dict[tuple[int, int], torch.Tensor] = {}
         self.bits: dict[tuple[int, int], float] = {}
@@ -118,7 +119,7 @@ class _Walk:
         self.states: list[_State | None] = [None] * len(segment)
 
     def first(self) -> tuple[int, Rows | None]:
-        """The member whose turn it is at the root, and all rows."""
+        """The member that is active at the root, and all rows."""
         state = self._before(int(self.scored[0])) if len(self.scored) else None
         everything = self.part.everything()
         return _SMALL if state is None else state.active, Rows(
@@ -126,7 +127,7 @@ class _Walk:
         )
 
     def rest(self) -> tuple[int, Rows | None]:
-        """The other member, and the rows that could not be computed without it."""
+        """The other member, and the rows that it must score."""
         left = np.array([row for row in self.scored if self.states[row] is None], dtype=np.int64)
         if not len(left):
             return _SMALL, None
@@ -134,7 +135,7 @@ class _Walk:
         return other, self.part.only(other, left)
 
     def learn(self, number: int, rows: np.ndarray, logits: torch.Tensor) -> None:
-        """Take in what member `number` says of `rows`, [len(rows), vocab], and work out the states that follow."""
+        """Store the logits [len(rows), vocab] of member `number` for `rows`, and compute the states after them."""
         nats = entropy(logits.log_softmax(dim=-1)).flatten().tolist()
         for row, scored, value in zip(rows.tolist(), logits, nats, strict=True):
             self.logits[number, row] = scored
@@ -146,7 +147,7 @@ class _Walk:
                 self.states[row] = self.model.after(state, self.bits[state.active, row])
 
     def finish(self) -> torch.Tensor:
-        """The logits [wanted, vocab], each row's from the member whose turn it is there."""
+        """The logits [wanted, vocab], each row's from the member that is active there."""
         events = {}
         for row in self.scored.tolist():
             state = self.states[row]
@@ -162,7 +163,7 @@ class _Walk:
         )
 
     def _before(self, row: int) -> _State | None:
-        """The state in which a row is scored; None where a row above it has not been scored."""
+        """The state in which a row is scored; None where an ancestor has not been scored."""
         parent = int(self.parents[row])
         if self.part.segment.positions[row] == self.end_of_prompt:
             return _State()
@@ -171,6 +172,6 @@ class _Walk:
 
 
 def _parents(mask: np.ndarray) -> np.ndarray:
-    """The last row that each row of `mask` [n, n] sees beside itself, -1 for none: the row above it in the tree."""
+    """The parent of each row of the tree mask `mask` [n, n]: the last other row that it attends to, -1 for none."""
     above = mask & ~np.eye(len(mask), dtype=bool)
     return np.where(above.any(axis=1), len(mask) - 1 - above[:, ::-1].argmax(axis=1), -1)

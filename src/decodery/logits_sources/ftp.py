@@ -1,4 +1,4 @@
-"""FTP: tokens of the prompt that matter little go around layers; what is written passes all of them."""
+"""FTP: unimportant tokens of the prompt skip layers; tokens of the output run through all layers."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ from decodery.step.logits_source import LogitsSource
 )
 @dataclass(frozen=True)
 class FTP(LogitsSource):
-    """Routes tokens of the prompt around layers, in which they leave no keys and values.
+    """Lets tokens of the prompt skip layers, in which they leave no keys and values.
 
-    The prompt is read whole, in a pass per layer over the rows that go through it, once all of it is known: whether one
-    of its tokens is routed around a layer depends on those after it. Tokens that are written go through all layers and
-    see in each what went through it. Drafts, trees and batches give the text of plain decoding under this source.
+    Whether a token skips a layer depends on later tokens. So the prompt is processed as a whole, when all of it is
+    known, in one pass per layer over the rows that run through it. Output tokens run through all layers; in each they
+    attend to the tokens that ran through it. Drafts, trees and batches give the text of plain decoding under this
+    source.
 
     Attributes:
-        routers: `TokenRouters`, or the file or folder of those that `decodery train ftp` made: a target sparsity for
-            every layer, and a small router in each that decides by where a token stands, by how much attention later
-            tokens paid it in the last layer that it went through, and by its rank in that.
-        sparsity: Without any, the mean share of layers that tokens leave out, the same in all but the first and the
-            last layer; those of least importance go around (the static router).
-        sinks: So many first tokens go through all layers, as the prompt's last one does.
+        routers: `TokenRouters`, or the file or folder that `decodery train ftp` wrote. They have a target sparsity and
+            a small router for every layer. A router decides by the token's position, by the attention that it received
+            from later tokens in the last layer that it ran through, and by its rank in that attention.
+        sparsity: Without routers, the share of tokens that skip a layer, the same in all but the first and the last
+            layer; the least important tokens skip it (the static router).
+        sinks: Number of first tokens that run through all layers, as does the last token of the prompt.
     """
 
     routers: TokenRouters | str | None = None
@@ -60,7 +61,7 @@ class FTP(LogitsSource):
         if (self.routers is None) == (self.sparsity is None):
             raise SettingsError(
                 "ftp needs either routers or a sparsity: train routers with decodery train ftp -m MODEL --out DIR, and "
-                "name them, as in ftp:routers=DIR, or give ftp:sparsity=0.2, which needs none"
+                "give ftp:routers=DIR, or give ftp:sparsity=0.2, which needs no training"
             )
         if self.sinks < 0:
             raise SettingsError("ftp needs sinks >= 0")
@@ -80,30 +81,29 @@ class FTP(LogitsSource):
 
 
 class PrunedCache(KVCache):
-    """What a text has left in every layer.
+    """The keys and values of a text, with different tokens in every layer.
 
-    Of a prompt it holds nothing before all of it is read.
-
-    A pass over a part of the prompt only notes how far the text counts as read, and the one over its end makes another
-    cache, which this one becomes when the rows of that pass are kept.
+    It has no entries of a prompt before the whole prompt is read. A pass over a part of the prompt only records how far
+    the text counts as read. The pass over its end makes a new cache; this one takes over its contents when the rows of
+    that pass are kept.
     """
 
     _noted: np.ndarray | None = None
     _whole: tuple[PrunedCache, int] | None = None
 
     def note(self, positions: np.ndarray) -> None:
-        """The rows of this pass [n] are of a prompt that is read later."""
+        """Record the positions [n] of this pass as rows of a prompt that is read later."""
         self._noted, self._whole = positions, None
 
     def offer(self, whole: PrunedCache, rows: int) -> None:
-        """The first `rows` rows of this pass end the prompt, which `whole` holds.
+        """Set the cache `whole` that holds the prompt, which the first `rows` rows of this pass end.
 
-        The others are tentative in it.
+        Later rows of the pass are tentative in it.
         """
         self._noted, self._whole = None, (whole, rows)
 
     def behind(self, segment: Segment) -> Segment:
-        """Rows that go on from those of this pass, where these end a prompt: as they go on from what holds it."""
+        """The segment as it continues the cache of the whole prompt, where the rows of this pass end a prompt."""
         if self._whole is None:
             return segment
         whole, ending = self._whole
@@ -111,10 +111,7 @@ class PrunedCache(KVCache):
         return replace(segment, cache=whole, retained=segment.retained - ending, mask=mask)
 
     def fill(self, rows: int, layers: Sequence[int]) -> None:
-        """These rows of the last pass are what some layers hold of a prompt.
-
-        The others have not been asked yet.
-        """
+        """Keep these rows of the last pass in some layers; the other layers have not run yet."""
         super().keep(range(rows), layers)
         self.next_position = 0
 
@@ -126,7 +123,9 @@ class PrunedCache(KVCache):
         elif picked and whole is not None:
             cache, ending = whole
             if picked[:ending] != list(range(ending)):
-                raise IndexError(f"the end of a prompt is kept as a whole, not rows {picked} of its {ending}")
+                raise IndexError(
+                    f"the rows that end a prompt must be kept together, not only rows {picked} of {ending}"
+                )
             cache.keep([row - ending for row in picked[ending:]], layers)
             self.become(cache)
         else:
@@ -139,10 +138,10 @@ class PrunedCache(KVCache):
 
 
 class Watching(AttentionPolicy):
-    """Looks at how much attention each row of a prompt is paid in the layer that is run last.
+    """Measures the attention that each row of a prompt receives in the last layer of a pass.
 
-    Args:
-        received: [n].
+    Attributes:
+        received: [n] the sum of the attention.
     """
 
     observes = True
@@ -157,7 +156,7 @@ class Watching(AttentionPolicy):
 
 @dataclass(frozen=True)
 class Pruned(OfOneModel):
-    """A model that a prompt passes with its tokens routed around layers, as in `FTP`."""
+    """A model in which tokens of the prompt skip layers, as in `FTP`."""
 
     model: LanguageModel
     routers: TokenRouters
@@ -172,7 +171,7 @@ class Pruned(OfOneModel):
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
         """See `Composed`.
 
-        Rows of a prompt before its last one are scored only if their logits are wanted.
+        Rows of a prompt before its last one are scored only if their logits are requested.
         """
         ending = int((segment.positions < len(self.prompt)).sum())
         if not ending:
@@ -213,12 +212,12 @@ class Pruned(OfOneModel):
 
 
 class Climb:
-    """A prompt of n tokens on its way up; `cache` gets what each layer keeps of it.
+    """The run of a prompt of n tokens through the layers; `cache` receives the entries of each layer.
 
-    Args:
-        skips: {layer: [n] bool}, which tokens went around it, of layers with a router.
-        importance: [n], the attention that later tokens paid each in the last layer that it went through.
-        layers: How many it took of all tokens together.
+    Attributes:
+        skips: By layer with a router, [n] bool, true for tokens that skip it.
+        importance: [n] attention from later tokens in the last layer that a token ran through.
+        layers: Number of layers that the tokens ran through, summed over all tokens.
     """
 
     def __init__(self, source: Pruned, cache: PrunedCache, role: str) -> None:
@@ -246,7 +245,7 @@ class Climb:
         return states
 
     def _route(self, layer: int) -> torch.Tensor:
-        """Decide who goes around a layer."""
+        """Decide which tokens skip a layer."""
         self.shown[layer] = self.importance
         self.skips[layer] = self.source.routers.skips(layer, self.importance, self.free)
         return self.skips[layer]
@@ -254,7 +253,7 @@ class Climb:
     def _pass(
         self, layers: tuple[int, ...], rows: np.ndarray, states: torch.Tensor | None, watched: bool
     ) -> ForwardCoroutine[torch.Tensor]:
-        """Take some rows through some layers: their states [rows, hidden] after them."""
+        """Run some rows through some layers, and return their states [rows, hidden] after them."""
         watch = self.cache.policy = Watching() if watched else None
         entering = {"tokens": self.tokens} if states is None else {"states": states[torch.from_numpy(rows)]}
         segment = Segment(rows, **entering, cache=self.cache, logit_rows=[])
@@ -269,9 +268,9 @@ class Climb:
 
 
 def stages(schedule: Sequence[float]) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Layers that are run in one pass, and whether attention is looked at in them.
+    """The layers of each pass, and whether their attention is measured.
 
-    A layer with a router is a pass of its own, and attention is looked at in the layer before it.
+    A layer with a router needs a separate pass, and the attention of the layer before it is measured.
     """
     begun: list[int] = []
     for layer, sparsity in enumerate(schedule):

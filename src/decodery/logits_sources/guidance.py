@@ -1,4 +1,4 @@
-"""Classifier-free guidance: away from what a negative prompt would say."""
+"""Classifier-free guidance: the prediction is moved away from that after a negative prompt."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .contexts import Blend, Member, Part
 )
 @dataclass(frozen=True)
 class Guidance(LogitsSource):
-    """Moves every prediction away from what the model would say after a negative prompt.
+    """Moves every prediction away from the model's prediction after a negative prompt.
 
-    Both contexts are followed by the same output. Cost: a second row per row in the same pass, and a second cache.
+    Both contexts continue with the same output. Cost: a second row per row in the same pass, and a second cache.
 
     Attributes:
-        scale: The logits are log q + scale (log p - log q), p after the prompt and q after the negative one; 1 is the
-            model alone, 0 the negative prompt in its place.
-        negative: What the second context begins with, a text (encoded as prompts are) or token ids; None is the
-            prompt's last token, as published.
+        scale: The logits are log q + scale (log p - log q), with p after the prompt and q after the negative one. 1 is
+            the model without guidance, 0 the model after the negative prompt.
+        negative: The negative prompt, a text (encoded as prompts are) or token ids; None is the prompt's last token, as
+            published.
     """
 
     scale: float = 1.5

@@ -1,4 +1,4 @@
-"""HAMburger: a text is written in groups of tokens, each of which a model reads as one row."""
+"""HAMburger: a text is written in groups of tokens, and the model reads each group as one row."""
 
 from __future__ import annotations
 
@@ -34,21 +34,20 @@ _TRAIN = "train some with decodery train hamburger -m MODEL --out DIR, and name 
 )
 @dataclass(frozen=True)
 class Hamburger(LogitsSource):
-    """Writes groups of tokens after one row of the model each, and reads a group as one row again.
+    """Writes a group of tokens after each row of the model, and reads the group as one row.
 
-    The paper evaluates 0.8 and 0.9. The prompt is read token by token. A group stands at the position of its last token
-    and leaves keys and values once, so that the cache holds as many slots of what is written as there are groups.
-    Nothing checks the small decoder's tokens. Drafts, trees and batches give the text of plain decoding under this
-    source; where the text stands after a token says how the next one is read, so that rows of a path are scored one
-    after the other, and drafts save nothing. How many groups were read is counted as `groups`, the tokens in them as
-    `rows`.
+    The prompt is read token by token. A group takes the position of its last token and leaves keys and values once, so
+    that the output takes one slot per group. The small decoder's tokens are not verified. Drafts, trees and batches
+    give the text of plain decoding under this source. How a token is read depends on the state after the one before
+    it, so rows of a path are scored one after the other, and drafts save no time. The cost counts the groups as
+    `groups`, and their tokens as `rows`.
 
     Attributes:
-        micro: `MicroSteps`, or the file or folder of those that `decodery train hamburger` made: a small decoder, which
-            writes the tokens of a group after the first one, the model's own; what says where a group ends; and what
-            makes one row of a group's embeddings.
-        confidence: A group goes on where that finds it at least so likely; above 1 every token is a group of its own,
-            which is the model's plain distribution.
+        micro: `MicroSteps`, or the file or folder that `decodery train hamburger` wrote. It has a small decoder, which
+            writes the tokens of a group after the first one; a classifier of where a group ends; and a merger of the
+            group's embeddings into one row.
+        confidence: Probability, from the classifier, with which a group must continue to get another token. The paper
+            evaluates 0.8 and 0.9. Above 1 every group has one token, which is the model's plain distribution.
     """
 
     micro: MicroSteps | str | None = None
@@ -61,7 +60,7 @@ class Hamburger(LogitsSource):
         if self.micro is None:
             raise SettingsError(f"hamburger needs trained parts: {_TRAIN}")
         if not self.confidence >= 0:
-            raise SettingsError("hamburger needs a confidence of at least 0")
+            raise SettingsError("hamburger: confidence must be at least 0")
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         return Smashed(cast(OpenModel, model), MicroSteps.load(self.micro).at(model), self.confidence, len(prompt))
@@ -69,10 +68,10 @@ class Hamburger(LogitsSource):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Place:
-    """Where a text stands after one of its tokens.
+    """The state after a token.
 
     Attributes:
-        taps: [k, hidden], what the last group's row left.
+        taps: [k, hidden] hidden states of the last group's row.
         written: Embeddings [hidden] of the tokens since then.
         closes: Whether the next token ends their group.
     """
@@ -87,9 +86,9 @@ class Noted:
     """A row of the passes in progress.
 
     Attributes:
-        written: Whether it stands after the prompt.
+        written: Whether it is after the prompt.
         slot: Its tentative slot, -1 where it has none.
-        place: None where it is not known yet, and within a prompt.
+        place: The state after it; None where it is not known yet, and within a prompt.
     """
 
     position: int
@@ -99,11 +98,11 @@ class Noted:
 
 
 class GroupCache(KVCache):
-    """Slots of prompt tokens and groups, and the text's place after each written token.
+    """A cache with a slot per prompt token and per group, and the state after each output token.
 
-    Args:
-        noted: The noted_slots rows, by their order in the text's segments.
-        noted_slots: How many slots they have.
+    Attributes:
+        noted: The tentative rows, in the order of the text's segments.
+        noted_slots: Number of their slots.
     """
 
     def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -116,12 +115,12 @@ class GroupCache(KVCache):
     def plain(self) -> bool:
         """See `KVCache.plain`.
 
-        Groups have fewer slots than tokens, and reading these makes the same slots again.
+        Groups have fewer slots than tokens; reading their tokens again makes the same slots.
         """
         return True
 
     def open(self, positions: np.ndarray, retained: int, prompt_length: int) -> None:
-        """Rows at these positions join the first `retained` tentative ones."""
+        """Add rows at these positions after the first `retained` tentative ones."""
         if retained == 0:
             self.noted_slots = 0
         del self.noted[retained:]
@@ -172,21 +171,21 @@ class Smashed(OfOneModel):
         return GroupCache(*shape, dtype=self.dtype, device=self.device)
 
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
-        """See `Composed`. Rows go through the model or the small decoder as soon as it is known which."""
+        """See `Composed`; each row is scored by the model or by the small decoder."""
         if segment.tokens is None or segment.interventions or taps:
             raise UnsupportedModel("rows of a text that is written in groups can be neither looked into nor changed")
         return (yield from _Walk(self, segment, role).run())
 
     def closes(self, said: torch.Tensor, behind: int) -> bool:
-        """Whether the token that a row [hidden] says ends its group, of which `behind` tokens are written."""
+        """Whether the token that a row [hidden] predicts ends its group, of which `behind` tokens are written."""
         if behind + 1 >= self.parts.most:
             return True
-        # A row by itself, so that it says the same whatever else is in the pass.
+        # Row by row, so that the result does not depend on other rows of the pass.
         return 1 - float(self.parts.ends(said[None]).sigmoid()) < self.confidence
 
 
 class _Walk:
-    """One segment, scored in rounds: a row is read once it is known where the text stands before it."""
+    """The run of one segment, in rounds: a row is scored as soon as the state before it is known."""
 
     def __init__(self, source: Smashed, segment: Segment, role: str) -> None:
         assert segment.tokens is not None
@@ -198,11 +197,11 @@ class _Walk:
         self.rows = [int(row) for row in rows]
         self.wanted = frozenset(self.rows)
         self.logits: dict[int, torch.Tensor] = {}
-        # Rows of a chain stand each after the one before it.
+        # In a chain, each row follows the one before it.
         self.seen = None if segment.mask is None and not self.retained else segment.seen()
 
     def run(self) -> ForwardCoroutine[ForwardResult]:
-        """Until no row is left; the logits of those that are wanted."""
+        """Score all rows, and return the logits of the requested ones."""
         prompt = self.positions < self.source.prompt_length
         waiting = np.flatnonzero(~prompt).tolist()
         if prompt.any():
@@ -218,7 +217,7 @@ class _Walk:
         return ForwardResult(torch.stack([self.logits[row] for row in self.rows]))
 
     def _place(self, row: int) -> Place | None:
-        """Where the text stands before a row, None where that is not known yet."""
+        """The state before a row, None where it is not known yet."""
         if self.seen is None:
             before = row - 1
         else:
@@ -226,7 +225,7 @@ class _Walk:
         return self.cache.noted[before].place if before >= 0 else self.cache.behind[int(self.positions[row]) - 1]
 
     def _round(self, places: dict[int, Place]) -> ForwardCoroutine[None]:
-        """Score rows after these places: those that end a group by the model, the others by the small decoder."""
+        """Score rows with these states: the model those that end a group, the small decoder the others."""
         ends = np.array([row for row, place in places.items() if place.closes], dtype=np.int64)
         said = {row: self._say(row, place) for row, place in places.items() if not place.closes}
         asked = [row for row in said if row in self.wanted]
@@ -249,7 +248,7 @@ class _Walk:
             self.logits |= zip(asked, next(answers).logits, strict=True)
 
     def _reading(self, rows: np.ndarray, entering: dict[str, Any]) -> ForwardRequest:
-        """Rows that the model reads, each of which leaves a slot."""
+        """A request for rows of the model, each of which takes a slot."""
         source, cache, mask = self.source, self.cache, None
         first, m = cache.noted_slots, len(rows)
         for slot, row in enumerate(rows.tolist(), first):
@@ -265,7 +264,7 @@ class _Walk:
 
     @torch.no_grad()
     def _left(self, rows: np.ndarray, scored: ForwardResult) -> None:
-        """Note what rows say that the model has read, and where the text stands after those that no prompt goes on."""
+        """Store the logits of rows that the model has read, and the states after output rows and the prompt."""
         source = self.source
         self.logits |= zip([row for row in rows.tolist() if row in self.wanted], scored.logits, strict=True)
         *inner, last = (scored.hidden[tap] for tap in source.parts.taps)
@@ -277,7 +276,7 @@ class _Walk:
 
     @torch.no_grad()
     def _say(self, row: int, place: Place) -> torch.Tensor:
-        """[hidden] what the small decoder makes of a row, as the model's final norm reads it."""
+        """[hidden] output of the small decoder for a row, before the model's final norm."""
         source, written = self.source, (*place.written, self._embedded(row))
         found = source.parts.spoken(place.taps[None], torch.stack(written)[None])[0, -1].to(source.dtype)
         closes = source.closes(source.model.final_norm(found[None])[0].to(source.parts.dtype), len(written))
@@ -286,8 +285,8 @@ class _Walk:
 
     @torch.no_grad()
     def _merged(self, rows: np.ndarray, places: dict[int, Place]) -> torch.Tensor:
-        """[m, hidden] what the model reads of the groups that end with these rows."""
-        # Each by itself, so that it is the same whatever else is in the pass.
+        """[m, hidden] merged embeddings of the groups that end with these rows."""
+        # Group by group, so that the result does not depend on other rows of the pass.
         groups = [torch.stack([*places[row].written, self._embedded(row)]) for row in rows.tolist()]
         return torch.cat(
             [

@@ -1,4 +1,4 @@
-"""Partial attention: a second attention in every layer that looks at the prompt alone, however long the text grows."""
+"""Partial attention: a second attention in every layer that reads only the prompt, however long the text is."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class PartialWeights:
         layers: By layer, tensors by name, each [out, in] in the model's dtype: "bend" and "mix" [hidden, hidden],
             "query" [heads * head_dim, hidden], "key" and "value" [kv_heads * head_dim, hidden], "output" [hidden, heads
             * head_dim].
-        reset: Whether positions begin anew after the prompt, for the second attention alone, so that the n-th token
-            written stands where the n-th of the prompt does.
-        facts: How they were made, as plain JSON.
-        model: `fingerprint` of the model they belong to, "" where that is not known.
+        reset: Whether the second attention counts positions from 0 again after the prompt, so that the n-th output
+            token has the position of the n-th prompt token.
+        facts: Facts of the training, as plain JSON.
+        model: `fingerprint` of the model they belong to, "" where it is unknown.
     """
 
     layers: tuple[dict[str, torch.Tensor], ...]
@@ -58,10 +58,10 @@ class PartialWeights:
     def initial(
         cls, model: Transformer, seed: int = 0, *, last: int | None = None, reset: bool = True
     ) -> PartialWeights:
-        """Projections copied from the model's attention, with zero output, which changes nothing.
+        """Copy the projections of the model's attention, with a zero output, which changes no logits.
 
         Args:
-            last: How many of the last layers have a second attention, None for all.
+            last: Number of last layers with a second attention, None for all.
         """
         config, generator, layers = model.config, torch.Generator().manual_seed(seed), list[dict[str, torch.Tensor]]()
         sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
@@ -85,11 +85,11 @@ class PartialWeights:
         return cls(tuple(layers), reset, model=model.fingerprint)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All of them by name, the same objects: to save, or to train."""
+        """All tensors by name, the same objects, to save or to train them."""
         return {f"{index}.{name}": each for index, layer in enumerate(self.layers) for name, each in layer.items()}
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file, whole or not at all."""
+        """Write a safetensors file atomically."""
         facts = {**self.facts, "layers": len(self.layers), "reset": self.reset}
         Artifact(_KIND, self.tensors(), facts, self.model).save(path)
 
@@ -98,7 +98,8 @@ class PartialWeights:
         """Read what `save` wrote, as `dtype`.
 
         Raises:
-            ModelNotFound, CorruptFile: For anything else.
+            ModelNotFound: If there is no such file.
+            CorruptFile: If the file was not written by `save`, or is damaged.
         """
         return _load(path, config, dtype)
 
@@ -135,14 +136,14 @@ def _check(layers: Sequence[Mapping[str, torch.Tensor]], config: ModelConfig, wh
 )
 @dataclass(frozen=True)
 class PartialAttention(LogitsSource):
-    """Adds to every layer an attention over the prompt alone, fixed once the prompt is read.
+    """Adds a second attention to every layer, whose keys and values are only those of the prompt.
 
-    Every row attends to the prompt up to its own position, so that the prompt may be read in chunks. Where the weights
-    say so, what is written counts its positions from 0 for this attention, as the paper has it for all. Nothing changes
-    before training. Cost: one more attention per layer, and keys and values of the prompt.
+    Every row attends to the prompt up to its own position, so that the prompt may be read in chunks. If the weights
+    were trained so, output tokens count their positions from 0 in this attention; the paper does so in both. Before
+    training, the weights change no logits. Cost: one more attention per layer, and keys and values of the prompt.
 
     Attributes:
-        weights: `PartialWeights`, or the file of those that `decodery train partial` made.
+        weights: `PartialWeights`, or the file that `decodery train partial` wrote.
     """
 
     weights: PartialWeights | str
@@ -160,7 +161,7 @@ class PartialAttention(LogitsSource):
 
 
 class PartialCache(KVCache):
-    """The model's own cache and the second attention's, which holds `source_length` positions."""
+    """The model's own cache, and that of the second attention, which has `source_length` positions."""
 
     source_length: int
     source: KVCache
@@ -215,12 +216,12 @@ class PartialCache(KVCache):
 class PartialTransformer(Transformer):
     """A `Transformer` with a second attention to the first `source_length` positions of each text.
 
-    Two over the same model with the same weights are equal: how long a text's source is, its cache knows.
+    Two of them with the same model and weights are equal, because the source length of a text is in its cache.
     """
 
     def __init__(self, base: Transformer, partial: PartialWeights, source_length: int) -> None:
         super().__init__(base.config, base.weights)
-        # Passes of fixed shape know one attention per layer.
+        # Passes of fixed shape support only one attention per layer.
         self.static = None
         self._tables = base._tables
         self.base, self.partial, self.source_length = base, partial, source_length
@@ -269,7 +270,7 @@ class PartialTransformer(Transformer):
         return segment.cache.source_length if isinstance(segment.cache, PartialCache) else self.source_length
 
     def _reset(self, index: int, step: Pass) -> tuple[torch.Tensor, torch.Tensor]:
-        """Angles of the rows as queries: after the prompt positions begin at 0 again."""
+        """Rotary angles of the rows as queries; after the prompt, positions start at 0 again."""
         lengths = np.concatenate([np.full(last - first, self._length(segment)) for segment, first, last in step.spans])
         positions = np.where(step.positions < lengths, step.positions, step.positions - lengths)
         cos, sin = self.angles(self.config.layer_rope(index), positions)

@@ -1,4 +1,4 @@
-"""Prefix language models: the prompt's tokens see all of the prompt, what is written sees what came before."""
+"""Prefix language models: prompt tokens attend to the whole prompt, output tokens to all earlier tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, Forw
 from decodery.step.logits_source import LogitsSource
 
 MOST = 1 << 14
-"""Tokens of a prompt: each has a place for each in a mask, which then takes 256 MiB."""
+"""Maximum number of prompt tokens; the mask has an entry for each pair, 256 MiB in total."""
 
 
 @register(
@@ -30,13 +30,13 @@ MOST = 1 << 14
 )
 @dataclass(frozen=True)
 class PrefixLM(LogitsSource):
-    """Lets the prompt's tokens see each other both ways, and writes after them from left to right.
+    """Uses bidirectional attention within the prompt, and writes after it from left to right.
 
-    For models that were trained so, as UniXcoder in its mode of encoder and decoder; others write other texts than
-    without it. The prompt is read once, as a whole, whatever share of it a pass asks for: read in parts, its first
-    tokens would never have seen its last. Where a text's memory was given up it is read again. Cost: that of the
-    prompt, and its keys and values twice until all of it has been read; one pass over n tokens takes a mask of n * n
-    bytes, so that prompts have at most 16,384.
+    It is for models that were trained so, such as UniXcoder in its encoder-decoder mode. Other models write other texts
+    than without it. The prompt is always read as a whole in one pass: read in parts, its first tokens would not attend
+    to its last ones. It is read again where the memory of a text was given up. Cost: one pass over the prompt, and its
+    keys and values twice until all of it is copied. A pass over n tokens needs a mask of n * n bytes, so prompts have
+    at most 16,384 tokens.
     """
 
     provides = Provides(exact_rows=True)
@@ -44,8 +44,8 @@ class PrefixLM(LogitsSource):
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         if not isinstance(model, Transformer) or model.config.keeps_order:
             raise UnsupportedModel(
-                "prefix-lm needs a model whose attention can see all of a prompt: load one that this package runs "
-                "itself and that has no recurrent or convolutional layers"
+                "prefix-lm needs a model with attention in both directions over a prompt: load one that this package "
+                "runs itself and that has no recurrent or convolutional layers"
             )
         if len(prompt) > MOST:
             raise PromptError(
@@ -56,9 +56,10 @@ class PrefixLM(LogitsSource):
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Keys and values [layers, 2, kv_heads, n, head_dim] of the prompt's tokens from number `first` on.
+    """The result of reading the prompt.
 
-    logits: [vocab] after the last one.
+    It has keys and values [layers, 2, kv_heads, n, head_dim] of the prompt's tokens from number `first` on, and logits
+    [vocab] after the last one.
     """
 
     first: int
@@ -67,7 +68,7 @@ class _Read:
 
 
 class Prefixing(OfOneModel):
-    """A model that has one prompt in sight, both ways."""
+    """A model with bidirectional attention to one prompt."""
 
     model: Transformer
 
@@ -79,7 +80,7 @@ class Prefixing(OfOneModel):
         """See `Composed`.
 
         Raises:
-            SettingsError: For another prompt than the one it was made for.
+            SettingsError: If the prompt is not the one it was made for.
         """
         n, cache = len(self.prompt), segment.cache
         own = int((segment.positions < n).sum())
@@ -97,7 +98,7 @@ class Prefixing(OfOneModel):
         if read is None or places.min() < read.first or said - {n - 1}:
             read, logits = yield from self._reading(sorted(said | {n - 1}), role)
         self._copy(read, cache, places, segment.retained)
-        # Of a prompt that has been read whole only the last row may be asked for again.
+        # After the whole prompt was read, only its last row can be requested again.
         last = places.max() == n - 1
         self._read = _Read(n - 1, read.data[:, :, :, n - 1 - read.first :].clone(), read.logits) if last else read
         found = [logits[int(places[row])] for row in wanted if row < own]
@@ -131,7 +132,7 @@ class Prefixing(OfOneModel):
         return _Read(0, cache.data[:, :, :, :n], logits[n - 1]), logits
 
     def _copy(self, read: _Read, cache: KVCache, places: np.ndarray, retained: int) -> None:
-        """Give a cache the rows of the prompt at these positions, tentatively."""
+        """Copy the rows of the prompt at these positions into a cache, as tentative rows."""
         cache.reserve(places, retained)
         rows = torch.from_numpy(places - read.first).to(read.data.device)
         for layer, (keys, values) in enumerate(read.data[:, :, :, rows]):

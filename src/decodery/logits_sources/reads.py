@@ -1,4 +1,4 @@
-"""The source of an encoder-decoder model's text: what the encoder reads before the decoder writes."""
+"""The source text of an encoder-decoder model, which the encoder reads before the decoder writes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from decodery.step.logits_source import LogitsSource
 
 @dataclass(frozen=True)
 class Reads(LogitsSource):
-    """Lets the encoder of a model read `tokens`, a source, before its decoder writes the text.
+    """Makes the encoder of a model read `tokens`, the source, before its decoder writes the text.
 
-    `LLM` makes one of every prompt of such a model, and lets the text begin with the model's start token. The source is
-    read when the first row of the text is scored, in a pass that texts share, and again where the text's memory was
-    given up; forks of a text share what is remembered of it. Cost: one pass of the encoder over the source, and in
-    every layer of the decoder its keys and values.
+    `LLM` makes one from every prompt of such a model, and the text begins with the model's start token. The source is
+    read when the first row of the text is scored, in a pass that texts share. It is read again where the text's memory
+    was given up. Forks of a text share its keys and values. Cost: one pass of the encoder over the source, and keys and
+    values of the source in every layer of the decoder.
     """
 
     tokens: tuple[int, ...]
@@ -37,7 +37,7 @@ class Reads(LogitsSource):
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         if not isinstance(model, EncoderDecoder):
-            raise SettingsError("this model has no encoder to read a source: give what it is to read as the prompt")
+            raise SettingsError("this model has no encoder that reads a source: give the source as part of the prompt")
         if not self.tokens:
             raise PromptError("the source is empty: give the encoder at least one token")
         if not 0 <= min(self.tokens) <= max(self.tokens) < model.vocab_size:
@@ -46,7 +46,7 @@ class Reads(LogitsSource):
 
 
 class Reading(OfOneModel):
-    """A decoder whose texts have one source in view."""
+    """A decoder whose texts attend to one source."""
 
     model: EncoderDecoder
 

@@ -1,4 +1,4 @@
-"""SEC: a token leaves the model at the first layer that knows it, and a text that goes wrong is ended."""
+"""SEC: a token exits the model at the first layer that predicts it, and a text that becomes wrong is ended."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ _TRAIN = "train some with decodery train sec -m MODEL FILES --out DIR, and name 
 )
 @dataclass(frozen=True)
 class SEC(LogitsSource):
-    """Ends the pass of a token where a classifier says that the layer knows it; stops texts that go wrong.
+    """Lets a token exit where a classifier predicts that the layer is enough; ends wrong texts.
 
-    The paper has no defaults: it tries 0, 0.5, 0.6 to 0.999 for both. The first token is said by the whole model. The
-    layers above an exit get keys and values of the state there, as in `calm`. Meant for short completions, of about 10
-    tokens. A request that ignores end tokens goes on after one. Drafts, trees and batches give the text of plain
-    decoding under this source. Cost: three products of the hidden size per check, and one head per token, wherever it
-    leaves.
+    The first token is predicted by the whole model. Layers after an exit compute keys and values from its state, as in
+    `calm`. The method is meant for short completions of about 10 tokens. A request that ignores end tokens continues
+    after one. Drafts, trees and batches give the text of plain decoding under this source. The paper has no default
+    thresholds: it evaluates 0, 0.5 and 0.6 to 0.999 for both. Cost: three dot products of the hidden size per check,
+    and one head per token, at any exit.
 
     Attributes:
-        heads: An `ExitHeads`, or the file or folder of those that `decodery train sec` made: a classifier of three
+        heads: An `ExitHeads`, or the file or folder that `decodery train sec` wrote. It has a classifier of three
             classes (stop, exit, continue), shared by all checks, and a low-rank correction of the model's head for each
             check.
-        t_exit, t_stop: A row leaves, or ends the text with the model's end token, where that class is the most likely
-            and its probability above this; from 1 on no row does.
+        t_exit: A row exits where exit is the most likely class and its probability is above this; at 1 no row does.
+        t_stop: A row ends the text with the model's end token where stop is the most likely class and its probability
+            is above this; at 1 no row does.
     """
 
     heads: ExitHeads | str | None = None
@@ -72,7 +73,7 @@ class SEC(LogitsSource):
 
 @dataclass(frozen=True)
 class Sized(Gate):
-    """Goes by the most likely class, where that is likely enough; the settings are those of `SEC`."""
+    """Decides by the most likely class where its probability is above the threshold of `SEC`."""
 
     t_exit: float
     t_stop: float

@@ -1,4 +1,4 @@
-"""SVEN: a learned prefix of keys and values that turns a model towards a property, or away from it."""
+"""SVEN: a learned prefix of keys and values that steers a model towards a property, or away from it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from decodery.step.logits_source import LogitsSource
 @register(
     "sven",
     paper="Large Language Models for Code: Security Hardening and Adversarial Testing (2023)",
-    guarantee="the model's weights are left as they are, and so is every text without it",
+    guarantee="the model's weights and all texts without it are unchanged",
     requirements=("trained prefixes",),
     texts=("control",),
 )
 @dataclass(frozen=True)
 class SVEN(LogitsSource):
-    """Begins the text after a learned prefix, which turns the model towards a property or away from it.
+    """Begins the text after a learned prefix, which steers the model towards a property or away from it.
 
     Texts with different prefixes, and without one, share passes. Cost: a few more positions to attend to, 5 by default.
 
     Attributes:
-        control: The prefix by its name, such as "secure" or "unsafe".
+        control: Name of the prefix, such as "secure" or "unsafe".
         prefix: `Prefixes`, or the folder or file of trained ones.
     """
 

@@ -1,4 +1,4 @@
-"""Transfer Q*: each token by the model's distribution and the reward of what an aligned model would make of it."""
+"""Transfer Q*: tokens are scored by the model's distribution and by the reward of an aligned model's continuation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from decodery.step.scorer import Candidates, Scorer, judge
 from .contexts import Blend, Member, Part
 
 _ROLLOUT = 31
-"""The stream of noise that rollouts are drawn with, apart from all others."""
+"""The noise stream of rollouts, independent of all other streams."""
 
 
 @register(
     "transfer-q",
     paper="Transfer Q Star: Principled Decoding for LLM Alignment (2024)",
-    guarantee="the model's own choice among its most likely tokens at weight 0",
+    guarantee="at weight 0 the model's own distribution, truncated to its most likely tokens",
     requirements=("a reward", "an aligned model"),
     texts=("prompt",),
 )
@@ -41,19 +41,19 @@ class TransferQ(LogitsSource):
     Cost: k x rollouts x length rows of the baseline and as many rewards as rollouts, per row that may choose a token.
 
     Attributes:
-        reward: A scorer of answers, which judges the output so far, the candidate token and the rollout after it.
-        baseline: The aligned model, or a name `decodery.load` knows; None is the loaded one, which is then aligned by
-            `prompt`.
-        prompt: What the baseline reads in the prompt's place, a text or token ids; None is the prompt itself.
-        k: Candidates.
-        weight: Of the reward, 1 / alpha of the paper.
-        length: Tokens of a rollout (5 in the published indirect variant); it ends at one of `end`.
-        rollouts: Per candidate; one is greedy, several are drawn at temperature 1 with noise of their own.
+        reward: A scorer of answers; it scores the output so far with the candidate token and its rollout.
+        baseline: The aligned model, or a name for `decodery.load`; None is the loaded model, aligned by `prompt`.
+        prompt: Text or token ids that the baseline reads in place of the prompt; None is the prompt itself.
+        k: Number of candidate tokens.
+        weight: Weight of the reward, 1 / alpha of the paper.
+        length: Maximum number of tokens of a rollout (5 in the published indirect variant).
+        rollouts: Number of rollouts per candidate; a single one is greedy, several are drawn at temperature 1.
         end: Token ids that end a rollout.
-        against: The reward that the baseline was aligned with, where that is another one (the indirect variant): every
-            rollout's reward r is weighed by exp((r - its reward there) / beta), normalised if there are several.
-        beta: Divides differences of reward in the weights of rollouts.
-        dtype: What a named one is loaded in, such as "int4".
+        against: The reward that the baseline was aligned with, if it is not `reward` (the indirect variant). The reward
+            r of a rollout is then weighed by exp((r - its reward under `against`) / beta); the weights of several
+            rollouts are normalised.
+        beta: Scale of the reward differences in these weights.
+        dtype: Data type of a baseline that is loaded by name, such as "int4".
     """
 
     reward: Scorer | str
@@ -106,7 +106,7 @@ class _Transferred(Blend):
         return replace(given, logits=logits)
 
     def _worth(self, part: Part, candidates: list[list[int]]) -> ForwardCoroutine[torch.Tensor]:
-        """[m, k] float64: what the m output rows of `part` are worth with each of their candidate tokens."""
+        """[m, k] float64 expected rewards of the m output rows of `part` with each of their candidate tokens."""
         settings, start = self.settings, part.contexts.prompt_length
         texts = [part.prefix(row) for row in part.wanted[part.output].tolist()]
         begun = [
@@ -130,7 +130,7 @@ class _Transferred(Blend):
         return torch.from_numpy(expected_reward(rewards, against, settings.beta)).view(len(texts), -1)
 
     def _roll_out(self, part: Part, begun: list[list[int]]) -> ForwardCoroutine[list[list[int]]]:
-        """The texts, each continued by the baseline: together, on forks of what it has read."""
+        """Continue the texts with the baseline, in shared passes, on forks of its cache."""
         settings, reader = self.settings, part.contexts.readers[1]
         model, role = reader.member.model, reader.member.name
         yield from reader.catch_up(part.contexts.tokens, role)
@@ -151,7 +151,7 @@ class _Transferred(Blend):
             if settings.rollouts == 1:
                 drawn = laws.argmax(dim=-1).tolist()
             else:
-                # Candidates share their noise, so that their difference is not one of luck.
+                # Candidates share their noise, so that their rewards differ by the candidate only.
                 places = [len(texts[i]) * settings.rollouts + i % settings.rollouts for i in active]
                 drawn = gumbel_argmax(laws, 0, places, stream=_ROLLOUT).tolist()
             for i, token in zip(active, drawn, strict=True):
@@ -162,12 +162,14 @@ class _Transferred(Blend):
 
 
 def expected_reward(rewards: np.ndarray, against: np.ndarray | None, beta: float) -> np.ndarray:
-    """[n] expected rewards of rollouts, reweighted if the baseline serves another reward.
+    """The expected reward of rollouts, reweighted if the baseline was aligned with another reward.
 
-    Several weights are normalised, a single one cannot be.
+    The weights of several rollouts are normalised; that of a single one is not.
 
     Args:
-        against: Those other rewards of the same rollouts.
+        rewards: Rewards of the rollouts.
+        against: Rewards of the same rollouts that the baseline was aligned with, None where it is the same reward.
+        beta: See `TransferQ.beta`.
     """
     if against is None:
         return rewards.mean(axis=1)

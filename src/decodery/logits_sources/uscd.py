@@ -1,4 +1,4 @@
-"""Uncertainty-aware selective contrastive decoding: where the model is unsure, less of what a poorer prompt says."""
+"""Uncertainty-aware selective contrastive decoding: uncertain predictions are contrasted with a weaker prompt."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ __all__ = ["without_examples"]
 )
 @dataclass(frozen=True)
 class USCD(LogitsSource):
-    """Subtracts what the model says after a weakened prompt, only at tokens where it is unsure.
+    """Subtracts the model's prediction after a weakened prompt, only where the model is uncertain.
 
     The defaults are those of the published script; its argument parser has 0.0035 (confident 0.392) and plausible 1/3.
 
     Attributes:
-        lame: The prompt without its input-output examples (`without_examples` takes them out of Python docstrings), a
-            text or token ids.
-        confident: With a collision mass sum p^2 above this the model's distribution stands. The published bound is one
-            on the standard deviation of p over the vocabulary, 0.005 for 32,000 tokens; sum p^2 = theta^2 (V - 1) + 1 /
-            V says the same for any size.
-        plausible: Tokens of at least this many times the mean probability 1 / V take part; their score is log(p -
-            weight q), none where that is not positive, and the model's distribution where no score is left.
-        weight: How much of the weakened prompt's probability is subtracted.
-        deferred: Read the weakened prompt only when a step needs it, which feeds fewer rows in more passes; the text is
+        lame: The weakened prompt, a text or token ids: the prompt without its input-output examples, which
+            `without_examples` removes from Python docstrings.
+        confident: If the collision mass sum p^2 is above this, the model's distribution is unchanged. The published
+            bound is on the standard deviation theta of p over the vocabulary, 0.005 for 32,000 tokens; sum p^2 =
+            theta^2 (V - 1) + 1 / V is equivalent for any vocabulary size V.
+        plausible: Tokens with at least this multiple of the mean probability 1 / V are candidates. Their score is log(p
+            - weight q), where that is defined; if it is for none, the model's distribution is used.
+        weight: Weight of the weakened prompt's probability q.
+        deferred: Whether to read the weakened prompt only when a step needs it: fewer rows, in more passes. The text is
             the same.
     """
 
@@ -101,9 +101,9 @@ def collision_mass(logits: torch.Tensor) -> np.ndarray:
 
 
 def contrast(given: torch.Tensor, poorer: torch.Tensor, weight: float, plausible: float) -> torch.Tensor:
-    """Log-scores [n, vocab] of log(p - weight q) among plausible tokens.
+    """Log-scores [n, vocab] log(p - weight q) of plausible tokens.
 
-    `given` where no score is positive.
+    Rows without a positive p - weight q are those of `given`.
     """
     p, q = given.softmax(dim=-1), poorer.softmax(dim=-1)
     scores = (p - weight * q).masked_fill(p < plausible / p.shape[-1], 0.0)
@@ -114,5 +114,5 @@ def contrast(given: torch.Tensor, poorer: torch.Tensor, weight: float, plausible
 
 
 def without_examples(prompt: str) -> str:
-    """A Python prompt without the interactive examples (`>>> ...` and what they print) of its docstrings."""
+    """A Python prompt without the interactive examples (`>>> ...` and their output) of its docstrings."""
     return re.sub(r"(?m)^[ \t]*>>>.*\n(?:(?![ \t]*(?:>>>|\"\"\"|'''))[ \t]*\S.*\n)*", "", prompt)

@@ -1,4 +1,4 @@
-"""From logits to the distribution that is sampled: processors, one per file, and the sampler that orders them."""
+"""Logits processors, one per file, and the sampler that applies them in order and draws tokens."""
 
 from decodery.core.lazy_exports import face
 

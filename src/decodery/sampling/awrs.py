@@ -1,9 +1,9 @@
-"""Adaptive weighted rejection sampling: a token that a check accepts, found by trying a few, and what it weighs.
+"""Adaptive weighted rejection sampling: draws a token that a check accepts, from a few checks, with its weight.
 
-Tokens are tried in the order of draws without replacement. All functions here are one step; over the randomness of the
-order (and of `uniform`) the weight w of the token a satisfies E[w f(a)] = sum over accepted tokens of p(a) f(a) for any
-f, so E[w] is the mass p of what is accepted. Source: Fast Controlled Generation from Language Models with Adaptive
-Weighted Rejection Sampling (2025).
+Tokens are tried in the order of draws without replacement. Each function here is one step. Over the randomness of the
+order (and of `uniform`), the weight w of the token a satisfies E[w f(a)] = sum over accepted tokens of p(a) f(a) for
+any f. So E[w] is the probability mass of the accepted tokens. Source: Fast Controlled Generation from Language Models
+with Adaptive Weighted Rejection Sampling (2025).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .logits_processor import Context
 from .sampler import Sampler
 
 _FIRST = 8
-"""Tokens that are put in order at first; most checks accept one of them."""
+"""Number of tokens that are ordered first; most checks accept one of them."""
 _PEAKED = 2 / 3
-"""Above this probability of the most likely token the geometric estimator varies less."""
+"""Probability of the most likely token above which the geometric estimator has the lower variance."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTrial:
-    """What one step found.
+    """The result of one step.
 
     Attributes:
-        token: None where nothing was accepted.
+        token: The accepted token, None where no token was accepted.
         log_weight: Natural log of w, -inf for 0.
-        checks: How many tokens the check was asked about.
-        rejections: How many of these it rejected.
+        checks: Number of tokens that were checked.
+        rejections: Number of these that were rejected.
     """
 
     token: int | None
@@ -49,12 +49,12 @@ class TokenTrial:
 def in_order(law: torch.Tensor, seed: int | None, position: int) -> Iterator[int]:
     """The tokens of a distribution drawn without replacement by the noise of `seed`.
 
-    The distribution is [vocab], unnormalised logits. The first accepted one is then what the same noise draws from the
-    distribution cut to accepted tokens. Tokens at -inf never come; the order is computed as far as it is asked for.
+    The first accepted token equals the draw of the same noise from the distribution that is restricted to accepted
+    tokens. Tokens at -inf are left out. The order is computed lazily.
 
     Args:
         law: [vocab] unnormalised logits.
-        seed: None for the most likely first.
+        seed: Seed of the noise; None orders by probability, the most likely first.
         position: Output position, which the noise depends on.
     """
     done, count = 0, _FIRST
@@ -73,7 +73,7 @@ def in_order(law: torch.Tensor, seed: int | None, position: int) -> Iterator[int
 
 
 def first_accepted(order: Iterable[int], accept: Callable[[int], bool]) -> TokenTrial:
-    """The first accepted token: an exact draw from the distribution given acceptance, of weight 1.
+    """Return the first accepted token, an exact draw from the distribution given acceptance.
 
     Args:
         order: Tokens in the order of `in_order`.
@@ -90,15 +90,17 @@ def first_accepted(order: Iterable[int], accept: Callable[[int], bool]) -> Token
 def recursive(
     p: np.ndarray, order: Iterable[int], accept: Callable[[int], bool], max_rejects: float = math.inf
 ) -> TokenTrial:
-    """The recursive estimator: one check beyond the accepted token tells what that one weighs.
+    """The recursive estimator: one more check after the accepted token decides the weight.
+
+    Every rejection multiplies the weight by the share of the mass that is left, so the product is the mass that was not
+    rejected. The weight of the token is this mass if the next token is accepted too, and its own probability if not.
 
     Args:
-        p: [vocab], summing to 1, whose draws `order` holds. Every rejection multiplies the weight by the share of the
-            mass that is left, so that the product is the mass that was not rejected; the token weighs all of that if
-            the next one is accepted as well, and its own probability if not.
+        p: [vocab] probabilities, summing to 1, from which `order` was drawn.
         order: Tokens in the order of `in_order`.
         accept: Whether a token is allowed.
-        max_rejects: With so many rejections nothing is accepted; the last allowed check needs no other.
+        max_rejects: Rejections after which no token is accepted; a token that the last check accepts needs no further
+            check.
     """
     tokens = iter(order)
     rejected: list[int] = []
@@ -128,14 +130,18 @@ def geometric(
 ) -> TokenTrial:
     """The geometric estimator: draws until `accepts` are accepted; no token is checked twice.
 
-    A draw with replacement is a token known to be rejected (how often in a row is a geometric number), one known to be
-    accepted, or the next of the order. The weight is the unbiased estimate of a negative binomial sample, (accepted -
-    1) / (draws - 1), or accepted / (draws - 1) where the rejections, known ones included, reached max_rejects.
+    A draw with replacement gives an already rejected token (their number in a row is geometrically distributed), an
+    already accepted token, or the next one of the order. The weight is the unbiased estimate of a negative binomial
+    sample: (accepted - 1) / (draws - 1). It is accepted / (draws - 1) where the rejections, repeated ones included,
+    reached max_rejects.
 
     Args:
-        p, order: As for `recursive`.
-        accept, accepts, max_rejects: As for `weighted`.
-        uniform: Numbers in (0, 1), each one once.
+        p: As for `recursive`.
+        order: As for `recursive`.
+        accept: As for `weighted`.
+        uniform: Random numbers in (0, 1); each is used once.
+        accepts: As for `weighted`.
+        max_rejects: As for `weighted`.
     """
     tokens = iter(order)
     left = np.array(p, dtype=np.float64)
@@ -183,17 +189,19 @@ def weighted(
     accepts: int = 2,
     max_rejects: float = math.inf,
 ) -> TokenTrial:
-    """A token and its weight by the estimator of lower variance.
+    """Draw a token and its weight by the estimator with the lower variance.
 
-    That is the recursive one for flat distributions, the geometric one for peaked ones.
+    That is the recursive one for flat distributions, and the geometric one for peaked ones or for more than two
+    `accepts`.
 
     Args:
-        law: [vocab] unnormalised logits. More than two `accepts` ask for the geometric one in any case.
+        law: [vocab] unnormalised logits.
         accept: Whether a token is allowed.
-        seed, position: What the noise depends on.
+        seed: Seed of the noise.
+        position: Output position of the noise.
         uniform: See `geometric`.
-        accepts: Accepted draws that the geometric estimator takes.
-        max_rejects: Rejections after which nothing is accepted.
+        accepts: Number of accepted draws that the geometric estimator uses.
+        max_rejects: Rejections after which no token is accepted.
     """
     p = law.double().softmax(dim=-1).cpu().numpy()
     order = in_order(law, seed, position)
@@ -203,10 +211,10 @@ def weighted(
 
 
 class CheckedSampler:
-    """A sampler whose constraint is asked about single tokens, in place of masking its distribution.
+    """A sampler whose constraint checks single tokens instead of masking the distribution.
 
-    Args:
-        constraint: None where the sampler has none.
+    Attributes:
+        constraint: The constraint, None where the sampler has none.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -234,13 +242,18 @@ class CheckedSampler:
         return self._rest.law(logits, contexts, shaped=shaped)
 
     def relaxed(self, law: torch.Tensor, logits: torch.Tensor, context: Context) -> tuple[torch.Tensor, int]:
-        """The distribution [vocab] if the constraint accepts none of `law`'s tokens, and the checks it took.
+        """Compute the distribution where the constraint accepts none of `law`'s tokens.
 
-        A mask that would leave nothing is not applied, the constraint's being the first of all: so it is asked about
-        what the others excluded, and they are applied to what it accepts. All -inf where it accepts nothing at all.
+        The constraint is the first of the masks, and a later mask that would leave no token is not applied. So the
+        constraint checks the tokens that other masks have excluded, and these are applied to the accepted ones.
 
         Args:
-            law, logits: [vocab].
+            law: [vocab] unnormalised logits after all processors.
+            logits: [vocab] the model's own.
+            context: The history.
+
+        Returns:
+            [vocab] unnormalised logits, all -inf where the constraint accepts no token, and the number of checks.
         """
         accept = self.accept(context)
         excluded = torch.nonzero(torch.isneginf(law) & ~torch.isneginf(logits)).flatten().tolist()
@@ -263,7 +276,7 @@ class CheckedSampler:
 
 
 def _left(p: np.ndarray, rejected: list[int]) -> float:
-    """The mass of all other tokens, summed from them: one less what is gone would round to nothing."""
+    """The mass of all other tokens, as a sum over them: 1 minus the rejected mass could round to 0."""
     if not rejected:
         return float(p.sum())
     rest = p.copy()

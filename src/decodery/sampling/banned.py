@@ -1,4 +1,4 @@
-"""What is written at some places of one text: tokens that a monitor has taken back are not, others must be."""
+"""Excluded and required tokens at output positions of one text, for monitors that take tokens back."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Banned(LogitsProcessor):
     """Excludes tokens at output positions of one text.
 
     Attributes:
-        banned: {position: their ids}.
-        written: {position: the one token that is left there}.
+        banned: By position, ids of the excluded tokens.
+        written: By position, the only token that is allowed there.
     """
 
     banned: dict[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
@@ -25,7 +25,7 @@ class Banned(LogitsProcessor):
     stage = Stage.MASK
 
     def again(self, position: int, ban: Sequence[int], write: Sequence[int]) -> Banned:
-        """The same anew from `position`, without `ban` there and with `write` from there."""
+        """Start again from `position`: exclude `ban` there, and require the tokens of `write` from there on."""
         banned = {at: tokens for at, tokens in self.banned.items() if at <= position}
         written = {at: token for at, token in self.written.items() if at < position}
         if ban:

@@ -1,4 +1,4 @@
-"""What a constraint is, token by token, and the processor that lets it decide."""
+"""The interface of compiled constraints, which allow or exclude single tokens, and the processor that applies one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .logits_processor import Context, LogitsProcessor, Stage
 
 @dataclass(frozen=True)
 class AfterCheck:
-    """What a constraint leaves to a check of the finished text, because no mask enforces it.
+    """The part of a constraint that is checked in the finished text, because no mask enforces it.
 
-    Args:
-        unenforced: what the check sees to, such as "uniqueItems at #/tags".
-        ignored: what nothing sees to, such as a format without a grammar.
-        max_tries: texts that `LLM.generate` writes at most until one passes; streams and searches write one.
-        violation: what a finished text breaks; None for nothing.
+    Attributes:
+        unenforced: Keywords that the check covers, such as "uniqueItems at #/tags".
+        ignored: Keywords that are neither enforced nor checked, such as a format without a grammar.
+        max_tries: Maximum number of texts that `LLM.generate` writes until one passes; streams and searches write one.
+        violation: Returns what a finished text violates; None for no violation.
     """
 
     unenforced: tuple[str, ...]
@@ -35,15 +35,15 @@ class AfterCheck:
 
 
 class Constraint(Contract):
-    """Which tokens may follow which, with an immutable state per text, so that trees hold many.
+    """Decides which tokens may come next, with an immutable state per text or node of a tree.
 
-    End tokens are tokens like others: allowed exactly where the text may end. Every state that allowed tokens lead to
-    allows at least one token; after an end token that is an end token again.
+    End tokens are tokens like others: they are allowed exactly where the text may end. Every state that allowed tokens
+    lead to allows at least one token; after an end token that is an end token again.
 
     Attributes:
-        bonus: None where what is not allowed is excluded; else nothing is, and the logits of what is not allowed lose
-            this much.
-        after: What finished texts are checked for; None where the mask enforces all of it.
+        bonus: None excludes tokens that are not allowed. A number excludes none, and subtracts it from the logits of
+            tokens that are not allowed.
+        after: The check of finished texts; None where the mask enforces the whole constraint.
         stops: Whether a stop string may end a text before it is complete.
     """
 
@@ -53,12 +53,12 @@ class Constraint(Contract):
 
     @property
     def requirements(self) -> Requirements:
-        """What it must find: no `ends` where a text that is cut is as good as one that ends."""
+        """Its requirements; without `ends` where a text that is cut off is as valid as one that ends."""
         return Requirements(checked=True, ends=True, mask=self.bonus is not None)
 
     @property
     def provides(self) -> Provides:
-        """What rules find: no `mask` where `allowed` costs as much as asking about every token."""
+        """What it provides to acceptance rules; without `mask` where `allowed` checks every token singly."""
         return Provides(mask=True)
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Constraint(Contract):
 
     @abstractmethod
     def allowed(self, state: Any) -> np.ndarray:
-        """[vocab] bool: which tokens may come next; not to be written to.
+        """[vocab] bool: tokens that may come next; the array must not be changed.
 
         Raises:
             ConstraintError: If this cannot be computed within the limits.
@@ -75,9 +75,9 @@ class Constraint(Contract):
 
     @abstractmethod
     def advance(self, state: Any, token: int) -> Any:
-        """The state one token on; `state` stays as it is.
+        """Return the state after one more token.
 
-        Never raises: what is wrong shows in `allowed`.
+        Never raises; after a token that is not allowed, `allowed` reports the error.
 
         Args:
             state: The state before the token; it is not changed.
@@ -86,52 +86,53 @@ class Constraint(Contract):
 
     @abstractmethod
     def is_complete(self, state: Any) -> bool:
-        """Whether the text so far is an instance of what was asked for."""
+        """Whether the text so far satisfies the constraint."""
 
     def completion(self, state: Any, *, thorough: bool = False) -> list[int] | None:
-        """A few tokens that complete a text, each allowed in its turn; the end token is not included.
+        """Find a few tokens that complete a text; each is allowed after the ones before it.
 
         Args:
-            state: Where the text stands.
-            thorough: Whether to look far for the fewest, which may take a second.
+            state: The state after the text so far.
+            thorough: Whether to search longer for the fewest tokens, which may take a second.
 
         Returns:
-            These tokens; None where a constraint does not know, so that tokens have to be tried.
+            The tokens without the end token; None where the constraint has no such search, so that tokens must be
+            tried.
         """
         return [] if self.is_complete(state) else None
 
     def takes(self, state: Any, tokens: Sequence[int]) -> bool:
-        """Whether these tokens may come next one after another, by a quick check.
+        """Whether these tokens may come next in this order, by a quick check.
 
-        True does not guarantee it.
+        False is certain; True is not a guarantee.
 
         Args:
-            state: Where the text stands.
+            state: The state after the text so far.
             tokens: Ids, in order.
         """
         return True
 
     def question(self, state: Any) -> Callable[[], object] | None:
-        """What must be called before `allowed`, on any thread, because it may take long; None for nothing.
+        """A slow computation that must run before `allowed`, on any thread; None where there is none.
 
-        An engine calls it beside its loop, so that other requests go on meanwhile. Drafts ask no questions.
+        The engine runs it in a worker thread, so that other requests continue meanwhile. Drafts skip it.
         """
         return None
 
     def idle(self, state: Any) -> bool:
-        """Whether everything may come next: then no mask is asked for, and nothing is spent on one."""
+        """Whether all tokens may come next, so that no mask is computed."""
         return False
 
     def permits(self, state: Any, token: int) -> bool:
-        """Whether `token` may come next, as far as a quick look can tell: False is certain, True need not be."""
+        """Whether `token` may come next, by a quick check: False is certain, True is not a guarantee."""
         return self.bonus is not None or self.accepts(state, token)
 
     def accepts(self, state: Any, token: int) -> bool:
-        """Whether `token` may come next, exactly as `allowed` says it; for code that checks few tokens."""
+        """Whether `token` may come next, exactly as in `allowed`; for code that checks few tokens."""
         return bool(self.allowed(state)[token])
 
     def forced(self, state: Any, most: int) -> list[int]:
-        """At most `most` tokens that come next whatever the model says, because nothing else is allowed."""
+        """At most `most` forced tokens: those that come next because no other token is allowed."""
         tokens: list[int] = []
         while len(tokens) < most and self.bonus is None and self.question(state) is None and not self.idle(state):
             allowed = self.allowed(state)
@@ -145,12 +146,12 @@ class Constraint(Contract):
 
 @dataclass(frozen=True)
 class Constrained(LogitsProcessor):
-    """Excludes what a constraint does not allow, or favours what it does.
+    """Excludes tokens that a constraint does not allow, or makes them less likely.
 
-    It goes before all other processors, so that these leave something.
+    It is applied before all other processors, so that their truncations keep an allowed token.
 
-    The distribution is the model's own at each token, masked and renormalised: not the model's distribution over whole
-    texts given the constraint.
+    At each token the model's distribution is masked and renormalised. This differs from the model's distribution over
+    whole texts given the constraint.
     """
 
     constraint: Constraint
@@ -184,11 +185,13 @@ class Constrained(LogitsProcessor):
         rest = np.float32(-np.inf) if bonus is None else given - np.float32(bonus)
         rows = np.where(masks[0] if len(masks) == 1 else np.stack(masks), given, rest)
         if np.isneginf(rows.max(axis=-1)).any():
-            raise ConstraintError("the constraint allows no token the model could write: nothing can be decoded")
+            raise ConstraintError(
+                "the constraint allows none of the tokens that the model could write: use another constraint or model"
+            )
         return torch.from_numpy(rows)
 
     def _free(self, context: Context) -> bool:
-        """Whether no mask is asked for."""
+        """Whether no mask is needed."""
         if context.draft and self.constraint.question(context.state) is not None:
             return True
         return self.constraint.idle(context.state)
@@ -201,7 +204,7 @@ class Constrained(LogitsProcessor):
 
 
 def constrained(processors: Sequence[LogitsProcessor]) -> tuple[int, Constraint] | None:
-    """The number of the processor that holds a constraint, and the constraint; None where there is none."""
+    """Index of the processor with a constraint, and the constraint; None where there is none."""
     for number, processor in enumerate(processors):
         if isinstance(processor, Constrained):
             return number, processor.constraint

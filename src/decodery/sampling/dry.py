@@ -16,7 +16,7 @@ from .history import Repeats
 from .logits_processor import Context, LogitsProcessor, Stage, require_count, require_number
 
 _LARGEST = 88.7228391
-"""Logarithm of the largest float32: no penalty grows beyond it."""
+"""Logarithm of the largest float32, the upper limit of a penalty's exponent."""
 
 
 @register("dry", guarantee="lossy; multiplier=0 is the identity")
@@ -24,16 +24,16 @@ _LARGEST = 88.7228391
 class DRY(LogitsProcessor):
     """Penalises tokens that would extend a repetition of n tokens by multiplier * base ** (n - allowed).
 
-    Runs in the prompt and in the output count; those shorter than `allowed` cost nothing. A position costs as much time
-    as its last token has occurrences. Follows llama.cpp (2024).
+    Repetitions of prompt and output count; shorter ones than `allowed` are not penalised. The time per position grows
+    with the number of occurrences of its last token. As in llama.cpp (2024).
 
     Attributes:
         multiplier: Size of the penalty, in logits.
         base: How fast the penalty grows with the length of a repetition.
         allowed: Length from which a repetition is penalised.
-        window: How many of the last tokens are looked at, None for all.
-        breakers: Token ids that no run crosses and that are never penalised, usually those whose text holds a newline,
-            a colon, a quotation mark or an asterisk; `LLM.request` and the command line look them up.
+        window: Number of last tokens that are searched, None for all.
+        breakers: Token ids that end a repetition and are never penalised, usually those whose text has a newline, a
+            colon, a quotation mark or an asterisk; `LLM.request` and the command line find them in the vocabulary.
     """
 
     multiplier: float = 0.8
@@ -84,7 +84,7 @@ class DRY(LogitsProcessor):
         return frozenset(self.breakers)
 
     def _fines(self, seen: Repeats, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids and what each loses, float64."""
+        """Token ids and their penalties, float64."""
         if self.window is not None:
             seen = seen.within(self.window)
         ids, lengths = seen.followers(self.allowed)

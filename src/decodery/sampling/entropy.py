@@ -1,4 +1,4 @@
-"""The entropy of next-token distributions, which several processors set their threshold by."""
+"""The entropy of next-token distributions, from which several processors compute their threshold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def entropy(log_probs: torch.Tensor) -> torch.Tensor:
 
 
 def row_sums(values: torch.Tensor) -> torch.Tensor:
-    """float64 [n] of `values` [n, V], each row's the same whatever rows are beside it."""
+    """float64 [n] sums of `values` [n, V]; a row's sum does not depend on the other rows."""
     if values.device.type != "cpu":
         return values.sum(dim=-1, dtype=torch.float64)
     # Row by row: torch would split a single row among threads and round it differently from one of many.

@@ -1,4 +1,4 @@
-"""Eta sampling: a floor on the probability that falls where the model is unsure."""
+"""Eta sampling: a floor on the probability that is lower where the entropy is high."""
 
 from __future__ import annotations
 

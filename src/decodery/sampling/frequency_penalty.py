@@ -1,4 +1,4 @@
-"""Frequency penalty: what the output contains becomes less likely each time it occurs."""
+"""Frequency penalty: a token becomes less likely each time it occurs in the output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .logits_processor import Context, LogitsProcessor, Stage, require_number
 @register("frequency-penalty", guarantee="lossy; penalty=0 is the identity")
 @dataclass(frozen=True)
 class FrequencyPenalty(LogitsProcessor):
-    """Lowers the logits of generated tokens by the penalty times their count, the prompt left out.
+    """Lowers the logits of generated tokens by the penalty times their count; the prompt does not count.
 
     Attributes:
         penalty: In logits per occurrence, usually -2 to 2.

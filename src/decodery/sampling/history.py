@@ -1,8 +1,8 @@
-"""What a text contains, kept from token to token: how often each token occurs, and where the text's end stood before.
+"""Token counts of a text, and earlier occurrences of its end, both updated token by token.
 
-Both are values: adding a token makes a new one and leaves the old one as it is, so that every node of a tree can have
-its own. What they have in common with the text they came from is shared; only the last tokens stand in a short tail,
-which is folded in now and then. Adding a token costs about the same however long the text is.
+Both are immutable: adding a token makes a new value, so that every node of a tree can have its own. They share the data
+of the common prefix; only the last tokens are in a short tail, which is merged into it from time to time. So the cost
+of adding a token hardly depends on the length of the text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 _TAIL = 64
-"""Tokens that may wait before they are folded in."""
+"""Maximum length of the tail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class TokenCounts:
     Attributes:
         ids: [m] int64, ascending, without `tail`.
         counts: [m] int64, without `tail`.
-        tail: The last tokens, which are not counted in yet.
+        tail: The last tokens, which are not in `ids` and `counts` yet.
     """
 
     ids: np.ndarray
@@ -50,13 +50,13 @@ class TokenCounts:
 def token_counts(histories: Sequence[TokenCounts], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids [m] of the tokens in any of the histories, and their counts [n, m] float32 in each.
 
-    Ids the model has no logit for are left out.
+    Ids without a logit are left out.
     """
     bases = {id(each.ids): each for each in histories}
     tails = np.array([token for each in histories for token in each.tail], dtype=np.int64)
     ids = np.unique(np.concatenate([*(base.ids for base in bases.values()), tails]))
     ids = ids[: ids.searchsorted(vocab_size)]
-    # What lies beyond the vocabulary falls into one more column.
+    # Ids beyond the vocabulary are counted in one extra column.
     counts = np.zeros((len(histories), len(ids) + 1), dtype=np.float32)
     places = {key: ids.searchsorted(base.ids) for key, base in bases.items()}
     for row, each in enumerate(histories):
@@ -72,16 +72,16 @@ def _nowhere() -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Where in a text its last tokens have stood before.
+    """Earlier occurrences of the last tokens of a text.
 
-    A token costs as much as it has occurrences.
+    The cost of adding a token grows with its number of occurrences.
 
     Attributes:
         text: [n] int64, without `tail`.
         places: Positions of each of its tokens, ascending, without `tail`.
         tail: The last tokens, which are not in `text` yet.
-        ends: [r] ascending positions before the last where the last token stands.
-        lengths: [r] over how many tokens up to there the text repeats its end.
+        ends: [r] earlier positions of the last token, ascending.
+        lengths: [r] number of tokens up to there that equal the end of the text.
     """
 
     text: np.ndarray
@@ -96,7 +96,7 @@ class Repeats:
 
         Args:
             tokens: The text.
-            most: No repetition counts as longer.
+            most: Maximum length of a repetition; longer ones count as this long.
         """
         text = np.array(tokens, dtype=np.int64)
         order = text.argsort(kind="stable")
@@ -122,7 +122,7 @@ class Repeats:
         return Repeats(base.text, base.places, (*base.tail, token), ends, lengths)
 
     def broken(self) -> Repeats:
-        """The same text, whose end repeats nothing: what follows begins anew."""
+        """The same text without its current repetitions; later ones start at the next token."""
         return replace(self, ends=_nowhere(), lengths=_nowhere())
 
     def within(self, window: int) -> Repeats:
@@ -130,7 +130,7 @@ class Repeats:
         return self._cut(np.minimum(self.lengths, self.ends - (len(self) - window) + 1))
 
     def followers(self, least: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens [f], ascending, that followed a repetition of at least that length, and its length [f]."""
+        """Tokens [f], ascending, that followed a repetition of at least `least` tokens, and its length [f]."""
         long = self.lengths >= least
         if not long.any():
             return _nowhere(), _nowhere()
@@ -147,7 +147,7 @@ class Repeats:
         return np.array([*self.places, *self.tail], dtype=np.int64)
 
     def _cut(self, lengths: np.ndarray) -> Repeats:
-        """With other lengths, of which those of 0 and less are dropped."""
+        """Replace the lengths, and drop entries with lengths of 0 or less."""
         return replace(self, ends=self.ends[lengths > 0], lengths=lengths[lengths > 0])
 
     def _positions(self, token: int) -> np.ndarray:
@@ -171,7 +171,7 @@ class Repeats:
 
 
 def _suffix_lengths(tokens: list[int]) -> list[int]:
-    """For every position, over how many tokens up to it the text repeats its end: the Z algorithm, backwards."""
+    """For every position, the number of tokens up to it that equal the end of the text: the Z algorithm, reversed."""
     backwards = tokens[::-1]
     n = len(backwards)
     lengths = [n] + [0] * (n - 1)

@@ -19,7 +19,7 @@ class LogitBias(LogitsProcessor):
     """Adds a bias to the logits of given token ids.
 
     Attributes:
-        bias: Pairs (token id, logits to add), or a map in their place; -100 and 100 ban and force in practice. As text:
+        bias: Pairs (token id, logits to add), or a mapping; in practice -100 bans and 100 forces a token. As text:
             logit-bias:bias=12:-100/40:2.5
     """
 
@@ -33,7 +33,7 @@ class LogitBias(LogitsProcessor):
             require_count("a token id of logit-bias", token)
             require_number(f"the logit-bias of token {token}", amount)
         if len({token for token, _ in pairs}) < len(pairs):
-            raise SettingsError("logit-bias names a token twice; give each token one bias")
+            raise SettingsError("logit-bias has a token twice: give each token one bias")
         object.__setattr__(self, "bias", pairs)
 
     @property

@@ -1,4 +1,4 @@
-"""What a processor is: one stage between a model's logits and the distribution that is sampled."""
+"""Base class of logits processors, the stages between a model's logits and the distribution that is sampled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Context", "LogitsProcessor", "Stage"]
 
 
 class Stage(IntEnum):
-    """Where a processor stands in the default order; under temperature 0 the last two are skipped."""
+    """Stage of a processor in the default order; at temperature 0 the last two stages are skipped."""
 
     MASK = 1
     EDIT = 2
@@ -29,15 +29,14 @@ class Stage(IntEnum):
 
 @dataclass(slots=True)
 class Context:
-    """The history of one node: everything before the position whose token is to be chosen.
+    """The history of one node: all tokens before the position whose token is chosen.
 
     Attributes:
-        prompt_length: How many of `tokens` are prompt.
+        prompt_length: Number of `tokens` that are prompt.
         tokens: Prompt, generated tokens and the node's own path.
-        state: In `Sampler.law` one entry per processor, () where the processor remembers nothing; a processor sees only
-            its own entry.
-        seed: The request's, for processors that draw (from the stateless noise, so that every node can be asked again).
-        draft: A drafter asks, so that a mask may be left out.
+        state: In `Sampler.law` one entry per processor, () for a stateless one; each processor receives only its entry.
+        seed: Seed of the request, for processors that draw; with stateless noise, repeated calls give the same result.
+        draft: Whether this is for a drafter, so that a mask may be left out.
     """
 
     prompt_length: int
@@ -53,15 +52,15 @@ class Context:
 
 
 class LogitsProcessor(Contract):
-    """Turns logits into logits; a frozen dataclass whose fields are its settings.
+    """Maps logits to logits; a frozen dataclass whose fields are its settings.
 
-    A row's result depends on that row and its context only, never on what else is in the call. Excluded tokens are
-    -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when it is made.
+    The result of a row depends only on that row and its context, never on other rows of the call. Excluded tokens are
+    -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError in the constructor.
 
     Attributes:
         stage: When it is applied, see `Stage`.
-        stateful: Whether it remembers something of a text.
-        hears_logprobs: Whether a stateful one wants to know how likely a token was.
+        stateful: Whether it has a state per text.
+        hears_logprobs: Whether `advance` needs the log-probability of each token.
     """
 
     stage: ClassVar[Stage]
@@ -70,17 +69,17 @@ class LogitsProcessor(Contract):
 
     @property
     def requirements(self) -> Requirements:
-        """What it must find: a truncation looks at what the mask of a constraint has left."""
+        """Its requirements; a truncation needs the logits after the mask of a constraint."""
         return Requirements(mask=self.stage is Stage.TRUNCATION)
 
     @property
     def provides(self) -> Provides:
-        """What others find in its result: no `law` where that only says which token is best."""
+        """What its result provides; without `law` where it only marks the best token."""
         return Provides(law=True)
 
     @property
     def greedy(self) -> bool:
-        """True where nothing is left to chance: the token is the argmax after masks and edits."""
+        """True where no token is drawn: the token is the argmax after masks and edits."""
         return False
 
     @property
@@ -90,23 +89,22 @@ class LogitsProcessor(Contract):
 
     @abstractmethod
     def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
-        """Warped logits [n, V] float32 of `logits` [n, V] float32 and the n contexts of its rows.
-
-        Never in place; returns `logits` itself when nothing changes.
+        """Process the logits of n rows.
 
         Args:
-            logits: [n, V] float32, not to be changed.
+            logits: [n, V] float32; they must not be changed in place.
             contexts: The history of each row.
+
+        Returns:
+            [n, V] float32; `logits` itself where nothing changes.
         """
 
     def init(self, prompt: Sequence[int]) -> Any:
-        """State before the first output token; () for a processor that remembers nothing."""
+        """State before the first output token; () for a stateless processor."""
         return ()
 
     def advance(self, state: Any, token: int, logprob: float) -> Any:
-        """State after `token`, whose natural log-probability under this processor's input is `logprob`; pure.
-
-        logprob is NaN for a processor that does not hear them.
+        """State after one more token; pure.
 
         Args:
             state: The state before the token; it is not changed.
@@ -119,10 +117,10 @@ class LogitsProcessor(Contract):
 def require_number(
     name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
 ) -> None:
-    """Raise SettingsError unless `value` is a finite number with above < value, least <= value <= most.
+    """Raise SettingsError unless `value` is a finite number with above < value and least <= value <= most.
 
     Args:
-        name: What the setting is called in the error.
+        name: Name of the setting in the error.
         value: The setting.
         above: Exclusive lower bound, None for none.
         least: Inclusive lower bound, None for none.
@@ -137,6 +135,6 @@ def require_number(
 
 
 def require_count(name: str, value: Any) -> None:
-    """Raise SettingsError unless `value` is a integer, 0 or more."""
+    """Raise SettingsError unless `value` is an integer of 0 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise SettingsError(f"{name} must be an integer of at least 0, not {value!r}")

@@ -1,4 +1,4 @@
-"""Excluding tokens, by naming those that go or those that stay."""
+"""Functions that exclude tokens, given the excluded or the kept ones."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from decodery.core.topk import topk
 
 
 def exclude(logits: torch.Tensor, banned: Sequence[Sequence[int] | np.ndarray]) -> torch.Tensor:
-    """`logits` [n, V] with -inf at the ids `banned[i]` of each row i.
+    """Set the logits of banned tokens to -inf.
 
-    `logits` itself if nothing is banned. A row in which nothing else is left stays as it is: a stage before this one,
-    such as a grammar, may allow only what is banned here, and then it decides.
+    A row whose finite tokens are all banned is left unchanged: an earlier stage, such as a grammar, may allow only
+    these tokens, and it takes precedence.
 
     Args:
         logits: [n, V].
-        banned: Token ids of each row.
+        banned: Token ids to exclude, for each row.
+
+    Returns:
+        [n, V]; `logits` itself if no token is banned.
     """
     rows = [row for row, ids in enumerate(banned) if len(ids)]
     if not rows:
@@ -33,11 +36,11 @@ def exclude(logits: torch.Tensor, banned: Sequence[Sequence[int] | np.ndarray]) 
 
 
 def keep(logits: torch.Tensor, kept: Iterable[np.ndarray]) -> torch.Tensor:
-    """`logits` [n, V], on the CPU, at the ids that `kept` gives for each row; -inf elsewhere.
+    """Set all logits but those of the kept tokens to -inf.
 
     Args:
-        logits: [n, V].
-        kept: Token ids of each row.
+        logits: [n, V], on the CPU.
+        kept: Token ids to keep, for each row.
     """
     result = torch.full_like(logits, -torch.inf)
     for row, out, ids in zip(logits.numpy(), result.numpy(), kept, strict=True):
@@ -46,13 +49,13 @@ def keep(logits: torch.Tensor, kept: Iterable[np.ndarray]) -> torch.Tensor:
 
 
 def largest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and ids [n, k] of each row's k largest logits, best first and the lowest id among equals.
+    """Values and ids [n, k] of each row's k largest logits, best first; ties in order of id.
 
-    k is cut to V. On a GPU equals come in any order, and nothing waits for the device.
+    On a GPU ties are in any order, and the call does not synchronise with the device.
 
     Args:
         logits: [n, V].
-        k: How many of each row.
+        k: Number of logits per row, at most V.
     """
     if logits.device.type != "cpu":
         values, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)

@@ -1,4 +1,4 @@
-"""A minimum of new tokens: the text cannot end before."""
+"""A minimum number of new tokens, before which the text cannot end."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .masks import exclude
 
 @register(
     "min-new-tokens",
-    guarantee="no end in the first `count` tokens, unless nothing else is possible; count=0 is the identity",
+    guarantee="no end token in the first `count` tokens, unless no other token is possible; count=0 is the identity",
 )
 @dataclass(frozen=True)
 class MinNewTokens(LogitsProcessor):
     """Excludes the end tokens until a given number of tokens has been generated.
 
     Attributes:
-        count: How many tokens come first.
-        eos: Ids of the end tokens, as many as the model has.
+        count: Minimum number of tokens before an end token.
+        eos: Ids of all end tokens of the model.
     """
 
     count: int = 0

@@ -1,4 +1,4 @@
-"""Min-p: a floor that moves with the most probable token."""
+"""Min-p: a floor on the probability, relative to that of the most probable token."""
 
 from __future__ import annotations
 

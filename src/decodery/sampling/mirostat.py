@@ -1,4 +1,4 @@
-"""Mirostat: truncation under feedback, so that the text is as surprising as it is asked to be."""
+"""Mirostat: truncation with feedback control, so that the surprise of the text reaches a target."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from .logits_processor import Context, LogitsProcessor, Stage, require_number
 from .masks import keep, largest
 
 _ZIPF = 100
-"""How many of the most likely tokens the exponent is estimated from, each against the next."""
+"""Number of most likely tokens that the exponent is estimated from, each against the next."""
 _RUNAWAY = 64.0
-"""Bits. A bound as high as this excludes nothing that could ever be drawn."""
+"""Bound, in bits, from which no token that could be drawn is excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
     """State of Mirostat after some tokens.
 
-    All in bits.
-
     Attributes:
-        mu: The bound on a token's surprise.
-        tokens, surprise: How many were chosen, and their total.
+        mu: The bound on a token's surprise, in bits.
+        tokens: Number of chosen tokens.
+        surprise: Their total surprise, in bits.
     """
 
     mu: float
@@ -48,15 +47,15 @@ class Feedback:
 class Mirostat(LogitsProcessor):
     """Keeps tokens below a bound on surprise, which adapts to the surprise of the chosen tokens.
 
-    The surprise is that under the distribution before this truncation and after whatever stands before it. A tau the
-    model cannot reach lets the bound run away, which is warned of. The defaults are those of llama.cpp; the authors'
-    script has tau=3, eta=1.
+    It replaces the other truncations. Surprise is measured under the distribution before this truncation, after all
+    earlier processors. If the model cannot reach tau, the bound grows without limit, and a warning is given. The
+    defaults are those of llama.cpp; the authors' script has tau=3, eta=1.
 
     Attributes:
-        tau: The surprise to aim at, in bits per token.
-        eta: How fast the bound follows.
-        version: 2 bounds the surprise itself, 1 the rank, from a Zipf exponent estimated anew at every position; at
-            least one token stays. It takes the place of the other truncations.
+        tau: Target surprise, in bits per token.
+        eta: Learning rate of the bound.
+        version: 2 bounds the surprise; 1 bounds the rank, by a Zipf exponent that is estimated at every position. At
+            least one token is kept.
     """
 
     tau: float = 5.0
@@ -69,7 +68,7 @@ class Mirostat(LogitsProcessor):
         require_number("the tau of mirostat", self.tau, least=0.0)
         require_number("the eta of mirostat", self.eta, least=0.0)
         if self.version not in (1, 2):
-            raise SettingsError(f"mirostat has the versions 1 and 2, not {self.version!r}")
+            raise SettingsError(f"mirostat: version must be 1 or 2, not {self.version!r}")
 
     def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if not contexts:
@@ -99,14 +98,14 @@ class Mirostat(LogitsProcessor):
     def advance(self, state: Feedback, token: int, logprob: float) -> Feedback:
         surprise = -logprob / math.log(2)
         if not math.isfinite(surprise):
-            # Excluded before it came here, and written all the same, by a rule that takes drafts on trust: it tells
-            # nothing of how surprising the text is, and counted as infinitely so it would end all truncation at one.
+            # An earlier processor excluded this token, and a lossy acceptance rule wrote it all the same. Its surprise
+            # is infinite and would end all truncation at once, so it is not counted.
             return state
         mu = state.mu - self.eta * (surprise - self.tau)
         if state.mu <= _RUNAWAY < mu:
             warnings.warn(
-                f"mirostat cannot reach {self.tau:g} bits per token: the model's own surprise is below that, so "
-                f"nothing is truncated any more (mean so far: {state.surprise / max(state.tokens, 1):.2f} bits)",
+                f"mirostat cannot reach {self.tau:g} bits per token, because the model's own surprise is lower: it no "
+                f"longer truncates (mean so far: {state.surprise / max(state.tokens, 1):.2f} bits)",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -114,7 +113,7 @@ class Mirostat(LogitsProcessor):
 
 
 def _best(row: np.ndarray, k: int) -> np.ndarray:
-    """Ids of the k largest entries, the lowest ids among equals: without sorting them, as k may be most of them."""
+    """Ids of the k largest entries, ties in order of id; they are not sorted, since k may be nearly all of them."""
     border = np.partition(row, len(row) - k)[len(row) - k]
     above = np.flatnonzero(row > border)
     return np.concatenate([above, np.flatnonzero(row == border)[: k - len(above)]])
@@ -138,7 +137,7 @@ def zipf_exponents(best: torch.Tensor) -> list[float]:
 
 
 def rank_bound(s: float, mu: float, vocab_size: int) -> int:
-    """How many of the most likely tokens have a surprise below `mu` bits, if p ~ 1 / rank ** s.
+    """Number of most likely tokens with a surprise below `mu` bits, if p ~ 1 / rank ** s.
 
     Args:
         s: Exponent of the distribution.

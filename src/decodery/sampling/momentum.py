@@ -1,4 +1,4 @@
-"""Momentum decoding: the most likely token, with a resistance against walking through the text's own paths again."""
+"""Momentum decoding: the most likely token, with a penalty (resistance) on repeated runs of the text."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from .masks import largest
 class Momentum(LogitsProcessor):
     """Takes the token of the top k with the highest probability minus alpha times its resistance.
 
-    The text is a graph of tokens; a token's depth is the length of the longest run (the last tokens and itself) that
-    the text already holds, 0 if it never occurred. Nothing is left to chance: a temperature beside it has no effect.
-    Where all k are forbidden, the most likely is taken. The default ladder is the one of the authors' code for English
-    models.
+    The text is a graph of tokens. A token's depth is the length of the longest run (the last tokens and the token
+    itself) that the text already contains, 0 if the token never occurred. No token is drawn, so a temperature has no
+    effect. Where all k tokens are forbidden, the most likely one is taken. The default resistance is that of the
+    authors' code for English models.
 
     Attributes:
-        k: How many of the most likely tokens are candidates.
+        k: Number of most likely tokens that are candidates.
         alpha: Weight of the resistance.
-        resistance: By depth, that of the last entry for all greater depths; inf forbids.
+        resistance: Resistance by depth; the last entry is for all greater depths, and inf forbids the token.
     """
 
     k: int = 5
@@ -86,10 +86,7 @@ class Momentum(LogitsProcessor):
 
 
 def depths(seen: Repeats, tokens: Sequence[int]) -> list[int]:
-    """How long a run of the text each of `tokens` would repeat, itself included.
-
-    0 for one that never occurred.
-    """
+    """Length of the run that each of `tokens` would repeat, itself included; 0 where it is new."""
     ids, lengths = seen.followers(1)
     runs = dict(zip(ids.tolist(), (np.asarray(lengths) + 1).tolist(), strict=True))
     return [runs.get(token, int(seen.occurs(token))) for token in tokens]

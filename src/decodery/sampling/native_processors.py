@@ -1,4 +1,4 @@
-"""Processors as the native kernels apply them: what a sampler is made of, and what a text's penalties go by."""
+"""Processors as the native kernels apply them: the settings of a sampler, and the token counts of a text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .top_p import TopP
 
 
 class Shape(IntEnum):
-    """What a processor does: `Shape` in csrc/abi.h."""
+    """Operation of a processor: `Shape` in csrc/abi.h."""
 
     NOT_BEFORE, BIAS, REPETITION, FREQUENCY, PRESENCE, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(9)
 
@@ -43,11 +43,12 @@ _VALUES: dict[type[LogitsProcessor], tuple[Shape, Callable[[Any], float]]] = {
 
 
 class NativeProcessors:
-    """The processors of one text, as an array of structs that lies still.
+    """The processors of one text, as an array of structs at a fixed address.
 
     Args:
-        processors: Those that are applied, in order.
-        places: The numbers that they have in the sampler.
+        processors: The processors to apply, in order.
+        places: Their indices in the sampler.
+        vocab_size: Size of the model's vocabulary.
     """
 
     def __init__(self, processors: list[LogitsProcessor], places: list[int], vocab_size: int) -> None:
@@ -80,11 +81,11 @@ class NativeProcessors:
 
     @property
     def counts(self) -> bool:
-        """Whether they go by how often tokens occur, so that each text needs its own."""
+        """Whether they use token counts, so that each text needs its own array."""
         return bool(self._counted)
 
     def follow(self, states: tuple[Any, ...]) -> None:
-        """Go by what the sampler's processors remember of the text now."""
+        """Update the arrays from the current states of the sampler's processors."""
         for struct, place in self._counted:
             state: TokenCounts = states[place]
             known = self._states.get(place)
@@ -101,11 +102,11 @@ class NativeProcessors:
 
 
 def native_processors(sampler: Sampler, vocab_size: int) -> NativeProcessors | None:
-    """What the kernels apply for a sampler, None where it has a processor that they do not know.
+    """The sampler's processors for the kernels, None where it has a processor that they do not implement.
 
     Args:
-        sampler: Its masks and edits must come before what shapes chance.
-        vocab_size: Of the model.
+        sampler: The sampler; its masks and edits must come before temperature and truncations.
+        vocab_size: Size of the model's vocabulary.
     """
     found, places, shaped = [], [], False
     for place, processor in enumerate(sampler.processors):

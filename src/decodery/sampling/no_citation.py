@@ -1,4 +1,4 @@
-"""No citations: a token that would complete an n-gram of the texts a model was tuned on is excluded."""
+"""No citations: tokens that would complete an n-gram of the model's tuning texts are excluded."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Tail = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Citations(TrainedPart):
-    """Texts whose n-grams are not to be written.
+    """Texts whose n-grams must not be written.
 
     Attributes:
-        tokens: [n] int32, all of them.
-        bounds: [m + 1] int64, each one's.
+        tokens: [n] int32 tokens of all texts, one after the other.
+        bounds: [m + 1] int64 bounds of the m texts in `tokens`.
     """
 
     KIND = "set of texts not to be cited"
@@ -55,7 +55,7 @@ class Citations(TrainedPart):
         return cls(tokens.numpy(), bounds.numpy())
 
     def followers(self, size: int) -> dict[Tail, np.ndarray]:
-        """What followed each run of size - 1 tokens within a text: ids, ascending. Made once for a size."""
+        """Ids, ascending, that followed each run of size - 1 tokens within a text; computed once per size."""
         if size not in self._followers:
             found: dict[Tail, set[int]] = {}
             for first, end in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
@@ -69,17 +69,17 @@ class Citations(TrainedPart):
 @register(
     "no-citation",
     paper="The Hyperfitting Phenomenon: Sharpening and Stabilizing LLMs for Open-Ended Text Generation (2024)",
-    guarantee="no n-gram of these texts is completed, unless nothing else is possible",
+    guarantee="no n-gram of these texts is completed, unless no other token is possible",
     requirements=("the texts",),
 )
 @dataclass(frozen=True)
 class NoCitation(LogitsProcessor):
-    """Excludes every token that would complete an n-gram of texts a model was tuned on.
+    """Excludes every token that would complete an n-gram of the model's tuning texts.
 
-    Where the prompt ends within an n-gram, that counts too.
+    An n-gram that begins in the prompt counts too.
 
     Attributes:
-        texts: `Citations`, or the file or folder of them, as `decodery train hyperfit` leaves beside its model.
+        texts: `Citations`, or their file or folder, which `decodery train hyperfit` writes beside its model.
         size: Tokens per n-gram; 1 excludes all tokens of the texts.
     """
 
@@ -91,7 +91,7 @@ class NoCitation(LogitsProcessor):
 
     def __post_init__(self) -> None:
         if not isinstance(self.size, int) or self.size < 1:
-            raise SettingsError(f"no-citation needs n-grams of at least one token, not {self.size!r}")
+            raise SettingsError(f"no-citation: size must be at least 1 token, not {self.size!r}")
 
     @cached_property
     def _followers(self) -> dict[Tail, np.ndarray]:
@@ -110,7 +110,7 @@ class NoCitation(LogitsProcessor):
         return exclude(logits, [ids[ids < vocab] for ids in banned]) if any(map(len, banned)) else logits
 
     def init(self, prompt: Sequence[int]) -> Tail:
-        # The first to be asked: what is wrong with the texts is said before anything is read.
+        # `init` is called first, so an error in the texts is raised before the prompt is read.
         _ = self._followers
         return self._cut(tuple(map(int, prompt[-self.size :])))
 

@@ -18,13 +18,13 @@ from .masks import exclude
 @register(
     "no-repeat-ngram",
     paper="A Deep Reinforced Model for Abstractive Summarization (2017)",
-    guarantee="no n-gram of this size occurs twice, unless nothing else is possible; size=0 is the identity",
+    guarantee="no n-gram of this size occurs twice, unless no other token is possible; size=0 is the identity",
 )
 @dataclass(frozen=True)
 class NoRepeatNGram(LogitsProcessor):
     """Excludes every token that would complete an n-gram the prompt or the output already has.
 
-    Ids the model has no logit for are left out.
+    Ids without a logit are left out.
 
     Attributes:
         size: Tokens per n-gram; 0 excludes nothing, 1 excludes every token that has occurred.
@@ -55,5 +55,5 @@ class NoRepeatNGram(LogitsProcessor):
         return state.add(token)
 
     def _completions(self, seen: Repeats) -> np.ndarray:
-        """What followed each earlier occurrence of the last size - 1 tokens."""
+        """Tokens that followed earlier occurrences of the last size - 1 tokens."""
         return seen.tokens() if self.size == 1 else seen.followers(self.size - 1)[0]

@@ -1,4 +1,4 @@
-"""The smallest prefix of an order that holds a given share of the probability, without sorting a vocabulary."""
+"""The smallest prefix of an order with a given share of the probability, without sorting the vocabulary."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import numpy as np
 
 _BINS = 64
 _SORTED = 512
-"""Up to this many entries a sort is cheaper than narrowing down."""
+"""Number of entries up to which a sort is faster than a search by bins."""
 
 
 def smallest_prefix(keys: np.ndarray, weights: np.ndarray, share: float) -> tuple[float, int]:
-    """Where the smallest prefix in ascending order of `keys` ends whose weights sum to at least `share`.
+    """Find the end of the smallest prefix in the order of `keys` whose weights sum to `share` or more.
 
     Args:
-        keys, weights: [m], at least one entry; all of it is the prefix if it does not hold the share.
-        share: Of the sum of weights.
+        keys: [m], at least one entry.
+        weights: [m]; if all of them sum to less than `share`, the prefix is the whole array.
+        share: Minimum sum of the weights.
 
     Returns:
-        The prefix's last key, and how many of the entries with this very key it needs.
+        The last key of the prefix, and the number of entries with this key that belong to it.
     """
     before = 0.0
     while len(keys) > _SORTED and (low := float(keys.min())) < (high := float(keys.max())):

@@ -1,4 +1,4 @@
-"""Presence penalty: what the output already contains becomes less likely by a fixed amount."""
+"""Presence penalty: tokens that occur in the output become less likely by a fixed amount."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .logits_processor import Context, LogitsProcessor, Stage, require_number
 @register("presence-penalty", guarantee="lossy; penalty=0 is the identity")
 @dataclass(frozen=True)
 class PresencePenalty(LogitsProcessor):
-    """Lowers the logits of generated tokens by the penalty, once each, the prompt left out.
+    """Lowers the logits of generated tokens by the penalty, once per token; the prompt does not count.
 
     Attributes:
         penalty: In logits, usually -2 to 2.

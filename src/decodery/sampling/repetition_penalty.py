@@ -1,4 +1,4 @@
-"""Repetition penalty: what has occurred becomes less likely by a factor."""
+"""Repetition penalty: tokens that have occurred become less likely by a factor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ordered list of processors a request is sampled with."""
+"""The sampler: the ordered list of logits processors of a request."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CHANCE: dict[str, Any] = {
     **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0},
     **{"top_h": None, "xtc": 0.0, "mirostat": 0},
 }
-"""Settings that only shape chance, and their neutral values."""
+"""Settings that only matter where tokens are drawn, and their neutral values."""
 ORDERS: dict[str, tuple[type[LogitsProcessor], ...]] = {
     "default": (
         *(NoRepeatNGram, MinNewTokens, LogitBias, *_PENALTIES),
@@ -69,14 +69,14 @@ ORDERS: dict[str, tuple[type[LogitsProcessor], ...]] = {
         *(TopK, Typical, TopP, MinP, Epsilon, Eta, TopH, XTC, Temperature, Mirostat),
     ),
 }
-"""The order in which each stack applies what it has; what it lacks stands where the default has it."""
+"""Order of processors in other libraries; processors that a library lacks are placed as in the default order."""
 
 
 @dataclass(frozen=True, init=False)
 class Sampler:
-    """Warps in the order they are applied; an empty list samples from the model's own distribution.
+    """Logits processors in order of application; an empty list samples the model's own distribution.
 
-    Without a temperature among them it is 1.
+    Without a temperature processor, the temperature is 1.
 
     Attributes:
         processors: `LogitsProcessor`s or their texts, such as "top-p:p=0.9".
@@ -125,9 +125,10 @@ class Sampler:
         eos_ids: Iterable[int] = (),
         order: str | None = None,
     ) -> Sampler:
-        """The sampler of the usual settings; None leaves a stage out, and a temperature of None is 0: greedy.
+        """Make the sampler of the usual settings; None leaves a processor out, and a temperature of None is 0.
 
-        Under temperature 0 the settings that only shape chance (top_k to mirostat) have no effect.
+        At temperature 0 (greedy), the settings that only matter where tokens are drawn (top_k to mirostat) have no
+        effect.
 
         Args:
             temperature: 0 or None for greedy decoding; 1 samples from the model's distribution.
@@ -135,31 +136,36 @@ class Sampler:
             top_p: See `top-p`.
             min_p: See `min-p`.
             typical: Mass of `typical`.
-            epsilon, eta: Cutoffs of the processors of these names.
+            epsilon: Cutoff of `epsilon`.
+            eta: Cutoff of `eta`.
             top_h: Alpha of `top-h`.
-            xtc: Its probability.
-            xtc_threshold: See `xtc`.
-            mirostat: Its version, 0 for none; what begins with such a name sets up that processor.
-            mirostat_tau, mirostat_eta: See `mirostat`.
+            xtc: Probability of `xtc`.
+            xtc_threshold: Threshold of `xtc`; it needs `xtc`.
+            mirostat: Version of `mirostat`, 0 for none.
+            mirostat_tau: See `mirostat`; it needs `mirostat`.
+            mirostat_eta: See `mirostat`; it needs `mirostat`.
             repetition_penalty: A factor above 0; 1 leaves logits as they are.
             presence_penalty: In logits, once per token that has occurred.
             frequency_penalty: In logits, per occurrence of a token.
-            dry: Its multiplier.
-            dry_base, dry_allowed, dry_window, dry_breakers: See `dry`.
+            dry: Multiplier of `dry`.
+            dry_base: See `dry`; it needs `dry`.
+            dry_allowed: See `dry`; it needs `dry`.
+            dry_window: See `dry`; it needs `dry`.
+            dry_breakers: See `dry`; it needs `dry`.
             no_repeat_ngram: Size of n-grams that must not occur twice; 0 for none.
             logit_bias: Logits to add, by token id.
             min_new_tokens: Tokens before which no end token is chosen.
             eos_ids: End tokens, for `min_new_tokens`.
-            order: Whose order of application, one of `ORDERS`; None is "default".
+            order: Order of application, one of `ORDERS`; None is "default".
 
         Raises:
-            SettingsError: For a value out of range, for truncations beside mirostat, and for setting up a processor
-                that is not there.
+            SettingsError: If a value is out of range, if mirostat is combined with other truncations, or if a setting
+                such as `dry_base` is given without its processor.
         """
         if order is None:
             order = "default"
         if order not in ORDERS:
-            raise SettingsError(f"there is no order {order!r}; choose one of {', '.join(ORDERS)}")
+            raise SettingsError(f"unknown order {order!r}: choose one of {', '.join(ORDERS)}")
         settings: dict[Callable[[Any], LogitsProcessor], Any] = {
             Temperature: 0.0 if temperature is None else temperature,
             TopK: top_k,
@@ -199,7 +205,7 @@ class Sampler:
 
     @cached_property
     def greedy(self) -> bool:
-        """Whether the token is the argmax, the lowest id among equals, as at temperature 0."""
+        """Whether the token is the argmax, as at temperature 0; of equals the lowest id."""
         return any(processor.greedy for processor in self.processors)
 
     @cached_property
@@ -208,17 +214,17 @@ class Sampler:
         return self.greedy and self.keeps()
 
     def keeps(self, *, shaped: bool = True) -> bool:
-        """Whether `law` gives back the model's own logits."""
+        """Whether `law` returns the model's own logits unchanged."""
         return not any(self._applies(processor, shaped) for processor in self.processors)
 
     @cached_property
     def stateful(self) -> bool:
-        """True if any processor remembers something, so that contexts carry a state."""
+        """True if any processor has a state."""
         return any(processor.stateful for processor in self.processors)
 
     @property
     def requirements(self) -> Requirements:
-        """What its processors need together."""
+        """The requirements of all its processors."""
         return Requirements.merged(processor.requirements for processor in self.processors)
 
     def init(self, prompt: Sequence[int]) -> tuple[Any, ...]:
@@ -230,17 +236,17 @@ class Sampler:
 
         Args:
             tokens: Prompt and output so far.
-            prompt_length: How many of them are the prompt.
+            prompt_length: Number of prompt tokens.
             state: The sampler's state after them.
             seed: The request's.
         """
         return Context(prompt_length, list(tokens), state, seed)
 
     def after(self, context: Context, token: int, logits: torch.Tensor) -> Any:
-        """The state once `token` has been chosen after `context`; nothing is changed in place.
+        """Return the state after `token` was chosen after `context`; pure.
 
-        A processor that hears log-probabilities hears the token's under what it was given: after a temperature the
-        tempered ones, before a truncation the whole distribution.
+        A processor with `hears_logprobs` gets the log-probability of the token under its input: after the temperature
+        the tempered one, before a truncation that of the whole distribution.
 
         Args:
             context: The history before the token.
@@ -250,7 +256,7 @@ class Sampler:
         if not self.stateful:
             return context.state
         state = list(self._deaf(context.state, [token]))
-        # Warps after the last one that listens, and that one itself, change nothing it hears.
+        # The last processor with `hears_logprobs`, and all later ones, do not change its input.
         last = max((index for index, processor in enumerate(self.processors) if self._listens(processor)), default=-1)
         row = logits[None].float()
         for index, processor in enumerate(self.processors[: last + 1]):
@@ -261,16 +267,16 @@ class Sampler:
         return tuple(state)
 
     def follow(self, state: Sequence[Any], token: int) -> tuple[Any, ...]:
-        """The state once `token` has been chosen, where no processor hears log-probabilities."""
+        """Return the state after `token`, where no processor has `hears_logprobs`."""
         return self._deaf(state, [token])
 
     def ahead(self, context: Context, tokens: Sequence[int]) -> Context:
-        """The history `tokens` on, for drafts: processors that ask how likely tokens were stay where they are."""
+        """The history after `tokens`, for drafts; states of processors with `hears_logprobs` stay unchanged."""
         state = self._deaf(context.state, tokens) if self.stateful else context.state
         return Context(context.prompt_length, [*context.tokens, *tokens], state, context.seed, draft=True)
 
     def _deaf(self, state: Sequence[Any], tokens: Iterable[int]) -> tuple[Any, ...]:
-        """The state `tokens` on of the processors that do not hear log-probabilities."""
+        """Advance the states of processors without `hears_logprobs` by `tokens`."""
         found = list(state)
         for index, processor in enumerate(self.processors):
             if processor.stateful and not processor.hears_logprobs:
@@ -279,12 +285,12 @@ class Sampler:
         return tuple(found)
 
     def extend(self, context: Context, token: int, logits: torch.Tensor) -> Context:
-        """The history one token on, see `after`; `context` stays as it is."""
+        """Return the history after one more token, see `after`."""
         state = self.after(context, token, logits)
         return Context(context.prompt_length, [*context.tokens, token], state, context.seed, context.draft)
 
     def question(self, state: Sequence[Any]) -> Callable[[], object] | None:
-        """What must be called before `law` in this state, see `Constraint.question`; None for nothing."""
+        """The computation that must run before `law` in this state, see `Constraint.question`; None for none."""
         return None if self._constraint is None else self._constraint[1].question(state[self._constraint[0]])
 
     @cached_property
@@ -293,16 +299,17 @@ class Sampler:
 
     @one_thread()
     def law(self, logits: torch.Tensor, contexts: Sequence[Context], *, shaped: bool = True) -> torch.Tensor:
-        """The distribution each row is drawn from, as unnormalised logits [n, V] float32; -inf is excluded.
+        """Compute the distribution that each row is drawn from.
 
-        When greedy, masks and edits only are applied: what follows them could not change the argmax, or would by
-        mistake. With shaped=False this holds in any case, for code that compares tokens and draws none. May return
-        `logits` itself.
+        Greedy samplers apply only masks and edits: later processors cannot change the argmax, except by rounding.
 
         Args:
             logits: [n, V], the model's own.
             contexts: The n histories.
-            shaped: False applies masks and edits only.
+            shaped: False applies only masks and edits, for code that compares tokens without drawing.
+
+        Returns:
+            Unnormalised logits [n, V] float32, -inf for excluded tokens; may be `logits` itself.
 
         Raises:
             NumericalError: If a row is not a distribution: its largest entry is NaN or infinite.
@@ -317,27 +324,26 @@ class Sampler:
                 continue
             logits = self._through(index, logits, contexts)
             if processor.stage == Stage.EDIT and not _largest_finite(logits):
-                raise SettingsError(f"{processor!r} takes the logits beyond float32: use a smaller value")
+                raise SettingsError(f"{processor!r} makes logits exceed the range of float32: use a smaller value")
         return logits
 
     @one_thread()
     def probabilities(self, law: torch.Tensor) -> torch.Tensor:
-        """[n, V] float64 of a distribution, every row summing to 1; one-hot when greedy."""
+        """[n, V] float64 probabilities, every row summing to 1; one-hot when greedy."""
         if not self.greedy:
             return law.double().softmax(dim=-1)
         return torch.zeros_like(law, dtype=torch.float64).scatter_(-1, law.argmax(dim=-1, keepdim=True), 1.0)
 
     def preferences(self, law: torch.Tensor) -> torch.Tensor:
-        """[n, V] float64 of a drafter's distribution, rows summing to 1, for greedy requests too.
+        """[n, V] float64 probabilities of a drafter's distribution, not one-hot for greedy requests.
 
-        It tells what the drafter thought of every token. A greedy drafter draws nothing, and rules that compare
-        distributions still want to know how sure it was.
+        Acceptance rules that compare distributions need the drafter's confidence even where it draws no token.
         """
         return law.double().softmax(dim=-1)
 
     @one_thread()
     def pick(self, law: torch.Tensor, seed: int, positions: Sequence[int]) -> torch.Tensor:
-        """The token ids [n] that the noise of `seed` at the n output positions draws from a distribution.
+        """Draw the token ids [n] with the noise of `seed` at the n output positions.
 
         Args:
             law: [n, V] unnormalised logits, as `law` gives them.
@@ -346,11 +352,11 @@ class Sampler:
         """
         if not self.greedy:
             return gumbel_argmax(law, seed, positions)
-        # Ten times faster than PyTorch on a CPU, and it wakes no threads between two passes.
+        # Numpy is ten times faster than PyTorch here on a CPU, and wakes no threads between two passes.
         return torch.from_numpy(law.numpy().argmax(axis=-1)) if law.device.type == "cpu" else law.argmax(dim=-1)
 
     def largest(self, logits: torch.Tensor) -> list[int]:
-        """The results of `law` and `pick` where this is `plain`, in one sweep over the logits [n, V].
+        """The results of `law` and `pick` where this is `plain`, in one pass over the logits [n, V].
 
         Raises:
             NumericalError: As `law` does.
@@ -367,13 +373,13 @@ class Sampler:
         return processor.stateful and processor.hears_logprobs and self._applies(processor)
 
     def _through(self, index: int, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
-        """What processor number `index` makes of logits [n, V]."""
+        """Apply processor number `index` to logits [n, V]."""
         processor = self.processors[index]
         return processor.process(logits, _own_states(contexts, index) if processor.stateful else contexts)
 
 
 def _set_up(kind: type[LogitsProcessor], name: str, **settings: Any) -> list[LogitsProcessor]:
-    """The processor of `settings`, of which the first is its own; none where that is None."""
+    """The processor of these settings; an empty list where the first setting, which enables it, is None."""
     given = {key: value for key, value in settings.items() if value is not None}
     if next(iter(settings)) in given:
         return [kind(**given)]
@@ -389,5 +395,5 @@ def _largest_finite(logits: torch.Tensor) -> bool:
 
 
 def _own_states(contexts: Sequence[Context], index: int) -> list[Context]:
-    """The contexts as processor number `index` sees them."""
+    """The contexts with only the state of processor number `index`."""
     return [Context(each.prompt_length, each.tokens, each.state[index], each.seed, each.draft) for each in contexts]

@@ -25,7 +25,7 @@ class Temperature(LogitsProcessor):
     """Divides the logits by t; 0 is greedy decoding.
 
     Attributes:
-        t: 0 or more; below 1e-5 only the most probable token stays, among equals the lowest id.
+        t: 0 or more; below 1e-5 only the most probable token is kept, of equals the lowest id.
     """
 
     t: float = 1.0

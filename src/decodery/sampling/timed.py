@@ -1,4 +1,4 @@
-"""Constraints under a clock, to tell what masks cost."""
+"""Constraints with a clock, to measure the cost of masks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .sampler import Sampler
 
 
 class Clock:
-    """Seconds spent inside `with clock`, nested ones counted once."""
+    """Seconds spent inside `with clock`; nested blocks count once."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -37,7 +37,7 @@ class Clock:
 
 
 class _Timed(Constraint):
-    """A constraint under a clock."""
+    """A constraint whose methods are timed."""
 
     def __init__(self, constraint: Constraint, clock: Clock) -> None:
         self._constraint, self._clock = constraint, clock
@@ -84,7 +84,7 @@ class _TimedProcessor(Constrained):
 
 
 def timed(sampler: Sampler, clock: Clock) -> Sampler:
-    """The same sampler with its constraint under a clock: working masks out, and applying them."""
+    """The same sampler with a timed constraint; the clock covers computing and applying masks."""
     return Sampler(
         _TimedProcessor(_Timed(processor.constraint, clock), clock) if isinstance(processor, Constrained) else processor
         for processor in sampler.processors

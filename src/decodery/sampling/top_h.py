@@ -1,4 +1,4 @@
-"""Top-H: as many tokens as a share of the model's own entropy allows."""
+"""Top-H: the most probable tokens, within a share of the model's own entropy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROUNDING = 1 + 1e-9
 @register(
     "top-h",
     paper="Top-H Decoding: Adapting the Creativity and Coherence with Bounded Entropy in Text Generation (2025)",
-    guarantee="lossy; what is drawn from has at most alpha times the entropy; alpha=1,top=0 is the identity",
+    guarantee="lossy; the truncated distribution has at most alpha times the entropy; alpha=1,top=0 is the identity",
 )
 @dataclass(frozen=True)
 class TopH(LogitsProcessor):
@@ -30,11 +30,10 @@ class TopH(LogitsProcessor):
 
     Attributes:
         alpha: The share, above 0 and up to 1.
-        top: How many tokens are candidates, 0 for all.
-        bound: "renormalised" is the paper's, on the entropy of the kept tokens' own distribution; "partial" is what the
-            authors' code and transformers compute: the kept tokens' terms of the entropy of the renormalised
-            candidates, at most alpha times all of them. That allows alpha n of n equal tokens where the paper allows n
-            ** alpha.
+        top: Number of most probable tokens that are candidates, 0 for all.
+        bound: The bounded value. "renormalised", as in the paper: the entropy of the kept tokens' own distribution.
+            "partial", as in the authors' code and transformers: the kept tokens' terms of the candidates' entropy. Of n
+            equal tokens the first one keeps n ** alpha, the second one alpha n.
     """
 
     alpha: float = 0.4
@@ -46,7 +45,7 @@ class TopH(LogitsProcessor):
         require_number("top-h", self.alpha, above=0.0, most=1.0)
         require_count("top of top-h", self.top)
         if self.bound not in ("renormalised", "partial"):
-            raise SettingsError(f"the bound of top-h is renormalised or partial, not {self.bound!r}")
+            raise SettingsError(f"top-h: bound must be renormalised or partial, not {self.bound!r}")
 
     @property
     def neutral(self) -> bool:
@@ -74,5 +73,5 @@ class TopH(LogitsProcessor):
 
 
 def _terms(log_probs: torch.Tensor) -> torch.Tensor:
-    """-p log p; 0 for what has no probability."""
+    """-p log p; 0 for tokens without probability."""
     return -log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)

@@ -17,10 +17,10 @@ from .masks import keep
 @register("top-k", paper="Hierarchical Neural Story Generation (2018)", guarantee="lossy; k=0 is the identity")
 @dataclass(frozen=True)
 class TopK(LogitsProcessor):
-    """Keeps the tokens whose logit is at least the k-th largest; equals at the border all stay.
+    """Keeps the tokens whose logit is at least the k-th largest; ties at the border are all kept.
 
     Attributes:
-        k: A count; 0, or the size of the vocabulary and more, keeps everything.
+        k: Number of tokens; 0, or at least the size of the vocabulary, keeps all.
     """
 
     k: int = 50

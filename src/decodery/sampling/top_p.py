@@ -22,9 +22,9 @@ from .prefix import smallest_prefix
 )
 @dataclass(frozen=True)
 class TopP(LogitsProcessor):
-    """Keeps the fewest most probable tokens with a mass of at least p; the token that crosses p stays.
+    """Keeps the fewest most probable tokens with a mass of at least p; the token that crosses p is kept.
 
-    Among equals at the border the lowest ids stay.
+    Of equal tokens at the border, the lowest ids are kept.
 
     Attributes:
         p: A share above 0, up to 1.

@@ -19,10 +19,10 @@ from .prefix import smallest_prefix
 @register("typical", paper="Locally Typical Sampling (2022)", guarantee="lossy; mass=1 is the identity")
 @dataclass(frozen=True)
 class Typical(LogitsProcessor):
-    """Keeps the tokens whose surprise is nearest to the entropy, as few as hold a given mass.
+    """Keeps the tokens whose surprise is nearest to the entropy, the fewest with a given mass.
 
-    Tokens equally far from the entropy as the last one needed all stay. The most probable token may be dropped, which
-    is the point of the method.
+    Tokens as far from the entropy as the last one needed are all kept. The most probable token may be dropped; this is
+    intended by the method.
 
     Attributes:
         mass: A share above 0, up to 1.

@@ -1,4 +1,4 @@
-"""XTC: now and then, all likely tokens but the least likely of them are excluded."""
+"""XTC: at random positions, all likely tokens except the least likely of them are excluded."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from .masks import largest
 class XTC(LogitsProcessor):
     """Excludes, at a random share of positions, all tokens above a threshold except the least probable.
 
-    Of equals the highest id stays. Whether a position is changed is hashed from seed and position, so that asking again
-    gives the same answer. As llama.cpp (2024).
+    Of equals the highest id is kept. Whether a position is changed is a hash of seed and position, so that repeated
+    calls agree. As in llama.cpp (2024).
 
     Attributes:
-        probability: Of a position to be changed.
-        threshold: A token at least this probable is a choice that could be left out; with fewer than two of them
-            nothing happens.
+        probability: Probability that a position is changed.
+        threshold: Probability from which a token may be excluded; with fewer than two such tokens, no token is.
     """
 
     probability: float = 0.5

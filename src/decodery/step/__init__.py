@@ -1,1 +1,1 @@
-"""What the four parts of a step share: requests for forward passes, the state of a request, draft trees."""
+"""Interfaces that the four parts of a step share: forward requests, the state of a text, draft trees."""

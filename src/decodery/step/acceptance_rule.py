@@ -1,4 +1,4 @@
-"""What a verification rule is: it walks the drafted tree and decides what becomes text."""
+"""Base class of acceptance rules, which walk the draft tree and decide which tokens become text."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ __all__ = ["AcceptanceRule", "Accepted", "NodeDistributions"]
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What an acceptance rule decided.
+    """The decision of an acceptance rule.
 
     Attributes:
-        path: Accepted nodes, top down, the root left out.
+        path: Accepted nodes from the root down, without the root.
         bonus: The token after them, drawn from the target.
     """
 
@@ -46,7 +46,7 @@ class Accepted:
 
 
 class OpenQuestion(Exception):
-    """The law of a node depends on a question that was not asked yet.
+    """The distribution of a node needs a computation of its constraint that has not run yet.
 
     Args:
         question: See `Constraint.question`.
@@ -58,17 +58,17 @@ class OpenQuestion(Exception):
 
 
 class NodeDistributions:
-    """The target's distributions at the nodes of one tree, computed for the nodes a rule visits.
+    """The target's distributions at the nodes of one tree, computed for the nodes that a rule visits.
 
-    A node's distribution depends on its own path: penalties count the path's tokens, stateful processors own a state
+    A node's distribution depends on its path: penalties count the path's tokens, and stateful processors have a state
     per node.
 
     Args:
         tree: The draft, whose nodes were scored.
         logits: [n, vocab] of the tree's nodes, the model's own.
         seq: The sequence that the tree continues.
-        hidden: {layer: [n, hidden]} of the tree's nodes, as the rule tapped.
-        first: Rows of the pass before the root's.
+        hidden: By layer, [n, hidden] of the tree's nodes, for the layers that the rule taps.
+        first: Number of rows of the pass before the root.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class NodeDistributions:
         self.hidden = hidden or {}
         self.first = first
         self._contexts = {0: seq.context()}
-        # Rows come in parts where a rule lets the tree grow; they are put together when all of them are needed.
+        # A rule that grows the tree adds rows in parts; they are concatenated when all of them are needed.
         self._parts = [logits]
         self._starts = [0]
 
@@ -101,16 +101,16 @@ class NodeDistributions:
         return self._parts[part][node - self._starts[part]]
 
     def grow(self, runs: Iterable[Ordered[int]]) -> ForwardCoroutine[None]:
-        """Score continuations of the last token as well, as paths below the root.
+        """Add continuations of the last token as paths below the root, and score them.
 
-        Nodes that are there stay so. Their rows stand after the tree's in the cache, so that nothing is read twice. The
-        ledger counts the pass.
+        Existing nodes keep their numbers. The new rows follow the tree's rows in the cache, so no row is computed
+        twice. The ledger counts the pass.
         """
         seq, known = self.seq, len(self.tree)
         if seq.request.cache_policy is not None and seq.request.cache_policy.opens and not seq.position:
             raise SettingsError(
-                "this acceptance rule reads on from a prompt's last token, which the cache policy follows with rows of "
-                "its own: take another rule or another cache policy"
+                "this acceptance rule adds rows after a prompt's last token, where the cache policy adds rows too: use "
+                "another rule or another cache policy"
             )
         self.tree = self.tree.extended(runs)
         fresh = np.arange(known, len(self.tree))
@@ -141,7 +141,7 @@ class NodeDistributions:
             parent = int(self.tree.parents[node])
             before = self.context(parent)
             token = int(self.tree.tokens[node])
-            # What stands after a token that is not known is never drawn; only a request for all rows includes it.
+            # No token is drawn after a mask node; only a request for all rows includes one.
             known = token != MASK_TOKEN
             self._contexts[node] = self.seq.request.sampler.extend(before, token, self.row(parent)) if known else before
         return self._contexts[node]
@@ -151,12 +151,12 @@ class NodeDistributions:
         return self.context(node).position
 
     def rows(self, nodes: Ordered[int]) -> torch.Tensor:
-        """[k, vocab] warped logits, -inf where a token is excluded."""
+        """[k, vocab] processed logits, -inf where a token is excluded."""
         self.require_answers(nodes)
         return self.seq.request.sampler.law(self._own(nodes), [self.context(node) for node in nodes])
 
     def require_answers(self, nodes: Ordered[int]) -> None:
-        """Raise OpenQuestion where the constraint has a question about the token after one of `nodes`."""
+        """Raise OpenQuestion if the token after one of `nodes` needs a computation of the constraint first."""
         for node in nodes:
             question = self.seq.request.sampler.question(self.context(node).state)
             if question is not None:
@@ -165,7 +165,7 @@ class NodeDistributions:
     def _own(self, nodes: Ordered[int]) -> torch.Tensor:
         """[k, vocab] the model's own logits."""
         if isinstance(nodes, range):
-            # A slice; a list of indices would have to be sent to the device, and waited for.
+            # A slice, because a list of indices would be copied to the device, which synchronises with it.
             return self.logits[nodes.start : nodes.stop : nodes.step]
         return self.row(nodes[0])[None] if len(nodes) == 1 else self.logits[list(nodes)]
 
@@ -190,24 +190,24 @@ class AcceptanceRule(Contract):
 
     @property
     def requirements(self) -> Requirements:
-        """What it requires: the `drafts` its guarantee holds for, `taps` for `NodeDistributions.hidden`."""
+        """Its requirements: the `drafts` that its guarantee covers, and `taps` for `NodeDistributions.hidden`."""
         return Requirements()
 
     @property
     def provides(self) -> Provides:
-        """What constraints find: a rule that checks single tokens applies no `mask`, so none is computed."""
+        """What it provides to constraints; without `mask` where it checks single tokens and needs none."""
         method = method_of(self)
         return Provides(checked=method is None or method.lossless, mask=True)
 
     def fits(self, model: Reader) -> None:
-        """Raise SettingsError where this is not for texts of `model`."""
+        """Raise SettingsError if it does not work with texts of `model`."""
 
     @abstractmethod
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted | ForwardCoroutine[Accepted]:
         """Walk `tree` from its root.
 
-        A rule that needs more rows first is a generator that lets the tree grow (`NodeDistributions.grow`) as often as
-        it needs to; nothing becomes text before it decides.
+        A rule that needs more rows first is a coroutine that calls `NodeDistributions.grow` any number of times; no
+        token becomes text before it returns.
 
         Args:
             tree: The draft, rooted at the last token.

@@ -1,4 +1,4 @@
-"""A request bound to a model: all of one text that no step changes."""
+"""A request bound to a model: the data of one text that no step changes."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BoundRequest:
-    """What a text is to become, and the parts that write it.
+    """The settings of a text, and the parts that decode it.
 
     Args:
         prompt_length: Tokens of the prompt.
-        model: The target: what `logits_source` made of the engine's model where there is one.
-        vocab_size: Of the target.
+        model: The target model, with `logits_source` applied where there is one.
+        vocab_size: Vocabulary size of the target.
         sampler: The processors of the target's logits, and the draws.
-        acceptance_rule: What verifies drafts.
-        drafter: None for plain decoding.
-        draft_length: None where the drafter alone decides how much it drafts.
-        max_draft_tokens: Drafted tokens per step at most.
-        logits_source: What makes the logits, None for the model alone.
-        cache_policy: What of its keys and values is kept and read, None for all.
-        monitors: What watches the text.
-        detokenizer: Makes what turns its tokens into text, None where there is no tokenizer.
-        seed: Decides every draw.
-        max_new_tokens: Tokens that may be emitted.
+        acceptance_rule: The rule that verifies drafts.
+        drafter: The drafter, None for plain decoding.
+        draft_length: The draft length policy, None where only the drafter decides how much it drafts.
+        max_draft_tokens: Maximum number of drafted tokens per step.
+        logits_source: The logits source, None for the model's own logits.
+        cache_policy: The KV cache policy, None to keep all keys and values.
+        monitors: The monitors of the text.
+        detokenizer: Makes the detokenizer of the text, None where there is no tokenizer.
+        seed: Seed of all draws.
+        max_new_tokens: Maximum number of emitted tokens.
         eos_ids: Tokens that end it.
-        logprobs: How many most likely tokens to report beside each emitted one, None to report nothing.
+        logprobs: Number of most likely tokens to report beside each emitted one, None to report none.
         prompt_logprobs: The same beside each token of the prompt but the first.
         return_draft_trees: Whether the trace keeps the draft of every step.
-        memory: What drafters may remember beyond this text.
+        memory: Stores of drafters that outlive this text.
         cache_namespace: See `Request`.
-        role: Of `model` in the ledger where it is not the engine's own.
-        slots: Slots that its caches get at once, None where they grow with it.
-        chunk: Rows of its prompt in one pass at most where a drafter needs all of them, None for no bound.
-        conversation: What the prompt was made of.
+        role: Name of `model` in the ledger where it is not the engine's own.
+        slots: Slots that its caches reserve at the start, None where they grow with the text.
+        chunk: Maximum rows of its prompt in one pass where a drafter needs all of them, None for no bound.
+        conversation: The conversation that the prompt was made from.
         calls: Opens texts after other prompts, for scorers of this text; None where none can be opened.
-        prompt_embeds: What the prompt holds beside tokens, None for nothing.
+        prompt_embeds: Embeddings in the prompt, None for tokens only.
         user_spans: See `PromptTokens`.
-        padding: Ids that are no token and are never written, None where there are none.
+        padding: Padding ids of the vocabulary, which are never written; None where there are none.
         record: See `Request`.
     """
 

@@ -1,4 +1,4 @@
-"""What a cache policy is: it decides which of a text's keys and values are kept, and which of them each row reads."""
+"""Base class of KV cache policies, which decide which keys and values are kept and which of them each row reads."""
 
 from __future__ import annotations
 
@@ -28,68 +28,68 @@ __all__ = ["CachePolicy"]
 
 @dataclass(frozen=True)
 class CachePolicy(Contract):
-    """What one text remembers of what it read.
+    """Decides which keys and values of a text are kept and read.
 
     Fields are settings.
 
-    A budget is what one key-value head keeps or reads in one layer: up to 1 a share of the text so far, rounded up,
-    above 1 a number of tokens. Under a budget of 1 a text is what it is without a policy. Layers with a sliding window
-    keep what is in their window. With the policy as the target, drafts, trees and batches give the tokens of plain
-    decoding under the policy; what that is differs from the full model.
+    A budget is the number of tokens that one key-value head keeps or reads in one layer: up to 1 a share of the text so
+    far, rounded up; above 1 a number of tokens. With a budget of 1 a text is the same as without a policy. Layers with
+    a sliding window keep the tokens of their window. Drafts, trees and batches give the tokens of plain decoding under
+    the policy, which may differ from those of the model without it.
     """
 
     requirements = Requirements(keys=True, policies=True)
 
     @property
     def provides(self) -> Provides:
-        """What of the model can still be had under it, which drafters, rules and searches may need."""
+        """The capabilities of the model that remain under it, which drafters, rules and searches may require."""
         return Provides(layer_plans=True)
 
     @abstractmethod
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        """What it remembers of a text whose prompt has `prompt` tokens, for the cache of that text.
+        """Make the policy's state for the cache of one text.
 
         Args:
-            model: Whose keys and values the cache holds.
-            prompt: Tokens of the prompt.
+            model: The model whose keys and values the cache holds.
+            prompt: Number of prompt tokens.
         """
 
     def settle(self, seq: Sequence) -> ForwardCoroutine[None] | None:
-        """Done once, when a text's prompt is read: here a policy may read rows of its own."""
+        """Called once, after a text's prompt was read; a policy may run extra rows here."""
         return None
 
     def open(self, seq: Sequence, rows: int) -> ForwardCoroutine[torch.Tensor | None] | None:
-        """Read rows of its own after a prompt is read and before its first token is chosen.
+        """Run extra rows after the prompt was read and before the first token is chosen.
 
         Args:
-            seq: the text.
-            rows: how many rows are tentative, the last of the prompt's; they must stay so.
+            seq: The text.
+            rows: Number of tentative rows, the last ones of the prompt; they must stay tentative.
 
         Returns:
-            Logits [1, vocab] that the first token is chosen by; None for those of the prompt's last row.
+            Logits [1, vocab] for the first token; None for those of the prompt's last row.
         """
         return None
 
     def endless(self, config: ModelConfig) -> bool:
-        """Whether texts of such a model go on beyond its context."""
+        """Whether texts of such a model may be longer than its context."""
         return False
 
     @property
     def probes(self) -> bool:
-        """Whether it reads rows of its own."""
+        """Whether it runs extra rows."""
         return type(self).settle is not CachePolicy.settle or self.opens
 
     @property
     def opens(self) -> bool:
-        """Whether it chooses what the first token is chosen by."""
+        """Whether it replaces the logits of the first token."""
         return type(self).open is not CachePolicy.open
 
     def over(self, model: Reader, prompt: int) -> Remembering:
-        """The model, whose texts with a prompt of `prompt` tokens remember as this policy says.
+        """Return the model under this policy, for texts with a prompt of `prompt` tokens.
 
         Args:
             model: The model without the policy.
-            prompt: Tokens of the prompt.
+            prompt: Number of prompt tokens.
         """
         return Remembering(cast(LanguageModel, model), self, prompt)
 
@@ -99,7 +99,7 @@ class Remembering(OwnCaches):
 
     It equals the model itself, see `OwnCaches`.
 
-    Its context is the model's, or all positions that can be counted where the policy knows no end.
+    Its context is the model's, or unlimited where the policy is `endless`.
     """
 
     def __init__(self, model: LanguageModel, kv: CachePolicy, prompt: int) -> None:
@@ -118,13 +118,14 @@ class Remembering(OwnCaches):
 
 
 class State(AttentionPolicy):
-    """What a policy remembers of one text.
+    """The state of a policy for one text.
 
-    It has no say in layers with a sliding window: they are small already, and their rows never see further back.
+    Policies do not apply to layers with a sliding window: their caches are small, and their rows never read further
+    back.
 
     Args:
         config: The model's configuration.
-        prompt: How many tokens its prompt has.
+        prompt: Number of prompt tokens.
     """
 
     windows = False
@@ -134,7 +135,7 @@ class State(AttentionPolicy):
 
     @property
     def full_layers(self) -> list[int]:
-        """The layers that it has a say in."""
+        """The layers that the policy applies to: those without a sliding window."""
         return [layer for layer in range(self.config.num_layers) if self.config.window(layer) is None]
 
     def fork(self) -> Self:
@@ -142,7 +143,7 @@ class State(AttentionPolicy):
 
 
 def entries(budget: float, length: int) -> int:
-    """How many of `length` tokens a budget allows; at least one.
+    """Number of tokens, of `length`, that a budget allows; at least one.
 
     Args:
         budget: A share of the text up to 1, or a number of tokens above 1.
@@ -153,7 +154,7 @@ def entries(budget: float, length: int) -> int:
 
 
 def require_budget(name: str, budget: float) -> None:
-    """Raise SettingsError for what is no budget."""
+    """Raise SettingsError for an invalid budget."""
     if not (0 < budget <= 1 or (budget > 1 and float(budget).is_integer())):
         raise SettingsError(
             f"the budget of {name} is a share of the text, above 0 and up to 1, or a number of tokens, not {budget!r}"
@@ -161,21 +162,21 @@ def require_budget(name: str, budget: float) -> None:
 
 
 def window_begins(budget: float, sinks: int, position: int) -> int:
-    """Where the window of a row at `position` begins, if a budget holds `sinks` tokens and the window.
+    """First position of the window of a row at `position`, for a budget that includes `sinks` tokens.
 
     Args:
         budget: See `entries`.
         sinks: First tokens that are kept beside the window.
-        position: Of the row.
+        position: Position of the row.
     """
     return position + 1 - max(entries(budget, position + 1) - sinks, 1)
 
 
 def shared_out(weights: np.ndarray, mean: float, least: float = 0.01) -> np.ndarray:
-    """Shares in proportion to weights, each from `least` to 1, whose mean is `mean` if that can be.
+    """Shares in proportion to weights, from `least` to 1, with the mean `mean` where that is possible.
 
     Args:
-        weights: Of each share, not negative.
+        weights: Weights of the shares, 0 or more.
         mean: The mean of all shares.
         least: The smallest share.
     """
@@ -194,12 +195,12 @@ def shared_out(weights: np.ndarray, mean: float, least: float = 0.01) -> np.ndar
 
 
 def best(scores: np.ndarray, counts: np.ndarray | int, allowed: np.ndarray | None = None) -> np.ndarray:
-    """[..., slots] bool: the `counts` [...] highest of [..., slots] scores; of equal ones the earliest.
+    """[..., slots] bool, true for the `counts` [...] highest scores; ties in order of slot.
 
     Args:
         scores: [..., slots].
-        counts: [...] how many to choose.
-        allowed: [..., slots] bool, which of them may be chosen.
+        counts: [...] number of slots to choose.
+        allowed: [..., slots] bool, the slots that may be chosen.
     """
     worth = scores if allowed is None else np.where(allowed, scores, -np.inf)
     order = np.argsort(-worth, axis=-1, kind="stable")

@@ -1,4 +1,4 @@
-"""Drafters made of others."""
+"""Base class of drafters that combine other drafters."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .tree_drafter import TreeDrafter
 
 @dataclass(frozen=True)
 class Composite(Drafter):
-    """A drafter made of others, each of which has a state of its own.
+    """A drafter that combines other drafters, each with a separate state.
 
-    What `start` of a subclass returns is the state of the whole, beside those of its parts.
+    `start` of a subclass returns the state of the composite itself.
     """
 
     @property
     @abstractmethod
     def parts(self) -> tuple[Drafter, ...]:
-        """The drafters it is made of."""
+        """The combined drafters."""
 
     @cached_property
     def requirements(self) -> Requirements:

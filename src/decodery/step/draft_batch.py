@@ -1,4 +1,4 @@
-"""Drafts of texts that share many steps: proposed and learned together, in arrays."""
+"""Drafts of texts that share many steps, proposed together in arrays."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class JointBudget:
-    """Bounds of what the texts of a step draft together.
+    """Bounds of the drafts of all texts of a step.
 
     Attributes:
-        nodes: Most drafted tokens of each text.
-        texts: Those that share the pass, a new list in every step.
-        context: Tokens of each, on average.
-        prices: What steps take, learned from the steps themselves; None where it is given.
-        given: As in `Budget.pass_seconds`, where it is given and final.
+        nodes: Maximum number of drafted tokens of each text.
+        texts: Texts that share the pass, a new list in every step.
+        context: Average number of tokens in the cache of a text.
+        prices: Times of steps, learned from the steps themselves; None where `given` is set.
+        given: As in `Budget.pass_seconds`, where the times are given and final.
     """
 
     nodes: int
@@ -49,14 +49,14 @@ class JointBudget:
 
 
 class DraftBatch(Contract):
-    """Drafts of some texts of the batch in arrays, as long as they stay in it.
+    """Drafts of some texts of the batch, in arrays, while they stay in it.
 
     Args:
-        places: The numbers of the texts in the batch.
+        places: The indices of the texts in the batch.
 
     Attributes:
-        failed: What went wrong with a text's draft in this step, by number of the text.
-        rests: In how many of the next steps it neither drafts nor learns, unless texts end; the batch counts them down.
+        failed: Errors of drafts in this step, by index of the text.
+        rests: Number of next steps that it skips unless a text ends; the batch counts them down.
     """
 
     def __init__(self, places: Ordered[int]) -> None:
@@ -69,25 +69,25 @@ class DraftBatch(Contract):
         """Write the trees of the texts that draft in this step.
 
         Args:
-            steps: The batch; each of its texts has its last token alone so far.
-            budget: Bounds of the drafts; none is deeper than what is left of its text but one.
+            steps: The batch; so far the tree of each text is its last token.
+            budget: Bounds of the drafts; the depth of a draft is less than the number of tokens left to its text.
 
         Returns:
-            How many tokens are drafted in all.
+            Total number of drafted tokens.
         """
 
     @abstractmethod
     def learn(self, steps: ArraySteps, ended: Ordered[int]) -> dict[int, Exception]:
-        """Learn of the step, after its tokens have become text.
+        """Update the drafters after the step, when its tokens have become text.
 
         Args:
-            steps: The batch after the step; `kept` says how many tokens of `emitted` became text.
-            ended: Texts of the batch that have ended by it.
+            steps: The batch after the step; `kept` is the number of tokens of `emitted` that became text.
+            ended: Texts of the batch that ended in this step.
 
         Returns:
-            What went wrong, by number of the text.
+            Errors, by index of the text.
         """
 
     @abstractmethod
     def leave(self) -> None:
-        """The texts may be changed by others from now on: write back what is known of each."""
+        """Write the state of each text back, because it leaves the batch."""

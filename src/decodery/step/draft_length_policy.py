@@ -1,4 +1,4 @@
-"""How much a step may draft, and what decides it."""
+"""Draft length policies and budgets, which bound how much a step drafts."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ MOST_NODES = 80
 """Drafted tokens per text and step, unless a request allows another number: as many as the largest published tree that
 is a method's default."""
 LARGEST = 1024
-"""What a request may allow at most: what a draft takes grows with the square of its nodes."""
+"""Maximum that a request may set: the cost of a draft grows with the square of its nodes."""
 
 
 class Outlook:
-    """What is known right before a draw of a drafter that draws token by token.
+    """The state before a draw of a drafter that draws token by token.
 
     Args:
         drawn: Tokens drawn in this step so far.
-        hidden: [hidden], the draft model's last layer after the last token it has read, which is the one before the
-            newest; None where nothing of this step has been read.
-        law: [vocab], the unnormalised log-probabilities of the next draw; asking for them lets the draft model read the
+        hidden: [hidden], the draft model's last layer after the last token that it has read, the one before the newest;
+            None where it has read no token of this step.
+        law: [vocab], the unnormalised log-probabilities of the next draw; to compute them, the draft model reads the
             newest token.
     """
 
@@ -59,15 +59,15 @@ class Budget:
     """Upper bounds for one step's draft: `nodes` drafted tokens, none further than `depth` from the root.
 
     Attributes:
-        nodes: Most drafted tokens.
-        depth: Greatest distance of a drafted token from the root.
-        sequences: How many share the pass.
-        pass_seconds: Gives, by the tokens in the cache, the times of passes over 0, 1, 2, ... rows on this machine,
-            [rows] float64, where they are known.
+        nodes: Maximum number of drafted tokens.
+        depth: Maximum distance of a drafted token from the root.
+        sequences: Number of texts that share the pass.
+        pass_seconds: Returns the times of passes over 0, 1, 2, ... rows on this machine, [rows] float64, for a number
+            of tokens in the cache; None where they are unknown.
         ask: See `goes_on`.
-        measured: Whether the times are learned from the steps themselves, or given and final.
-        plain_known: Whether steps of so many texts without drafts were seen lately; only then it is known what drafts
-            save.
+        measured: Whether the times are learned from the steps themselves; False where they are given and final.
+        plain_known: Whether steps of this many texts without drafts were measured recently; without them, the time that
+            drafts save is unknown.
         context: Tokens in the cache of this text.
     """
 
@@ -81,7 +81,7 @@ class Budget:
     plain_known: bool = True
 
     def seconds(self, rows: np.ndarray) -> np.ndarray:
-        """Times [k] float64 of passes over `rows` [k] rows after this text; 1 where unknown."""
+        """Times [k] float64 of passes over `rows` [k] rows after this text; 1 where they are unknown."""
         return np.ones(len(rows)) if self.pass_seconds is None else at_rows(self.pass_seconds(self.context), rows)
 
     def drafted(self, nodes: int) -> np.ndarray:
@@ -89,13 +89,13 @@ class Budget:
         return self.seconds(self.sequences + np.arange(nodes + 1))
 
     def batch_seconds(self, rows: np.ndarray, contexts: Ordered[int]) -> np.ndarray:
-        """Times of passes that n texts share: [k] float64, all 1 where they are not known.
+        """Times of passes that n texts share: [k] float64, all 1 where they are unknown.
 
-        Linear layers see all rows of a pass together; what a text's own context costs, it costs that text's rows alone.
+        Linear layers process all rows of a pass together; the cost of a text's context applies only to its own rows.
 
         Args:
-            rows: [n, k] int, of each text in each pass.
-            contexts: n numbers of tokens in the texts' caches.
+            rows: [n, k] int, number of rows of each text in each pass.
+            contexts: [n] number of tokens in the cache of each text.
         """
         if self.pass_seconds is None:
             return np.ones(rows.shape[1])
@@ -108,15 +108,15 @@ class Budget:
     def goes_on(self, outlook: Outlook) -> bool | ForwardCoroutine[bool]:
         """Whether to draw one more token.
 
-        Drafters that `ask` call it once before every draw, the first included. The answer depends on what has been
-        drawn, never on the token about to be, and what has been drawn stays in the draft: otherwise rules that test
+        Drafters call it once before every draw, the first included, where `ask` is set. The result may depend on
+        earlier draws but not on the next one, and drawn tokens stay in the draft. Otherwise acceptance rules that test
         draws would be biased.
         """
         return self.ask is None or self.ask(outlook)
 
 
 def at_rows(known: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Times of `rows` [k], where `known` has those of 0, 1, 2, ...; its last step goes on beyond."""
+    """Times of `rows` [k], where `known` has those of 0, 1, 2, ...; larger ones are extrapolated linearly."""
     last = len(known) - 1
     beyond = np.maximum(rows - last, 0) * (known[last] - known[last - 1] if last else 0.0)
     return known[np.minimum(rows, last)] + beyond
@@ -126,26 +126,26 @@ def at_rows(known: np.ndarray, rows: np.ndarray) -> np.ndarray:
 class DraftLengthPolicy:
     """Decides how much every step drafts.
 
-    Fields are settings; memory lives in `seq.budget_state`.
+    Fields are settings; the state of a text is in `seq.budget_state`.
 
-    Bounds are upper ones: a drafter's own settings bound its drafts as well. One that stops drafters between their
-    draws says `requirements = Requirements(pauses=True)`.
+    Its bounds are upper bounds; a drafter's own settings bound its drafts too. A policy that stops drafters between
+    their draws declares `requirements = Requirements(pauses=True)`.
     """
 
     @property
     def requirements(self) -> Requirements:
-        """What it must find: `pauses`, `draft_states` or `costs`."""
+        """Its requirements: `pauses`, `draft_states` or `costs`."""
         return Requirements()
 
     def fits(self, model: Reader) -> None:
-        """Raise SettingsError where this is not for drafts of the draft model `model`."""
+        """Raise SettingsError if it does not work with the draft model `model`."""
 
     def largest(self) -> int | None:
-        """How many nodes it lets a step draft at most, by its settings; None where they set no bound."""
+        """Maximum number of nodes per step, by its settings; None where they set no bound."""
         return None
 
     def start(self, seq: Sequence) -> Any:
-        """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.budget_state`."""
+        """Make the state of a new sequence with the prompt `seq.tokens`; it becomes `seq.budget_state`."""
         return None
 
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
@@ -153,20 +153,20 @@ class DraftLengthPolicy:
 
         Args:
             seq: The sequence whose draft is bounded.
-            limit: The bounds that hold in any case.
-            batch: All sequences in progress, this one among them.
+            limit: The upper bounds.
+            batch: All sequences in progress, including this one.
         """
         return limit
 
     def goes_on(self, seq: Sequence, outlook: Outlook) -> bool | ForwardCoroutine[bool]:
-        """See `Budget.goes_on`; asked only of policies that need `pauses`."""
+        """See `Budget.goes_on`; called only for policies that require `pauses`."""
         return True
 
     def observe(self, seq: Sequence, seen: VerificationFeedback, seconds: float) -> None:
-        """Learn from a step: its tree, what of it was accepted, and how long drafting it took.
+        """Update the state after a step.
 
         Args:
             seq: The sequence after the step.
-            seen: What the pass gave.
+            seen: The scored tree and its accepted nodes.
             seconds: Time that drafting took.
         """

@@ -1,4 +1,4 @@
-"""What a drafter is: something that guesses what may follow, and learns from what did."""
+"""Base class of drafters, which propose the next tokens and are updated with the accepted ones."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ __all__ = ["Drafter", "VerificationFeedback"]
 
 @dataclass(slots=True)
 class VerificationFeedback:
-    """What one pass taught about one sequence.
+    """The result of one pass for one sequence.
 
     Attributes:
-        tree: The rows that were scored: the step's draft, or a chunk of the prompt as a chain.
-        logits: [n, vocab] float32 of the tree's nodes, the model's own; of a prompt only those that were needed.
-        hidden: {tap: [n, width]}, as tapped.
+        tree: The scored rows: the step's draft, or a chunk of the prompt as a chain.
+        logits: [n, vocab] float32 of the tree's nodes, the model's own; of a prompt only the required ones.
+        hidden: By tap, [n, width] hidden states.
         path: Accepted nodes below the root.
-        emitted: Tokens the text grew by, the bonus token included.
-        start: Where in the text the tree's root stands.
+        emitted: Tokens that were added to the text, including the bonus token.
+        start: Position of the tree's root in the text.
     """
 
     tree: DraftTree
@@ -52,7 +52,7 @@ class VerificationFeedback:
     start: int
 
     def of_tokens(self) -> VerificationFeedback:
-        """The nodes that have a token: what a drafter sees that asked about no others."""
+        """The same without mask nodes, for drafters that do not use them."""
         if self.tree.inputs is None:
             return self
         known = self.tree.tokens != MASK_TOKEN
@@ -62,47 +62,47 @@ class VerificationFeedback:
         return VerificationFeedback(self.tree.prune(known), self.logits[rows], hidden, path, self.emitted, self.start)
 
     def likeliest(self, nodes: Ordered[int]) -> list[int]:
-        """The token the model itself finds most likely after each of `nodes`, the lowest id among equals."""
+        """The model's most likely token after each of `nodes`; of equals the lowest id."""
         if self.logits.device.type != "cpu":
             return self.logits[list(nodes)].argmax(dim=-1).tolist()
-        # Row by row in numpy: nothing is copied and no thread is woken.
+        # Row by row in numpy, which copies no data and wakes no threads.
         rows = self.logits.numpy()
         return [int(rows[node].argmax()) for node in nodes]
 
 
 @dataclass(frozen=True)
 class Drafter(Contract):
-    """A way of guessing the next tokens.
+    """Proposes the next tokens of a text.
 
-    Fields are hyper-parameters; its state of a text is `seq.states[self]`.
+    Fields are hyper-parameters; the state of a text is `seq.states[self]`.
 
-    One that needs passes of a model is a generator that asks for them, see `decodery.step.forward_request`.
+    Methods that need forward passes are coroutines that yield requests, see `decodery.step.forward_request`.
 
-    Subclasses declare what they need and give, as in `requirements = Requirements(prompt=True)`. One that needs
-    `states` gets mask nodes as well.
+    Subclasses declare their requirements and capabilities, as in `requirements = Requirements(prompt=True)`. A drafter
+    that requires `states` gets mask nodes too.
 
     Attributes:
-        keeps_logits: Whether it may look at what it has observed after `observe` has returned.
+        keeps_logits: Whether it may keep a reference to the logits after `observe` has returned.
     """
 
     keeps_logits: ClassVar[bool] = True
 
     @property
     def requirements(self) -> Requirements:
-        """What it must find of the model."""
+        """Its requirements on the model."""
         return Requirements()
 
     @property
     def provides(self) -> Provides:
-        """How siblings in its trees may arise, which decides the acceptance rules, and what policies find."""
+        """What it provides: the origins of siblings in its trees, on which acceptance rules depend, and more."""
         return Provides(drafts=("deterministic",))
 
     def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
-        """The same drafter with what comes along for texts of `model`, where that is left to it.
+        """Return this drafter with its open settings filled in for `model`, such as the head for it.
 
         Args:
             model: The model of the texts.
-            logits_source: What takes the model's place, None where nothing does.
+            logits_source: The logits source of the texts, None for the model's own logits.
         """
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         found = {name: _bound(value, model, logits_source) for name, value in own.items()}
@@ -110,13 +110,13 @@ class Drafter(Contract):
         return replace(self, **changed) if changed else self
 
     def start(self, seq: Sequence) -> Any:
-        """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.states[self]`."""
+        """Make the state of a new sequence with the prompt `seq.tokens`; it becomes `seq.states[self]`."""
         return None
 
     def skips_step(self, seq: Sequence, budget: Budget) -> bool:
-        """Whether it skips this step: no tree, and no feedback unless the text ends by it.
+        """Whether it skips this step: no tree, and no feedback unless the text ends in this step.
 
-        Asked once before every step whose drafts no budget policy bounds.
+        Called once before every step whose drafts are not bounded by a draft length policy.
 
         Args:
             seq: The sequence.
@@ -126,48 +126,48 @@ class Drafter(Contract):
 
     @property
     def together(self) -> Hashable | None:
-        """What drafters have in common that propose jointly, see `prepare`; None for one that never does."""
+        """A key that is equal for drafters that propose jointly, see `prepare`; None for no joint drafts."""
         return None
 
     def prepare(self, texts: list[tuple[Sequence, Budget]]) -> bool:
-        """Propose for all texts of a step whose drafters agree in `together`, before each is asked by itself.
+        """Prepare the drafts of all texts of a step with one key `together`, before `propose` for each.
 
         Args:
-            texts: The texts whose drafts no budget policy bounds, with the bounds of their drafts.
+            texts: The texts whose drafts are not bounded by a draft length policy, with the bounds of their drafts.
 
         Returns:
-            Whether `settle` is to be called with them when the step has ended.
+            Whether to call `settle` with them after the step.
         """
         return False
 
     def settle(self, texts: list[Sequence]) -> None:
-        """Learn of a step from all of its texts at once, after each was observed by itself."""
+        """Update from all texts of a step together, after `observe` was called for each."""
 
     def batch(self, sequences: Ordered[Sequence], places: Ordered[int]) -> DraftBatch | None:
-        """The drafts of texts that stay together for many steps; None where each is drafted by itself.
+        """Make the drafts of texts that stay together for many steps; None to draft each text separately.
 
         Args:
-            sequences: [n] the texts, of which it `asks` for none, whose drafters agree in `together`.
-            places: [n] their numbers among all texts of a step.
+            sequences: [n] texts with the same key `together`, for which `asks` is false.
+            places: [n] their indices among all texts of a step.
         """
         return None
 
     @abstractmethod
     def propose(self, seq: Sequence, budget: Budget) -> DraftTree | ForwardCoroutine[DraftTree]:
-        """A tree rooted at the last token, within the budget; the root alone where nothing can be guessed.
+        """Propose a tree rooted at the last token, within the budget; only the root where there is no draft.
 
         Args:
-            seq: The sequence; its memory for this drafter is `seq.draft_state`.
+            seq: The sequence; its state for this drafter is `seq.states[self]`.
             budget: Bounds of the draft.
         """
 
     def asks(self, seq: Sequence) -> bool:
-        """Whether its drafts for a text need more than `propose` as a plain function.
+        """Whether its drafts for a text need forward passes, hidden states or work in `ahead`.
 
-        That is passes, hidden states or work ahead.
+        If not, `propose` is a plain function.
 
         Args:
-            seq: The sequence, with its memory.
+            seq: The sequence, with its state.
         """
         own, requirements = type(self), self.requirements
         if isgeneratorfunction(own.propose) or own.ahead is not Drafter.ahead:
@@ -175,14 +175,14 @@ class Drafter(Contract):
         return bool(requirements.taps) or requirements.states
 
     def propose_all(self, seqs: Ordered[Sequence], budgets: Ordered[Budget]) -> list[DraftTree | Exception]:
-        """The trees of texts that share a pass, of which it `asks` for none.
+        """Propose the trees of texts that share a pass, for which `asks` is false.
 
         Args:
-            seqs: [n] the sequences, whose drafters are equal to this one, each with the memory of its own.
+            seqs: [n] sequences whose drafters are equal to this one, each with its own state.
             budgets: [n] bounds of their drafts.
 
         Returns:
-            A tree each, or what went wrong with it.
+            For each text its tree, or the exception that was raised.
         """
         found: list[DraftTree | Exception] = []
         for seq, budget in zip(seqs, budgets, strict=True):
@@ -194,14 +194,14 @@ class Drafter(Contract):
         return found
 
     def observe_all(self, seqs: Ordered[Sequence], seen: Ordered[VerificationFeedback]) -> dict[int, Exception]:
-        """Learn from a pass that texts have shared, as `observe` does from each.
+        """Update from a pass that texts have shared; the same as `observe` for each.
 
         Args:
-            seqs: [n] the sequences after the step.
-            seen: [n] what became of their trees.
+            seqs: [n] sequences after the step.
+            seen: [n] scored trees with their accepted nodes.
 
         Returns:
-            What went wrong, by number of the text.
+            Exceptions, by index of the text.
         """
         failed: dict[int, Exception] = {}
         for number, (seq, each) in enumerate(zip(seqs, seen, strict=True)):
@@ -213,7 +213,7 @@ class Drafter(Contract):
         return failed
 
     def ahead(self, seq: Sequence, tree: DraftTree) -> ForwardCoroutine[None] | None:
-        """What it does while the target scores `tree`, with passes of other models; None for nothing.
+        """Work that runs while the target scores `tree`, with passes of other models; None for no work.
 
         Args:
             seq: The sequence.
@@ -222,34 +222,31 @@ class Drafter(Contract):
         return None
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already.
+        """Update the state after a scored pass; `seq.tokens` already contains `seen.emitted`.
 
         Args:
             seq: The sequence after the step.
-            seen: The scored tree, what was accepted of it, and what the drafter requires.
+            seen: The scored tree, its accepted nodes, and the hidden states that the drafter requires.
         """
 
     def forget(self, seq: Sequence) -> None:
-        """Give back the memory of what other models have read of the text.
-
-        It is read again where it is needed.
-        """
+        """Free the caches of other models for this text; they read it again when it is needed."""
 
     def largest(self) -> int | None:
-        """How many nodes it would draft in a step at most, by its settings; None where they set no bound."""
+        """Maximum number of nodes that it drafts in a step, by its settings; None where they set no bound."""
         return None
 
     def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
-        """The models that read a text beside `target`, each with a cache of its own."""
+        """The models that read a text beside `target`, each with its own cache."""
         return ()
 
     def held_rows(self, nodes: int) -> int:
-        """How many rows [vocab] float32 it holds at once while it drafts `nodes` nodes, at most."""
+        """Maximum number of rows [vocab] float32 in memory while it drafts `nodes` nodes."""
         return 0
 
 
 def _bound(value: Any, model: Reader, logits_source: LogitsSource | None) -> Any:
-    """A setting of a drafter, with other drafters in it suited to a model."""
+    """A setting of a drafter, in which other drafters are bound to a model."""
     if isinstance(value, Drafter):
         return value.bind(model, logits_source)
     if isinstance(value, tuple) and any(isinstance(each, Drafter) for each in value):

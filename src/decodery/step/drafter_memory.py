@@ -1,4 +1,4 @@
-"""What drafters remember beyond one sequence."""
+"""Stores of drafters that outlive one sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .sequence import Sequence
 
 Scope = Literal["request", "problem", "process"]
-"""How long something is remembered: for one text, for all texts with the same prompt, or until `Memory.clear`."""
+"""Lifetime of a store: one text, all texts with the same prompt, or until `Memory.clear`."""
 _Recent = OrderedDict[Hashable, dict[Hashable, Any]]
 
 
@@ -36,15 +36,14 @@ class Guarded:
 class Memory:
     """Stores that outlive a sequence, by scope.
 
-    The owner of several engines hands one to them.
-
-    Texts of different cache namespaces share none, so that drafts tell nothing about other users' texts. Stores bound
-    themselves; of the process-wide ones those of the `cache namespaces` used last are kept, of the problem-wide ones
-    those of the `problems` prompts. What is learned from one text shapes the drafts of later ones, never their tokens.
-    Safe to share between threads.
+    Several engines can share one. Texts of different cache namespaces share no store, so that drafts reveal nothing
+    about other users' texts. Each store limits its own size. Process-wide stores are kept for the `namespaces` cache
+    namespaces used last, and problem-wide ones for the `problems` prompts used last. Data from one text changes the
+    drafts of later texts, never their tokens. Safe to share between threads.
 
     Args:
-        problems: Prompts whose stores are kept. cache namespaces: Cache namespaces whose stores are kept.
+        problems: Number of prompts whose stores are kept.
+        namespaces: Number of cache namespaces whose stores are kept.
     """
 
     def __init__(self, problems: int = 8, namespaces: int = 16) -> None:
@@ -55,13 +54,13 @@ class Memory:
         self._lock = Lock()
 
     def recall(self, scope: Scope, seq: Sequence, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The store of this scope under `key`, made where there is none; for a request always a new one.
+        """Return the store of this scope under `key`, or make it; a request always gets a new one.
 
         Args:
-            scope: How long the store lives: for a request, a prompt or the process.
-            seq: The sequence that asks.
-            key: What tells one store from another.
-            make: Makes a store.
+            scope: Lifetime of the store: a request, a prompt or the process.
+            seq: The sequence that uses it.
+            key: Identifies the store.
+            make: Makes a new store.
         """
         if scope == "request":
             return make()
@@ -79,7 +78,7 @@ class Memory:
             return stores[key]
 
     def shared(self) -> dict[int, Any]:
-        """By identity, all stores and the parts of tuples, which copies of a state must not copy."""
+        """All stores by identity, with the parts of tuples; a copy of a state must not copy them."""
         with self._lock:
             held = [*self._process.values(), *self._problem.values()]
             stores = [store for each in held for store in each.values()]
@@ -87,14 +86,14 @@ class Memory:
         return {id(each): each for each in (*stores, *parts)}
 
     def clear(self) -> None:
-        """Forget everything; sequences in progress keep what they hold."""
+        """Drop all stores; sequences in progress keep the ones that they use."""
         with self._lock:
             self._process.clear()
             self._problem.clear()
 
 
 def _used(known: _Recent, name: Hashable, most: int) -> dict[Hashable, Any]:
-    """The stores under `name`, from now on those used last; of others the `most` - 1 used last stay."""
+    """Return the stores under `name` and mark them as used last; of others, the `most` - 1 used last are kept."""
     stores = known.setdefault(name, {})
     known.move_to_end(name)
     while len(known) > most:

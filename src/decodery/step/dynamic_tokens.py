@@ -1,4 +1,4 @@
-"""Prompts whose frequent pairs of tokens are read as one row each: tokens and embeddings that a request takes."""
+"""Prompts in which frequent pairs of tokens are merged into one row each."""
 
 from __future__ import annotations
 
@@ -16,20 +16,29 @@ from .embedded import Embeddings
 
 
 def dynamic(model: Reader, text: Merged, net: MergeNet | None = None) -> tuple[list[int], Embeddings | None]:
-    """A prompt of merged tokens, for `Request(tokens, embeddings=...)` or `LLM.request`.
+    """Make a prompt of merged tokens, for `Request(tokens, embeddings=...)` or `LLM.request`.
 
-    None where nothing is merged. A row that stands for several tokens is what a trained network makes of their
-    embeddings, or without one their mean (as in Fast Vocabulary Transfer, 2022); others are the model's own. Rows are
-    at positions of their own, one after the other.
+    The embedding of a merged row is the output of a trained network for its tokens' embeddings, or without a network
+    their mean (as in Fast Vocabulary Transfer, 2022). Rows take consecutive positions.
+
+    Args:
+        model: The model that reads the prompt.
+        text: The merged prompt.
+        net: The trained network, None for means.
+
+    Returns:
+        Token ids, and the embeddings of merged rows; None where no tokens are merged.
 
     Raises:
-        SettingsError: For a model that takes no embeddings, or a network of another one.
+        SettingsError: If the model takes no embeddings, or the network is for another model.
     """
     places = [place for place, (first, stop) in enumerate(text.spans) if stop - first > 1]
     if not places:
         return text.ids, None
     if not takes_states(model):
-        raise SettingsError("merged tokens are embeddings, and this model reads tokens alone: give the prompt as it is")
+        raise SettingsError(
+            "merged tokens are embeddings, and this model reads only tokens: give the prompt without merging"
+        )
     spans = [text.tokens[slice(*text.spans[place])] for place in places]
     if net is not None:
         net.check(model)
@@ -37,14 +46,14 @@ def dynamic(model: Reader, text: Merged, net: MergeNet | None = None) -> tuple[l
 
 
 def made(model: EmbeddingModel, spans: Sequence[Sequence[int]], net: MergeNet) -> torch.Tensor:
-    """[n, hidden] what a network makes of each span's tokens."""
+    """[n, hidden] the network's embedding of each span of tokens."""
     ends = torch.tensor([[span[end] for span in spans] for end in (0, -1)], dtype=torch.int64, device=model.device)
     first, last = (model.embed_tokens(each) for each in ends)
     return net.rows(means(model, spans), first, last)
 
 
 def means(model: EmbeddingModel, spans: Sequence[Sequence[int]]) -> torch.Tensor:
-    """[n, hidden] the mean embedding of each span's tokens."""
+    """[n, hidden] the mean embedding of each span of tokens."""
     ids = torch.tensor([token for span in spans for token in span], dtype=torch.int64, device=model.device)
     owner = torch.repeat_interleave(
         torch.arange(len(spans), device="cpu"),

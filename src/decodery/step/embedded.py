@@ -1,4 +1,4 @@
-"""Prompts that hold embeddings beside tokens, such as what a vision tower makes of an image: one space of positions."""
+"""Prompts with embeddings beside tokens, such as those of an image from a vision tower, in one space of positions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """What stands at some places of a prompt in the place of a token's embedding.
+    """Embeddings that replace those of tokens at some positions of a prompt.
 
-    The prompt has some token at these places, which is not read: it stands for them wherever a text is a list of
-    tokens, as in penalties.
+    The prompt has placeholder tokens at these positions. The model does not read them; they are used where a text is a
+    list of tokens, as in penalties.
 
     Attributes:
-        places: [n] int64, ascending.
-        rows: [n, hidden], as they enter the first layer.
+        places: [n] int64 positions, ascending.
+        rows: [n, hidden] inputs of the first layer.
     """
 
     places: np.ndarray
@@ -40,7 +40,8 @@ class Embeddings:
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or self.places.shape != (len(self.rows),) or not len(self.rows):
             raise PromptError(
-                f"embeddings are [n, hidden] with n places, not {list(self.rows.shape)} with {list(self.places.shape)}"
+                f"embeddings must be [n, hidden] with n positions, not {list(self.rows.shape)} with "
+                f"{list(self.places.shape)}"
             )
         if self.places[0] < 0 or (np.diff(self.places) <= 0).any():
             raise PromptError("the places of embeddings should ascend from 0 on, each once")
@@ -51,12 +52,12 @@ class Embeddings:
     def placed(
         cls, tokens: Sequence[int], placeholder: int, parts: Sequence[torch.Tensor]
     ) -> tuple[list[int], Embeddings]:
-        """A prompt with a token for each row of `parts` [n, hidden], in place of its placeholders in order.
+        """Make a prompt with a token for each row of `parts` [n, hidden] in place of its placeholders.
 
-        A placeholder stands for a part once, or as often as the part has rows, as processors write it.
+        A part has one placeholder, or one for each of its rows, as processors of transformers write it.
 
         Raises:
-            PromptError: If the two do not go together.
+            PromptError: If the number of placeholders does not match the embeddings.
         """
         found: list[int] = []
         # Where each token stands among what takes the places.
@@ -91,17 +92,17 @@ class Embeddings:
 
     @cached_property
     def digest(self) -> str:
-        """What tells them from others."""
+        """A hash of the embeddings."""
         made = hashlib.blake2b(self.places.astype("<i8").tobytes(), digest_size=16)
         made.update(self.rows.detach().cpu().double().numpy().tobytes())
         return made.hexdigest()
 
     def mask(self, start: int, count: int) -> np.ndarray:
-        """[count] bool, which places from `start` on hold an embedding."""
+        """[count] bool, true for positions from `start` on with an embedding."""
         return np.isin(np.arange(start, start + count), self.places)
 
     def behind(self, start: int, count: int) -> torch.Tensor:
-        """[count, 1 + hidden] for positions from `start` on: 1 or 0, whether an embedding follows, and it."""
+        """[count, 1 + hidden] from position `start` on: 1 and the next embedding, or 0 before a token."""
         held = self.mask(start + 1, count)
         found = self.rows.new_zeros(count, 1 + self.rows.shape[1])
         first, end = np.searchsorted(self.places, (start + 1, start + 1 + count))
@@ -111,7 +112,7 @@ class Embeddings:
         return found
 
     def check(self, prompt: Sequence[int], model: Reader) -> None:
-        """Raise PromptError where they do not fit a prompt of a model that takes embeddings at all."""
+        """Raise PromptError if they do not fit the prompt, or the model takes no embeddings."""
         if not takes_states(model):
             raise PromptError("this model reads tokens alone: give a prompt without embeddings, or another model")
         if self.places[-1] >= len(prompt):
@@ -130,14 +131,14 @@ def chunk(
     embeddings: Embeddings | None,
     logit_rows: Sequence[int] | None = None,
 ) -> Segment:
-    """`Segment.chunk` of a text that may hold embeddings.
+    """`Segment.chunk` of a text that may have embeddings.
 
     Args:
         model: The model that reads it.
-        tokens: Those right after what `cache` has seen.
+        tokens: The tokens directly after those in `cache`.
         cache: The text's cache.
-        embeddings: Those of the prompt, None for tokens alone.
-        logit_rows: Rows whose logits are wanted.
+        embeddings: Embeddings of the prompt, None for tokens only.
+        logit_rows: Rows whose logits are requested.
     """
     segment = Segment.chunk(tokens, cache, logit_rows)
     start, end = cache.next_position, cache.next_position + len(segment)
@@ -153,5 +154,5 @@ def chunk(
 
 
 def reading(seq: Text, tokens: Sequence[int], logit_rows: Sequence[int] | None = None) -> Segment:
-    """The rows of `tokens` that a text's cache has not read, as embeddings where the prompt holds them."""
+    """The rows of `tokens` that are not in a text's cache, as embeddings where the prompt has them."""
     return chunk(seq.request.model, tokens, seq.cache, seq.request.prompt_embeds, logit_rows)

@@ -1,4 +1,4 @@
-"""What an encoder has read for a text: asked for once, when it is first needed."""
+"""The output of an encoder for a text, computed once, when it is first needed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from decodery.models.torch.encoder_decoder import EncoderDecoder
 from .forward_request import ForwardCoroutine, ForwardRequest
 
 ENCODER = "encoder"
-"""What the encoder's passes go by in ledgers."""
+"""Name of the encoder's passes in the ledger."""
 
 
 def encoded(model: EncoderDecoder, source: Sequence[int], cache: KVCache) -> ForwardCoroutine[CrossMemory]:
-    """What a text remembers of its source, which is read where its cache does not hold that yet."""
+    """The cross-attention memory of a text's source, computed where the cache does not have it."""
     if cache.memory is None:
         encoder = model.encoder
         (read,) = yield [ForwardRequest(encoder, encoder.segment(source), (-1,), ENCODER)]

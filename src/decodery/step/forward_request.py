@@ -1,7 +1,8 @@
-"""Asking: a coroutine yields the rows to be scored and receives the scores; the driver runs the passes.
+"""Forward requests: a coroutine yields rows to be scored and receives the results; a driver runs the passes.
 
-A method that needs no pass is a plain function. One that does is a generator: it yields a list of asks and is sent as
-many answers, as often as it needs to. A driver of several of them runs one pass per model over the asks of all.
+A method that needs no pass is a plain function. One that does is a generator: it yields a list of requests and receives
+one result for each, any number of times. A driver of several coroutines runs one pass per model over the requests of
+all.
 """
 
 from __future__ import annotations
@@ -30,19 +31,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardRequest:
-    """The wish to see the rows of a segment scored by a model.
-
-    Who runs the pass runs it at the same time where there is more than one core or the model has a device of its own,
-    before or after it elsewhere: its result must not depend on that.
+    """A request to score the rows of a segment with a model.
 
     Attributes:
-        model: What scores the rows.
+        model: The model that scores the rows.
         segment: Rows of one text, with their cache.
-        taps: Where hidden states are read, see `models.hooks.site`.
-        role: What another model than the text's own goes by in the ledger, such as "draft", or a part of that model.
-        layer_plan: Which layers the rows pass through.
-        beside: What else may be asked while this is scored, of other models and caches: it is over when the answer
-            comes.
+        taps: Hook points at which hidden states are read, see `models.hooks.site`.
+        role: Name of the model in the ledger if it is not the text's own, such as "draft", or of a part of that model.
+        layer_plan: The layers that the rows run through.
+        beside: A coroutine with requests to other models and caches, which ends before the result arrives. It runs at
+            the same time as the pass where there are several cores or the model has its own device, otherwise before or
+            after it; its result must not depend on this.
     """
 
     model: LanguageModel
@@ -55,12 +54,12 @@ class ForwardRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardResult:
-    """The answer.
+    """The result of a forward request.
 
     Attributes:
-        logits: [m, vocab] of the rows whose logits the segment wants.
-        hidden: {tap: [n, width]} of all.
-        cost: What the rows cost, where the model says so.
+        logits: [m, vocab] of the rows whose logits the segment requests.
+        hidden: By tap, [n, width] hidden states of all rows.
+        cost: Cost of the rows, where the model reports it.
     """
 
     logits: torch.Tensor
@@ -70,13 +69,14 @@ class ForwardResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocking:
-    """A function that may take long, wanted in place of a pass.
+    """A slow function, yielded in place of a forward request.
 
-    An engine runs it on a thread of its own. The function must not touch the engine or its caches.
+    An engine runs it in a worker thread. The function must not use the engine or its caches.
 
     Attributes:
-        function: Called without arguments; its result is the answer.
-        shared: What must not be used on two threads at a time; functions that share it run one after the other.
+        function: Called without arguments; its return value is the result.
+        shared: An object that must not be used on two threads at a time; functions that share it run one after the
+            other.
     """
 
     function: Callable[[], Any]
@@ -85,13 +85,13 @@ class Blocking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Returned:
-    """The answer to a `Blocking` function: what it returned."""
+    """The return value of a `Blocking` function."""
 
     value: Any
 
 
 ForwardCoroutine = Generator[list[ForwardRequest], list[ForwardResult], T]
-"""What asks, and in the end returns a T. Beside asks it may yield `Blocking` functions, see `off_loop`."""
+"""A generator of lists of forward requests that returns a T. It may also yield `Blocking` functions, see `off_loop`."""
 
 
 class Composed(Contract, Reader):
@@ -102,20 +102,21 @@ class Composed(Contract, Reader):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """None but `trees`, where all who are asked can do that."""
+        """Only `trees`, where all its models support them."""
 
     @abstractmethod
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
-        """The rows of a segment, scored by the composition; its cache came from `new_cache`.
+        """Score the rows of a segment.
 
         Args:
-            segment: Rows of one text, with their cache.
-            taps, role: See `ForwardRequest`.
+            segment: Rows of one text, with their cache, which was made by `new_cache`.
+            taps: See `ForwardRequest`.
+            role: See `ForwardRequest`.
         """
 
 
 class OfOneModel(Composed):
-    """Scores a text by one model in another way, with that model's tokens, sizes and caches."""
+    """Scores a text with one model in another way, with that model's tokens, sizes and caches."""
 
     model: Reader
 
@@ -151,12 +152,15 @@ def score(
     layer_plan: LayerPlan = WHOLE,
     beside: ForwardCoroutine[None] | None = None,
 ) -> ForwardCoroutine[ForwardResult]:
-    """One segment scored by a model or a composition.
+    """Score one segment with a model or a composition.
 
     Args:
-        model: What scores the rows.
+        model: The model or composition.
         segment: Rows of one text, with their cache.
-        taps, role, layer_plan, beside: See `ForwardRequest`.
+        taps: See `ForwardRequest`.
+        role: See `ForwardRequest`.
+        layer_plan: See `ForwardRequest`.
+        beside: See `ForwardRequest`.
     """
     if isinstance(model, Composed):
         return (yield from model.compose(segment, taps, role))
@@ -167,12 +171,13 @@ def score(
 def score_all(
     model: Reader, segments: Sequence[Segment], taps: Sequence[Tap] = (), role: str = ""
 ) -> ForwardCoroutine[list[ForwardResult]]:
-    """Several segments, scored together.
+    """Score several segments together.
 
     Args:
-        model: What scores the rows.
+        model: The model or composition.
         segments: Rows of several texts, each with its cache.
-        taps, role: See `ForwardRequest`.
+        taps: See `ForwardRequest`.
+        role: See `ForwardRequest`.
     """
     if isinstance(model, Composed):
         return (yield from gather([model.compose(segment, taps, role) for segment in segments]))
@@ -181,31 +186,31 @@ def score_all(
 
 
 def off_loop(function: Callable[[], T], shared: object = None) -> ForwardCoroutine[T]:
-    """What a function returns that may block: other texts go on meanwhile.
+    """Run a function that may block, while other texts continue.
 
     Args:
-        function: Called once, on another thread where an engine drives this. It must not touch the engine.
-        shared: An object that no two threads may use at a time, such as a scorer with a state.
+        function: Called once, in a worker thread where an engine drives this. It must not use the engine.
+        shared: An object that must not be used on two threads at a time, such as a scorer with a state.
 
     Returns:
-        What the function returned.
+        The function's return value.
 
     Raises:
-        Exception: What the function raised.
+        Exception: The function's exception.
     """
     (found,) = yield cast(list[ForwardRequest], [Blocking(function, shared)])
     return cast(T, cast(Returned, found).value)
 
 
 def as_coroutine(found: T | ForwardCoroutine[T]) -> ForwardCoroutine[T]:
-    """What a method gives, whether it is a plain function's result or a generator that has to ask first."""
+    """Wrap the result of a method as a coroutine, whether it is a plain value or a coroutine already."""
     if isinstance(found, GeneratorType):
         return (yield from found)
     return cast(T, found)
 
 
 def gather(coroutines: Sequence[ForwardCoroutine[T]]) -> ForwardCoroutine[list[T]]:
-    """Drive several at once, so that those that wait at the same time share passes.
+    """Drive several coroutines at once, so that those that wait at the same time share passes.
 
     Returns:
         Their results in order.
@@ -233,9 +238,9 @@ def gather(coroutines: Sequence[ForwardCoroutine[T]]) -> ForwardCoroutine[list[T
 
 
 def answer(requests: Sequence[ForwardRequest]) -> list[ForwardResult | Exception]:
-    """One pass per model and route over all asks, and what may run beside them at the same time.
+    """Run one pass per model and layer plan over all requests, with their `beside` coroutines.
 
-    An ask that cannot be served gets the error, and never takes others with it.
+    A request that fails gets its error; the others are not affected.
     """
     beside = {
         n: request.beside
@@ -250,7 +255,7 @@ def answer(requests: Sequence[ForwardRequest]) -> list[ForwardResult | Exception
 
 
 def _run(coroutines: dict[int, ForwardCoroutine[None]]) -> dict[int, Exception]:
-    """Drive several to their ends, round by round; returns the errors of those that failed."""
+    """Drive several coroutines to their ends, round by round; returns the errors of those that failed."""
     failed: dict[int, Exception] = {}
     send: dict[int, Callable[[], list[ForwardRequest]]] = {
         number: partial(next, coroutine) for number, coroutine in coroutines.items()
@@ -277,7 +282,7 @@ def _run(coroutines: dict[int, ForwardCoroutine[None]]) -> dict[int, Exception]:
 
 
 def _passes(requests: Sequence[ForwardRequest]) -> list[ForwardResult | Exception]:
-    """One pass per model and route."""
+    """Run one pass per model and layer plan."""
     groups: dict[tuple[LanguageModel, LayerPlan], list[int]] = {}
     answers: dict[int, Any] = {}
     for number, request in enumerate(requests):
@@ -294,7 +299,7 @@ def _passes(requests: Sequence[ForwardRequest]) -> list[ForwardResult | Exceptio
             if len(members) == 1:
                 answers[members[0]] = error
                 continue
-            # Whose fault it is shows when each is served alone; the rows of the pass that failed are not kept.
+            # Running each request separately shows which one fails; the rows of the failed pass are not kept.
             answers.update((number, _passes([requests[number]])[0]) for number in members)
     return [answers[number] for number in range(len(requests))]
 
@@ -308,7 +313,7 @@ def run_sync(found: T) -> T: ...
 
 
 def run_sync(found: Any) -> Any:
-    """Run what may ask to its end, all by itself: for callers without an engine."""
+    """Run a coroutine to its end without an engine; other values are returned unchanged."""
     coroutine: ForwardCoroutine[Any] = as_coroutine(found)
     try:
         requests = next(coroutine)
@@ -321,7 +326,7 @@ def run_sync(found: Any) -> Any:
 
 
 def result_of(call: Blocking) -> Returned | Exception:
-    """What the function returns, or the exception that it raises."""
+    """The return value of the function, or the exception that it raises."""
     try:
         return Returned(call.function())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a logit source is: it makes one stream of logits out of one or more models and contexts."""
+"""Base class of logits sources, which compute the logits of a text from one or more models and contexts."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from decodery.models.protocol import LanguageModel, Reader
 __all__ = ["LogitsSource"]
 
 EXCLUDED = 1e5
-"""What the logits of tokens that a source leaves out are lowered by: to probability 0, and still in the model's order,
-so that a constraint which forbids all others finds something to choose from."""
+"""Amount by which a source lowers the logits of tokens that it excludes: their probability becomes 0, but they keep the
+model's order, so that a constraint which forbids all other tokens still has tokens to choose from."""
 
 
 @dataclass(frozen=True)
 class LogitsSource(Contract):
-    """What a request is scored by in place of the model alone.
+    """Computes the logits of a request in place of the plain model.
 
-    Fields are settings; equal ones share their passes.
+    Fields are settings; texts with equal sources share passes.
     """
 
     @property
     def requirements(self) -> Requirements:
-        """What it must find of the loaded model."""
+        """Its requirements on the loaded model."""
         return Requirements()
 
     @property
     def provides(self) -> Provides:
-        """What of the model can still be had through it, which drafters, rules and searches may need."""
+        """The capabilities of the model that remain, which drafters, rules and searches may require."""
         return Provides(taps=True)
 
     @property
     def read(self) -> tuple[int, ...]:
-        """What an encoder reads before the text, none where there is no encoder."""
+        """Tokens that an encoder reads before the text, none where there is no encoder."""
         return ()
 
     def encoded(self, encode: Callable[[str], list[int]]) -> LogitsSource:
@@ -46,20 +46,20 @@ class LogitsSource(Contract):
 
     @abstractmethod
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
-        """What scores a text that begins with `prompt`; `model` is the one that was loaded.
+        """Make the reader that scores a text with the prompt `prompt`.
 
-        A row's logits depend on the tokens before it alone, never on what else is in a pass, so that drafts, trees and
-        batches give the tokens of plain decoding. Two of them compare equal where they score alike and differ in
-        what their caches hold only: the engine then runs them together.
+        The logits of a row depend only on the tokens before it, never on other rows of the pass, so that drafts, trees
+        and batches give the tokens of plain decoding. Two readers are equal if they differ only in the contents of
+        their caches; the engine then runs them together.
 
         Args:
-            model: The model that was loaded.
+            model: The loaded model.
             prompt: Token ids.
         """
 
 
 def token_ids(text: str | tuple[int, ...], name: str, setting: str, vocab_size: int) -> tuple[int, ...]:
-    """The ids of a text that stands in the prompt's place.
+    """The token ids of a text that replaces the prompt.
 
     Raises:
         SettingsError: If it is still a text or empty.

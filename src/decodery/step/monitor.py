@@ -1,4 +1,4 @@
-"""What a monitor is: it reads a text while it is written, says how suspicious it is, and may act on that."""
+"""Base class of monitors, which score a text while it is written, and may act on the score."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["Monitor", "Prompt", "Regenerate", "Rollback", "Row", "Stop"]
 
 WHOLE = 1 << 40
-"""`Monitor.rolls` of one that takes back whole texts: more tokens than any has."""
+"""`Monitor.rollback_tokens` of a monitor that takes back whole texts: more tokens than any text has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A committed token and the row of the pass that it was chosen at.
+    """A committed token, and the row of the pass that predicted it.
 
     Attributes:
-        token: Its id.
-        position: Its place in the output, 0 for the first.
+        token: Id of the token.
+        position: Its position in the output, 0 for the first.
         final: Whether the text ends after it.
         logits: [vocab] of that row, the model's own.
-        hidden: {tap: [width]} of that row: what the model made of all that stands before the token.
+        hidden: By tap, [width] hidden state of that row, computed from the tokens before this one.
     """
 
     token: int
@@ -46,12 +46,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """Rows of the prompt as it is read, in chunks from the first on.
+    """A chunk of the prompt; chunks are read in order.
 
     Attributes:
-        tokens: Their ids.
-        hidden: {tap: [n, width]}.
-        last: Whether the prompt ends here.
+        tokens: Token ids.
+        hidden: By tap, [n, width] hidden states.
+        last: Whether the prompt ends with this chunk.
     """
 
     tokens: list[int]
@@ -61,7 +61,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the text after the token that was seen; it finishes with "content_filter"."""
+    """End the text after the last observed token, with the finish reason "content_filter"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Rollback:
     """Take back the last `tokens` tokens.
 
     Attributes:
-        tokens: How many of the last tokens are taken back.
-        ban: What is not written at the first of these places.
-        write: What the text goes on with there.
+        tokens: Number of last tokens to take back.
+        ban: Tokens that must not be written at the first of these positions.
+        write: Tokens that the text continues with there.
     """
 
     tokens: int
@@ -81,9 +81,9 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Regenerate:
-    """Take back the whole text and write it anew with another seed, a few times at most.
+    """Take back the whole text and write it again with another seed, a few times at most.
 
-    What is written after that stays.
+    The last attempt is kept.
     """
 
 
@@ -92,16 +92,16 @@ Action = Stop | Rollback | Regenerate
 
 @dataclass(slots=True)
 class MonitorReport:
-    """What a monitor found of a text.
+    """The report of a monitor about a text.
 
     Attributes:
-        name: The monitor's.
+        name: Name of the monitor.
         limit: Scores above it are flagged.
-        scores: After every output token, None where nothing was known yet.
+        scores: Score after every output token, None where there was none yet.
         flagged: The first output position whose score was above the limit, None for none.
-        error: What turned it off, where it was to go on without.
-        unlike: The first output position at which what it reads was unlike what it was trained on, None for none: its
-            scores and its rate of false alarms then say little.
+        error: The error that turned the monitor off, where its errors do not end the text.
+        unlike: The first output position whose inputs differed from the monitor's training data, None for none. From
+            there on its scores and its false positive rate are unreliable.
     """
 
     name: str
@@ -112,7 +112,7 @@ class MonitorReport:
     unlike: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data that JSON has words for."""
+        """The report as plain data for JSON."""
         return {
             "name": self.name,
             "limit": self.limit if math.isfinite(self.limit) else None,
@@ -126,18 +126,18 @@ class MonitorReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Monitor(Contract):
-    """What watches one text.
+    """Scores a text while it is written.
 
-    Fields are settings; what it remembers of a text is a state of its own, never changed in place, so that forks share
-    it and a text that is taken back has its earlier one again. It sees committed tokens alone, in their order, whatever
-    was drafted, and so finds the same with any drafter and in any batch.
+    Fields are settings. The state of a text is never changed in place, so that forks can share it, and a text whose
+    tokens are taken back can return to an earlier one. A monitor receives only committed tokens, in order. So its
+    scores are the same with any drafter and in any batch.
 
     Attributes:
-        threshold: Scores above it are flagged; None is the one that its trained part was calibrated at, and where there
-            is none nothing is flagged.
-        action: What follows.
-        errors: Whether an error of it ends the text with that error, or turns it off, which the text's report then
-            says.
+        threshold: Scores above it are flagged; None is the threshold that its trained part was calibrated at, and
+            without one no score is flagged.
+        action: The action after a flagged score.
+        errors: Whether an error of the monitor ends the text with that error, or turns the monitor off, which its
+            report then shows.
     """
 
     threshold: float | None = None
@@ -146,40 +146,37 @@ class Monitor(Contract):
 
     @property
     def requirements(self) -> Requirements:
-        """What it requires of the model.
-
-        `taps`, `prompt_taps` for the prompt's rows, `changes` to steer, `keys` to take tokens back.
-        """
+        """Its requirements: `taps`, `prompt_taps` for prompts, `changes` to steer, `keys` for rollbacks."""
         return Requirements()
 
     @property
     def rollback_tokens(self) -> int:
-        """The most tokens that it may take back at a time, which streams hold back."""
+        """Maximum number of tokens that it takes back at a time; streams hold back as many."""
         return WHOLE if self.action == "regenerate" else 0
 
     @property
     def of_action(self) -> Requirements:
-        """What its action needs beside that: another seed changes nothing where nothing is left to chance."""
+        """The requirements of its action; another seed, for example, needs tokens that are drawn."""
         return Requirements(keys=True, chance=True) if self.action == "regenerate" else Requirements()
 
     def fits(self, model: Reader) -> None:
-        """Raise SettingsError or UnsupportedModel where texts of this model cannot be watched."""
+        """Raise SettingsError or UnsupportedModel if it does not work with texts of this model."""
         return
 
     def check(self, seq: Sequence) -> None:
-        """Raise SettingsError, or warn, if a text is of another form than a trained part needs."""
+        """Raise SettingsError, or warn, if the form of a text is not that of the trained part's data."""
         return
 
     @abstractmethod
     def start(self, seq: Sequence) -> Any:
-        """The state before anything is read."""
+        """The state before the prompt is read."""
 
     def read(self, state: Any, rows: Prompt) -> Any:
-        """The state after further rows of the prompt; asked where `needs.prompt_taps` is set.
+        """The state after a chunk of the prompt; called where `requirements.prompt_taps` is set.
 
         Args:
-            state: What `start` or `read` gave before.
-            rows: Rows of the prompt that follow.
+            state: The state that `start` or `read` returned before.
+            rows: The next chunk of the prompt.
         """
         return state
 
@@ -189,40 +186,40 @@ class Monitor(Contract):
 
         Args:
             state: The state before the token.
-            row: The token and the row that it was chosen at.
+            row: The token and the row that predicted it.
         """
 
     @abstractmethod
     def score(self, state: Any) -> float | None:
-        """How suspicious the text is so far, higher is more; None while nothing is known."""
+        """Score of the text so far, higher is more suspicious; None while there is none."""
 
     @property
     def limit(self) -> float:
-        """Scores above it are flagged."""
+        """The threshold above which scores are flagged."""
         return math.inf if self.threshold is None else self.threshold
 
     def unlike_training(self, state: Any) -> bool:
-        """Whether what it read last is unlike what it was trained on."""
+        """Whether the last inputs differ from its training data."""
         return False
 
     def act(self, state: Any) -> Action | None:
-        """What to do after a token whose score is above the limit."""
+        """The action after a token whose score is above the limit, None for none."""
         actions: dict[str, Action] = {"stop": Stop(), "regenerate": Regenerate()}
         return actions.get(self.action)
 
     def resume(self, before: Any, after: Any) -> Any:
-        """The state to go on with where tokens were taken back.
+        """The state to continue with after tokens were taken back.
 
         Args:
-            before: As it was there.
-            after: When it asked.
+            before: The state before the tokens that were taken back.
+            after: The state at which the monitor took them back.
         """
         return before
 
     def steering(self, state: Any) -> Hashable | None:
-        """What is to change rows from the next one on, None for nothing: `changes` says how."""
+        """The key of the interventions on rows from the next one on, None for none; `changes` makes them."""
         return None
 
     def changes(self, steering: Any) -> tuple[Intervention, ...]:
-        """The changes that go by `steering`. Each is a function of the row alone, whatever shares its pass."""
+        """The interventions for the key `steering`; each must depend only on its own row."""
         return ()

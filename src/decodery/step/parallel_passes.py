@@ -1,4 +1,4 @@
-"""Two things at the same time: passes of two models, each of which leaves the interpreter free while it computes."""
+"""Passes of two models at the same time; each releases the interpreter lock while it computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ U = TypeVar("U")
 
 
 def cores() -> int:
-    """How many threads compute."""
+    """Number of compute threads."""
     return torch.get_num_threads()
 
 

@@ -7,17 +7,16 @@ from typing import Any
 
 
 class PartStates:
-    """What each part of a step remembers of one text.
+    """The states of drafters, policies, monitors and other parts for one text.
 
-    Drafters, policies, monitors, a model that writes whole texts. A part stores its state under itself and finds it
-    there: `seq.states[self]`. Parts are told apart by identity, so that two equal drafters of a combination have a
-    state each.
+    A part stores its state under itself: `seq.states[self]`. Parts are distinguished by identity, so that two equal
+    drafters in a composite have separate states.
     """
 
     __slots__ = ("_states",)
 
     def __init__(self) -> None:
-        # The part itself is kept, so that no later object has its identity.
+        # The part itself is stored too, so that no later object gets the same identity.
         self._states: dict[int, tuple[object, Any]] = {}
 
     def __getitem__(self, part: object) -> Any:
@@ -46,7 +45,7 @@ class PartStates:
         Args:
             other: The states of that text.
             shared: Objects that are not copied, by identity.
-            without: Parts whose states stay as they are here.
+            without: Parts whose states are not copied.
         """
         kept = {id(part) for part in without}
         copied = {key: state for key, (_, state) in other._states.items() if key not in kept}

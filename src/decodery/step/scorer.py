@@ -1,4 +1,4 @@
-"""What a scorer is: it says how good texts are that a model has written, begun or finished."""
+"""Base class of scorers, which rate the quality of finished texts or of prefixes."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Candidates:
 
     Attributes:
         prompt: Token ids.
-        outputs: m lists of the ids that were written after it, end tokens left out.
-        finished: Of each, whether it is an answer or a beginning.
-        hidden: {tap: [m, hidden]} states of the last tokens, where the scorer needs them.
-        texts: The outputs as text if known already.
-        decode: Ids to text, None without a tokenizer.
-        model: What reads for scorers that ask.
-        states: What it has read of each output's text at least up to the prompt's end, to be forked and never changed;
-            None to read all of it.
-        begins: How many ids of each output stand before its last step, None where texts do not grow by steps.
-        calls: Opens texts after prompts of a scorer's own; None where the prompt is token ids alone.
-        role: What `model` goes by in the ledger where it is not the writer.
-        logprobs: What a server said of the log-probability of each token; None where the model itself is at hand.
+        outputs: m lists of token ids after the prompt, without end tokens.
+        finished: For each output, whether it is a finished answer; False for a prefix.
+        hidden: By tap, [m, hidden] states of the last tokens, where the scorer requires them.
+        texts: The outputs as text, if already decoded.
+        decode: Token ids to text, None without a tokenizer.
+        model: The model for scorers that need forward passes.
+        states: Caches of the outputs, each at least up to the end of the prompt; they may be forked but not changed.
+            None to read everything.
+        begins: Number of ids in each output before its last step, None where texts are not written in steps.
+        calls: Opens texts after the scorer's own prompts; None where the prompt is only known as token ids.
+        role: Name of `model` in the ledger where it is not the model that writes.
+        logprobs: Log-probability of each token as a server reported it; None where the model itself is available.
     """
 
     prompt: Sequence[int]
@@ -66,7 +66,7 @@ class Candidates:
         return len(self.outputs)
 
     def of(self, numbers: Sequence[int]) -> Candidates:
-        """Some of them, in this order."""
+        """The candidates with these indices, in this order."""
         return replace(
             self,
             outputs=[self.outputs[n] for n in numbers],
@@ -80,69 +80,70 @@ class Candidates:
 
 
 class Scorer(Contract):
-    """How good texts are: higher is better, whatever is counted.
+    """Rates texts: a higher score is better.
 
-    Fields are settings; one instance serves many.
+    Fields are settings; one instance serves many requests.
 
-    A score depends on the prompt and the candidate alone, not on what else is scored with it, when, or how often.
+    A score depends only on the prompt and the candidate, not on other candidates, earlier calls or time.
     """
 
     @property
     def prefixes(self) -> bool:
-        """Whether beginnings can be scored."""
+        """Whether it can score prefixes of texts."""
         return True
 
     @property
     def answers(self) -> bool:
-        """Whether finished texts can be scored."""
+        """Whether it can score finished texts."""
         return True
 
     @property
     def writes(self) -> bool:
-        """Whether it writes texts of its own beside those that it scores."""
+        """Whether it generates texts, such as a judge's, to score others."""
         return False
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The least and the largest score there can be."""
+        """The lowest and the highest possible score."""
         return -float("inf"), float("inf")
 
     @property
     def log(self) -> bool:
-        """Whether scores are natural logarithms of weights; else they are the weights themselves."""
+        """Whether scores are natural logarithms of weights; if not, they are the weights."""
         return False
 
     @property
     def apart(self) -> bool:
-        """Whether it is read after prompts of its own, of question and answer, which any model can be asked."""
+        """Whether it uses its own prompts of question and answer, which any model can read."""
         return False
 
     @property
     def blocks(self) -> bool:
-        """Whether `score` and `remark` may take long, or wait for something: other texts then go on meanwhile."""
+        """Whether `score` and `remark` may be slow or wait, so that they run in a worker thread."""
         return True
 
     @property
     def requirements(self) -> Requirements:
-        """What it must find: by `taps`, hidden states of the candidates' last tokens."""
+        """Its requirements; `taps` for hidden states of the candidates' last tokens."""
         return Requirements()
 
     def bind(self, tokenizer: Tokenizer) -> Self:
-        """The same with its texts turned into tokens; called before a search begins."""
+        """Return the scorer with its texts converted to tokens; called before a search begins."""
         return self
 
     def fits(self, model: Reader) -> None:
-        """Raise SettingsError where texts of this model cannot be scored."""
+        """Raise SettingsError if it cannot score texts of this model."""
         return
 
     def remark(self, prompt: str, text: str) -> str:
-        """What is wrong with a finished text, for the writer of the next one.
-
-        The text is "" if nothing is known.
+        """Describe the errors of a finished text, for the prompt of the next attempt.
 
         Args:
             prompt: Text before the answer.
             text: A finished text.
+
+        Returns:
+            The description, "" if there is none.
         """
         return ""
 
@@ -150,19 +151,22 @@ class Scorer(Contract):
     def score(self, candidates: Candidates) -> torch.Tensor | ForwardCoroutine[torch.Tensor]:
         """[m] scores, as a tensor, a list or an array.
 
-        It is a generator if a model has to be asked, see `decodery.step.forward_request`. Call it through `judge`.
+        It is a coroutine if it needs forward passes, see `decodery.step.forward_request`. Call it through `judge`.
         """
 
 
 def judge(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
-    """[m] scores of the candidates, entered in the ledger of the request.
+    """Score the candidates, and record the cost in the ledger of the request.
 
     Args:
-        scorer: What scores.
-        candidates: What is scored.
+        scorer: The scorer.
+        candidates: The candidates.
+
+    Returns:
+        [m] scores.
 
     Raises:
-        SettingsError: For candidates of a kind that this scorer does not score, and for scores that are none.
+        SettingsError: If the scorer does not score this kind of candidates, or its scores are invalid.
     """
     for kind, known, wanted in (
         ("answers", scorer.answers, any(candidates.finished)),
@@ -188,7 +192,7 @@ def judge(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.Tens
 
 
 def _as_scores(scorer: Scorer, given: object) -> torch.Tensor:
-    """What a scorer gave, which may be a list of numbers or an array, as a tensor of floating point."""
+    """Convert the result of a scorer, which may be a list or an array, to a floating-point tensor."""
     try:
         found = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.array(given, dtype=np.float64))
     except (TypeError, ValueError) as error:
@@ -199,11 +203,11 @@ def _as_scores(scorer: Scorer, given: object) -> torch.Tensor:
 
 
 def scores_of(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.Tensor]:
-    """What a scorer says; a plain function runs beside the driver's loop.
+    """Call a scorer; a blocking one runs in a worker thread.
 
     Args:
         scorer: Used on one thread at a time.
-        candidates: What is scored.
+        candidates: The candidates.
 
     Returns:
         [m] scores.
@@ -215,11 +219,11 @@ def scores_of(scorer: Scorer, candidates: Candidates) -> ForwardCoroutine[torch.
 
 
 def remark_of(scorer: Scorer, prompt: str, text: str) -> ForwardCoroutine[str]:
-    """What a scorer remarks on a text, see `Scorer.remark`, beside the driver's loop.
+    """Call `Scorer.remark`; a blocking scorer runs in a worker thread.
 
     Args:
         scorer: Used on one thread at a time.
-        prompt: Before the text.
+        prompt: Text before the answer.
         text: A finished text.
 
     Returns:
@@ -231,10 +235,10 @@ def remark_of(scorer: Scorer, prompt: str, text: str) -> ForwardCoroutine[str]:
 
 
 def log_scores(scorer: Scorer, scores: torch.Tensor) -> torch.Tensor:
-    """[m] float64: natural logarithms of the weights that these scores are.
+    """[m] float64 natural logarithms of the weights that these scores stand for.
 
     Raises:
-        SettingsError: For negative ones.
+        SettingsError: If a weight is negative.
     """
     scores = scores.double()
     if scorer.log:

@@ -1,4 +1,4 @@
-"""Texts that a scorer has written after prompts of its own."""
+"""Texts that scorers generate from their own prompts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class ScorerCalls(Protocol):
-    """What a scorer finds of the request whose texts it scores, and how it has further texts written.
+    """The interface of a scorer to the request whose texts it scores, and to further texts.
 
     Attributes:
-        conversation: Of the request, from which other prompts are made.
-        reader: The model that reads them.
-        remembered: What scorers have found out for this prompt.
+        conversation: Conversation of the request, from which other prompts are made.
+        reader: The model that reads these prompts.
+        remembered: Results that scorers have stored for this prompt.
     """
 
     conversation: Conversation
@@ -38,7 +38,7 @@ class ScorerCalls(Protocol):
     def judge(
         self, prompts: Sequence[Conversation], *, most: int | None = None, logprobs: int | None = None
     ) -> ForwardCoroutine[list[sequence.Sequence]]:
-        """A judge's text after each prompt.
+        """Generate a judge's text after each prompt.
 
         Args:
             prompts: Conversations for the judge.
@@ -48,5 +48,5 @@ class ScorerCalls(Protocol):
         ...
 
     def reference(self, n: int) -> ForwardCoroutine[list[sequence.Sequence]]:
-        """n answers to the request's own prompt, to compare others with."""
+        """Generate n answers to the request's own prompt, to compare others with."""
         ...

@@ -1,4 +1,4 @@
-"""Ends of segments that hang on questions which may take long."""
+"""Conditions for the end of a segment that need slow computations."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class SegmentEnd(Contract):
-    """A `segment_end` that has to find something out first, such as whether a pattern matches."""
+    """A `segment_end` that needs a slow computation first, such as matching a pattern."""
 
     @property
     def asks(self) -> bool:
-        """Whether there ever is a question."""
+        """Whether `question` ever returns a computation."""
         return True
 
     @abstractmethod
     def question(self, seq: Sequence) -> Callable[[], object] | None:
-        """What to call beside the loop before this object is called; None where all is known.
+        """The computation to run in a worker thread before this object is called; None for none.
 
         Args:
             seq: The text after its last token.
@@ -30,7 +30,7 @@ class SegmentEnd(Contract):
 
     @abstractmethod
     def __call__(self, seq: Sequence) -> bool:
-        """Whether the text has come to the end of a segment; without `question` it waits for the answer.
+        """Whether the text is at the end of a segment; if `question` has not run, this waits for its result.
 
         Args:
             seq: The text after its last token.

@@ -1,4 +1,4 @@
-"""One text being decoded: what a step changes of it, and where to find all else."""
+"""One text that is being decoded: the state that steps change, and its request."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptText:
-    """What a finished text leaves for one that goes on from it.
+    """The cache of a finished text, for a text that continues it.
 
     Attributes:
-        tokens: Its own, of which `cache` holds all but one.
+        tokens: Its tokens; `cache` has all but the last.
         cache: Its keys and values.
-        logits_source: What it was scored by, None for the model alone.
-        model: Whose keys and values these are; they do not keep it in memory.
+        logits_source: The logits source that scored it, None for the model's own logits.
+        model: The model of these keys and values, as a weak reference.
     """
 
     tokens: list[int]
@@ -61,13 +61,13 @@ class KeptText:
 
 @dataclass
 class Scheduling:
-    """What the scheduler knows of a text.
+    """The scheduler's state of a text.
 
     Args:
-        prompt_owner: A text with the same prompt and source whose prefill this one will share by forking its cache.
-        cached: Tokens of the prompt that others had read before.
-        prompt_kept: Whether the prompt has been kept for later texts.
-        branches: All forks of a text that a search has, itself included; None for a text that is decoded by itself.
+        prompt_owner: A text with the same prompt and source, whose prefill this one shares by forking its cache.
+        cached: Number of prompt tokens that were in the cache already.
+        prompt_kept: Whether the prompt was stored for later texts.
+        branches: All forks of a text in a search, this one included; None for a text without forks.
     """
 
     prompt_owner: Sequence | None = None
@@ -80,27 +80,29 @@ class Scheduling:
 class Sequence:
     """A text in progress.
 
-    Its fields are what a step changes; the cache holds all tokens but the last.
+    Its fields are the state that steps change; the cache has all tokens but the last.
 
-    Args:
-        request: What the text is to become and the parts that write it; no step changes it.
-        tokens: The prompt and what follows it.
+    Attributes:
+        request: The request, which no step changes.
+        tokens: The prompt and the output.
         cache: Keys and values of all tokens but the last.
-        text: Turns its tokens into text and finds stop strings, None without a tokenizer.
-        processor_states: The states of the sampler's processors, constraints among them, after the last token.
-        trace: What its steps did.
-        token_logprobs: Of its emitted tokens, where `request.logprobs` asks for them.
-        prompt_token_logprobs: Of its prompt from the second token on, where `request.prompt_logprobs` asks for them.
-        observed: Its first tokens whose rows the drafter has observed, which are not shown twice after a preemption.
-        finish_reason: Why it ended, None while it goes on; stopped_by: the token, string or monitor that ended it.
-        error: What it failed with.
-        score: What a search ranked it by, higher is better; None where nothing was ranked.
-        complete: False where a server that wrote it went away before its end.
-        paused: Takes part in no pass until that is taken back.
-        segment_end: Where a search writes it in segments, whether it has come to the end of one. It is called after
-            every committed token, and what was accepted after the end is left.
-        states: What the parts of a step remember of it.
-        scheduling: What the scheduler knows of it.
+        text: Decodes its tokens and finds stop strings, None without a tokenizer.
+        processor_states: The states of the sampler's processors, including constraints, after the last token.
+        trace: The record of its steps.
+        token_logprobs: Log-probabilities of its emitted tokens, where `request.logprobs` is set.
+        prompt_token_logprobs: Those of its prompt from the second token on, where `request.prompt_logprobs` is set.
+        observed: Number of first tokens whose rows the drafter has observed; after a preemption they are not observed
+            again.
+        finish_reason: Reason of its end, None while it continues.
+        stopped_by: The token, string or monitor that ended it.
+        error: The error that ended it, None for none.
+        score: Score in a search, higher is better; None where it was not ranked.
+        complete: False where a server that wrote it disconnected before its end.
+        paused: Whether it is left out of all passes.
+        segment_end: For searches that write in segments, the condition for the end of one. It is called after every
+            committed token; accepted tokens after the end are dropped.
+        states: The states of the parts of a step for this text.
+        scheduling: The scheduler's state of it.
     """
 
     request: BoundRequest
@@ -123,10 +125,10 @@ class Sequence:
     scheduling: Scheduling = field(default_factory=Scheduling, repr=False, compare=False)
 
     def writable(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits of its model without the ids that are no token.
+        """Set the logits of padding ids, which are not tokens, to -inf.
 
         Args:
-            logits: [n, vocab], which are written to.
+            logits: [n, vocab], changed in place.
 
         Returns:
             The same tensor.
@@ -135,12 +137,12 @@ class Sequence:
         return logits if padding is None else padding.exclude(logits)
 
     def is_padding(self, token: int) -> bool:
-        """Whether an id is no token of its model's: a rule that looks at no distribution must not accept it."""
+        """Whether an id is a padding id of its model; rules that use no distribution must not accept it."""
         return self.request.padding is not None and self.request.padding.holds(int(token))
 
     @property
     def interventions(self) -> tuple[Intervention, ...]:
-        """What monitors change of its rows."""
+        """The interventions of its monitors."""
         return self.states[self.request.monitors].interventions if self.request.monitors else ()
 
     def context(self) -> Context:
@@ -150,7 +152,7 @@ class Sequence:
 
     @property
     def last_token(self) -> int:
-        """The last token: known, not yet in the cache."""
+        """The last token, which is not in the cache yet."""
         return self.tokens[-1]
 
     @property
@@ -164,7 +166,7 @@ class Sequence:
 
     @property
     def settled(self) -> int:
-        """How many output tokens no monitor takes back any more."""
+        """Number of output tokens that no monitor can take back any more."""
         lag = 0
         if self.request.monitors and not self.finished:
             lag = self.states[self.request.monitors].rollback_tokens
@@ -172,7 +174,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """How many tokens may still be emitted."""
+        """Number of tokens that may still be emitted."""
         return self.request.max_new_tokens - self.position
 
     @property
@@ -181,11 +183,11 @@ class Sequence:
 
     @property
     def context_full(self) -> bool:
-        """Whether it ended because the model's context has no position for another token."""
+        """Whether it ended because the model's context is full."""
         return self.finish_reason == "length" and len(self.tokens) >= self.request.model.config.max_positions
 
     def rebind(self, **changes: Any) -> None:
-        """Go on as another request.
+        """Replace fields of the request.
 
         Args:
             changes: Fields of `BoundRequest`.
@@ -193,15 +195,14 @@ class Sequence:
         self.request = replace(self.request, **changes)
 
     def start_drafter(self) -> None:
-        """Let the drafter, where there is one, begin at the text as it stands."""
+        """Start the drafter, if there is one, with the current text."""
         if (drafter := self.request.drafter) is not None:
             self.states[drafter] = drafter.start(self)
 
     def fork(self) -> Sequence:
-        """A branch of this text with the state of all that acts on it.
+        """Make a branch of this text with the states of its parts, without those of drafters.
 
-        Memory is shared until one of the two writes. The trace stays common to both: it counts what all branches cost
-        together. Drafters do not follow.
+        Memory is shared until one of the two writes. Both share one trace, which counts the cost of all branches.
         """
         request = self.request
         clone = replace(
@@ -223,9 +224,9 @@ class Sequence:
         return clone
 
     def branch(self, seed: int) -> Sequence:
-        """A fork that the loop writes on, with another seed: its drafter and its draft length policy follow.
+        """Make a fork with another seed that the engine continues, with its drafter and draft length policy.
 
-        What it spends is that of the same request; its steps stand in a trace of its own.
+        Its cost counts for the same request; its steps have a separate trace.
         """
         clone, request = self.fork(), self.request
         clone.request = replace(request, seed=seed)
@@ -234,9 +235,9 @@ class Sequence:
         return clone
 
     def clone(self) -> Sequence:
-        """A text of its own that goes on from here as this one would.
+        """Make an independent copy that continues as this text would, with its drafter and length policy.
 
-        With its drafter and its draft length policy. What is remembered beyond one text stays common to both.
+        Stores that outlive a text are shared by both.
         """
         clone = self.branch(self.request.seed)
         clone.trace = Trace(list(self.trace.steps), deepcopy(self.trace.ledger))
@@ -246,11 +247,11 @@ class Sequence:
         return clone
 
     def fail(self, error: Exception) -> None:
-        """Stop decoding with an error that the caller gets; what was committed stays."""
+        """Stop decoding with an error for the caller; committed tokens are kept."""
         self.error = error
         self.finish_reason = "error"
 
     def cancel(self) -> None:
-        """Stop decoding; what was committed stays."""
+        """Stop decoding; committed tokens are kept."""
         if not self.finished:
             self.finish_reason = "cancelled"

@@ -1,4 +1,4 @@
-"""Drafters that give distributions after any node of a tree, so that trees can be grown with them."""
+"""Base class of drafters that give distributions after any node of a tree, so that tree policies can use them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .drafter import Drafter
 __all__ = ["TreeDrafter"]
 
 UNSAID = -1e30
-"""The logit, for masks, of tokens that a drafter lacks: a constraint may allow no others, which is no error of its."""
+"""The logit, for masks, of tokens that a drafter lacks: a constraint may allow only these, which is not an error."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class TreeDrafter(Drafter):
 
         Args:
             seq: The sequence.
-            tree: Rooted at the last token; one that was asked about before may only have grown.
-            nodes: Nodes of the tree whose children are expected.
+            tree: A tree rooted at the last token; between calls nodes may only be added.
+            nodes: Nodes of the tree whose children are predicted.
         """
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
@@ -102,20 +102,20 @@ class TreeDrafter(Drafter):
 
     @property
     def rates(self) -> tuple[tuple[float, ...], ...]:
-        """By depth and rank: how often its guess was right; empty if not measured."""
+        """By depth and rank, the measured acceptance rate of its tokens; empty if not measured."""
         return ()
 
     def reach(self, seq: Sequence) -> int:
-        """How deep a tree below the last token this drafter can grow."""
+        """Maximum depth of trees of this drafter."""
         return seq.remaining
 
     def writable(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
-        """`logits` without the ids that are no token, which a text never holds.
+        """`logits`, with padding ids of the vocabulary excluded, which are never written.
 
         Args:
-            seq: the text.
-            tree: a tree below its last token.
-            nodes: of the tree.
+            seq: The sequence.
+            tree: See `logits`.
+            nodes: See `logits`.
 
         Returns:
             Logits [len(nodes), vocab].
@@ -128,12 +128,14 @@ class TreeDrafter(Drafter):
     ) -> ForwardCoroutine[torch.Tensor]:
         """Log-probabilities [len(nodes), vocab] float32 of the token after each of `nodes`, in one draft pass.
 
-        They are those of the request's own sampler, every row summing to 1. shaped=False, and temperature 0, leave
-        out temperature and truncation: its masks and penalties alone.
+        The request's own sampler is applied; the probabilities of a row sum to 1. At temperature 0, only its masks and
+        penalties are applied.
 
         Args:
-            seq, tree, nodes: See `logits`.
-            shaped: Whether truncation and temperature are applied; else only what forbids tokens.
+            seq: See `logits`.
+            tree: See `logits`.
+            nodes: See `logits`.
+            shaped: Whether temperature and truncation are applied; False applies only masks and penalties.
         """
         logits = yield from self.writable(seq, tree, nodes)
         return expected(seq, tree, nodes, logits, shaped=shaped)
@@ -144,12 +146,15 @@ class TreeDrafter(Drafter):
         """The k most likely tokens of `expand`: ids [len(nodes), at most k] int64, best first, and logprobs.
 
         Args:
-            seq, tree, nodes, shaped: See `expand`.
-            k: How many tokens per node.
+            seq: See `expand`.
+            tree: See `expand`.
+            nodes: See `expand`.
+            k: Number of tokens per node.
+            shaped: See `expand`.
         """
         if not seq.request.sampler.keeps(shaped=shaped):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
-        # Most of a distribution over a whole vocabulary is never looked at: no copy of it is made.
+        # Only the k best tokens of each distribution are needed, so the rest is not copied.
         logits = yield from self.writable(seq, tree, nodes)
         return logged(likeliest(logits, k))
 
@@ -165,7 +170,7 @@ class TreeDrafter(Drafter):
         return (yield from self._chain(seq, budget, length))
 
     def _likeliest_chain(self, seq: Sequence, length: int) -> ForwardCoroutine[DraftTree]:
-        """What `_chain` comes to where nothing of a distribution counts but its most likely token."""
+        """`_chain` where only the most likely token of each distribution is needed."""
         drafted: list[int] = []
         tree = DraftTree.root(seq.last_token)
         while len(drafted) < length and (not drafted or drafted[-1] not in seq.request.eos_ids):
@@ -195,7 +200,7 @@ class TreeDrafter(Drafter):
             row = (yield from outlook.law())[None]
             token = int(sampler.pick(row, seq.request.seed, [context.position])[0])
             if logits[0, token] == -torch.inf:
-                # A mask may leave nothing that a drafter with few tokens can say.
+                # A mask may exclude all tokens of a drafter with a small vocabulary.
                 break
             if seq.request.acceptance_rule.requirements.laws:
                 laws[len(drafted)] = sampler.preferences(row)[0]
@@ -215,8 +220,11 @@ def expected(
     See `TreeDrafter.expand`.
 
     Args:
-        seq, tree, nodes, shaped: See `TreeDrafter.expand`.
+        seq: See `TreeDrafter.expand`.
+        tree: See `TreeDrafter.expand`.
+        nodes: See `TreeDrafter.expand`.
         logits: [len(nodes), vocab], the drafter's own.
+        shaped: See `TreeDrafter.expand`.
     """
     # Warps that hear log-probabilities stay where they are: what is drawn from need not be the target's law.
     sampler = seq.request.sampler
@@ -229,16 +237,16 @@ def expected(
 
 
 def logged(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids with logarithms in place of their probabilities, -inf of none."""
+    """Ids and the logarithms of their probabilities, -inf for 0."""
     with np.errstate(divide="ignore"):
         return found[0], np.log(found[1])
 
 
 def expanding(drafter: Drafter | str, name: str) -> TreeDrafter:
-    """The drafter that the method `name` is to grow trees with.
+    """Return the drafter with which the method `name` grows trees.
 
     Raises:
-        SettingsError: If it cannot expand.
+        SettingsError: If it is not a `TreeDrafter`.
     """
     resolved = resolve("drafter", drafter)
     if not isinstance(resolved, TreeDrafter):

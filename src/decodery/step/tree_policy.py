@@ -1,4 +1,4 @@
-"""What a tree policy is: it decides which nodes of a draft tree are expanded, and what becomes of the guesses."""
+"""Base class of tree policies, which decide which nodes of a draft tree are expanded and kept."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["TreePolicy"]
 
 @dataclass(frozen=True)
 class TreePolicy(Contract):
-    """A way of growing trees with any drafter that can expand.
+    """Grows trees with any drafter that can expand nodes.
 
-    Fields are hyper-parameters; nothing is remembered.
+    Fields are hyper-parameters; it has no state.
 
-    What sampled policies draw from, and in which order, is verified as drawn. So the number of a node's children may
-    depend on all that was drawn before, never on the token about to be drawn, and a drawn node stays in the tree.
+    Trees of sampled policies are verified with the distributions and the order of their draws. So the number of a
+    node's children may depend on earlier draws, never on the next one, and a drawn node stays in the tree.
     """
 
     @property
@@ -36,7 +36,7 @@ class TreePolicy(Contract):
 
     @property
     def provides(self) -> Provides:
-        """How siblings arise: one kind of `drafts`."""
+        """The origin of siblings in its trees: one kind of `drafts`."""
         return Provides(drafts=("deterministic",))
 
     @property
@@ -46,15 +46,15 @@ class TreePolicy(Contract):
         return only
 
     def largest(self) -> int | None:
-        """How many nodes a tree of its has at most, by its settings; None where they set no bound."""
+        """Maximum number of nodes of its trees, by its settings; None where they set no bound."""
         return None
 
     @abstractmethod
     def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
-        """A tree rooted at the last token, within the budget (`nodes` and `depth` at least 1).
+        """Grow a tree rooted at the last token, within the budget.
 
         Args:
             expander: A drafter that gives distributions after any node.
             seq: The sequence.
-            budget: Bounds of the tree, at least 1.
+            budget: Bounds of the tree; `nodes` and `depth` are at least 1.
         """

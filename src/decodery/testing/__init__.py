@@ -1,11 +1,11 @@
-"""The invariants of exact decoding, as checks any method can be run through."""
+"""The invariants of exact decoding, as checks for any method."""
 
 from .caches import check_cache
 from .constraints import check_constraint
 from .denoisers import OracleDenoiser
 from .distributions import check_distribution, enumerate_law
 from .doubles import Tabular, TabularReward, best_of_law
-from .drafters import Foretold, Garbage, Oracle
+from .drafters import Garbage, Oracle, OracleChain
 from .laws import check_batch, check_identical
 from .models import TableModel, tiny_transformer, to_int8
 from .policies import check_cache_policy
@@ -19,10 +19,10 @@ from .states import check_state
 from .statistics import chi_square
 
 __all__ = [
-    "Foretold",
     "Garbage",
     "LawBroken",
     "Oracle",
+    "OracleChain",
     "OracleDenoiser",
     "ReferenceRegex",
     "TableModel",

@@ -1,4 +1,4 @@
-"""The invariant of a cache: whatever it went through, it is what a fresh one would be that read the same tokens."""
+"""The invariant of a cache: after any operations, it equals a new cache that has read the same tokens."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ def check_cache(
 ) -> float:
     """Check that the caches of `model`, of any kind with the interface of `KVCache`, keep exact states.
 
-    Random programs of trees fed in one pass or several, through all layers or part of them at a time, kept paths, cuts,
-    forks, marks and returns to them. After every step every cache of the family must score rows as a model does that
-    reads all of its tokens in one pass.
+    Random programs feed trees in one pass or several, through all layers or a part of them at a time, keep paths,
+    truncate, fork, take snapshots and restore them. After every step, every cache and its forks must score rows as a
+    model does that reads all of its tokens in one pass.
 
     Args:
-        model: Whose caches are checked.
-        programs: Random programs that are run.
-        steps: Steps of each.
-        seed: Decides the programs.
-        tolerance: Largest absolute difference of logits.
+        model: The model whose caches are checked.
+        programs: Number of random programs.
+        steps: Number of steps in each program.
+        seed: Seed of the programs.
+        tolerance: Maximum absolute difference of logits.
 
     Returns:
-        The largest absolute difference of logits seen; raises LawBroken with the step after which one was above
-        `tolerance`.
+        The largest absolute difference of logits.
+
+    Raises:
+        LawBroken: After a step whose difference is above `tolerance`.
     """
     worst = 0.0
     for program in range(programs):

@@ -1,4 +1,4 @@
-"""The invariants of constraints: what every one of them must keep, whatever it allows."""
+"""The invariants that every constraint must satisfy."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ def check_constraint(
     length: int = 40,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Random walks through what is allowed, with looks at branches that are then left.
+    """Check a constraint on random walks through allowed tokens, with side branches that are not taken.
 
-    A state never changes; one that is walked to again allows the same; the text may end exactly where it is complete;
-    forced tokens are all that is allowed; what is permitted includes what is allowed, and what is accepted is that.
+    - A state never changes, and the same text always allows the same tokens.
+    - A text may end exactly where it is complete.
+    - Forced tokens are the only allowed ones.
+    - `permits` is true for all allowed tokens, and `accepts` for exactly these.
 
     Args:
-        constraint: A constraint of the kind to be checked, bound to a vocabulary.
+        constraint: The constraint, bound to a vocabulary.
         eos_ids: End tokens.
         prompt: Token ids before the text.
-        walks: How many texts are written.
-        length: Most tokens of each.
-        seed: Decides the walks.
+        walks: Number of texts.
+        length: Maximum number of tokens of each.
+        seed: Seed of the walks.
 
     Returns:
         The walks.
@@ -52,7 +54,7 @@ def check_constraint(
             if bool(mask[ends].any()) != constraint.is_complete(state):
                 raise LawBroken(f"after {tokens} the text is complete, or it may end, but not both")
             _check_forced(constraint, state, tokens, ids)
-            # A branch that is not taken, allowed or not, must leave no trace.
+            # A branch that is not taken, allowed or not, must not change the state.
             constraint.allowed(constraint.advance(state, int(random.choice(ids))))
             constraint.advance(state, int(random.integers(len(mask))))
             if not np.array_equal(constraint.allowed(state), mask):

@@ -28,7 +28,7 @@ class Mixture:
 
     @property
     def numbers(self) -> int:
-        """One to choose the component, two for each coordinate's normal."""
+        """Number of uniform numbers per draw: one for the component, two for each coordinate's normal."""
         return 1 + 2 * self.means.shape[1]
 
     def log_prob(self, x: np.ndarray) -> np.ndarray:
@@ -52,9 +52,9 @@ def normals(uniforms: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Diffusion:
-    """A diffusion head that draws from a mixture in `steps` steps, with the best mean and width at each.
+    """A diffusion head that draws from a mixture in `steps` steps, each with optimal mean and width.
 
-    What it draws has no density in closed form; along one trajectory the last step has. Source of the widths:
+    Its draws have no density in closed form, but the last step of a trajectory has one. Source of the widths:
     Analytic-DPM (2022).
     """
 
@@ -65,7 +65,7 @@ class Diffusion:
 
     @property
     def numbers(self) -> int:
-        """Two for each coordinate's normal at the start and at every step."""
+        """Number of uniform numbers per draw: two for each normal, at the start and at every step."""
         return 2 * self.mixture.means.shape[1] * (self.steps + 1)
 
     def log_prob(self, x: np.ndarray) -> np.ndarray:
@@ -166,7 +166,7 @@ class MixtureChain:
         )
 
     def nearby(self, distance: float, seed: int) -> MixtureChain:
-        """A draft model: the same with offsets moved by normals of that size, and a little wider."""
+        """Make a draft model: this chain, slightly wider, its offsets shifted by normals of `distance`."""
         moved = distance * np.random.default_rng(seed).standard_normal(self.offsets.shape)
         return MixtureChain(self.weights, self.slopes, self.offsets + moved, self.widths * (1 + 0.3 * distance))
 

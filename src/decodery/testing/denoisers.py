@@ -1,4 +1,4 @@
-"""A masked diffusion model whose every marginal is exact: what a method loses on it, it loses by its own fault."""
+"""A masked diffusion model with exact marginals, so that all losses on it are those of the method."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import Capabilities
 
 _FLOOR = 1e-9
-"""What is added to a probability of nothing, so that every token has a logit."""
+"""Replaces a probability of 0, so that every token has a finite logit."""
 
 
 class OracleDenoiser:
-    """Knows all answers [n, length] to a prompt, and how likely each is.
+    """A model with a fixed set of answers to a prompt, and their probabilities.
 
     The last token of its vocabulary is the mask. A row's distribution is that of its token among the answers that agree
-    with all that is written. Where none does, tokens of one pass have contradicted each other: then it is the law among
-    the nearest answers, and `dead` counts the rows' passes that were like that. It reads whole canvases, so it goes
-    with no cache.
+    with all written tokens. If there is none, tokens of one pass contradict each other: the distribution is then that
+    among the nearest answers, and `dead` counts these passes. It reads whole canvases, so it works without a cache
+    only.
 
     Args:
         answers: [n, length] token ids.
-        vocab_size: Tokens, of which the last is the mask.
-        prompt_length: Tokens before an answer.
-        weights: [n], None for all alike.
+        vocab_size: Number of tokens, including the mask.
+        prompt_length: Number of tokens before an answer.
+        weights: [n] probabilities of the answers, None for uniform ones.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class OracleDenoiser:
         return KVCache(1, 1, 2, dtype=torch.float64, capacity=16)
 
     def laws(self, written: np.ndarray) -> np.ndarray:
-        """[length, vocab] probabilities, of what is written [length], the mask where nothing is."""
+        """[length, vocab] probabilities, given the written tokens [length] with masks at open positions."""
         far = ((written != self.answers) & (written != self.config.mask_id)).sum(axis=1)
         self.dead += int(far.min() > 0)
         weights = self.weights * (far == far.min())

@@ -1,4 +1,4 @@
-"""The invariant of distributions: what is drawn over many seeds is what can be computed."""
+"""The invariant of distributions: draws over many seeds follow the computed distribution."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def enumerate_law(model: Reader, prompt: Ordered[int], sampler: Sampler, length:
     """Probabilities [vocab ** length] of all continuations of `length` tokens, first token slowest.
 
     Args:
-        model: What is decoded.
+        model: The model.
         prompt: Token ids.
-        sampler: What shapes the distributions.
-        length: Tokens of a continuation.
+        sampler: The sampler.
+        length: Number of tokens of a continuation.
     """
     size = model.vocab_size
     law = np.zeros(size**length)
@@ -63,21 +63,27 @@ def check_distribution(
     first_seed: int = 0,
     least: float = 1e-4,
 ) -> float:
-    """Distribution-identical: the first tokens over many seeds follow the enumerated distribution.
+    """Check that a method is distribution-identical: first tokens over many seeds follow enumeration.
 
     Args:
-        model: A model of few tokens.
+        model: A model with a small vocabulary.
         prompt: Token ids.
-        drafter, draft_length, acceptance_rule, logits_source: The methods under test, instances or texts.
-        sampler: What shapes the distributions; by default temperature 1.
-        length: Tokens of a text.
-        draws: How many texts are drawn.
-        first_seed: Seed of the first; they count up.
-        least: The smallest p-value that passes.
+        drafter: The drafter under test, an instance or a text.
+        draft_length: The draft length policy under test, an instance or a text.
+        acceptance_rule: The acceptance rule under test, an instance or a text.
+        logits_source: The logits source under test, an instance or a text.
+        sampler: The sampler, by default with temperature 1.
+        length: Number of tokens of a text.
+        draws: Number of texts.
+        first_seed: Seed of the first text; the others have the seeds after it.
+        least: Minimum p-value that passes.
 
     Returns:
-        The p-value of a chi-square test; raises where it is below `least`, or where no draft was accepted below its
-        first token, so that the test would say nothing about drafts.
+        The p-value of a chi-square test.
+
+    Raises:
+        LawBroken: If the p-value is below `least`, or no draft of two or more tokens was accepted, so that drafts were
+            not tested.
     """
     sampler = sampler or Sampler.from_settings(temperature=1.0)
     scored_by = model if logits_source is None else logits_source.over(model, prompt)

@@ -1,4 +1,4 @@
-"""Random tables: models whose searches have closed forms."""
+"""Random models and rewards over few tokens, for which the results of searches have closed forms."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Tabular(TableModel):
 
 @dataclass(frozen=True)
 class TabularReward(Scorer):
-    """A number between 0 and 1 for every text and every beginning, drawn evenly by a hash of its tokens."""
+    """A score between 0 and 1 for every text and every prefix, from a hash of its tokens."""
 
     seed: int = 0
 

@@ -1,4 +1,4 @@
-"""Drafters that try to break the loop: one that knows nothing, and one that knows the answer and hides it."""
+"""Drafters for checks: random trees, and trees or chains with the true continuation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from decodery.step.sequence import Sequence
 
 @dataclass(frozen=True)
 class Garbage(Drafter):
-    """Random trees of random tokens, up to `nodes` of them; no draft may ever change what is decoded.
+    """Random trees of random tokens; no draft may change the decoded text.
 
     Attributes:
-        nodes: Most drafted tokens.
-        seed: Decides the trees.
+        nodes: Maximum number of drafted tokens.
+        seed: Seed of the trees.
     """
 
     nodes: int = 12
@@ -38,14 +38,14 @@ class Garbage(Drafter):
 
 @dataclass(frozen=True)
 class Oracle(Drafter):
-    """Trees that hold the true continuation among random branches, to a random depth.
+    """Trees with the true continuation among random branches, to a random depth.
 
-    Accepted paths then lie anywhere in a pass.
+    So accepted paths can be anywhere in a pass.
 
     Attributes:
-        answer: The whole true text, prompt included.
-        nodes: Most drafted tokens.
-        seed: Decides the trees.
+        answer: The whole true text, including the prompt.
+        nodes: Maximum number of drafted tokens.
+        seed: Seed of the trees.
     """
 
     answer: tuple[int, ...]
@@ -66,15 +66,13 @@ class Oracle(Drafter):
 
 
 @dataclass(frozen=True)
-class Foretold(Drafter):
-    """Chains of the true continuation, whose length is as asked.
-
-    Another token stands at the places that are `wrong`.
+class OracleChain(Drafter):
+    """Chains of the true continuation, with errors at given positions.
 
     Attributes:
-        answer: The whole true text, prompt included, in which places are counted.
-        length: Tokens of a chain.
-        wrong: Output positions at which another token is drafted.
+        answer: The whole true text, including the prompt.
+        length: Number of tokens of a chain.
+        wrong: Positions in `answer` at which another token is drafted.
     """
 
     answer: tuple[int, ...]
@@ -89,7 +87,7 @@ class Foretold(Drafter):
 
 
 class _Growing:
-    """A tree in the making; adding a token that is there already gives the node that carries it."""
+    """A tree under construction; adding a child that exists already returns its node."""
 
     def __init__(self, last_token: int) -> None:
         self.tokens, self.parents, self.depths = [last_token], [-1], [0]

@@ -1,6 +1,6 @@
-"""The invariants of texts: no draft and no company changes what is decoded; each raises LawBroken with what was seen.
+"""The invariants of texts: neither drafts nor other texts of a batch change a text; if they do, LawBroken is raised.
 
-They hold for any model after `LanguageModel`. A method of your own is checked by passing it in:
+They hold for any model with the interface `LanguageModel`. To check your own method, pass it in:
 
     from decodery.testing import check_identical, tiny_transformer
     check_identical(tiny_transformer(), [[1, 2, 3]], drafter=MyDrafter())
@@ -34,8 +34,8 @@ from .drafters import Garbage
 from .running import LawBroken, decode
 
 Tested = Literal["accepted", "drafted", "nothing"]
-"""What must have happened for a law to say anything of drafts: a draft became text; one was checked, for drafts that
-are wrong on purpose; nothing, where a budget leaves no room for one. None: the second for Garbage, else the first."""
+"""What must have happened for a check to count: a draft was accepted; a draft was verified, for drafts that are wrong
+on purpose; nothing, where a budget allows no draft. None is the second for Garbage, and the first for others."""
 
 _UNTESTED = "nothing was put to the test"
 _COUNTED = ("nodes", "accepted")
@@ -60,29 +60,36 @@ def check_identical(
     tested: Tested | None = None,
     plain: Ordered[Sequence] | None = None,
 ) -> list[Sequence]:
-    """Greedy-identical and seed-identical: speculation gives exactly the tokens of plain decoding.
+    """Check that a method is greedy- and seed-identical: its tokens are those of plain decoding.
 
-    Where kernels may round a pass over several rows differently, a text may depart at a position where plain decoding
-    preferred its token by less than `near_tie`, in at most `excuses` texts. Where less than `tested` happened the
-    invariant is broken too, and where a processor changes the logits that it is given.
+    Where kernels round a pass over several rows differently, at most `excuses` texts may differ, each first at a
+    position where plain decoding preferred its token by less than `near_tie`. The check also fails if less than
+    `tested` happened, or if a processor changes its input logits in place.
 
     Args:
         model: The target.
-        prompts: Token ids of each.
-        drafter, draft_length, acceptance_rule, logits_source, cache_policy, monitors: The methods under test, instances
-            or texts.
-        sampler: By default greedy.
-        seeds: Of the texts of each prompt.
-        max_new_tokens: Tokens of a text at most.
+        prompts: Token ids of each prompt.
+        drafter: The drafter under test, an instance or a text; None for plain decoding with another rule.
+        draft_length: The draft length policy under test, an instance or a text.
+        acceptance_rule: The acceptance rule under test, an instance or a text.
+        sampler: The sampler, by default greedy.
+        logits_source: The logits source under test, an instance or a text.
+        cache_policy: The KV cache policy under test, an instance or a text.
+        monitors: The monitors under test, instances or texts.
+        seeds: Seeds of the texts of each prompt.
+        max_new_tokens: Maximum number of tokens of a text.
         eos_ids: End tokens.
         near_tie: Score difference in nats that counts as a tie.
-        excuses: Texts that may depart at a tie.
-        tested: What has to happen for the check to count.
-        plain: What plain decoding gave; by default it is decoded, once for all drafters that are compared with the same
-            texts of the same model, unless texts are excused or a source has its say.
+        excuses: Number of texts that may differ at a tie.
+        tested: What must have happened for the check to count.
+        plain: The texts of plain decoding. By default they are decoded, once for all drafters with the same texts and
+            model, unless `excuses` or a logits source is given.
 
     Returns:
-        The speculative runs, whose traces tell how much was accepted.
+        The speculative runs, whose traces have the numbers of accepted tokens.
+
+    Raises:
+        LawBroken: If a text differs from plain decoding, or drafts were not tested.
     """
     if drafter is None and acceptance_rule is None:
         raise LawBroken("plain decoding was compared with itself: give a drafter or a rule")
@@ -222,18 +229,23 @@ def check_batch(
     max_new_tokens: int = 16,
     tested: Tested | None = None,
 ) -> None:
-    """A sequence in a ragged batch equals the sequence alone, with or without chunked prefill.
-
-    Where less than `tested` happened the invariant is broken too.
+    """Check that a text in a ragged batch equals the text on its own, with and without chunked prefill.
 
     Args:
         model: The target.
-        prompts: Token ids of each.
-        drafter, draft_length, acceptance_rule, logits_source, cache_policy: The methods under test, instances or texts.
-        sampler: By default greedy.
-        seeds: Of the texts of each prompt.
-        max_new_tokens: Tokens of a text at most.
-        tested: What has to happen for the check to count.
+        prompts: Token ids of each prompt.
+        drafter: The drafter under test, an instance or a text.
+        draft_length: The draft length policy under test, an instance or a text.
+        acceptance_rule: The acceptance rule under test, an instance or a text.
+        logits_source: The logits source under test, an instance or a text.
+        cache_policy: The KV cache policy under test, an instance or a text.
+        sampler: The sampler, by default greedy.
+        seeds: Seeds of the texts of each prompt.
+        max_new_tokens: Maximum number of tokens of a text.
+        tested: What must have happened for the check to count.
+
+    Raises:
+        LawBroken: If a text differs, or less than `tested` happened.
     """
     if len(prompts) * len(seeds) < 2:
         raise LawBroken(f"a batch of one is no batch: {_UNTESTED}")

@@ -1,4 +1,4 @@
-"""Small models whose every probability is known or cheap, for checking laws."""
+"""Small models with known or cheap probabilities, for the checks of invariants."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from decodery.models.torch.weights import Dense, Layer, Linear, Weights
 
 
 class Counted:
-    """A model whose passes are counted.
+    """A model that records its passes.
 
-    Args:
-        rows: Of every pass, in order.
+    Attributes:
+        rows: Number of rows of every pass, in order.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -42,16 +42,15 @@ class Counted:
 class TableModel:
     """A language model whose logits are a seeded function of the last `order` tokens.
 
-    Every distribution can be enumerated. Logits are float64 in [-spread, spread]; a row's hidden state is its token.
-    The cache stores token ids where a transformer stores keys, so that `keep`, `truncate` and `fork` are put to the
-    test as well. It counts as one layer; a row that does not go through all of it, and its hidden state put to the
-    head, knows the newest token alone.
+    Every distribution can be enumerated. A row's hidden state is its token. The cache stores token ids where a
+    transformer stores keys, so that `keep`, `truncate` and `fork` are tested too. The model counts as one layer. Where
+    the layer is skipped, or the head is applied to a hidden state, the logits depend only on the newest token.
 
     Args:
-        vocab_size: Tokens.
-        order: How many last tokens decide about the next one.
-        seed: Decides the logits.
-        spread: Standard deviation of the logits.
+        vocab_size: Number of tokens.
+        order: Number of last tokens on which the logits depend.
+        seed: Seed of the logits.
+        spread: Bound of the logits, which are uniform in [-spread, spread].
     """
 
     def __init__(self, vocab_size: int = 5, *, order: int = 2, seed: int = 0, spread: float = 2.0) -> None:
@@ -96,11 +95,11 @@ class TableModel:
         return tokens.double()[:, None]
 
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, 1] states as they are."""
+        """[n, 1] states, unchanged."""
         return hidden
 
     def project(self, normed: torch.Tensor) -> torch.Tensor:
-        """[n, 1] states -> [n, vocab] logits after these tokens alone."""
+        """[n, 1] states -> [n, vocab] logits that depend only on these tokens."""
         return torch.stack([self.logits([token]) for token in normed[:, 0].round().long().tolist()])
 
     def projection(self, tokens: torch.Tensor | None) -> Linear:
@@ -125,7 +124,7 @@ class TableModel:
 
 
 def _tokens(segment: Segment) -> np.ndarray:
-    """[n] what a segment's rows read, as tokens."""
+    """[n] tokens that a segment's rows read."""
     if segment.states is None:
         return np.asarray(segment.tokens, dtype=np.int64)
     states = segment.states
@@ -143,13 +142,15 @@ def tiny_transformer(
     dtype: torch.dtype = torch.float64,
     max_positions: int = 512,
 ) -> Transformer:
-    """A randomly initialised Llama-style transformer, large enough to have caches, groups and rotations.
+    """Make a randomly initialised Llama-style transformer with grouped heads and rotary positions.
 
     Args:
-        seed: Decides the weights.
-        vocab_size, hidden_size, num_layers: Its sizes.
-        dtype: Of its weights.
-        max_positions: Its context, in tokens.
+        seed: Seed of the weights.
+        vocab_size: Number of tokens.
+        hidden_size: Size of the hidden states.
+        num_layers: Number of layers.
+        dtype: Data type of the weights.
+        max_positions: Length of the context, in tokens.
     """
     config = ModelConfig(
         vocab_size=vocab_size,
@@ -185,7 +186,7 @@ def tiny_transformer(
 
 
 def to_int8(model: Transformer) -> Transformer:
-    """The same model with int8 linear layers, whose results are exact to the bit whatever shares a pass."""
+    """The same model with int8 linear layers, whose bits do not depend on other rows of a pass."""
 
     def converted(linear: Linear) -> Int8Linear:
         assert isinstance(linear, Dense)

@@ -1,4 +1,4 @@
-"""The invariant of cache policies: what a text remembers under one does not depend on drafts, company or chunks."""
+"""The invariant of KV cache policies: a text's cache does not depend on drafts, other texts or prefill chunks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _MOST = 9
 def check_cache_policy(
     model: LanguageModel, prompts: Ordered[Ordered[int]], cache_policy: CachePolicy | str, *, tolerance: float = 1e-9
 ) -> None:
-    """Plain decoding under a policy gives the same in all ways of running it.
+    """Check that a policy gives the same results with any drafts, prompt chunks, batches and forks.
 
-    With right and wrong drafts, chunked prompts, batches and forks. Tokens must be the same, and what the caches hold
-    in the end: slots, positions, keys, values, and what they make of rows that come next, a tree among them.
+    The tokens must equal those of plain decoding under the policy. So must the caches at the end: slots, positions,
+    keys, values, and the logits of further rows, including a tree.
 
     Args:
         model: The target.
-        prompts: Token ids of each.
+        prompts: Token ids of each prompt.
         cache_policy: The policy under test, an instance or a text.
-        tolerance: Largest absolute difference.
+        tolerance: Maximum absolute difference.
 
     Raises:
-        LawBroken: With the first thing that differs.
+        LawBroken: At the first difference.
     """
     settings = {"cache_policy": cache_policy, "max_new_tokens": _MOST}
     plain = decode(model, prompts, together=False, **settings)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ def check_cache_policy(
 
 
 def _forked(model: LanguageModel, prompt: Ordered[int], cache_policy: CachePolicy | str) -> Sequence:
-    """A text that was forked when it had some tokens, while the one it was forked from went on."""
+    """A text that was forked after some tokens, while the original continued."""
     from decodery.engine.request import Request
 
     engine = law_engine(model, 512)

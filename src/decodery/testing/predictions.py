@@ -1,7 +1,8 @@
-"""What right and wrong predictions cost: the invariants of algorithms that act on predictions, for drafts.
+"""The cost of right and wrong drafts: the invariants of algorithms with predictions.
 
-Perfect ones make decoding as cheap as it can be, arbitrary ones no dearer than it was without them, and between the two
-the cost grows by no more than what was wrong. The Predicted-Updates Dynamic Model (2023) states the same of graphs.
+With perfect drafts decoding needs the fewest possible passes, and with arbitrary drafts no more passes than without
+them. In between, each error costs at most one pass. The Predicted-Updates Dynamic Model (2023) states the same for
+graphs.
 """
 
 from __future__ import annotations
@@ -13,31 +14,35 @@ from typing import Any
 from decodery.models.protocol import LanguageModel
 from decodery.step.sequence import Sequence
 
-from .drafters import Foretold
+from .drafters import OracleChain
 from .running import LawBroken, decode
 
 
 def check_predictions(
     model: LanguageModel, prompt: Ordered[int], *, length: int = 4, max_new_tokens: int = 41, **settings: Any
 ) -> None:
-    """Chains of `length` tokens, right but at given places, cost the number of passes they must.
+    """Check the number of passes with drafted chains that have errors at given positions.
 
-    No place: one pass for length + 1 tokens. Some: at most a pass more for each of them. All: one for each token.
+    Without errors, one pass gives length + 1 tokens. Each error adds at most one pass. If all tokens are wrong, one
+    pass gives one token.
 
     Args:
         model: The target.
         prompt: Token ids.
-        length: Tokens of a draft.
-        max_new_tokens: Tokens of the text.
-        settings: Of the request, as in `decode`.
+        length: Number of tokens of a draft.
+        max_new_tokens: Number of tokens of the text.
+        settings: Settings of the request, as in `decode`.
+
+    Raises:
+        LawBroken: If the text differs from plain decoding, or the number of passes is wrong.
     """
     (plain,) = decode(model, [prompt], max_new_tokens=max_new_tokens, **settings)
     places = range(len(prompt), len(plain.tokens))
     for wrong in (frozenset[int](), frozenset(places[3::7]), frozenset(places[1::2]), frozenset(places)):
-        drafter = Foretold(tuple(plain.tokens), length, wrong)
+        drafter = OracleChain(tuple(plain.tokens), length, wrong)
         (run,) = decode(model, [prompt], drafter=drafter, max_new_tokens=max_new_tokens, **settings)
         if run.generated != plain.generated:
-            raise LawBroken(f"foretold with {len(wrong)} errors, the text is another one")
+            raise LawBroken(f"with drafts that have {len(wrong)} errors, the text differs from plain decoding")
         _require_cost(run, length, wrong)
 
 
@@ -47,6 +52,4 @@ def _require_cost(run: Sequence, length: int, wrong: frozenset[int]) -> None:
     errors = sum(place > run.request.prompt_length for place in wrong)
     most = min(tokens, errors + math.ceil(tokens / (length + 1)))
     if passes > most or (not wrong and passes != most):
-        raise LawBroken(
-            f"{tokens} tokens, foretold {length} at a time with {errors} errors, took {passes} passes, not {most}"
-        )
+        raise LawBroken(f"{tokens} tokens with drafts of {length} and {errors} errors took {passes} passes, not {most}")

@@ -1,4 +1,4 @@
-"""The invariants of processors: any rule, on any device, finds the same distribution at the same position."""
+"""The invariants of logits processors: the distribution at a position never depends on other rows or calls."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ Text = tuple[Ordered[int], Ordered[int]]
 def check_logits_processor(
     processor: LogitsProcessor, *, vocab_size: int = 64, texts: Ordered[Text] | None = None, seed: int = 0
 ) -> None:
-    """A processor is pure, sees no other row, remembers only what it declares and revives no token.
+    """Check that a processor is pure, independent of other rows, and revives no excluded token.
 
-    Along each text it is asked at every position as the text gets there, each time with the neighbouring branch begun
-    and left; and then about all positions one by one backwards, together, and together in another order, each by a copy
-    that has been asked nothing else. All answers must be equal to the bit, and `-inf` stays `-inf`.
+    The processor is called at every position of each text as the text grows, each time with a side branch that is not
+    taken. Then new copies of it are called at all positions: one by one in reverse, together, and together in another
+    order. All results must be equal to the bit, and `-inf` must stay `-inf`.
 
     Args:
         processor: The processor under test.
-        vocab_size: Of the random logits.
-        texts: Where the processor does something; random ones, half of which repeat themselves, by default.
-        seed: Decides logits and texts.
+        vocab_size: Vocabulary size of the random logits.
+        texts: Texts on which the processor has an effect; by default random ones, half of which repeat themselves.
+        seed: Seed of logits and texts.
 
     Raises:
-        LawBroken: If an invariant does not hold, and where no row was changed by a processor that says it is not
-            neutral.
+        LawBroken: If an invariant does not hold, or a processor that is not declared neutral changed no row.
     """
     backwards, together, shuffled = (copy.deepcopy(processor) for _ in range(3))
     random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Regular expressions as constraints, slow and obviously right: what masks of fast engines are compared with."""
+"""A simple and slow reference implementation of regular expressions as constraints, to verify fast engines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class RegexState:
     """State of `ReferenceRegex`.
 
     Attributes:
-        rest: What may still follow.
-        tail: Bytes of a character that is not complete.
-        ended: An end token was written.
+        rest: The pattern of the remaining text.
+        tail: Bytes of an incomplete character.
+        ended: Whether an end token was written.
     """
 
     rest: Node
@@ -31,7 +31,7 @@ class RegexState:
 
 
 class ReferenceRegex(Constraint):
-    """A regular expression by derivatives: what is left of the pattern after each character.
+    """A regular expression, matched by derivatives: the pattern of the rest after each character.
 
     Every token of the vocabulary is tried, byte by byte. Source: Derivatives of Regular Expressions (1964).
     """
@@ -92,7 +92,7 @@ def possible(node: Node) -> bool:
 
 
 def derivative(node: Node, code: int) -> Node:
-    """What matches after the character `code`."""
+    """The pattern of the remaining text after the character `code`."""
     if isinstance(node, Chars):
         return Concatenation(()) if any(low <= code <= high for low, high in node.ranges) else NOTHING
     if isinstance(node, Alternatives):

@@ -1,4 +1,4 @@
-"""How the laws decode: with an engine that any machine runs alike, and a rule that asks for rows both ways."""
+"""Decoding for the checks: an engine that works alike on any machine, and a rule that computes rows in two ways."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from decodery.step.sequence import Sequence
 
 
 class LawBroken(AssertionError):
-    """An invariant of exact decoding does not hold, or nothing was put to the test."""
+    """An invariant of exact decoding does not hold, or it was not tested."""
 
 
 @dataclass(frozen=True)
 class BothWays(Coupled):
     """The coupled rule, which compares distributions requested node by node and for the tree at once.
 
-    A CPU is asked the first way and an accelerator the second, so that a processor that looks at other rows of its
-    call, or whose states are not their nodes' own, would show on one of them only.
+    Without this, a CPU uses the first way and an accelerator the second. So a processor whose result depends on other
+    rows of its call, or whose states are not separate per node, would fail on only one of them.
     """
 
     def choose(self, tree: DraftTree, laws: NodeDistributions, seq: Sequence) -> Accepted:
-        # Every third step says enough of what holds at each.
+        # Every third step is enough, because all steps work alike.
         if len(seq.trace.steps) % 3:
             return super().choose(tree, laws, seq)
         noting = _Noting(laws)
@@ -82,17 +82,17 @@ class _Noting(NodeDistributions):
 
 
 def law_engine(model: LanguageModel, prefill_chunk: int) -> Engine:
-    """An engine in which every pass costs the same and drafts of hundreds of texts are not trimmed."""
+    """Make an engine in which all passes have one price, and drafts of many texts are not shortened."""
     return Engine(model, prefill_chunk=prefill_chunk, pass_seconds=_even_passes, limits=Limits(rows=1 << 20))
 
 
 def _even_passes(context: int) -> np.ndarray:
-    """Drafters that weigh costs then draft all they can, on any machine."""
+    """Equal prices, with which drafters that use prices draft as much as they can, on any machine."""
     return np.ones(1024)
 
 
 def submit(engine: Engine, request: Request, like: Sequence | None = None) -> Sequence:
-    """The request's text in an engine; where the coupled rule verifies it, both ways."""
+    """Submit a request to an engine; if its rule is the coupled one, it is replaced by `BothWays`."""
     seq = engine.submit(request, like=like)
     if seq.request.acceptance_rule == Coupled():
         seq.rebind(acceptance_rule=BothWays())
@@ -116,18 +116,22 @@ def decode(
     prefill_chunk: int = 512,
     together: bool = True,
 ) -> list[Sequence]:
-    """Finished sequences for every prompt and seed; all in one batch, or one after another.
+    """Decode texts for every prompt and seed, in one batch or one after another.
 
     Args:
         model: The target.
-        prompts: Token ids of each.
-        drafter, draft_length, acceptance_rule, logits_source, cache_policy, monitors: Instances or texts; None for
-            none.
-        sampler: By default greedy.
-        seeds: Of the texts of each prompt.
-        max_new_tokens: Tokens of a text at most.
+        prompts: Token ids of each prompt.
+        drafter: The drafter, an instance or a text; None for none.
+        draft_length: The draft length policy, an instance or a text; None for none.
+        acceptance_rule: The acceptance rule, an instance or a text; None for the default.
+        sampler: The sampler, by default greedy.
+        logits_source: The logits source, an instance or a text; None for none.
+        cache_policy: The KV cache policy, an instance or a text; None for none.
+        monitors: The monitors, instances or texts.
+        seeds: Seeds of the texts of each prompt.
+        max_new_tokens: Maximum number of tokens of a text.
         eos_ids: End tokens.
-        prefill_chunk: Most tokens of a prompt that one pass reads.
+        prefill_chunk: Maximum number of prompt tokens that one pass reads.
         together: Whether all texts share passes.
     """
     engine = law_engine(model, prefill_chunk)

@@ -1,4 +1,4 @@
-"""The invariants of scorers: what each must keep so that a search may ask when and in whatever company it likes."""
+"""The invariants of scorers: a score does not depend on other candidates or on earlier calls."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ def check_scorer(
     *,
     tolerance: float = 1e-9,
 ) -> None:
-    """A score depends on prompt and candidate alone.
+    """Check that a score depends only on the prompt and the candidate.
 
-    Scorers keep within their bounds, and spend what the ledger says. Candidates are scored together, again, alone, in
-    another order, begun and finished, and by what a model has read of them as well as by nothing: the scores are the
-    same, within `tolerance` where a model is asked, and what was read is left as it was. Raises LawBroken, also where
-    all candidates are worth the same, so that nothing was put to the test.
+    Candidates are scored together, again, one by one and in another order, as prefixes and as finished texts, with and
+    without caches of the model. All scores must be equal, within `tolerance` where the scorer runs a model. They must
+    be within the scorer's bounds, the caches must not change, and the ledger must count the cost.
 
     Args:
         scorer: The scorer under test.
-        model: What it asks.
-        texts: Prompts and what was written after each; those of one prompt are scored together.
-        tolerance: Largest difference of scores where a model is asked.
+        model: The model that it runs.
+        texts: Prompts and outputs; those of one prompt are scored together.
+        tolerance: Maximum difference of scores where the scorer runs a model.
+
+    Raises:
+        LawBroken: If an invariant does not hold, or all candidates have the same score, so that it was not tested.
     """
     trial, seen = _Trial(scorer, model, tolerance), list[float]()
     for prompt in dict.fromkeys(tuple(prompt) for prompt, _ in texts):
@@ -50,7 +52,7 @@ def check_scorer(
 
 
 class _Trial:
-    """One scorer put to the test with one model."""
+    """The checks of one scorer with one model."""
 
     def __init__(self, scorer: Scorer, model: LanguageModel, tolerance: float) -> None:
         self.scorer, self.model, self.tolerance = scorer, model, tolerance
@@ -93,7 +95,7 @@ class _Trial:
         return Candidates(*given, states, model=self.model, states=caches)
 
     def _score(self, candidates: Candidates) -> torch.Tensor:
-        """Scores, asked for in an engine, whose ledger must tell what was run."""
+        """Scores, computed by an engine whose ledger must have the cost."""
         counted = Counted(self.model)
         own = Candidates(
             candidates.prompt,
@@ -104,7 +106,7 @@ class _Trial:
             states=candidates.states,
         )
         found, ledger = Engine(counted).finish(self._judged(own))
-        # Of the writer: what a scorer asks of a model of its own goes by another name.
+        # Only passes of the writing model: those of the scorer's own model have another name in the ledger.
         spent = ledger.passes.get("model", 0), ledger.rows.get("model", 0), ledger.scorer_calls
         if spent != (len(counted.rows), sum(counted.rows), len(candidates)):
             raise LawBroken(
@@ -118,7 +120,7 @@ class _Trial:
         return found, charged()
 
     def _after(self, cache: KVCache) -> torch.Tensor:
-        """What the model says after a probe after what a cache holds."""
+        """The model's logits for a probe token after the content of a cache."""
         fork = cache.fork()
         return self.model.forward(Batch([Segment.chunk([1], fork)])).logits
 

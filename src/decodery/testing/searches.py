@@ -1,4 +1,4 @@
-"""The invariant of searches: branches never touch each other, and what is returned is in order."""
+"""The invariants of searches: branches do not affect each other, and results are in the order of their scores."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ def check_search(
     tolerance: float = 1e-9,
     **settings: Any,
 ) -> list[list[Sequence]]:
-    """Every result is finished, stops where it should, and its cache equals a fresh prefill.
+    """Check a search.
 
-    The best comes first. Also: the same again gives the same, whatever the chunks a prompt is read in; and a text that
-    others go on from is left as it was. Returns what was found, prompt by prompt.
+    - Every result is finished and ends where it should, and its cache equals a fresh prefill.
+    - The best result comes first.
+    - A second run gives the same results, with any prefill chunks.
+    - A text that others continue is not changed.
 
     Args:
         model: The target.
-        prompts: Token ids of each.
+        prompts: Token ids of each prompt.
         search: The search under test.
-        tolerance: Largest absolute difference.
-        settings: Of the requests.
+        tolerance: Maximum absolute difference.
+        settings: Settings of the requests.
+
+    Returns:
+        The results of each prompt.
+
+    Raises:
+        LawBroken: If an invariant does not hold.
     """
     found = []
     for prompt in prompts:

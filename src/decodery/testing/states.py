@@ -1,4 +1,4 @@
-"""The invariant of states: what a text's caches hold is what a fresh reading of its tokens would."""
+"""The invariant of states: the caches of a text equal those of a fresh prefill of its tokens."""
 
 from __future__ import annotations
 
@@ -37,21 +37,26 @@ def check_state(
     max_new_tokens: int = 24,
     tolerance: float = 1e-9,
 ) -> float:
-    """After every step every cache equals a fresh prefill of the same tokens, positions included.
+    """Check that after every step every cache equals a fresh prefill of the same tokens.
 
-    The prompts run in one batch, each twice: the second one shares the first one's prefill by a fork and has a seed of
-    its own.
+    The prompts run in one batch, each twice: the second text forks the first one's prefill and has another seed.
 
     Args:
         model: The target.
-        prompts: Token ids of each.
-        drafter, draft_length, acceptance_rule, logits_source: The methods under test, instances or texts.
-        sampler: By default greedy.
-        max_new_tokens: Tokens of a text at most.
-        tolerance: Largest absolute difference.
+        prompts: Token ids of each prompt.
+        drafter: The drafter under test, an instance or a text.
+        draft_length: The draft length policy under test, an instance or a text.
+        acceptance_rule: The acceptance rule under test, an instance or a text.
+        sampler: The sampler, by default greedy.
+        logits_source: The logits source under test, an instance or a text.
+        max_new_tokens: Maximum number of tokens of a text.
+        tolerance: Maximum absolute difference.
 
     Returns:
-        The largest absolute difference seen.
+        The largest absolute difference.
+
+    Raises:
+        LawBroken: If a difference is above `tolerance`.
     """
     engine = law_engine(model, 7)
     sampler, acceptance_rule = sampler or Sampler.from_settings(), acceptance_rule or Coupled()
@@ -78,10 +83,11 @@ def check_state(
 
 
 def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
-    """Largest difference between a sequence's caches and ones that read their tokens in one chunk.
+    """Largest difference between a sequence's caches and new ones that read the tokens in one chunk.
 
     Args:
-        model: What it was decoded with; what a source made of it stands in the sequence.
+        model: The model that decoded it, without its logits source.
+        seq: The sequence.
     """
     n = seq.cache.next_position
     if seq.generated and n != len(seq.tokens) - 1:
@@ -100,7 +106,7 @@ def _distance(model: Reader, cache: KVCache, tokens: Ordered[int]) -> float:
     if n:
         run_sync(score(model, Segment.chunk(tokens, fresh, logit_rows=[])))
         fresh.keep(range(n))
-    # What some layers do without, or hold in groups, they do without however the tokens were read.
+    # Layers that skip tokens or store groups do so in any order of reading.
     lengths = fresh.lengths if isinstance(cache, (PrunedCache, GroupCache)) else np.full_like(cache.lengths, stop)
     if (cache.lengths != lengths).any() or cache.next_position != n:
         raise LawBroken(f"after {n} tokens the cache holds {cache.lengths} slots or wrong positions")

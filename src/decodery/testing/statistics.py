@@ -1,4 +1,4 @@
-"""The one statistic that the invariants need."""
+"""The chi-square test of the invariants."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 
 
 def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
-    """p-value of observed counts [k] under probabilities [k]; cells expecting fewer than five are pooled.
+    """p-value of observed counts under probabilities; cells with expected counts below 5 are pooled.
 
     Args:
-        counts: [k] observed.
-        probabilities: [k] expected, summing to 1.
+        counts: [k] observed counts.
+        probabilities: [k] expected probabilities, summing to 1.
 
     Returns:
-        0.0 where something was observed that has probability zero.
+        The p-value; 0.0 where an outcome of probability zero was observed.
     """
     total = counts.sum()
     if counts[probabilities <= 0].sum() > 0:

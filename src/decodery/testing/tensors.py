@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive, counted by the tensors themselves."""
+"""The memory of living tensors, counted at their allocation and release."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from torch.utils._pytree import tree_leaves
 
 
 class TensorBytes(TorchDispatchMode):
-    """A context in which the memory of every new tensor is counted until it is given back.
+    """A context that counts the memory of every new tensor until it is released.
 
-    What native code and numpy take for themselves is not seen.
+    Memory of native code and numpy is not counted.
 
     Args:
-        counts: Which tensors count, by default all; views of counted memory add nothing.
-        now, peak: Bytes.
+        counts: Decides which tensors count, by default all; views of counted memory add nothing.
+
+    Attributes:
+        now: Current bytes.
+        peak: Maximum of `now`.
     """
 
     def __init__(self, counts: Callable[[torch.Tensor], bool] = lambda tensor: True) -> None:
@@ -30,7 +33,7 @@ class TensorBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        # A view of what was there before, weights say, is nothing new.
+        # A view of older memory, such as weights, adds nothing.
         given = {
             each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)
         }

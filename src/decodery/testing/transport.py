@@ -1,8 +1,8 @@
-"""How well a rule can do: the distributions that node rules emit, and the optimal-transport bound on acceptance.
+"""The distributions that acceptance rules emit at a node, and the optimal-transport bound on their acceptance rate.
 
-Siblings drawn from q are a coupling's one marginal, the target's distribution p is the other. No rule that keeps p can
-emit one of the drawn tokens more often than the coupling that maximises this (SpecTr: Fast Speculative Decoding via
-Optimal Transport, 2023).
+An acceptance rule is a coupling of the siblings drawn from q and the target's distribution p. No rule that preserves p
+can emit a drawn token more often than the optimal coupling (SpecTr: Fast Speculative Decoding via Optimal Transport,
+2023).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 
 def enumerate_draws(q: torch.Tensor, k: int, *, replacement: bool) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every way to draw k tokens from q [vocab] one after another, with its probability.
+    """Enumerate all sequences of k tokens drawn from q [vocab], with their probabilities.
 
-    Those of 0 are left out. Without replacement fewer than k are drawn where q has no more.
+    Sequences of probability 0 are left out. Without replacement, fewer than k tokens are drawn where q has fewer.
     """
     support = torch.nonzero(q).flatten().tolist()
     size = k if replacement else min(k, len(support))
@@ -37,7 +37,8 @@ def node_law(tests: Iterable[tuple[float, torch.Tensor]], tokens: Iterable[int])
 
     Args:
         tests: For each of `tokens` the probability of its acceptance where none before it was accepted, then a last
-            pair with the law of what is emitted if none is; see `recursive_law`.
+            pair with the distribution of the token that is emitted if none is; see `recursive_law`.
+        tokens: The drawn tokens.
     """
     *accepts, (_, rest) = list(tests)
     emitted, reach = torch.zeros_like(rest), 1.0
@@ -50,13 +51,13 @@ def node_law(tests: Iterable[tuple[float, torch.Tensor]], tokens: Iterable[int])
 def linear_program(p: np.ndarray, q: np.ndarray, k: int, *, replacement: bool = True) -> float:
     """The bound for p, q [vocab] by its definition: a linear program with up to k vocab^k variables.
 
-    Needs scipy; for a handful of tokens. Its figures are good to about 1e-7.
+    It needs scipy, is only practical for a few tokens, and is accurate to about 1e-7.
     """
     from scipy.optimize import linprog
     from scipy.sparse import coo_matrix
 
     draws = list(enumerate_draws(torch.from_numpy(q), k, replacement=replacement))
-    # A variable per draw and token in it: how much of both is coupled. What is not goes elsewhere, whatever that is.
+    # A variable per draw and token in it: the coupled mass. The remaining mass does not matter for the bound.
     pairs = [(row, token) for row, (tokens, _) in enumerate(draws) for token in set(tokens)]
     row, token = np.array(pairs).T
     ones, columns = np.ones(2 * len(pairs)), np.tile(np.arange(len(pairs)), 2)
@@ -71,8 +72,8 @@ def linear_program(p: np.ndarray, q: np.ndarray, k: int, *, replacement: bool = 
 def best_acceptance(p: np.ndarray, q: np.ndarray, k: int) -> float:
     """The same bound for k independent draws, for any vocabulary.
 
-    The program is a maximal flow, so the bound is the least cut: the least p(H) + 1 - q(H)^k over sets H of tokens. As
-    q^k is convex, a least one is found among the sets {x: p(x) < c q(x)}, so a sort by p / q is enough.
+    The program is a maximum flow, so the bound is the minimum cut: the minimum of p(H) + 1 - q(H)^k over sets H of
+    tokens. As q^k is convex, one of the sets {x: p(x) < c q(x)} attains it, so a sort by p / q is enough.
     """
     used = q > 0
     p, q = p[used], q[used]

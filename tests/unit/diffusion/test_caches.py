@@ -244,27 +244,27 @@ def test_canvases_and_texts_share_an_engine_and_are_what_they_are_alone() -> Non
 
 @pytest.mark.parametrize(("spec", "length", "said"), [
     ("static:block=5", 16, "do not divide a canvas of 16"),
-    ("static:steps=3,block=8", 16, "cannot be shared out"),
+    ("static:steps=3,block=8", 16, "cannot be divided evenly"),
     ("threshold:tau=0", 16, "above 0 and up to 1"),
     ("threshold:tau=1.01", 16, "above 0 and up to 1"),
-    ("local-leap:relaxed=2", 16, "relaxed is a probability"),
+    ("local-leap:relaxed=2", 16, "relaxed must be a probability"),
     ("factor:phi=-1", 16, "phi must be 0 or more"),
     ("cad:least=3,most=2", 16, "1 <= least <= most"),
     ("static:cache=dkv(refresh=0)", 16, "give at least 1"),
     ("static:cache=window(inner=4,outer=2)", 16, "inner <= outer"),
     ("freedave:cache=dkv", 16, "several states"),
     ("static:noise=fixed", 16, "is not pass or position"),
-    ("static:cache=dkv-greedy", 16, "only random without steps"),
-    ("random:cache=dkv-greedy(window=-1)", 16, "window counts open places"),
-    ("ccd-agreement:places=0", 16, "at least one place"),
+    ("static:cache=dkv-greedy", 16, "only the policy random"),
+    ("random:cache=dkv-greedy(window=-1)", 16, "window must be 0 or more"),
+    ("ccd-agreement:places=0", 16, "places at least 1"),
     ("explore-exploit:branches=2,cache=dkv", 16, "several states"),
     ("static:top_p=0", 16, "top_p above 0"),
     ("static:alg_temp=-1", 16, "alg_temp must be 0 or more"),
     ("entropy-bounded:gamma=-1", 16, "gamma must be 0 or more"),
     ("edit:least=0", 16, "at least 1 token"),
     ("edit:cache=dual", 16, "leave cache out"),
-    ("static:block=0", 16, "at least one place"),
-    ("static", 600, "beyond the model's context"),
+    ("static:block=0", 16, "block must be at least 1"),
+    ("static", 600, "exceed the model's context"),
     ("static", 0, "at least one token"),
 ])  # fmt: skip
 def test_bad_settings_are_said_in_one_sentence(spec: str, length: int, said: str) -> None:
@@ -277,10 +277,10 @@ def test_models_that_do_not_fit_are_refused() -> None:
     for model, said in ((tiny_transformer(), "left to right"), (denoiser(mask_id=None), "no mask token")):
         with pytest.raises(SettingsError, match=said):
             Canvas.of(model, PROMPT, 8)
-    with pytest.raises(PromptError, match="holds the mask token"):
+    with pytest.raises(PromptError, match="has the mask token"):
         Canvas.of(denoiser(), [1, MASK], 8)
     blocks = denoiser(block_length=4)
-    for spec, said in (("static:block=8", "blocks of 4"), ("static:cache=dual", "cache prefix is exact")):
+    for spec, said in (("static:block=8", "blocks of 4"), ("static:cache=dual", "use cache=prefix")):
         with pytest.raises(SettingsError, match=said):
             Run(blocks, Canvas.of(blocks, PROMPT, 8), resolve("diffusion", spec))
     with pytest.raises(SettingsError, match="diffusion model"):

@@ -203,7 +203,7 @@ def test_what_cannot_be_held_is_refused_in_one_sentence() -> None:
     assert filled_under(long, "static", length=12).output == [0] * 12
     with pytest.raises(SettingsError, match="give one, such as --json-schema"):
         fill(model, "lave", 4)
-    with pytest.raises(SettingsError, match="one state in a pass"):
+    with pytest.raises(SettingsError, match="one state per pass"):
         filled_under(held_to(Regex("a*")), "freedave")
     with pytest.raises(SettingsError, match="leave out eos=never"):
         filled_under(held_to(Regex("a*")), "static:eos=never")

@@ -49,9 +49,9 @@ def test_the_second_model_goes_on_as_behind_a_canvas_that_it_finds(kind: str, ow
 def test_models_that_do_not_go_together_are_refused() -> None:
     model = denoiser()
     for other, words in (
-        (denoiser(2, mask_id=3), "other tokens"),
-        (denoiser(2, shifted=True), "stand for other places"),
-        (denoiser(2, block_length=4), "see others"),
+        (denoiser(2, mask_id=3), "another vocabulary"),
+        (denoiser(2, shifted=True), "predict other positions"),
+        (denoiser(2, block_length=4), "attend to other blocks"),
     ):
         with pytest.raises(SettingsError, match=words):
             fill(model, PhaseHandoff(model=other), LENGTH)

@@ -34,7 +34,7 @@ def test_every_method_fills_canvases_of_every_model_alike_alone_and_together(nam
     for kind, config in KINDS.items():
         model = denoiser(**config)
         if name == "dystruct" and kind == "blocks":
-            with pytest.raises(SettingsError, match="see what comes later"):
+            with pytest.raises(SettingsError, match="all later positions"):
                 fill(model, name)
             continue
         alone = [fill(model, name, 8, prompt=PROMPT[:n], seed=n, temperature=0.7, eos=[7]) for n in (2, 5)]

@@ -205,7 +205,7 @@ def test_what_cannot_be_is_refused() -> None:
         text(Guidance(negative="not like this"))
     with pytest.raises(SettingsError, match="outside the vocabulary"):
         text(Guidance(negative=(99,)))
-    with pytest.raises(PromptError, match="no room"):
+    with pytest.raises(PromptError, match="fills the model's context"):
         text(Guidance(negative=(1,) * 512))
     with pytest.raises(UnknownMethod, match="guidance"):
         resolve("logits-source", "guidence")

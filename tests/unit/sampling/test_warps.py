@@ -204,7 +204,7 @@ def test_every_row_keeps_a_token_and_no_excluded_one_returns(name: str) -> None:
         (lambda: NoRepeatNGram(-2), "no-repeat-ngram"),
         (lambda: LogitBias(((-1, 2.0),)), "a token id of logit-bias"),
         (lambda: LogitBias(((1, -INF),)), "the logit-bias of token 1"),
-        (lambda: LogitBias(((1, 2.0), (1, 3.0))), "names a token twice"),
+        (lambda: LogitBias(((1, 2.0), (1, 3.0))), "has a token twice"),
         (lambda: MinNewTokens(-1), "min-new-tokens"),
         (lambda: MinNewTokens(3, (-1,)), "an end token"),
         (lambda: TopH(0), "top-h"),
@@ -214,7 +214,7 @@ def test_every_row_keeps_a_token_and_no_excluded_one_returns(name: str) -> None:
         (lambda: XTC(0.5, 0), "the threshold of xtc"),
         (lambda: Mirostat(-1), "the tau of mirostat"),
         (lambda: Mirostat(eta=INF), "the eta of mirostat"),
-        (lambda: Mirostat(version=3), "versions 1 and 2, not 3"),  # type: ignore[arg-type]
+        (lambda: Mirostat(version=3), "version must be 1 or 2, not 3"),  # type: ignore[arg-type]
         (lambda: DRY(-1), "the multiplier of dry"),
         (lambda: DRY(base=0.5), "the base of dry"),
         (lambda: DRY(allowed=0), "the allowed length of dry"),

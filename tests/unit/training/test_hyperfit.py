@@ -162,7 +162,7 @@ def test_what_is_no_set_of_texts_is_refused(target: LoadedModel, tmp_path: Path)
     Citations.of([np.array([1, 2, -1])]).save(tmp_path / "negative")
     with pytest.raises(CorruptFile, match="holds no set of texts not to be cited, or is damaged"):
         Citations.load(tmp_path / "negative")
-    with pytest.raises(SettingsError, match="at least one token"):
+    with pytest.raises(SettingsError, match="at least 1 token"):
         NoCitation(size=0)
     with pytest.raises(SettingsError, match="of at least 1"):
         HyperfitRecipe(texts=0)

@@ -1,4 +1,4 @@
-"""Which keys and values of a canvas are kept from pass to pass, though rows see what comes later. One file each."""
+"""Caches that reuse keys and values of a canvas from pass to pass, though its rows attend both ways. One file each."""
 
 from decodery.core.lazy_exports import face
 

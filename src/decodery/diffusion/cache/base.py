@@ -1,4 +1,4 @@
-"""What a cache of a canvas is: it says which rows a pass computes, and which it reads as an earlier pass left them."""
+"""Base class of the caches of a canvas, which choose the rows that a pass computes and those that it reuses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["DiffusionCache", "Kept", "Plan"]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One pass.
+    """The rows of one pass.
 
-    Positions in neither are not there for this pass.
+    Positions that are neither in `queries` nor in `keys` are left out of the pass.
 
     Attributes:
         queries: [q] positions whose rows are computed.
-        keys: [k] others that are read as they were left.
-        active: [a] positions that may be written, None for all that are open in the region.
-        fresh: Whether everything that later passes read comes from this one.
+        keys: [k] other positions, whose keys and values are read as an earlier pass left them.
+        active: [a] positions that may be written, None for all open positions of the region.
+        fresh: Whether this pass computes everything that later passes read.
     """
 
     queries: np.ndarray
@@ -39,16 +39,15 @@ NOTHING = np.zeros(0, dtype=np.int64)
 
 @dataclass
 class Kept:
-    """What a cache knows of the passes before.
+    """The record of earlier passes that a cache plans from.
 
     Attributes:
-        region: That of the last pass.
-        passed: How many passes it has had.
+        region: Region of the last pass.
+        passed: Passes over that region so far.
         age: Passes since the last fresh one.
-        final: How many positions from the first on will never be computed otherwise, None where rows see what comes
-            later.
-        start: The number of the last fresh pass.
-        read: [r] positions there in it.
+        final: Leading positions whose keys and values are final, None where rows attend to later positions.
+        start: Number of the last fresh pass.
+        read: [r] positions that the last fresh pass held.
     """
 
     region: tuple[int, int] | None = None
@@ -61,13 +60,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class DiffusionCache(Contract):
-    """A way of reusing keys and values.
+    """A method that reuses keys and values of earlier passes.
 
-    Fields are settings; what is remembered is in `Kept`.
+    Fields are settings; the state of a canvas is in `Kept`.
 
     Attributes:
-        steady: Whether what is read stays the same from the second pass of a region to its last.
-        causal: Whether it goes with models whose rows see nothing of later blocks.
+        steady: Whether the reused keys and values stay the same from the second pass of a region to its last.
+        causal: Whether it works with models whose rows do not attend to later blocks.
+        requires_predictable_order: Whether it needs a method with `predictable_order`.
     """
 
     @property
@@ -79,22 +79,22 @@ class DiffusionCache(Contract):
         return False
 
     @property
-    def foretold(self) -> bool:
+    def requires_predictable_order(self) -> bool:
         return False
 
     @abstractmethod
     def plan(self, canvas: Canvas, region: tuple[int, int], visible: int, kept: Kept) -> Plan:
-        """What the next pass over a region computes and reads.
+        """Choose the rows that the next pass over a region computes and reads.
 
         Args:
             canvas: The canvas.
             region: First and last position (exclusive).
-            visible: How many positions its rows see.
-            kept: What is known of the passes before.
+            visible: Number of leading positions that its rows attend to.
+            kept: The record of earlier passes.
         """
 
 
 def require_refresh(name: str, value: int | None) -> None:
-    """Raise SettingsError for a number of passes that is none."""
+    """Raise SettingsError for a number of passes below 1."""
     if value is not None and value < 1:
-        raise SettingsError(f"{name} counts passes from one to the next fresh one: give at least 1, not {value}")
+        raise SettingsError(f"{name} is the number of passes between fresh ones: give at least 1, not {value}")

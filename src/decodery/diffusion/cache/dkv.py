@@ -20,15 +20,15 @@ from .base import DiffusionCache, Kept, Plan, require_refresh
 )
 @dataclass(frozen=True)
 class DKV(DiffusionCache):
-    """Keeps written positions once computed as tokens and not as masks (published as Decode variant).
+    """Reuses a written position after one pass computed it as a token (published as the Decode variant).
 
     Memory: keys and values of the canvas.
 
     Attributes:
-        refresh: Passes of a block whose number, from 0 on, it divides compute everything again, as does pass 1: 0, 1,
-            4, 8 and so on for 4.
-        delayed: False keeps a token's row of the pass that wrote it, in which it was still a mask: worse, and here to
-            be compared with.
+        refresh: Interval of the passes that compute all rows. Passes of a block are counted from 0, and pass 1 does so
+            too: for 4 these are the passes 0, 1, 4, 8 and so on.
+        delayed: False reuses the row of the pass that wrote the token, in which it was still a mask. It is less
+            accurate, and serves as the paper's comparison.
         prompt: True computes the prompt once for the whole canvas, as in the published PD variant; the Prefill variant
             is `prefix` without a block.
     """
@@ -42,10 +42,10 @@ class DKV(DiffusionCache):
 
     def plan(self, canvas: Canvas, region: tuple[int, int], visible: int, kept: Kept) -> Plan:
         if kept.passed < 2 or kept.passed % self.refresh == 0:
-            # What was read of the prompt by a model that is gone is gone too.
+            # After a hand-off to another model, the prompt is computed again.
             first = canvas.prompt_length if self.prompt and len(kept.read) else 0
             return Plan(np.arange(first, visible), np.arange(first), fresh=True)
-        # The next pass has the number `passes`: what the last one wrote is computed once more, now as a token.
+        # The next pass has the number `passes`. Rows that the last one wrote are computed again, now as tokens.
         last = canvas.passes - (2 if self.delayed else 1)
         known = ~canvas.masked[:visible] & (canvas.written[:visible] <= last)
         return Plan(np.flatnonzero(~known), np.flatnonzero(known))

@@ -1,4 +1,4 @@
-"""The dual cache of Fast-dLLM: what stands before and after a block is computed once for the block."""
+"""The dual cache of Fast-dLLM: rows before and after a block are computed once per block."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .base import NOTHING, DiffusionCache, Kept, Plan, require_refresh
 )
 @dataclass(frozen=True)
 class Dual(DiffusionCache):
-    """Computes all rows in the first pass of a block, and then those of the block alone.
+    """Computes all rows in the first pass of a block, and then only those of the block.
 
     Memory: keys and values of the canvas.
 
     Attributes:
-        refresh: After how many passes everything is computed again; None only at the next block.
+        refresh: Passes from one that computes all rows to the next; None computes them only at the next block.
     """
 
     refresh: int | None = None

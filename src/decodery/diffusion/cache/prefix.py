@@ -1,4 +1,4 @@
-"""The prefix cache of Fast-dLLM: what stands before a block is computed once for the block."""
+"""The prefix cache of Fast-dLLM: rows before a block are computed once per block."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .base import DiffusionCache, Kept, Plan, require_refresh
 )
 @dataclass(frozen=True)
 class Prefix(DiffusionCache):
-    """Computes all rows in the first pass of a block, and then those from the block on.
+    """Computes all rows in the first pass of a block, and then only those from the block's start.
 
-    Of a model whose rows see nothing of later blocks, finished blocks are computed once and for all. Memory: keys and
-    values of the canvas.
+    Where rows do not attend to later blocks, finished blocks are never computed again. Memory: keys and values of the
+    canvas.
 
     Attributes:
-        refresh: After how many passes everything is computed again; None only at the next block.
+        refresh: Passes from one that computes all rows to the next; None computes them only at the next block.
     """
 
     refresh: int | None = None

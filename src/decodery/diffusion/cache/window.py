@@ -1,4 +1,4 @@
-"""Window-Diffusion: a window of open places is computed, some more are read, and what lies beyond is left out."""
+"""Window-Diffusion: an inner window of open positions is computed, an outer one is reused, the rest is left out."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .base import NOTHING, DiffusionCache, Kept, Plan, require_refresh
 )
 @dataclass(frozen=True)
 class Window(DiffusionCache):
-    """Computes the first open places and what was written lately, reads what is before and a little ahead.
+    """Computes the first open positions and recent tokens; reuses other positions up to a window's end.
 
-    The released code for LLaDA lets such a pass see the whole canvas, that for Dream lets it write one token; here it
-    sees the outer window and may write the inner one. Memory: keys and values of the prompt, of what is written and of
-    the outer window.
+    Here a pass attends to the outer window and may write all of the inner one. In the released code for LLaDA it
+    attends to the whole canvas; in that for Dream it writes one token. Memory: keys and values of the prompt, of
+    written tokens and of the outer window.
 
     Attributes:
-        inner: Open places that are computed and may be written.
-        outer: Those that are there at all.
-        refresh: Passes from one that computes all that is there to the next.
+        inner: Open positions that are computed and may be written.
+        outer: Open positions that a pass holds at all.
+        refresh: Passes from one that computes all rows it holds to the next.
     """
 
     inner: int = 16
@@ -49,6 +49,6 @@ class Window(DiffusionCache):
         if kept.passed == 0 or kept.age >= self.refresh or not len(known):
             ahead = canvas.open(0, visible)[: self.outer]
             return Plan(np.union1d(np.flatnonzero(written), ahead), NOTHING, active, fresh=True)
-        # What a phase has written stays among the rows that are computed: its state still moves.
+        # Tokens written since the last fresh pass are computed in every pass: their states still change.
         queries = np.union1d(known, np.flatnonzero(written & (canvas.written[:visible] >= kept.start)))
         return Plan(queries, np.setdiff1d(kept.read, queries), known)

@@ -1,4 +1,4 @@
-"""Which experts of a mixture the places of a canvas share, so that a pass reads fewer of them. One file each."""
+"""Expert sharing: the positions of a canvas share experts of a mixture, so that a pass reads fewer. One file each."""
 
 from decodery.core.lazy_exports import face
 

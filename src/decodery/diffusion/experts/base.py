@@ -1,4 +1,4 @@
-"""What a way of sharing experts is: of what all rows of a canvas would take in one layer, it keeps a part for all."""
+"""Base class of expert sharing: in every layer, one subset of the experts is kept for all rows of a canvas."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ __all__ = ["ExpertSharing"]
 
 @dataclass(frozen=True)
 class ExpertSharing(Contract):
-    """A way of sharing.
+    """A rule that chooses the experts which all rows of a canvas share.
 
-    Every row then takes its most likely experts among those that are kept, weighed as ever.
+    Every row then takes its most likely experts among the kept ones, with the usual weights.
 
-    Shared are the rows of one canvas in one pass, in each layer by themselves, so what a canvas becomes does not hang
-    on others in its pass. What it saves is the reading of experts' weights, which a pass over few rows is bound by;
-    `Canvas.experts` counts it.
+    The rule is applied to the rows of one canvas, in one pass and one layer. So a canvas does not depend on others in
+    its pass. Sharing saves reading experts' weights, which limits the speed of a pass over few rows; `Canvas.experts`
+    counts the experts that were read.
     """
 
     @abstractmethod
     def core(self, said: torch.Tensor, taken: int) -> torch.Tensor:
-        """[experts] bool, at least `taken` of them.
+        """Choose the experts to keep.
 
         Args:
-            said: [n, experts] how likely the router finds each.
-            taken: By each row.
+            said: [n, experts] router probabilities.
+            taken: Number of experts that each row takes.
+
+        Returns:
+            [experts] bool, true for at least `taken` of them.
         """

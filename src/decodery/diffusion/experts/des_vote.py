@@ -1,4 +1,4 @@
-"""DES-Vote: the experts that most of the rows' weight goes to."""
+"""DES-Vote: the experts with the largest sum of the rows' router weights are shared."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .base import ExpertSharing
 class DESVote(ExpertSharing):
     """Keeps a share beta of all experts, those with the most votes.
 
-    A row's votes are its weights of the experts that it takes. At least as many are kept as a row takes; of equals the
-    first. The published values of beta are 0.10 and 0.15 for 256 experts, 0.4 and 0.6 for 64. That many are read
-    however many rows share a pass.
+    A row's votes are its weights of the experts that it takes. At least as many experts are kept as a row takes; ties
+    go to the first one. A pass reads this many experts, whatever its number of rows. The published values of beta are
+    0.10 and 0.15 for 256 experts, and 0.4 and 0.6 for 64.
 
     Attributes:
         beta: The share, above 0 and up to 1.
@@ -33,11 +33,11 @@ class DESVote(ExpertSharing):
 
     def __post_init__(self) -> None:
         if not 0 < self.beta <= 1:
-            raise SettingsError(f"des-vote: beta is a part of the experts, above 0 and up to 1, not {self.beta}")
+            raise SettingsError(f"des-vote: beta must be a share of the experts, above 0 and up to 1, not {self.beta}")
 
     def core(self, said: torch.Tensor, taken: int) -> torch.Tensor:
         weights, chosen = said.topk(taken, dim=-1)
-        # Votes are probabilities: what a row does not take has none, where a raw score could be below zero.
+        # Votes are probabilities, so 0 is no vote; a raw score could be below 0.
         votes = torch.zeros_like(said).scatter(1, chosen, weights).sum(dim=0)
         count = max(round(self.beta * len(votes)), taken)
         kept = torch.zeros(len(votes), dtype=torch.bool, device=said.device)
