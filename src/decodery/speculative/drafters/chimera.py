@@ -17,7 +17,8 @@ from decodery.models.torch.transformer import Transformer
 from ..heads.context import ContextLayer, context_layer
 from ..heads.drafter import HeadDrafter
 from ..heads.head import DraftHead, Guess, TrainedHead
-from ..heads.parts import Held, LayerShape, teacher_attention
+from ..heads.parts import Held, LayerShape
+from ..heads.unrolled import teacher_attention
 
 
 @dataclass(slots=True)

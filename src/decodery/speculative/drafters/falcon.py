@@ -19,7 +19,8 @@ from ..heads.copied import copied_layer
 from ..heads.drafter import HeadDrafter
 from ..heads.head import DraftHead, Guess, TrainedHead
 from ..heads.matching import LAST, disturbed, features_of, mismatch
-from ..heads.parts import DecoderLayer, Held, LayerShape, teacher_attention
+from ..heads.parts import DecoderLayer, Held, LayerShape
+from ..heads.unrolled import teacher_attention
 
 _LAYERS = 2
 """Recurrent layers."""

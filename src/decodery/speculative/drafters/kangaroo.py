@@ -30,7 +30,8 @@ from decodery.step.sequence import Sequence
 from ..heads.copied import copied_layer
 from ..heads.drafter import TrainedDrafter
 from ..heads.head import MADE, BoundHead, Guess, TrainedHead
-from ..heads.parts import DecoderLayer, Held, LayerShape, teacher_attention
+from ..heads.parts import DecoderLayer, Held, LayerShape
+from ..heads.unrolled import teacher_attention
 from .rows import TreeRows
 
 

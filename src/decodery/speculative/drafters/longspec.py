@@ -26,8 +26,9 @@ from decodery.step.sequence import Sequence
 from ..heads.copied import copied_layer
 from ..heads.drafter import HeadDrafter
 from ..heads.head import DraftHead, Guess, TrainedHead
-from ..heads.parts import DecoderLayer, Held, LayerShape, teacher_attention
+from ..heads.parts import DecoderLayer, Held, LayerShape
 from ..heads.reading import HeadReading
+from ..heads.unrolled import teacher_attention
 
 _ENTERING: Tap = -2
 """The residual stream before the last layer, of which its keys and values are made."""

@@ -127,23 +127,27 @@ class Tensors:
         return both[:, 1].reshape(-1, width)
 
     def layer(
-        self, prefix: str, *, hidden: int, inner: int, own: int, shared: int, width: int, name: str = "layer."
+        self, prefix: str, *, hidden: int, inner: int | None, own: int, shared: int, width: int, name: str = "layer."
     ) -> dict[str, torch.Tensor]:
         """A decoder layer, but the norms before its attention.
 
         Args:
+            inner: Units of its MLP, None for a layer that has experts in place of one.
             own, shared: Numbers of all queries, and of all keys or values.
             width: Of what attention reads.
             name: How the names of what is found begin.
         """
         heads = dict(zip((f"{prefix}self_attn.{each}_proj" for each in "qkv"), (own, shared, shared), strict=True))
-        return {
+        found = {
             **self.linear(f"{name}qkv", heads, width),
             **self.linear(f"{name}output", {f"{prefix}self_attn.o_proj": hidden}, own),
-            **self.linear(f"{name}gate_up", {f"{prefix}mlp.{each}_proj": inner for each in ("gate", "up")}, hidden),
-            **self.linear(f"{name}down", {f"{prefix}mlp.down_proj": hidden}, inner),
             f"{name}mlp_norm.weight": self.take(f"{prefix}post_attention_layernorm.weight", hidden),
         }
+        if inner is not None:
+            gates = {f"{prefix}mlp.{each}_proj": inner for each in ("gate", "up")}
+            found |= self.linear(f"{name}gate_up", gates, hidden)
+            found |= self.linear(f"{name}down", {f"{prefix}mlp.down_proj": hidden}, inner)
+        return found
 
     def refuse_rest(self, layout: str) -> None:
         """A tensor that would not be used means a part that would not be run."""

@@ -9,7 +9,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
 
 from .copied import copied_layer
-from .parts import DecoderLayer, Held, LayerShape, teacher_attention
+from .parts import DecoderLayer, Held, LayerShape
+from .unrolled import teacher_attention
 
 
 class ContextLayer(DecoderLayer):

@@ -24,29 +24,33 @@ from decodery.models.trained.artifact import remembered
 
 from .checkpoint import CONFIG, EMBEDDING, Tensors
 from .copied import layer_shape
+from .experts import expert_settings, folder_experts
 from .head import TrainedHead
+from .latents import latent_settings
 from .parts import Parts
 from .published_layers import FAMILIES, DraftLayers
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """What families call the number of their next-token layers."""
 _KINDS: dict[str, Kind] = {name: Whole(0, 64) for name in (*COUNTS, "num_hidden_layers")}
-_HYBRIDS = ("qwen3_5_text",)
+_HYBRIDS = ("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text")
 """Families whose own layers mix in other ways, and whose next-token layer is one of gated attention."""
+_MIXED = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
+"""Families whose next-token layer has experts, as most layers of their models have."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _BLOCK = {
-    **{f"attn_{each}": f"mtp.layers.0.self_attn.{each}_proj" for each in "qkv"},
-    **{f"attn_{each}_norm": f"mtp.layers.0.self_attn.{each}_norm" for each in "qk"},
-    **{f"ffn_{each}": f"mtp.layers.0.mlp.{each}_proj" for each in ("gate", "up", "down")},
-    "attn_output": "mtp.layers.0.self_attn.o_proj",
-    "attn_norm": "mtp.layers.0.input_layernorm",
-    "post_attention_norm": "mtp.layers.0.post_attention_layernorm",
-    "nextn.eh_proj": "mtp.fc",
-    "nextn.enorm": "mtp.pre_fc_norm_embedding",
-    "nextn.hnorm": "mtp.pre_fc_norm_hidden",
-    "nextn.shared_head_norm": "mtp.norm",
+    **{f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"},
+    **{f"attn_{each}_norm": f"self_attn.{each}_norm" for each in "qk"},
+    **{f"ffn_{each}": f"mlp.{each}_proj" for each in ("gate", "up", "down")},
+    "attn_output": "self_attn.o_proj",
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
 }
-"""Tensors of a GGUF file's next-token block, by what their families call them."""
+"""Tensors of a GGUF file's block, by what follows the layer's name in folders."""
+_NEXT = ("eh_proj", "enorm", "hnorm", "shared_head_norm", "shared_head_head", "embed_tokens")
+"""What follows `nextn.`: the layer that joins token and state, the norms, the tables."""
+_IN_GGUF = {"qwen3_5_text": 0, "qwen3_5_moe_text": 0, "glm4_moe": 2}
+"""Families whose next-token block is run from GGUF files, by the number of their layout."""
 _NORMS = ("token_norm", "feature_norm", "norm")
 
 
@@ -145,7 +149,7 @@ def own_mtp(folder: Path) -> TrainedHead:
     mixes = raw.get("model_type") in _HYBRIDS
     left_out = (*COUNTS, "layer_types") if mixes else COUNTS
     known = {name: value for name, value in raw.items() if name not in left_out}
-    layers = DraftLayers.of(known, origin, (*FAMILIES, *_HYBRIDS))
+    layers = DraftLayers.of(known, origin, (*FAMILIES, *_HYBRIDS, *_MIXED))
     shards, depth = Shards(folder), layers.config.num_layers
     try:
         wanted = [name for name in shards.names if is_mtp(name, depth)]
@@ -172,22 +176,33 @@ def gguf_mtp(path: Path) -> TrainedHead | None:
         blocks, sign = f"blk.{depth}.", f"blk.{depth}.nextn.eh_proj.weight"
         if sign not in file.tensors:
             return None
-        if config.family not in _HYBRIDS or f"blk.{depth + 1}.nextn.eh_proj.weight" in file.tensors:
+        if config.family not in _IN_GGUF or f"blk.{depth + 1}.nextn.eh_proj.weight" in file.tensors:
             raise UnsupportedModel(
-                f"{origin}: mtp runs the one next-token layer of qwen35 files, not those of {config.family}: use "
-                "another drafter"
+                f"{origin}: mtp runs the one next-token layer of qwen35, qwen35moe and glm4moe files, not those of "
+                f"{config.family}: use another drafter"
             )
-        named = {f"{blocks}{theirs}.weight": f"{ours}.weight" for theirs, ours in _BLOCK.items()}
+        layout = _layouts(depth)[_IN_GGUF[config.family]]
+        named = {f"{blocks}{theirs}": layout.layer + ours for theirs, ours in _BLOCK.items()}
+        ours = layout.fc, *layout.norms, layout.words, layout.embedding
+        named |= {f"{blocks}nextn.{theirs}": name for theirs, name in zip(_NEXT, ours, strict=True) if name is not None}
         wanted = [name for name in file.tensors if name.startswith(blocks)]
-        read = {named.get(name, name): torch.from_numpy(file.rows(name)).clone() for name in wanted}
+        read = {_renamed(name, named): torch.from_numpy(file.rows(name)).clone() for name in wanted}
+        if config.experts:
+            read = folder_experts(read, blocks, layout.layer, config)
         whole = file.kind_name(sign) in _FLOATS
     finally:
         file.close()
     shape = replace(layer_shape(config, depth - 1), factor=rope_frequencies(config.rope, config.rope.rotated)[1])
     tensors = Tensors(path, read)
-    found, about = _read(DraftLayers(config, (shape,)), _layouts(depth)[0], tensors)
+    found, about = _read(DraftLayers(config, (shape,)), layout, tensors)
     tensors.refuse_rest("nextn")
     return TrainedHead("mtp", found if whole else Parts(found).quantized(), about, {"layout": "nextn of the model"})
+
+
+def _renamed(name: str, named: dict[str, str]) -> str:
+    """What folders call a tensor, or its own name where they have no such one."""
+    path, _, kind = name.rpartition(".")
+    return f"{named[path]}.{kind}" if path in named else name
 
 
 def _read(layers: DraftLayers, layout: MTPLayout, tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -200,5 +215,13 @@ def _read(layers: DraftLayers, layout: MTPLayout, tensors: Tensors) -> tuple[dic
         found |= tensors.linear("lm_head", {layout.words: vocab}, hidden)
     if layout.embedding is not None and f"{layout.embedding}.weight" in tensors:
         found[EMBEDDING] = tensors.take(f"{layout.embedding}.weight", vocab, hidden)
-    about = {"normed_states": True, "feeds_normed": layout.feeds_normed, "states_first": layout.states_first}
+    about: dict[str, Any] = {
+        "normed_states": True,
+        "feeds_normed": layout.feeds_normed,
+        "states_first": layout.states_first,
+    }
+    if layers.config.experts:
+        about["experts"] = expert_settings(layers.config)
+    if layers.config.latent is not None:
+        about["latent"] = latent_settings(layers.config)
     return found, {**about, "layer": layers.settings()["layer"], "tokens": vocab}

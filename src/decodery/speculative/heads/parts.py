@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,10 @@ from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.attention import attend, rotate
 from decodery.models.torch.weights import QUANTIZED, Dense, Linear
 
+from .experts import mixture
+
+_WHOLE = ("router.weight", "heads_up.weight")
+"""How the names end of matrices that are never quantized."""
 _STEPS = (".scale", ".step", ".least")
 """How the names end of what the weights of an integer layer are multiplied by."""
 
@@ -73,7 +78,7 @@ class Parts:
         """The same tensors with int8 linear layers; vectors stay as they are."""
         found: dict[str, torch.Tensor] = {}
         for name, tensor in self.tensors.items():
-            if tensor.is_floating_point() and tensor.ndim == 2:
+            if tensor.is_floating_point() and tensor.ndim == 2 and not name.endswith(_WHOLE):
                 layer = Int8Linear.quantize(tensor)
                 found |= {name: layer.weight, f"{name.removesuffix('weight')}scale": layer.scale}
             else:
@@ -178,10 +183,15 @@ class DecoderLayer:
 
     What attention reads is the caller's: heads differ in what they feed it and in the norms before it. What it finds is
     multiplied by the sigmoid of `out_gate` where there is such a part.
+
+    Args:
+        experts: How rows choose experts, see `experts.expert_settings`; None where the layer has one MLP.
     """
 
-    def __init__(self, parts: Parts, prefix: str, shape: LayerShape) -> None:
+    def __init__(self, parts: Parts, prefix: str, shape: LayerShape, experts: Mapping[str, Any] | None = None) -> None:
         self.parts, self.prefix, self.shape = parts, prefix, shape
+        self.scale = shape.head_dim**-0.5
+        self._mixture = None if experts is None else mixture(parts, prefix, shape, experts)
         self._turned = shape.rotated or shape.head_dim
         exponents = torch.arange(0, self._turned, 2, dtype=torch.float64, device="cpu") / self._turned
         self._inverse = 1.0 / shape.theta**exponents
@@ -264,11 +274,13 @@ class DecoderLayer:
         elif not own.all():
             seen = torch.from_numpy(np.concatenate((np.ones((rows, before - first), dtype=bool), own), axis=1))
         keys, values = held.read(first, end)
-        return attend(queries, keys, values, seen, shape.head_dim**-0.5)
+        return attend(queries, keys, values, seen, self.scale)
 
     def left(self, stream: torch.Tensor) -> torch.Tensor:
         """The residual stream [n, hidden] after attention -> after the layer, through its MLP."""
         rows = self.norm("mlp_norm", stream)
+        if self._mixture is not None:
+            return stream + self._mixture(rows)[0]
         gate, up = self.parts.linear(f"{self.prefix}gate_up")(rows).chunk(2, dim=-1)
         return stream + self.parts.linear(f"{self.prefix}down")(silu(gate) * up)
 
@@ -287,35 +299,3 @@ def _sliding(own: np.ndarray, before: int, most: int, *, text: bool) -> np.ndarr
     last = depths[:, -1:] if not text else np.arange(1, n + 1)[:, None]
     near = np.arange(before)[None, :] > before - 1 + last - most
     return np.concatenate((near, own & (depths > last - most)), axis=1)
-
-
-def teacher_attention(
-    layer: DecoderLayer, queries: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
-) -> torch.Tensor:
-    """Attention of a step of an unrolled head, for texts side by side.
-
-    [b, n, heads, head_dim] -> [b, n, width]. A query sees those of step 0 up to its own place, and of later steps those
-    of its own place alone, as a tree's rows see the text and the path above them.
-
-    Args:
-        keys, values: Of all steps so far [b, n, kv_heads, head_dim].
-    """
-    shape = layer.shape
-    b, n, heads, dim = queries.shape
-    group = heads // shape.kv_heads
-    grouped = queries.view(b, n, shape.kv_heads, group, dim)
-    scores = torch.einsum("bqkgd,bskd->bkgqs", grouped, keys[0]) * dim**-0.5
-    places = torch.arange(n, device=queries.device)
-    hidden = places[None, :] > places[:, None]
-    if shape.window is not None:
-        hidden |= places[None, :] < places[:, None] - shape.window
-    if shape.sliding is not None:
-        hidden |= places[None, :] <= places[:, None] + len(keys) - 1 - shape.sliding
-    scores = scores.masked_fill(hidden, -torch.inf)
-    first = 1 if shape.sliding is None else max(1, len(keys) - shape.sliding)
-    own = [torch.einsum("bqkgd,bqkd->bkgq", grouped, each)[..., None] * dim**-0.5 for each in keys[first:]]
-    weights = torch.cat([scores, *own], dim=-1).softmax(dim=-1)
-    found = torch.einsum("bkgqs,bskd->bqkgd", weights[..., :n], values[0])
-    for step, each in enumerate(values[first:]):
-        found = found + torch.einsum("bkgq,bqkd->bqkgd", weights[..., n + step], each)
-    return found.reshape(b, n, heads * dim)

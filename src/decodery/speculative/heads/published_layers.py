@@ -16,7 +16,9 @@ from decodery.models.torch.rope import rope_frequencies
 
 from .checkpoint import EMBEDDING, Tensors
 from .copied import layer_shape
+from .experts import expert_tensors
 from .head import OWN_EMBEDDING
+from .latents import latent_tensors
 from .parts import LayerShape
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
@@ -87,15 +89,20 @@ class DraftLayers:
         if config.gated_attention:
             gates = tensors.ungated(f"{prefix}self_attn.q_proj", config.num_heads, config.head_dim, width or hidden)
             found[f"{name}out_gate.weight"] = gates
-        found |= tensors.layer(
-            prefix,
-            hidden=hidden,
-            inner=config.intermediate_size,
-            own=config.num_heads * config.head_dim,
-            shared=config.num_kv_heads * config.head_dim,
-            width=width or hidden,
-            name=name,
-        )
+        if config.latent is not None:
+            found |= latent_tensors(tensors, prefix, name, config)
+        else:
+            found |= tensors.layer(
+                prefix,
+                hidden=hidden,
+                inner=None if config.experts else config.intermediate_size,
+                own=config.num_heads * config.head_dim,
+                shared=config.num_kv_heads * config.head_dim,
+                width=width or hidden,
+                name=name,
+            )
+        if config.experts:
+            found |= expert_tensors(tensors, prefix, name, config)
         if config.qk_norm:
             for each in "qk":
                 found[f"{name}{each}_norm.weight"] = tensors.take(

@@ -17,8 +17,10 @@ from decodery.models.protocol import Reader
 from ..drafters.advice import WIDTH
 from .context import ContextLayer
 from .head import DraftHead, Guess, Heard, Nodes, Seen, TextItems, TrainedHead
+from .latents import LatentLayer
 from .native import NativeHead, NativeRows, places_of
-from .parts import DecoderLayer, Held, LayerShape, teacher_attention
+from .parts import DecoderLayer, Held, LayerShape
+from .unrolled import teacher_attention
 
 
 @dataclass(slots=True)
@@ -78,7 +80,13 @@ class RecurrentHead(DraftHead):
 
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         super().__init__(trained, model)
-        self.layer = DecoderLayer(self.parts, "layer.", LayerShape(**trained.settings["layer"]))
+        shape, experts = LayerShape(**trained.settings["layer"]), trained.settings.get("experts")
+        latent = trained.settings.get("latent")
+        self.layer = (
+            DecoderLayer(self.parts, "layer.", shape, experts)
+            if latent is None
+            else LatentLayer(self.parts, "layer.", shape, experts, latent)
+        )
         self.further = [
             ContextLayer(self.parts, f"layer_{number}.", LayerShape(**shape))
             for number, shape in enumerate(trained.settings.get("further", ()), start=1)
