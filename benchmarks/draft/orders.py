@@ -93,7 +93,7 @@ def train(options: argparse.Namespace) -> None:
 def deer(options: argparse.Namespace) -> dict[str, Any]:
     """Blocks in one pass, and the same network as a draft model, which takes a pass for every token."""
     target, folder = decodery.load("smollm2", dtype="int8"), str(options.deer)
-    corpus, parts = Corpus(options.texts), DeerRecipe(continuing=0.75 * options.epochs, refining=0.25 * options.epochs)
+    corpus, parts = Corpus(options.texts), DeerRecipe(epochs=0.75 * options.epochs, refining=0.25 * options.epochs)
     if not (options.deer / CARD).is_file():
         with terminal_progress() as progress:
             shape = DraftShape(2, tokens=3072)

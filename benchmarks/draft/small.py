@@ -72,7 +72,7 @@ def nested(work: Path, texts: Corpus, progress: Progress, name: str = "nested", 
 
 
 def deer(work: Path, texts: Corpus, progress: Progress, name: str = "deer", refining: int = 4) -> None:
-    recipe = DeerRecipe(block=8, places=6, continuing=12 - refining, refining=refining, batch=4)
+    recipe = DeerRecipe(block=8, places=6, epochs=12 - refining, refining=refining, batch=4)
     train_deer(
         solvers.load_model(TARGET), texts, work / name, shape=DraftShape(2, 352), recipe=recipe, progress=progress
     )

@@ -53,7 +53,7 @@ def main() -> None:
 
     def make(name: str, texts: Corpus, out: Path, progress: Progress) -> None:
         if name == "swift":
-            find_skips(target, texts, out, recipe=SkipRecipe(proposals=40, texts=8), progress=progress)
+            find_skips(target, texts, out, recipe=SkipRecipe(proposals=40, read=8), progress=progress)
         else:
             kind, shape = head_named(name)
             recipe = HeadRecipe(outputs=2048, epochs=options.epochs, lr=1e-3)

@@ -23,6 +23,8 @@ from decodery.speculative.draft_length.specdec_pp import AcceptanceHead
 
 from .card import check_of, write_card
 from .corpus import Corpus, TrainingText, check_texts
+from .kind import Kind, Run
+from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, train
 
 _SHARD = 32
@@ -35,11 +37,13 @@ class AcceptanceRecipe:
     """How a head is trained; the published numbers, with a schedule for thousands of tokens, not millions.
 
     Attributes:
-        depth: Residual blocks.
-        rejected: What a rejection weighs against an acceptance in the loss; the published 6 is for a draft that is
-            mostly accepted, with 1 the head's chances are true ones.
+        depth: Residual blocks of the head.
+        rejected: Weight of a rejection in the loss, 6 as published. With 1 the predicted probabilities are unbiased,
+            which is better where most drafts are rejected.
         kept: Share of positions where the text's own token stays in place of the draft's.
-        epochs: How often every judged token is learned from.
+        epochs: Training epochs.
+        batch: Drafted tokens of a step.
+        seed: Random seed of texts and training.
     """
 
     depth: int = 3
@@ -285,3 +289,41 @@ def _kept(path: Path, made: str) -> Iterator[Examples]:
         yield from zip(states.float().split(each), labels.split(each), strict=True)
     except (CorruptFile, KeyError, RuntimeError, TypeError) as error:
         raise CorruptFile(f"{path} is damaged: remove it and train again") from error
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Whose acceptance is learned.
+
+    Attributes:
+        draft: The draft model whose hidden states are read.
+    """
+
+    draft: str = "smollm2-draft"
+
+
+def _learn(run: Run) -> dict[str, float]:
+    from decodery.models.loaders.named import named
+
+    draft = run.of(Drafted).draft
+    drafting, corpus = named(draft), own_texts(run, "text", top=0)
+    facts, recipe = run.facts | {"draft": draft}, run.of(AcceptanceRecipe)
+    return train_acceptance(
+        run.loaded.model, drafting, corpus, run.out, recipe=recipe, facts=facts, progress=run.progress
+    )
+
+
+KINDS = {
+    "acceptance": Kind(
+        """Train a head that predicts whether MODEL accepts a drafted token, for the policy specdec++.
+
+        It needs the drafter draft-model with a length such as 20. Take another seed than for the draft model. If most
+        drafts are rejected, use --rejected 1.""",
+        _learn,
+        "The head is ready: --draft-length specdec++:head={out}",
+        (OwnTexts(300, max_new_tokens=96), Drafted(), AcceptanceRecipe(seed=1)),
+        "--draft smollm2-draft --out head",
+        model="to draft for",
+        check=check_folder,
+    )
+}

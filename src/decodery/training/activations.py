@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,8 +20,10 @@ from decodery.models.trained.artifact import read_tensors
 from decodery.monitors.recorder import Recorder
 from decodery.step.sequence import Sequence
 
-from .checkable import CheckableQuestion
-from .labelled import LabelledChat, reread
+from .checkable import CheckableQuestion, built_in, read_checkable
+from .kind import Data, Run
+from .kind_data import ARGUMENT, PLAIN
+from .labelled import LabelledChat, is_labelled, read_chats, reread
 
 if TYPE_CHECKING:
     from decodery.llm.llm import LLM
@@ -206,3 +208,86 @@ def read_answers(
             )
         )
     return found
+
+
+@dataclass(frozen=True)
+class Questions(Data):
+    """Questions that a model answers, for a monitor to learn from.
+
+    Attributes:
+        questions: Questions, or texts with labels.
+        count: Number of built-in questions.
+        rate: Maximum rate of false alarms.
+        apply_chat_template: Questions are plain texts, without the chat template.
+        max_new_tokens: Length of an answer, 64 by default, and 12 with --no-chat-template.
+        seed: Random seed of questions, split and training.
+    """
+
+    NOTE = """QUESTIONS holds one JSON object a line, {"prompt": text, "answer": text, "group": text}. MODEL answers
+    each greedily. An answer is right if it holds the given one. For plain texts the rest of the line must equal it.
+    Questions of a group are never in both training and test set. The default is built-in sums and capitals. Or it holds
+    your own texts with labels, {"messages": [...], "label": true or false, "group": text}: true for what the monitor is
+    to detect.
+
+    An interrupted run continues. The printed figures are those of the test set."""
+
+    questions: Path | None = field(default=None, metadata=ARGUMENT)
+    count: int = 960
+    rate: float = 0.1
+    apply_chat_template: bool = field(default=True, metadata=PLAIN)
+    max_new_tokens: int | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        if min(self.count, self.max_new_tokens or 1) < 1:
+            raise SettingsError("--count and --max-new-tokens are at least 1")
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the file holds texts with labels of their own."""
+        return self.questions is not None and is_labelled(self.questions)
+
+    def answers(
+        self, run: Run, sites: tuple[str, ...], k: int, *, whole: bool
+    ) -> tuple[list[Answered], dict[str, Any]]:
+        """The answers, kept in the folder of a run, and what of their form the trained part has to know.
+
+        Args:
+            run: The run.
+            sites: Hook points.
+            k: Log-probabilities of a row that are kept.
+            whole: Whether answers are read, and not prompts alone.
+        """
+        lm, most = run.lm, self.max_new_tokens
+        if self.questions is not None and self.labelled:
+            if most is not None or not self.apply_chat_template:
+                raise SettingsError(
+                    "--max-new-tokens and --no-chat-template go with questions that the model answers, and this file "
+                    "holds labelled texts"
+                )
+            read = read_answers(lm, read_chats(self.questions, answers=whole), sites, k, run.progress)
+            longest = max(len(each.tokens) for each in read) if whole else None
+            return read, {"chat": True, "tokens": longest, "data": str(self.questions)}
+        chat = lm.chat_template is not None and self.apply_chat_template
+        most = most or (64 if chat else 12)
+        asked = built_in(self.count, self.seed, chat=chat) if not self.questions else read_checkable(self.questions)
+        collector = ActivationCollector(lm, run.out / "answers", sites=sites, k=k, max_new_tokens=most, chat=chat)
+        found = collector.collect(asked, run.progress)
+        return found, {"chat": chat, "tokens": most, "data": str(self.questions or "built-in questions")}
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Where a model is read.
+
+    Attributes:
+        sites: Hook point to try, such as resid_post.3. Repeatable; five depths by default.
+    """
+
+    sites: tuple[str, ...] = field(default=(), metadata={"option": "--site"})
+
+    def of(self, lm: LLM) -> tuple[str, ...]:
+        """The given ones, or those after layers at five depths, each once."""
+        layers = lm.model.config.num_layers
+        five = dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6))
+        return self.sites or tuple(five)

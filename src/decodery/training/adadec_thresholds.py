@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,8 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.entropy import entropy
 
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT
 from .lines import read_json_lines
 
 _CHUNK = 128
@@ -132,3 +134,39 @@ def _logistic(values: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         if np.abs(step).max() < 1e-10 or not math.isfinite(step.sum()):
             break
     return float(parameters[0]), float(parameters[1])
+
+
+@dataclass(frozen=True)
+class Solutions(Data):
+    """Right solutions.
+
+    Attributes:
+        solutions: The file of solutions.
+    """
+
+    solutions: Path = field(default=Path(), metadata=ARGUMENT)
+
+    def check(self) -> None:
+        read_solutions(self.solutions)
+
+
+def _learn(run: Run) -> dict[str, float]:
+    pairs, loaded = read_solutions(run.of(Solutions).solutions), run.loaded
+    run.made = fit(*observe(loaded.model, loaded.tokenizer, pairs, run.progress))
+    return asdict(run.made)
+
+
+KINDS = {
+    "adadec-thresholds": Kind(
+        """Fit the entropy above which the first choice of MODEL is more often wrong than right.
+
+        SOLUTIONS holds one JSON object a line, {"prompt": ..., "solution": ...}; the key "canonical_solution" works
+        too. The threshold is for the acceptance rule adadec.""",
+        _learn,
+        lambda run: f"The threshold is ready: --acceptance-rule adadec:tau={run.made.tau:.3f}",
+        (Solutions(),),
+        "solutions.jsonl",
+        model="whose threshold is fitted",
+        out="",
+    )
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from decodery.models.torch.weights import Dense
 
 from .card import check_of, write_card
 from .corpus import Corpus
+from .kind import Kind, Run
+from .kind_data import CutFiles, cut_texts
 from .remade import CopyRecipe, Remade, Remaking, TrainedForm, TrainingProgress, learn
 from .training_batch import judged
 
@@ -108,9 +110,11 @@ class LoRARemaking(Remaking):
     """LoRA: Low-Rank Adaptation of Large Language Models (2021), of these linear layers.
 
     Attributes:
-        alpha: What is added counts alpha / rank. Matrices that are kept as one are tuned as one.
-        masked: Prompts but for their last tokens are read without it, as Efficient Reasoning on the Edge (2026) has it,
-            so that its texts share what the model itself has read; for the search edge.
+        rank: Rank of the adapter.
+        alpha: Scale of the adapter: alpha / rank.
+        layers: Linear layers that are tuned. Matrices that are kept as one are tuned as one.
+        masked: Read prompts but for their last tokens without the adapter, as --search edge does (Efficient Reasoning
+            on the Edge, 2026). The texts must have prompts.
     """
 
     rank: int = 8
@@ -211,6 +215,61 @@ def usage(adapter: Adapter) -> str:
     if "masked=True" in adapter.facts["made"]:
         return "--search 'edge:adapter=THIS_FOLDER,scorer=...'"
     return "--logits-source adapter:file=THIS_FOLDER"
+
+
+@dataclass(frozen=True)
+class S2FTShares:
+    """What of a model is tuned.
+
+    Attributes:
+        channels: Share of MLP channels to train.
+        heads: Share of heads to train, at least one head.
+    """
+
+    channels: float = S2FTRemaking.channels
+    heads: float = S2FTRemaking.heads
+
+
+def _learn(run: Run, remaking: Callable[[ModelConfig], S2FTRemaking | LoRARemaking]) -> dict[str, Any]:
+    made, recipe = remaking(transformable(run.loaded.model).config), run.of(CopyRecipe)
+    run.made = train_adapter(run.loaded, cut_texts(run), run.out, made, recipe=recipe, **run.how)
+    return dict(run.made.facts["validation"])
+
+
+def _ready(run: Run) -> str:
+    return f"The adapter is ready: {usage(run.made).replace('THIS_FOLDER', str(run.out))}"
+
+
+def _s2ft(run: Run) -> dict[str, Any]:
+    shares = run.of(S2FTShares)
+    return _learn(run, lambda config: S2FTRemaking(config, shares.channels, shares.heads, run.seed))
+
+
+_IMITATE = (
+    "\n\nFILES are text files, or one folder of texts that another model wrote, such as DIR/text/written of `decodery "
+    "train draft`. With such a folder MODEL learns to imitate the other model, as a draft model should."
+)
+_DATA = (CutFiles(), CopyRecipe(500, 1, 2e-4))
+KINDS = {
+    "s2ft": Kind(
+        f"Train an S2FT adapter of MODEL on FILES: a few heads and channels.{_IMITATE}",
+        _s2ft,
+        _ready,
+        (*_DATA, S2FTShares()),
+        "notes.txt --out adapter",
+        model="to tune",
+        check=check_folder,
+    ),
+    "lora": Kind(
+        f"Train a LoRA adapter of MODEL on FILES.{_IMITATE}",
+        lambda run: _learn(run, lambda config: run.of(LoRARemaking)),
+        _ready,
+        (*_DATA, LoRARemaking()),
+        "notes.txt --rank 8 --out adapter",
+        model="to tune",
+        check=check_folder,
+    ),
+}
 
 
 def _said(remaking: S2FTRemaking) -> str:

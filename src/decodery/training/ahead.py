@@ -53,8 +53,9 @@ class AheadRecipe:
     """How it is learned.
 
     Attributes:
-        places: How many places of a text are taught in a step.
-        batch: Texts per step.
+        places: Positions of a text that a step learns at.
+        batch: Texts of a step.
+        steps: Training steps, of `batch` texts each.
     """
 
     steps: int = 300

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.models.batch import Batch, Segment
-from decodery.models.loaders.store import Progress, silent
+from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
+from decodery.monitors.feature import Feature
 from decodery.monitors.sparse_autoencoder import SparseAutoencoder
 
+from .kind import Kind, Run
+from .kind_data import TextFiles
 from .loop import TrainingPlan, batches, train
 
 _VALIDATED = 2048
@@ -169,3 +174,81 @@ def measured(sae: SparseAutoencoder, texts: Ordered[torch.Tensor], seed: int = 0
             "directions shuffled": round(sum(shuffled) / float(spread.sum()), 4),
         },
     }
+
+
+@dataclass(frozen=True)
+class AutoencoderSettings:
+    """How an autoencoder is trained.
+
+    Attributes:
+        features: Features of the autoencoder.
+        k: Active features of a row.
+        batch: Hidden states of a step.
+        seed: Random seed of order and weights.
+    """
+
+    features: int = 2048
+    k: int = 32
+    steps: int = 500
+    batch: int = 256
+    lr: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.features - 1, self.k, self.steps, self.batch) < 1:
+            raise SettingsError("an autoencoder needs at least 2 features, and k, steps and batch of at least 1")
+
+
+@dataclass(frozen=True)
+class AutoencoderPlace:
+    """Which states are encoded.
+
+    Attributes:
+        site: Hook point, such as resid_post.10; resid_post of the middle layer by default.
+        measure: Train nothing: measure the autoencoder of a folder of SAELens or sparsify.
+    """
+
+    site: str | None = None
+    measure: Path | None = field(default=None, metadata={"path": "folder"})
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    given, place, loaded = run.of(AutoencoderSettings), run.of(AutoencoderPlace), run.loaded
+    if place.measure is not None:
+        usual = replace(AutoencoderSettings(), seed=given.seed)
+        unused = [f"--{name}" for name, value in vars(given).items() if value != getattr(usual, name)]
+        if unused:
+            raise SettingsError(f"--measure trains nothing: leave out {' and '.join(unused)}")
+    # Two texts are tested at least: one alone has no interval. A fifth is held out, and half of that chooses.
+    found = run.of(TextFiles).pieces(loaded, needed=16 if place.measure is None else 6)
+    known = None if place.measure is None else SparseAutoencoder.load(place.measure, place.site or "")
+    if known is not None:
+        Feature(known, (0,)).fits(loaded.model)
+    site = known.site if known is not None else place.site or f"resid_post.{loaded.model.config.num_layers // 2}"
+    rows = rows_of_texts(loaded.model, found, site, run.progress)
+    held, learned = rows[::5], torch.cat([each for number, each in enumerate(rows) if number % 5])
+    tested = held if known is not None else held[1::2]
+    if known is None:
+        known = train_autoencoder(learned, torch.cat(held[::2]), run.out, site, progress=run.progress, **vars(given))
+        known.save(run.out)
+    report = {"site": site, **measured(known, tested, given.seed)}
+    write_text(run.out / "report.json", json.dumps({**run.facts, "report": report}, indent=1))
+    return report
+
+
+KINDS = {
+    "autoencoder": Kind(
+        """Train a sparse autoencoder of the hidden states of MODEL on text FILES, for the monitor feature.
+
+        At most --k features of a state are active. A fifth of the text pieces is held out; the printed figures are
+        theirs: active features, variance that the reconstruction leaves, features that never are active. The folder is
+        one that SAELens reads. An interrupted run continues.""",
+        _learn,
+        lambda run: (
+            f"The autoencoder is ready: --monitor feature:sae={run.of(AutoencoderPlace).measure or run.out},features=0"
+        ),
+        (TextFiles(), AutoencoderPlace(), AutoencoderSettings()),
+        "notes.txt --site resid_post.15 --out sae",
+        model="whose hidden states are read",
+    )
+}

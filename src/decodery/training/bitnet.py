@@ -14,7 +14,9 @@ from decodery.core.errors import SettingsError
 from decodery.models.native.int8 import quantize_rows
 from decodery.models.torch.weights import Dense
 
-from .remade import Remaking, TrainedForm, TrainingProgress
+from .kind import Kind
+from .kind_data import OwnTexts
+from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, check_folder, copied
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class TernaryRemaking(Remaking):
     The paper's norm inside of each layer is left out: without rounding, the copy begins as the model itself.
 
     Attributes:
-        measure: Of a matrix's scale, see `transform.BitNet`.
-        ramp: Over which share of the steps rounding comes in, from none of it to all; 0 for all of it at once.
+        measure: Scale of a matrix: the median or mean of its magnitudes.
+        ramp: Share of the steps in which rounding increases. 0: all of it at once.
     """
 
     measure: Measure = "median"
@@ -73,3 +75,18 @@ def rounded(rows: torch.Tensor) -> torch.Tensor:
 def _towards(values: torch.Tensor, coarse: torch.Tensor, share: float) -> torch.Tensor:
     """Values on their way to what they are rounded to, with the gradient of neither."""
     return values + share * (coarse - values).detach()
+
+
+KINDS = {
+    "bitnet": Kind(
+        """Train a copy of MODEL with weights of -1, 0 and 1, for -m DIR or --drafter draft-model:model=DIR.
+
+        The method is BitNet b1.58, starting from MODEL.""",
+        lambda run: copied(run, run.of(TernaryRemaking)),
+        COPY_READY,
+        (OwnTexts(400, max_new_tokens=96), CopyRecipe(lr=1e-3), TernaryRemaking()),
+        "--out ternary --steps 300",
+        model="to copy",
+        check=check_folder,
+    )
+}

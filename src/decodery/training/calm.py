@@ -30,6 +30,8 @@ from decodery.step.logits_source import LogitsSource
 from .card import check_of, command_lines, write_card
 from .data import write_texts
 from .exits import ExitChecks, fit_agreement
+from .kind import Kind, Run
+from .kind_data import OwnTexts, Seed
 
 TESTED = "tested.json"
 NEVER = 2.0
@@ -47,7 +49,11 @@ class CalmRecipe:
     text of the whole model.
 
     Attributes:
-        confidence, every, tokens: See the source `calm`; tokens is also how long the texts are.
+        confidence: What is compared with the threshold.
+        every: Layers between two confidence checks.
+        tokens: Maximum tokens of a text.
+        delta: Maximum mean loss (1 - ROUGE-L).
+        epsilon: Maximum probability of a higher loss.
     """
 
     confidence: Confidence = "state"
@@ -270,3 +276,33 @@ of up to {found.tokens} tokens.
 |---:|---:|---:|---:|
 {rows}
 """
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    own = run.of(OwnTexts)
+    recipe = replace(run.of(CalmRecipe), tokens=own.max_new_tokens)
+    # A classifier learns from texts of other prompts, the next lines of the file.
+    count = 2 * own.texts if recipe.confidence == "classifier" else own.texts
+    lines = own.lines()
+    prompts = own.encoded(run, min(count, len(lines)) if lines else count)
+    learned = prompts[own.texts :]
+    found = calibrate(run.loaded, prompts[: own.texts], run.out, recipe=recipe, learned=learned, **run.how)
+    return {"tested": found.tested.tolist()}
+
+
+KINDS = {
+    "calm": Kind(
+        """Calibrate how confident MODEL must be to exit early, for the source calm.
+
+        MODEL writes texts with all layers, then with decreasing thresholds. The last threshold whose mean loss is
+        provably below the bound is kept. A classifier is first trained on as many texts of other prompts, the next
+        lines of the file.""",
+        _learn,
+        "The calibration is ready: --logits-source calm:calibration={out}",
+        (OwnTexts(64, max_new_tokens=64), CalmRecipe(), Seed()),
+        "--delta 0.25 --out calibration",
+        model="to leave early",
+        check=check_folder,
+        without=("tokens",),
+    )
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from decodery.models.torch.weights import Dense
 from decodery.monitors.codebook import Codebooks, mean_of, nearest
 
 from .cut import parameters
+from .kind import Kind, Run
+from .kind_data import TextFiles
 
 
 class Coding(Hooks):
@@ -196,3 +199,68 @@ def reading(tokens: Ordered[Ordered[int]], batch: int) -> Callable[[torch.Genera
     """`draw` over pieces of text of one length."""
     pieces = torch.tensor([list(each) for each in tokens], dtype=torch.int64, device="cpu")
     return lambda draws: pieces[torch.randint(len(pieces), (batch,), generator=draws, device="cpu")]
+
+
+@dataclass(frozen=True)
+class CodebookSettings:
+    """How codebooks are trained.
+
+    Attributes:
+        sites: Hook point: head_out.L, attn_out.L or mlp_out.L of layer L. Repeatable; mlp_out of the middle layer by
+            default.
+        codes: Codes of a codebook.
+        k: Codes of a row.
+        batch: Batch size in text pieces.
+        seed: Random seed of order and initial weights.
+    """
+
+    sites: tuple[str, ...] = field(default=(), metadata={"option": "--site"})
+    codes: int = 1000
+    k: int = 8
+    steps: int = 200
+    batch: int = 4
+    lr: float = 5e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.codes - 1, self.k, self.steps, self.batch) < 1:
+            raise SettingsError("codebooks need at least 2 codes, and k, steps and batch of at least 1")
+        if self.k > self.codes:
+            raise SettingsError(f"--k {self.k} is more than --codes {self.codes}: give a smaller --k")
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    given, loaded = run.of(CodebookSettings), run.load("float32")
+    sites = given.sites or (f"mlp_out.{loaded.model.config.num_layers // 2}",)
+    found = run.of(TextFiles).pieces(loaded, needed=6)
+    held, learned = found[::5], [each for number, each in enumerate(found) if number % 5]
+    trained = train_codebook(
+        loaded.model,
+        reading(learned, given.batch),
+        sites,
+        codes=given.codes,
+        k=given.k,
+        steps=given.steps,
+        lr=given.lr,
+        held=torch.tensor(held, dtype=torch.int64, device="cpu"),
+        seed=given.seed,
+        facts={"model": loaded.name, "command": run.command},
+        progress=run.progress,
+    )
+    trained.save(run.out / Codebooks.FILE)
+    return {"sites": list(trained.sites), "k": given.k, **trained.facts["report"]}
+
+
+KINDS = {
+    "codebook": Kind(
+        """Train codebooks of the hidden states of MODEL on text FILES, for the monitor codebook.
+
+        A state is replaced by the mean of its nearest codes. The codes are trained on the predictions of MODEL and on
+        their distance to the states. MODEL does not change.""",
+        _learn,
+        "The codebooks are ready: --monitor codebook:codebooks={out},action=switch",
+        (TextFiles(), CodebookSettings()),
+        "notes.txt --out codebooks",
+        model="whose hidden states get codes",
+    )
+}

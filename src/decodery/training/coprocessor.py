@@ -19,6 +19,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
 
 from .card import check_of
+from .kind import Kind
+from .kind_data import TextFiles, from_pieces
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
@@ -30,11 +32,11 @@ class CoprocessorRecipe:
     """How a coprocessor learns.
 
     Attributes:
-        latents: How many it makes.
-        ahead: Tokens after a prompt that it is to make more likely.
-        rank: Width of its adapters.
-        static: To learn latents that are the same for all prompts, with no coprocessor: what the same number of entries
-            is worth without looking at the prompt.
+        latents: Entries written after a prompt.
+        ahead: Tokens after a prompt to predict.
+        rank: Rank of the adapters.
+        static: Train a control: the same entries for every prompt.
+        seed: Random seed of the initial weights, and of the order and positions of texts.
     """
 
     steps: int = 300
@@ -168,3 +170,19 @@ def train_coprocessor(
     found = CoprocessorWeights(kept(trainee.tensors), facts, target.model.fingerprint)
     found.save(out / CoprocessorWeights.FILE)
     return found
+
+
+KINDS = {
+    "coprocessor": Kind(
+        """Train adapters that let MODEL add helpful cache entries after a prompt, for the policy coprocessor.
+
+        Text FILES are the training data. MODEL is read in floating point and does not change. Interrupt it with Ctrl-C:
+        the same command continues.""",
+        from_pieces(train_coprocessor, CoprocessorRecipe),
+        "The coprocessor is ready: --cache-policy coprocessor:trained={out}",
+        (TextFiles(), CoprocessorRecipe()),
+        "notes.txt --out coprocessor",
+        model="to help",
+        check=check_folder,
+    )
+}

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots, shapes
 
 from .card import check_of, write_card
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT
+from .lines import read_lines
 from .loop import History, TrainingPlan, batches, train
 from .two_stacks import read
 
@@ -49,10 +52,13 @@ class CPPDRecipe:
     """How slots learn: their shape, and `steps` of `batch` texts each.
 
     Attributes:
-        layers: Of each branch.
-        longest: Tokens of a text that have a slot, at most; one more is for its end.
-        symbols: Of how many tokens, the most frequent ones, it is counted how often they occur.
-        aside: What the two things learned beside the tokens count, 0 for nothing.
+        layers: Layers of each branch.
+        longest: Maximum number of drafted tokens of a text.
+        symbols: The most frequent tokens whose counts are learned.
+        aside: Weight of the counting and ordering losses.
+        steps: Maximum number of training steps.
+        seed: Random seed of weights and the order of texts.
+        every: Steps between validations.
     """
 
     layers: int = 2
@@ -299,3 +305,44 @@ def _card(facts: dict[str, Any]) -> Iterator[str]:
     yield f"Learned from {facts['texts']} texts that the model wrote, of which every ninth was held out. Of those a "
     yield f"text takes {found['passes']:.2f} passes of the decoder on average; of {found['exact']:.1%} the slots alone "
     yield "would have said all.\n"
+
+
+@dataclass(frozen=True)
+class Sources(Data):
+    """Short texts that a model reads.
+
+    Attributes:
+        sources: The file of sources, one a line.
+        texts: Maximum number of sources.
+    """
+
+    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+
+    sources: Path = field(default=Path(), metadata=ARGUMENT)
+    texts: int = 8000
+
+
+def _learn(run: Run) -> dict[str, float]:
+    from decodery.llm.llm import LLM
+
+    given, target = run.of(Sources), run.load("float32")
+    lines = dict.fromkeys(read_lines(given.sources)[: given.texts])
+    encoded = [LLM(target).encode(line) for line in lines]
+    return dict(train_cppd(target, encoded, run.out, recipe=run.of(CPPDRecipe), **run.how).facts["validation"])
+
+
+KINDS = {
+    "cppd": Kind(
+        """Train slots that draft what MODEL writes for short sources: --drafter cppd:slots=DIR.
+
+        SOURCES is a file with one source a line. MODEL, an encoder-decoder model, first writes the text of each source,
+        and does not change. One source in nine is held out.""",
+        _learn,
+        "The slots are ready: --drafter cppd:slots={out}",
+        (Sources(), CPPDRecipe()),
+        "sources.txt -m t5-model --out slots",
+        model="to draft for",
+        default=None,
+        check=check_folder,
+    )
+}

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ from decodery.core.errors import PromptError, SettingsError
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.speculative.stores.datastore import FORMAT, SuffixArray
+
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT
 
 SHARD = 1 << 22
 """Tokens per shard: sorting one takes about 200 MB."""
@@ -95,3 +99,34 @@ def _write_shard(folder: Path, number: int, tokens: np.ndarray) -> None:
     array = SuffixArray.build(tokens)
     np.save(folder / f"{number:05d}.tokens.npy", array.tokens, allow_pickle=False)
     np.save(folder / f"{number:05d}.order.npy", array.order.astype("<u4"), allow_pickle=False)
+
+
+@dataclass(frozen=True)
+class Documents(Data):
+    """Text files, one document each.
+
+    Attributes:
+        files: The files.
+    """
+
+    files: tuple[Path, ...] = field(default=(), metadata=ARGUMENT)
+
+
+def _learn(run: Run) -> dict[str, int]:
+    tokenizer, size = run.loaded.tokenizer, run.loaded.model.vocab_size
+    files = run.of(Documents).files
+    return {"tokens": build_datastore(files, run.out, tokenizer=tokenizer, vocab_size=size, progress=run.progress)}
+
+
+KINDS = {
+    "datastore": Kind(
+        """Index text FILES, one document each, in a folder for --drafter rest:datastore=DIR.
+
+        Memory use is bounded. An interrupted run starts again.""",
+        _learn,
+        "The datastore is ready: --drafter rest:datastore={out}",
+        (Documents(),),
+        "notes.txt --out datastore",
+        model="whose tokens are indexed",
+    )
+}

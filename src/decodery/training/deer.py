@@ -27,7 +27,9 @@ from decodery.models.torch.weights import Dense, Kept, Weights
 from .card import check_of, command_lines
 from .corpus import Corpus, TrainingText
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
-from .draft import check_target, temper, write_draft
+from .draft import DraftSettings, check_target, temper, write_draft
+from .kind import Kind, Run, rounded
+from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, train
 from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predictions, training_batch
 
@@ -42,16 +44,17 @@ class DeerRecipe:
     """How a block drafter learns.
 
     Attributes:
-        block: Tokens of a draft, and of the longest block that is learned.
-        places: Of a text, after which blocks stand, in a step of `batch` texts.
-        continuing, refining: How often all texts are learned from in the first and the second stage, at the rates lr
-            and lr / 2.
-        alpha: What a token of a block counts in the second stage, as a multiple of what the one after it does.
+        block: Maximum tokens of a block.
+        places: Positions of a text after which blocks stand.
+        epochs: Epochs of stage 1, continuing texts.
+        refining: Epochs of stage 2, refining blocks, at half the learning rate.
+        alpha: Weight of a token of a block in stage 2, as a multiple of the weight of the one after it.
+        seed: Random seed of texts and training.
     """
 
     block: int = 8
     places: int = 12
-    continuing: float = 3.0
+    epochs: float = 3.0
     refining: float = 1.0
     alpha: float = 1.01
     lr: float = 1e-3
@@ -61,7 +64,7 @@ class DeerRecipe:
     def __post_init__(self) -> None:
         if self.block < 2 or self.places < 1 or self.batch < 1:
             raise SettingsError("blocks have at least two tokens, and a step at least one of them and one text")
-        if self.alpha < 1 or min(self.continuing, self.refining) < 0 or self.continuing + self.refining <= 0:
+        if self.alpha < 1 or min(self.epochs, self.refining) < 0 or self.epochs + self.refining <= 0:
             raise SettingsError("alpha is at least 1, and at least one of the two stages takes some time")
 
 
@@ -274,7 +277,7 @@ def train_deer(
     training_run = _DEERTraining(draft, corpus, recipe, progress)
     facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
     told, before = [], training_run.figures()
-    stages = ((1, "continuation", recipe.continuing, recipe.lr), (2, "refinement", recipe.refining, recipe.lr / 2))
+    stages = ((1, "continuation", recipe.epochs, recipe.lr), (2, "refinement", recipe.refining, recipe.lr / 2))
     for stage, name, epochs, lr in stages:
         if epochs:
             training_run.run(stage, epochs, lr, out / "training" / name, facts)
@@ -314,7 +317,7 @@ Linear layers are int8.
 ## How it was made
 {made}
 Cut from {target.name} ({target.dtype}) and trained on {len(corpus)} texts that it wrote at temperatures {temperatures}
-(DEER: Draft with Diffusion, Verify with Autoregressive Models, 2025): {recipe.continuing:g} times to continue them,
+(DEER: Draft with Diffusion, Verify with Autoregressive Models, 2025): {recipe.epochs:g} times to continue them,
 {recipe.refining:g} times to refine what stands next to the text.
 
 ## What it is worth
@@ -329,3 +332,26 @@ right_n: how often the likeliest token at place n of a block is the text's. acce
 first on, which is what a pass emits beyond its own token. cross_entropy: against what the target expects there once it
 knows the tokens before, in nats a token.
 """
+
+
+def _learn(run: Run) -> dict[str, float]:
+    shape = run.of(DraftSettings).shape(check_target(run.loaded).config)
+    return rounded(train_deer(run.loaded, own_texts(run), run.out, shape=shape, recipe=run.of(DeerRecipe), **run.how))
+
+
+KINDS = {
+    "deer": Kind(
+        """Train a small diffusion model that drafts a block of tokens in one pass, for --drafter deer:model=DIR.
+
+        It starts as the first layers of MODEL, which must be one that decodery runs itself. Stage 1 trains to continue
+        masked texts, stage 2 to write a whole block, mainly its first tokens. accepted: how many tokens of a block are
+        right in a row on held-out texts.""",
+        _learn,
+        "The block drafter is ready: --drafter deer:model={out}",
+        (OwnTexts(), DeerRecipe(), DraftSettings(layers=3)),
+        "-m smollm2 --block 8 --out blocks",
+        model="to draft for",
+        check=check_folder,
+        without=("pretrain",),
+    )
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 
 from .card import check_of, write_card
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT
 from .lists import END, LEAST, MASK, MOST, VOCABULARY, ListExample, canvas_length, examples, ids, known, prompt_length
 from .llada_folder import MODEL, named_tensors, write_llada
 from .loop import History, TrainingPlan, train
@@ -63,12 +65,14 @@ class DiffusionRecipe:
     """How a diffusion model is trained.
 
     Attributes:
-        tasks: Names, see `lists`.
-        letters: Of the longest list.
-        size: See `SIZES`.
-        blank: How often a prompt is masked too, which guidance needs.
-        places: Canvases of a step have any one length up to this, answers that do not fit being cut, so that the model
-            fills canvases of all lengths; None is what answers need.
+        tasks: Also sort, insert-, remove- and replace-index and -random, latin-square, sudoku, add, expr, json, pair,
+            seed-copy, and copy-, shuffle- and replace-random-names, of two words each.
+        letters: Letters of the longest list.
+        size: Model size: xs, s or m (0.2, 2 or 6 million parameters), xs-moe or s-moe (16 experts).
+        batch: Examples of a step.
+        blank: Share of prompts that are masked too, as guidance needs.
+        places: Train on canvases of all lengths up to N; the length of the answer by default.
+        seed: Random seed of examples, masks and initial weights.
     """
 
     tasks: tuple[str, ...] = ("copy", "reverse", "shuffle", "replace-random")
@@ -325,3 +329,40 @@ layers of width {size.width} with {size.heads} heads and {units}, whose rows see
 loss on examples held out was {history.best or 0.0:.4f} nats a token after {history.best_step} of {history.step} steps.
 The layout is that of LLaDA's checkpoints.
 """
+
+
+@dataclass(frozen=True)
+class DiffusionModel(Data):
+    """A model of `decodery train diffusion`.
+
+    Attributes:
+        folder: Its folder.
+    """
+
+    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+
+    folder: Path = field(default=Path(), metadata={**ARGUMENT, "path": "folder"})
+
+
+def _learn(run: Run) -> dict[str, float]:
+    return held_loss(train_diffusion(run.of(DiffusionRecipe), run.out, **run.how))
+
+
+def held_loss(history: History) -> dict[str, float]:
+    """The figure that is printed of a diffusion model: nats a token on held-out examples."""
+    return {"loss on held-out examples": round(history.best or 0.0, 4)}
+
+
+KINDS = {
+    "diffusion": Kind(
+        """Train a model that fills canvases with answers about short lists, to try diffusion decoders on.
+
+        The folder works as --model, in the layout of LLaDA checkpoints. Examples are generated during training.
+        Interrupt it with Ctrl-C: the same command continues.""",
+        _learn,
+        "The model is ready: --model {out} --no-chat-template --diffuse static",
+        (DiffusionRecipe(),),
+        "--size xs --tasks copy,reverse --out diffusion",
+        check=check_folder,
+    )
+}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,12 @@ from decodery.monitors.probe import Probe
 from decodery.monitors.recorder import Recorder
 from decodery.monitors.threshold import Threshold
 
+from .activations import Sites
 from .checkable import capitals
-from .evaluation import Evaluation, doubts
-from .labelled import LabelledChat, reread
+from .evaluation import NOWHERE, Evaluation, doubts, keep_evaluated
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT
+from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .lines import read_labelled
 from .ranking import auroc, parts
 
@@ -250,7 +254,7 @@ def axis_of(
         "bias.0": torch.zeros(1, dtype=torch.float32, device="cpu"),
     }
     about = {**(facts or {}), "axis": kind, "variance": share, "seed": seed}
-    return Probe(tensors, site, "answer", Threshold(1e9, 0.5, 0, ""), about, model)
+    return Probe(tensors, site, "answer", Threshold(NOWHERE, 0.5, 0, ""), about, model)
 
 
 def _logistic(data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -269,3 +273,57 @@ def _logistic(data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     optimizer.step(loss)
     return weight.detach()[:-1] / scale
+
+
+@dataclass(frozen=True)
+class Statements(Data):
+    """Statements to learn from.
+
+    Attributes:
+        statements: The file of statements.
+        kind: lr: the direction that separates the labels. pc1, pc2, ...: a principal component.
+        seed: Random seed of the split.
+    """
+
+    NOTE = """STATEMENTS holds one JSON object a line, {"text": ..., "label": true or false, "group": text}; half of
+    them are for training. The default is right and wrong capitals. Or it holds your own texts with labels, {"messages":
+    [...], "label": true or false, "group": text}, whose last answer is read."""
+
+    statements: Path | None = field(default=None, metadata=ARGUMENT)
+    kind: str = "lr"
+    seed: int = 0
+
+    def check(self) -> None:
+        if self.statements is not None and not is_labelled(self.statements):
+            read_statements(self.statements)
+
+    def read(self, lm: LLM, sites: Ordered[str], progress: Progress) -> list[ReadStatement]:
+        """What the model reads."""
+        if self.statements is not None and is_labelled(self.statements):
+            return read_answers(lm, read_chats(self.statements, answers=True), sites, progress)
+        found = built_in_statements(self.seed) if self.statements is None else read_statements(self.statements)
+        return read_by(lm, found, sites, progress)
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    asked, lm = run.of(Statements), run.lm
+    read, chat = asked.read(lm, run.of(Sites).of(lm), run.progress), lm.chat_template is not None
+    how = {"kind": asked.kind, "model": lm.model.fingerprint, "seed": asked.seed, "facts": run.facts}
+    trained, report = evaluated(read, partial(axis_by, chat=chat, **how), asked.seed)
+    more = {"site": trained.site, "variance": trained.facts["variance"]}
+    return keep_evaluated(trained, report, run.out / Probe.FILE, **more)
+
+
+KINDS = {
+    "direction": Kind(
+        """Find a direction of the hidden states of MODEL that separates STATEMENTS, for the monitor neurofeedback.
+
+        The hook point that separates the labels best on a part of the statements is used. A principal component ignores
+        the labels. The printed figures are those of the rest.""",
+        _learn,
+        "The direction is ready: --monitor neurofeedback:axis={out}",
+        (Statements(), Sites()),
+        "--kind lr --out direction",
+        model="whose hidden states are read",
+    )
+}

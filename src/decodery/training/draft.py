@@ -8,13 +8,14 @@ head, and every matrix begins as a part of the target's, because minutes are too
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
+from decodery.models.config import ModelConfig
 from decodery.models.loaders import fused
 from decodery.models.loaders.description import Description
 from decodery.models.loaders.drafts import DESCRIPTION, TOKENIZER, WEIGHTS
@@ -27,6 +28,8 @@ from decodery.models.torch.weights import Kept
 from .card import check_of, write_card
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, TrainingText
+from .kind import Kind, Run, rounded
+from .kind_data import OwnTexts, cut_texts, own_texts
 from .loop import History, TrainingPlan, batches, train
 from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
 
@@ -228,3 +231,110 @@ target: {scores["cross_entropy"]:.3f} nats.
 
 def _percent(name: str, values: dict[str, float]) -> str:
     return f"{100 * values[name]:.1f} %"
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """What a draft model is like, and how it is trained.
+
+    Attributes:
+        pretrain: A text file to learn from first. Repeatable.
+        layers: Layers of the draft model.
+        inner: Width of the MLP of a layer, at most that of MODEL, which is the default if it is below 768.
+        tokens: Vocabulary size of the draft model.
+        window: Tokens that attention sees.
+        seed: Random seed of texts and training.
+    """
+
+    pretrain: tuple[Path, ...] = ()
+    epochs: float = 4.0
+    layers: int = 1
+    inner: int | None = None
+    tokens: int = 6144
+    window: int = 128
+    seed: int = 0
+
+    def shape(self, config: ModelConfig) -> DraftShape:
+        """The shape that fits a model of this configuration."""
+        inner = min(DraftShape.inner, config.intermediate_size) if self.inner is None else self.inner
+        return fitting(DraftShape(self.layers, inner, self.tokens, self.window), config)
+
+
+def fitting(shape: DraftShape, config: ModelConfig) -> DraftShape:
+    """The shape. Raises SettingsError where no draft of it can be cut from a model of this configuration."""
+    shape.check(config)
+    return shape
+
+
+def _learn(run: Run) -> dict[str, float]:
+    given = run.of(DraftSettings)
+    shape = given.shape(check_target(run.loaded).config)
+    plain = cut_texts(run, given.pretrain, "text/plain") if given.pretrain else None
+    corpus = own_texts(run)
+    written = sum(len(text.tokens) - text.written for text in corpus)
+    run.say(f"the draft learns {given.epochs:g} times from the {written:,} tokens of {len(corpus):,} texts")
+    scores = train_draft(
+        run.loaded,
+        corpus,
+        run.out,
+        shape=shape,
+        epochs=given.epochs,
+        pretraining=plain,
+        seed=given.seed,
+        progress=run.progress,
+    )
+    return rounded(scores)
+
+
+@dataclass(frozen=True)
+class NestedSettings:
+    """What a draft model with exits is like, and how it is trained.
+
+    Attributes:
+        exits: Layers after which the draft model can exit.
+        inner: Width of the MLP of a layer, that of MODEL by default.
+        tokens: Vocabulary size of the draft model.
+        seed: Random seed of texts and training.
+    """
+
+    epochs: float = 4.0
+    exits: tuple[int, ...] = (4, 8, 12)
+    inner: int | None = None
+    tokens: int = 6144
+    seed: int = 0
+
+
+def _learn_nested(run: Run) -> dict[str, float]:
+    given, config = run.of(NestedSettings), check_target(run.loaded).config
+    inner = config.intermediate_size if given.inner is None else given.inner
+    shape = fitting(DraftShape(max(given.exits), inner, given.tokens, exits=given.exits), config)
+    corpus, how = own_texts(run), {"epochs": given.epochs, "seed": given.seed}
+    return rounded(train_draft(run.loaded, corpus, run.out, shape=shape, progress=run.progress, **how))
+
+
+KINDS = {
+    "draft": Kind(
+        """Train a small draft model of MODEL, for --drafter draft-model:model=DIR.
+
+        MODEL must be one that decodery runs itself. 5 % of the texts are held out.""",
+        _learn,
+        "the draft is ready: {out}",
+        (OwnTexts(), DraftSettings()),
+        "-m smollm2 --texts 2000 --out draft",
+        model="to draft for",
+        check=check_folder,
+    ),
+    "nested": Kind(
+        """Train one draft model with exits at several depths, for --drafter nested:model=DIR.
+
+        It starts as the first layers of MODEL. All exits are trained together under one norm and head (sorted
+        fine-tuning). The draft model works for every model with the vocabulary of MODEL. MODEL must be one that
+        decodery runs itself.""",
+        _learn_nested,
+        "the draft is ready: --drafter nested:model={out}",
+        (OwnTexts(), NestedSettings()),
+        "-m smollm2 --exits 4/8/12 --out nested",
+        model="to draft for",
+        check=check_folder,
+    ),
+}

@@ -14,7 +14,20 @@ from decodery.core.errors import SettingsError
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 
-from .diffusion import HELD, DiffusionRecipe, Masked, distance, held_back, logits_at, trained, tune
+from .diffusion import (
+    HELD,
+    DiffusionModel,
+    DiffusionRecipe,
+    Masked,
+    check_folder,
+    distance,
+    held_back,
+    held_loss,
+    logits_at,
+    trained,
+    tune,
+)
+from .kind import Kind, Run
 from .lists import MASK, MOST, VOCABULARY, examples, ids
 from .loop import History, TrainingPlan
 
@@ -26,16 +39,18 @@ class SelfDistillationRecipe:
     """How a diffusion model is distilled.
 
     Attributes:
-        tasks, letters: Of the examples, as the teacher knows them.
-        temperature: Of both distributions.
-        first, last: The share of the consistency loss, which stays at the first for a tenth of the steps.
-        everywhere: Compare the distributions wherever the student has a mask, as published; else only where the teacher
-            has one too, since a small teacher was never trained to say anything of tokens that it sees.
-        control: Train as long on the examples alone, masked as they were for the teacher, to tell what the distillation
-            brings from what more training does.
+        tasks: Tasks that the model of FOLDER learned.
+        letters: Letters of the longest list.
+        batch: Examples of a step.
+        temperature: Temperature of both distributions.
+        first: Weight of the consistency loss in the first tenth of the steps.
+        last: Weight of the consistency loss at the end.
+        everywhere: Compare also the positions that are masked for the student alone, as published.
+        control: Train a control: as long, without a teacher.
+        seed: Random seed of examples and masks.
     """
 
-    tasks: tuple[str, ...]
+    tasks: tuple[str, ...] = DiffusionRecipe.tasks
     letters: int = MOST
     steps: int = 1500
     batch: int = 64
@@ -154,3 +169,21 @@ def distil(
         settings={**asdict(settings), "teacher": teacher.fingerprint},
         told=f"A model {how} by `{command}`.", progress=progress, what="distilling",
     )  # fmt: skip
+
+
+def _learn(run: Run) -> dict[str, float]:
+    return held_loss(distil(run.of(DiffusionModel).folder, run.of(SelfDistillationRecipe), run.out, **run.how))
+
+
+KINDS = {
+    "dscd": Kind(
+        """Distil the diffusion model in FOLDER, which `decodery train diffusion` made (CD4LM).
+
+        The student gets canvases with more masks than the teacher, and learns to predict the same.""",
+        _learn,
+        "The model is ready: --model {out} --no-chat-template --diffuse cad",
+        (DiffusionModel(), SelfDistillationRecipe()),
+        "diffusion --out student",
+        check=check_folder,
+    )
+}

@@ -7,18 +7,21 @@ decodes, by what each would have drafted; here that is counted beforehand for ev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from decodery.core.errors import SettingsError
+from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
-from decodery.models.protocol import OpenModel
+from decodery.models.protocol import OpenModel, is_open
 from decodery.speculative.drafters.dynamic_exit import tokens_per_layer
 
 from .corpus import TrainingText
+from .kind import Kind, Run
+from .kind_data import OwnTexts, own_texts
 
 _ROWS = 512
 """Places at which all layers' tokens are found at a time."""
@@ -117,3 +120,58 @@ def find_exits(
         progress("reading texts", number + 1, len(texts))
     right, asked = zip(*found, strict=True)
     return choose(np.stack(right), np.array(asked), exits=exits, longest=longest, head=head)
+
+
+@dataclass(frozen=True)
+class ExitSettings:
+    """What is looked for.
+
+    Attributes:
+        exits: Number of exit layers.
+        longest: Maximum tokens of a draft.
+        head: Cost of a head call, in layers. 0: as published.
+        seed: Random seed of the texts.
+    """
+
+    exits: int = 3
+    longest: int = 18
+    head: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.exits, self.longest) < 1 or self.head < 0:
+            raise SettingsError("del needs exits and longest of at least 1, and a head of at least 0")
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    given, target = run.of(ExitSettings), run.loaded.model
+    if not is_open(target):
+        raise UnsupportedModel(
+            f"{run.loaded.name} does not show what its layers say: use a model that decodery runs itself"
+        )
+    texts = list(own_texts(run, top=0))
+    how = {"exits": given.exits, "longest": given.longest, "head": given.head}
+    run.made = find_exits(target, texts, progress=run.progress, **how)  # type: ignore[arg-type]
+    return asdict(run.made)
+
+
+def _ready(run: Run) -> str:
+    layers, slower = "/".join(map(str, run.made.layers)), run.made.gain <= 1
+    said = "No exit is expected to be faster than plain decoding.\n" if slower else ""
+    settings = f"layers={layers},length={run.made.length},head={run.of(ExitSettings).head:g}"
+    return f"{said}The exits are ready: --drafter del:{settings}"
+
+
+KINDS = {
+    "del": Kind(
+        """Find the layers of MODEL that are the best exits for --drafter del.
+
+        Each layer is rated by how often it predicts the token of MODEL. The settings and their expected speed-up are
+        printed.""",
+        _learn,
+        _ready,
+        (OwnTexts(48, max_new_tokens=64), ExitSettings()),
+        "--exits 3 --out exits",
+        model="that drafts for itself",
+    )
+}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -22,6 +23,8 @@ Item = TypeVar("Item")
 Part = TypeVar("Part")
 
 CONTROL = "shuffled labels"
+NOWHERE = 1e9
+"""A threshold that no score is above."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,23 @@ def figures(
         for name, kind in (("flagged of harmless", ~labels), ("flagged of wanted", labels)):
             found[name] = _said(flagged[kind].mean()) if kind.any() else None
     return found
+
+
+def keep_evaluated(part: Any, report: Mapping[str, Any], path: Path, **more: Any) -> dict[str, Any]:
+    """Write a trained part with its report in its facts.
+
+    Args:
+        part: The part.
+        report: How well it does on what chose nothing of it.
+        path: The file.
+        more: What else is printed.
+
+    Returns:
+        What is printed: the report, and where the part flags.
+    """
+    replace(part, facts={**part.facts, "report": report}).save(path)
+    limit = {} if part.threshold.value >= NOWHERE else {"threshold": part.threshold.facts()}
+    return {**more, **report, **limit}
 
 
 @torch.no_grad()

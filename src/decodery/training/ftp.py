@@ -29,6 +29,8 @@ from decodery.step.forward_request import run_sync, score
 
 from .card import check_of, command_lines, write_card
 from .corpus import Corpus, TrainingText
+from .kind import Kind, Run
+from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, known_figures, train
 from .schedules import Evolution, evolve
 
@@ -45,20 +47,23 @@ class FTPRecipe:
     """How routers are made.
 
     Attributes:
-        sparsity: Mean share of layers that tokens leave out.
-        width: Of a router's hidden layer.
-        evolution: Of the schedule, which is judged on `texts` texts with the static router.
-        length: Tokens read of a text.
-        steps: Of training, of one text each; 0: the static router is kept.
-        guide, rate, divergence: What weighs how badly a router says what the static one decides (falling to 0 along the
-            way), how far its share is from the layer's target, and how far the model is from the whole one.
-        sinks: See the source `ftp`.
+        sparsity: Mean share of layers that a token skips.
+        width: Width of the hidden layer of a router.
+        evolution: The genetic search.
+        read: Texts that rate a schedule.
+        length: Maximum tokens of a text that are read.
+        steps: Training steps of one text each. 0: train no routers.
+        guide: Weight of what the static router decides. It falls to 0 during the training.
+        rate: Weight of the distance from a layer's target share.
+        divergence: Weight of the divergence from the whole model.
+        sinks: First tokens that are never skipped.
+        seed: Random seed of texts, schedules and training.
     """
 
     sparsity: float = 0.2
     width: int = 32
     evolution: Evolution = field(default_factory=Evolution)
-    texts: int = 16
+    read: int = 16
     length: int = 256
     steps: int = 400
     lr: float = 1e-3
@@ -69,10 +74,8 @@ class FTPRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.sparsity < 1 or min(self.width, self.texts) < 1 or self.length < 8 or self.steps < 0:
-            raise SettingsError(
-                "ftp needs a sparsity between 0 and 1, width and texts >= 1, length >= 8 and steps >= 0"
-            )
+        if not 0 < self.sparsity < 1 or min(self.width, self.read) < 1 or self.length < 8 or self.steps < 0:
+            raise SettingsError("ftp needs a sparsity between 0 and 1, width and read >= 1, length >= 8 and steps >= 0")
         if min(self.guide, self.rate, self.divergence, self.sinks) < 0 or not self.lr > 0:
             raise SettingsError("ftp needs guide, rate, divergence and sinks of at least 0, and lr above 0")
 
@@ -310,7 +313,7 @@ def train_ftp(
     if corpus.facts.get("vocab_size") != model.vocab_size:
         raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
     learned, others = (_usable(corpus, numbers, recipe) for numbers in corpus.split())
-    schedule, losses = find_schedule(model, learned[: recipe.texts], out, recipe, progress)
+    schedule, losses = find_schedule(model, learned[: recipe.read], out, recipe, progress)
     routers = TokenRouters(schedule)
     expected = [Expected.of(learning, text) for text in others]
     contenders = {
@@ -372,3 +375,25 @@ On texts held out: the divergence of the model behind a pruned prompt from the w
 |---|---:|---:|
 {rows}
 """
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    recipe, corpus = replace(run.of(FTPRecipe), evolution=run.of(Evolution)), own_texts(run)
+    found = train_ftp(run.loaded, run.learning, corpus, run.out, recipe=recipe, **run.how)
+    return dict(found.facts["validation"])
+
+
+KINDS = {
+    "ftp": Kind(
+        """Find how much each layer of MODEL can be pruned, and train routers that choose the tokens to skip.
+
+        A genetic search finds the share of tokens that skip each layer, for a fixed mean. Then one small router per
+        layer is trained. MODEL does not change.""",
+        _learn,
+        "The routers are ready: --logits-source ftp:routers={out}",
+        (OwnTexts(400), FTPRecipe(), Evolution()),
+        "--sparsity 0.2 --out routers",
+        model="to prune",
+        check=check_folder,
+    )
+}

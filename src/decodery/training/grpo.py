@@ -32,12 +32,13 @@ class GRPORecipe:
     """How rewards are learned.
 
     Attributes:
-        group: Texts of a prompt in a step, of `batch` prompts.
-        beta: Of the divergence from the model without the adapter.
-        siblings: Weight of the advantages among texts that part at the same token (Sibling-GRPO), beside those of the
-            whole group.
-        steps, lr, seed: Of the training.
-        max_new_tokens, temperature: Of the texts.
+        group: Texts of a prompt in a step.
+        batch: Prompts of a step.
+        beta: Weight of the divergence from MODEL.
+        siblings: Weight of advantages among texts that part at a token (Sibling-GRPO).
+        max_new_tokens: Maximum tokens of a text.
+        temperature: Sampling temperature of the texts.
+        seed: Random seed of the trained weights, the order and what is drawn.
     """
 
     group: int = 8

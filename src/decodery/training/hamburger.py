@@ -29,6 +29,8 @@ from .card import check_of, write_card
 from .corpus import Corpus, TrainingText
 from .cut import changeable, parameters, quantized
 from .draft import write_draft
+from .kind import Kind
+from .kind_data import OwnTexts, from_own_texts
 from .loop import History, TrainingPlan, batches, train
 
 MODEL = "model"
@@ -48,10 +50,11 @@ class HamburgerRecipe:
     """How groups are learned.
 
     Attributes:
-        most: Tokens of a group.
-        layers: Of the small decoder.
-        epochs: Over all texts, `batch` of them a step.
-        base_lr: The rate of the model itself, whose copy learns with the rest; 0: it stays as it is.
+        most: Maximum tokens of a group.
+        layers: Layers of the small decoder.
+        lr: Peak learning rate of the new parts.
+        base_lr: Peak learning rate of the model itself. 0: do not train it.
+        seed: Random seed of texts, weights and their order.
     """
 
     most: int = 4
@@ -382,3 +385,22 @@ On texts held out, cut into groups where the model was sure, at the best of the 
 |---|---:|---:|
 {rows}
 """
+
+
+KINDS = {
+    "hamburger": Kind(
+        """Train MODEL to write several tokens per row, and to read them as one row.
+
+        Texts are cut into groups where MODEL was sure of the next token. A copy of MODEL is trained too and saved in
+        DIR/model, unless --base-lr is 0.""",
+        from_own_texts(train_hamburger, HamburgerRecipe),
+        lambda run: (
+            f"Groups are ready: -m {run.out / MODEL if run.of(HamburgerRecipe).base_lr else run.model} "
+            f"--logits-source hamburger:micro={run.out}"
+        ),
+        (OwnTexts(max_new_tokens=128), HamburgerRecipe()),
+        "--out groups",
+        model="to train",
+        check=check_folder,
+    )
+}

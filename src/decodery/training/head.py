@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,19 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.speculative.drafters.falcon import FalconHead
+from decodery.speculative.heads.drafter import head_named
 from decodery.speculative.heads.head import HEAD, BoundHead, TrainedHead
 from decodery.speculative.heads.parts import Parts
 
 from .card import check_of, write_card
 from .corpus import Corpus, check_texts
 from .cut import keep_tokens
-from .embedded import Shown
+from .embedded import Shown, read_prompts, write_shown
 from .features import FeatureRows, FeatureStore
 from .glancing import glancing
 from .head_batch import DEPTHS, LOSSES, Taught, distance, judged, rank_rates, taught
+from .kind import Kind, Run, rounded
+from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, train
 
 TOP = 64
@@ -47,12 +50,13 @@ class HeadRecipe:
     """How a head is trained.
 
     Attributes:
-        outputs: Tokens it can draft, those that the texts hold most often; 0: all.
-        batch: Texts per step.
+        outputs: Vocabulary size of the head, the most frequent tokens of the texts. 0: all tokens.
+        batch: Batch size in texts.
         length: Tokens of a text that are learned from at a time.
-        decay: What a step further ahead weighs against the one before it.
-        loss: "kl" or "lk_hybrid"; see `head_batch.distance`.
-        glance: Whether answers of wrong guesses are shown to a falcon head, see `glancing`.
+        decay: Weight of a step further ahead, as a share of the weight of the one before it.
+        loss: kl or lk_hybrid, which adds the overlap.
+        glance: Show a falcon head answers of its wrong guesses, fewer and fewer (CSGD).
+        seed: Random seed of texts and training.
     """
 
     outputs: int = 6144
@@ -279,3 +283,50 @@ How often its likeliest token is the target's, on texts held out, given the text
 |---|---|---|
 {rows}
 """
+
+
+@dataclass(frozen=True)
+class HeadKind:
+    """What is trained.
+
+    Attributes:
+        kind: The drafter of the head, such as eagle-3 or hydra:prefix=true.
+        images: File of prompts with embeddings, made by `save_prompts`, to train on as well.
+    """
+
+    kind: str = field(default="", metadata={"required": True})
+    images: Path | None = None
+
+
+def _learn(run: Run) -> dict[str, float]:
+    asked, own, recipe = run.of(HeadKind), run.of(OwnTexts), run.of(HeadRecipe)
+    run.made, shape = head_named(asked.kind)
+    loaded, corpus, shown = run.loaded, own_texts(run), None
+    if asked.images is not None:
+        shown = write_shown(
+            loaded,
+            read_prompts(asked.images, loaded.model),
+            run.out / "text" / "shown",
+            own.texts,
+            own.max_new_tokens,
+            seed=recipe.seed,
+            progress=run.progress,
+        )
+    scores = train_head(loaded, run.made, corpus, run.out, shape=shape, recipe=recipe, shown=shown, **run.how)
+    return rounded({name: value for name, value in scores.items() if name.startswith("agreement")})
+
+
+KINDS = {
+    "head": Kind(
+        """Train a draft head on the hidden states of MODEL, for --drafter KIND:head=DIR.
+
+        The printed figures are how often its first prediction is right on held-out texts, by the number of tokens
+        ahead.""",
+        _learn,
+        lambda run: f"The head is ready: --drafter {run.made.kind}:head={run.out}",
+        (OwnTexts(), HeadKind(), HeadRecipe()),
+        "--kind eagle-3 -m smollm2 --out head",
+        model="to draft for",
+        check=check_folder,
+    )
+}

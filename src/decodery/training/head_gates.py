@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.head_gates import HeadGates
 
 from .card import check_of
+from .kind import Kind, Run
+from .kind_data import TextFiles
 from .one_by_one import ExampleSplit
 from .traced import TracedCache, differentiable
 
@@ -50,9 +53,10 @@ class GateRecipe:
     """How gates learn.
 
     Attributes:
-        sinks, recent: First and last tokens that a streaming head reads, the row itself among them.
-        price: What a mean gate of 1 counts beside the mean squared change of the last hidden states at the answers, as
-            a part of their mean square.
+        sinks: First tokens that a streaming head reads.
+        recent: Recent tokens that a streaming head reads, the row itself among them.
+        price: Weight of the mean gate beside the relative change of the last hidden states at the answers.
+        seed: Random seed of the hidden keys and the order of texts.
     """
 
     steps: int = 150
@@ -221,3 +225,25 @@ def train_head_gates(
     found = HeadGates(trainee.gates.detach().clamp(0, 1).cpu(), facts, target.model.fingerprint)
     found.save(out / HeadGates.FILE)
     return found
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    target, recipe = run.floating, run.of(GateRecipe)
+    documents = hide_keys(target.tokenizer, run.of(TextFiles).pieces(target), seed=recipe.seed)
+    return {"loss": train_head_gates(target, documents, run.out, recipe=recipe, **run.how).facts["loss"]}
+
+
+KINDS = {
+    "lserve": Kind(
+        """Train gates that tell which heads of MODEL need old tokens, for the policy lserve.
+
+        The task is to find numbers that are hidden in text FILES. MODEL is read in floating point and does not change.
+        Interrupt it with Ctrl-C: the same command continues.""",
+        _learn,
+        "The gates are ready: --cache-policy lserve:gates={out}",
+        (TextFiles(), GateRecipe()),
+        "notes.txt --out gates",
+        model="whose heads are classified",
+        check=check_folder,
+    )
+}

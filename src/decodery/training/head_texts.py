@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from decodery.core.errors import SettingsError
 from decodery.engine.monitoring import monitor_states
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.recorder import Recorder
 from decodery.monitors.sae import HeadCodes
 
-from .evaluation import Evaluation, doubts
-from .labelled import LabelledChat, reread
+from .evaluation import Evaluation, doubts, keep_evaluated
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT
+from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .ranking import parts
-from .sae import BehaviourExample, highest
+from .sae import BehaviourExample, built_in_examples, highest, read_examples, train_sae
 
 if TYPE_CHECKING:
     from decodery.llm.llm import LLM
@@ -148,3 +153,95 @@ def evaluated(
         kinds = torch.tensor([each.example.positive for each in test], dtype=torch.bool, device="cpu")
         listed.append([layer, head, *(round(float(own[kinds == kind].double().mean()), 4) for kind in (True, False))])
     return trained, report | {"heads": listed}
+
+
+@dataclass(frozen=True)
+class BehaviourTexts(Data):
+    """Examples of a behaviour.
+
+    Attributes:
+        examples: The file of examples.
+        rate: Maximum rate of false alarms.
+        count: Number of built-in examples.
+        chat: Apply the chat template to the examples.
+        max_new_tokens: Tokens that the model writes after an example.
+        seed: Random seed of examples and training.
+    """
+
+    NOTE = """EXAMPLES holds one JSON object a line, {"prompt": text, "positive": true, "group": text}: prompts after
+    which the behaviour occurs, and similar prompts after which it cannot. A fifth is the test set, by group. Half of
+    the rest is for training, half sets the threshold. The default is built-in sentences about who is given something.
+    Or it holds your own texts with labels, {"messages": [...], "label": true or false, "group": text}."""
+
+    examples: Path | None = field(default=None, metadata=ARGUMENT)
+    rate: float = 0.1
+    count: int = 120
+    chat: bool = False
+    max_new_tokens: int = 24
+    seed: int = 0
+
+    def check(self) -> None:
+        if self.count < 4 or self.max_new_tokens < 1:
+            raise SettingsError("--count is at least 4, and --max-new-tokens at least 1")
+        if self.examples is not None and not is_labelled(self.examples):
+            read_examples(self.examples)
+
+    def read(self, lm: LLM, progress: Progress) -> tuple[list[Read], bool, int]:
+        """What the model reads, whether as chats, and the tokens of the longest text."""
+        if self.examples is not None and is_labelled(self.examples):
+            read = read_answers(lm, read_chats(self.examples), progress)
+            return read, True, max(len(each.rows) for each in read)
+        found = built_in_examples(self.count, self.seed) if self.examples is None else read_examples(self.examples)
+        how = {"chat": self.chat, "max_new_tokens": self.max_new_tokens}
+        return written(lm, found, progress=progress, **how), self.chat, self.max_new_tokens  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class HeadCodeSettings:
+    """How head codes are trained.
+
+    Attributes:
+        features: Features of the autoencoder.
+        sparsity: Weight of the sparsity loss, the mean of the features.
+        top: Number of heads to watch.
+    """
+
+    features: int = 200
+    sparsity: float = 0.02
+    top: int = 10
+    steps: int = 300
+
+    def __post_init__(self) -> None:
+        if min(self.features - 1, self.top, self.steps) < 1:
+            raise SettingsError("head codes need at least 2 features, and top and steps of at least 1")
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    asked, given, lm = run.of(BehaviourTexts), run.of(HeadCodeSettings), run.lm
+    read, chat, tokens = asked.read(lm, run.progress)
+    learn = partial(
+        train_sae,
+        heads=lm.model.config.num_heads,
+        model=lm.model.fingerprint,
+        rate=asked.rate,
+        seed=asked.seed,
+        data=str(asked.examples or "built-in sentences"),
+        chat=chat,
+        tokens=tokens,
+        facts=run.facts,
+        **vars(given),
+    )
+    trained, report = evaluated(read, learn, given.top, asked.seed)
+    return keep_evaluated(trained, report, run.out / HeadCodes.FILE)
+
+
+KINDS = {
+    "sae": Kind(
+        "Find the attention heads of MODEL that take part in a behaviour, for the monitor sae.",
+        _learn,
+        "The head codes are ready: --monitor sae:codes={out},top={top}",
+        (BehaviourTexts(), HeadCodeSettings()),
+        "--out codes",
+        model="whose heads are read",
+    )
+}

@@ -27,6 +27,8 @@ from decodery.models.trained.transfer import Transfer
 from .ahead import EVERY, RATED, AheadRecipe, AheadTrainee, behind, card, facts_of, shares, teach
 from .card import check_of, write_card
 from .corpus import Corpus
+from .kind import Kind
+from .kind_data import OwnTexts, from_own_texts
 from .loop import History
 
 check_folder = check_of(TRANSFER, "holds no hidden transfer")
@@ -37,8 +39,8 @@ class TransferRecipe(AheadRecipe):
     """How maps learn.
 
     Attributes:
-        layers: After how many layers the state of the first, second, ... token after is made, ascending.
-        decay: What each counts, as a part of the one before.
+        layers: Layers after which each token ahead is predicted, in ascending order.
+        decay: Weight of a token, as a share of the weight of the one before it.
     """
 
     layers: tuple[int, ...] = (18, 21, 24)
@@ -136,3 +138,18 @@ def train_transfer(
     )
     write_card(out, text)
     return found, history
+
+
+KINDS = {
+    "hidden-transfer": Kind(
+        """Train maps from the hidden states of MODEL to those of later tokens: --drafter hidden-transfer:transfer=DIR.
+
+        Only the maps are trained.""",
+        from_own_texts(train_transfer, TransferRecipe, floating=True),
+        "The maps are ready: --drafter hidden-transfer:transfer={out}",
+        (OwnTexts(), TransferRecipe(steps=600)),
+        "--layers 18/21/24 --out maps",
+        model="that drafts for itself",
+        check=check_folder,
+    )
+}

@@ -23,6 +23,8 @@ from decodery.speculative.stores.hmm import HMM
 
 from .card import check_of, write_card
 from .corpus import Corpus
+from .kind import Kind, Run
+from .kind_data import OwnTexts, own_texts
 from .loop import CHECKPOINT
 
 check_folder = check_of(HMM.FILE, "holds no hidden Markov model")
@@ -37,10 +39,11 @@ class HMMRecipe:
     """How a hidden Markov model is learned.
 
     Attributes:
-        states: Of it.
-        tokens: That have columns of their own, the commonest.
-        prior: How many times every state is taken to have been met before, saying tokens as all texts do.
-        seed: Decides where it begins.
+        states: Hidden states.
+        tokens: Number of the most frequent tokens that states tell apart.
+        iterations: Iterations of expectation-maximization.
+        prior: Weight of the prior, in occurrences of a state.
+        seed: Random seed of texts and initial weights.
     """
 
     states: int = 256
@@ -303,3 +306,21 @@ from {facts["tokens"]:,} tokens, prompts and what was written behind them, by ex
 {facts["texts"]:,} texts was held out, which takes {bits[facts["best"] - 1]:.2f} bits per token after iteration
 {facts["best"]} of {len(bits)}, the one that is kept, and took {bits[0]:.2f} after the first one.
 """
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    found = train_hmm(run.loaded, own_texts(run), run.out, recipe=run.of(HMMRecipe), **run.how)
+    return {"bits per token on held-out texts": round(-max(found.facts["held"]) / float(np.log(2)), 2)}
+
+
+KINDS = {
+    "hmm": Kind(
+        "Distil a hidden Markov model from the texts of MODEL, for --drafter hmm:model=DIR.",
+        _learn,
+        "{states} states are ready: --drafter hmm:model={out}",
+        (OwnTexts(), HMMRecipe()),
+        "--states 256 --out hmm",
+        model="whose texts are learned",
+        check=check_folder,
+    )
+}

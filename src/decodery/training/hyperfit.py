@@ -30,6 +30,8 @@ from decodery.sampling.sampler import Sampler
 
 from .card import write_card
 from .corpus import Corpus, TrainingText
+from .kind import Kind, Run
+from .kind_data import CutFiles, cut_texts
 from .loop import TrainingPlan, batches, train
 from .remade import Remade, Remaking, TrainedForm, TrainingProgress, check_folder
 from .training_batch import distance, predictions, training_batch
@@ -74,7 +76,12 @@ class HyperfitRecipe:
     The paper takes 2,000 texts of 256 tokens, 20 epochs and a learning rate of 1e-6; fewer of them take a larger one.
 
     Attributes:
-        written: How many tokens are written from each context that the model is judged by.
+        texts: Number of text pieces to learn.
+        epochs: Maximum number of epochs.
+        lr: Learning rate.
+        enough: Stop below this loss.
+        written: Tokens written from each context of the evaluation.
+        seed: Random seed of the choice and order of text pieces.
     """
 
     texts: int = 64
@@ -225,3 +232,24 @@ On texts held out:
 loss and entropy: nats per token; that the first rises is as it should be. ttr: distinct tokens as a share of the last
 {_LAST} of greedy continuations.
 """
+
+
+def _learn(run: Run) -> dict[str, dict[str, float]]:
+    loaded, corpus = run.loaded, cut_texts(run)
+    return hyperfit(loaded, corpus, run.out, recipe=run.of(HyperfitRecipe), **run.how)
+
+
+KINDS = {
+    "hyperfit": Kind(
+        """Overfit a copy of MODEL on a few pieces of FILES, for greedy decoding: -m DIR.
+
+        Greedy texts become longer and more varied; held-out texts become less likely. DIR also holds the pieces:
+        --sampler no-citation:texts=DIR keeps the model from citing them.""",
+        _learn,
+        "The model is ready: -m {out} --sampler no-citation:texts={out}",
+        (CutFiles(length=128), HyperfitRecipe()),
+        "notes.txt --out tuned",
+        model="to tune",
+        check=check_folder,
+    )
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from decodery.core.errors import PromptError
 from decodery.models.loaders.store import Progress, silent
 from decodery.speculative.acceptance.judge import Head
 
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT
 from .loop import History, TrainingPlan, batches, train
-from .mining import HELD_OUT, Examples
+from .mining import HELD_OUT, Examples, Mining, examples, read_questions
 
 JUDGE = "judge.safetensors"
 
@@ -108,3 +111,48 @@ def auc(scores: np.ndarray, truth: np.ndarray) -> float:
     if not valid.any() or not invalid.any():
         return 0.5
     return float((valid * (np.cumsum(invalid) - invalid / 2)).sum() / (valid.sum() * invalid.sum()))
+
+
+@dataclass(frozen=True)
+class JudgeSettings(Data):
+    """What a judge learns from, and how.
+
+    Attributes:
+        questions: The file of questions.
+        lr: Learning rate.
+    """
+
+    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+
+    questions: Path = field(default=Path(), metadata=ARGUMENT)
+    steps: int = 600
+    lr: float = 1e-2
+
+    def check(self) -> None:
+        read_questions(self.questions)
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    given, target = run.of(JudgeSettings), run.loaded
+    asked, layer = read_questions(given.questions), target.model.config.num_layers
+    found = examples(target, asked, run.out, mining=run.of(Mining), progress=run.progress)
+    how = {"steps": given.steps, "lr": given.lr, "model": target.model.fingerprint, "progress": run.progress}
+    head, _ = fit(found, layer, run.out, facts=dict(run.facts), **how)  # type: ignore[arg-type]
+    return head.facts
+
+
+KINDS = {
+    "judge": Kind(
+        """Train a head that predicts which drafted tokens keep an answer right, for the acceptance rule judge.
+
+        QUESTIONS holds one JSON object a line. {"prompt": ..., "right": ..., "wrong": ...}: the wrong answer differs
+        from the right one where the mistake begins. {"prompt": ...}, with a number as the answer: the model answers,
+        tries its own next best tokens where it is unsure, and checks whether the number stays. One question in five is
+        held out.""",
+        _learn,
+        f"The judge is ready: --acceptance-rule judge:head={{out}}/{JUDGE}",
+        (JudgeSettings(), Mining()),
+        "questions.jsonl --out judge",
+        model="whose hidden states are judged",
+    )
+}

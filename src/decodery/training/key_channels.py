@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.trained.key_channels import KeyChannels
 
 from .card import check_of
+from .kind import Kind, Run
+from .kind_data import TextFiles
 
 check_folder = check_of(KeyChannels.FILE, "holds no key channels")
 """Raises SettingsError where calibration would overwrite something else."""
@@ -58,3 +62,24 @@ def calibrate(model: LanguageModel, texts: Sequence[Sequence[int]], progress: Pr
     order = torch.stack((pairs, pairs + dim // 2), dim=-1).flatten(-2)
     facts = {"texts": len(texts), "tokens": count}
     return KeyChannels(order, facts, model.fingerprint)
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    found = calibrate(run.loaded.model, run.of(TextFiles).pieces(run.loaded), run.progress)
+    replace(found, facts={**found.facts, "command": run.command}).save(run.out / KeyChannels.FILE)
+    return found.facts
+
+
+KINDS = {
+    "double-sparsity": Kind(
+        """Find the channels of MODEL's keys that decide attention, on text FILES, for the policy double-sparsity.
+
+        MODEL does not change. It takes as long as reading the texts.""",
+        _learn,
+        "The channels are ready: --cache-policy double-sparsity:calibration={out}",
+        (TextFiles(),),
+        "notes.txt --out channels",
+        model="whose keys are read",
+        check=check_folder,
+    )
+}

@@ -17,6 +17,9 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.speculative.stores.bottleneck import KeySet, nearest
 
+from .kind import Kind, Run
+from .kind_data import TextFiles
+
 _BATCH = 256
 _DEAD = 1e-2
 """Expected rows of a batch below which a key is dead, and begins anew at one of the batch's rows."""
@@ -24,12 +27,16 @@ _DEAD = 1e-2
 
 @dataclass(frozen=True)
 class KeyRecipe:
-    """How keys are found. codebooks of `keys` keys of `dim` numbers.
+    """How keys are found.
 
     Attributes:
-        rank: Numbers of a value.
-        decay: Of the moving averages.
-        epochs: How often all states are gone through.
+        codebooks: Number of codebooks. Each gives a hidden state one key.
+        keys: Keys of a codebook.
+        dim: Dimension of a key.
+        rank: Dimension of a value.
+        decay: Decay of the moving averages.
+        epochs: Passes over all states.
+        seed: Random seed of projections and initial keys.
     """
 
     codebooks: int = 16
@@ -128,3 +135,25 @@ def readout(model: Transformer, rank: int) -> torch.Tensor:
     directions = torch.linalg.eigh((table.T @ table).double())[1][:, -rank:].flip(1).float()
     found = (table @ directions).T
     return found / found.norm(dim=0).clamp(min=1e-6)
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    recipe, texts = run.of(KeyRecipe), run.of(TextFiles).pieces(run.loaded)
+    found = learn_keys(run.loaded.model, texts, recipe=recipe, facts=run.facts, progress=run.progress)
+    found.save(run.out / KeySet.FILE)
+    return {"tokens": found.facts["tokens"]}
+
+
+KINDS = {
+    "kv-bottleneck": Kind(
+        """Fit keys to the hidden states of MODEL on text FILES, for --drafter discrete-key-value:keys=DIR.
+
+        The texts need no labels. The keys stay fixed: the drafter learns their values while it drafts, and starts with
+        none.""",
+        _learn,
+        "The keys are ready: --drafter discrete-key-value:keys={out}",
+        (TextFiles(), KeyRecipe()),
+        "notes.txt --out keys",
+        model="whose hidden states are read",
+    )
+}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,10 @@ from decodery.engine.engine import Engine
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 
+from .data import read_prompts
 from .judge import auc
+from .kind import Data, Kind, Run, rounded
+from .kind_data import ARGUMENT, PLAIN
 
 _HELD_OUT = 10
 """One prompt in so many is kept for validation, and one for the test."""
@@ -160,3 +164,63 @@ def fit_filter(
 def _loss(made: Filter, rows: LabelledBlocks) -> torch.Tensor:
     logits = made.logits(rows.confidence)[rows.open]
     return torch.nn.functional.binary_cross_entropy_with_logits(logits, rows.final[rows.open].float())
+
+
+@dataclass(frozen=True)
+class FilterSettings(Data):
+    """What a filter is trained on, and how.
+
+    Attributes:
+        prompts: The file of prompts, one a line.
+        dtype: Precision of the weights.
+        block: Positions of a block.
+        max_new_tokens: Positions of a canvas.
+        epochs: Training epochs, full batch.
+        apply_chat_template: The prompts are plain text, without the chat template.
+        seed: Random seed of the initial weights.
+    """
+
+    prompts: Path = field(default=Path(), metadata=ARGUMENT)
+    dtype: str = "auto"
+    block: int = 32
+    max_new_tokens: int = 256
+    epochs: int = 3000
+    apply_chat_template: bool = field(default=True, metadata=PLAIN)
+    seed: int = 0
+
+    def check(self) -> None:
+        if min(self.block, self.max_new_tokens, self.epochs) < 1:
+            raise SettingsError("a filter needs block, max-new-tokens and epochs of at least 1")
+        read_prompts(self.prompts)
+
+
+def _learn(run: Run) -> dict[str, float]:
+    from decodery.llm.llm import LLM
+
+    given = run.of(FilterSettings)
+    lines, lm = read_prompts(given.prompts), LLM(run.load(given.dtype))
+    encoded = [lm.encode(line, apply_chat_template=given.apply_chat_template) for line in lines]
+    how = {"eos_ids": lm.tokenizer.eos_ids, "progress": run.progress}
+    found = labelled(lm.engine(), lm.model, encoded, given.max_new_tokens, given.block, **how)  # type: ignore[arg-type]
+    learned, figures = fit_filter(found, model=lm.model.fingerprint, epochs=given.epochs, seed=given.seed)
+    facts = {"prompts": len(lines), "places": given.block, "epochs": given.epochs, "command": run.command}
+    replace(learned, facts=facts).save(run.out)
+    least = {"least_passes": round(found.passes / found.static, 4)}
+    return {"blocks": len(found.prompt), **rounded(figures), **least}
+
+
+KINDS = {
+    "learn2pd": Kind(
+        """Train a filter that predicts which proposals of MODEL are final, for --diffuse learn2pd:filter=FILE.
+
+        MODEL fills a canvas after each line of PROMPTS, one token a pass. Then it fills it again and writes every
+        proposal that is final. Of ten prompts one selects the filter and one evaluates it. auc and plain_auc rate the
+        filter and the plain confidence; least_passes is the share of passes that a perfect filter needs.""",
+        _learn,
+        "The filter is ready: --diffuse learn2pd:filter={out},block={block}",
+        (FilterSettings(),),
+        "prompts.txt -m diffusion --out filter.safetensors",
+        model="whose decoding is learned from",
+        out="file",
+    )
+}

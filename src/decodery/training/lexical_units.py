@@ -25,6 +25,8 @@ from decodery.models.trained.placeholders import Placeholders
 from .ahead import AheadRecipe, AheadTrainee, behind, card, facts_of, shares, teach
 from .card import check_of, write_card
 from .corpus import Corpus
+from .kind import Kind
+from .kind_data import OwnTexts, from_own_texts
 from .loop import History
 
 check_folder = check_of(UNITS, "holds no units")
@@ -35,9 +37,8 @@ class UnitsRecipe(AheadRecipe):
     """How placeholders learn; there are few numbers to learn, so that one text per step is enough.
 
     Attributes:
-        span: Tokens of the longest unit, of which the first needs no placeholder.
-        alpha: Taught are the tokens of runs in which the model gave each token at least this probability; 0 teaches
-            all.
+        span: Maximum tokens of a unit. The first of them needs no placeholder.
+        alpha: Minimum probability of the tokens that are learned. 0: learn all.
     """
 
     span: int = 4
@@ -120,3 +121,18 @@ def train_units(
     )
     write_card(out, text)
     return found, history
+
+
+KINDS = {
+    "lexical-units": Kind(
+        """Train placeholders that MODEL reads in place of unwritten tokens: --drafter lexical-unit:units=DIR.
+
+        Only the placeholders are trained.""",
+        from_own_texts(train_units, UnitsRecipe, floating=True),
+        "The placeholders are ready: --drafter lexical-unit:units={out}",
+        (OwnTexts(), UnitsRecipe()),
+        "-m smollm2 --out units",
+        model="to train for",
+        check=check_folder,
+    )
+}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,9 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.los import EVERY, MOST_TOKENS, LOSHead, LOSNet
 from decodery.monitors.threshold import Threshold
 
-from .activations import Answered
+from .activations import Answered, Questions
+from .evaluation import keep_evaluated
+from .kind import Kind, Run
 from .ranking import parts, require_kinds
 
 _BATCH, _PATIENCE, _STEPS = 64, 30, 400
@@ -111,3 +115,36 @@ def _cut(signatures: torch.Tensor, k: int) -> torch.Tensor:
     if k > had:
         raise SettingsError(f"{had} log-probabilities of a row were collected, not {k}: collect more, or ask for fewer")
     return torch.cat((signatures[:, :k], signatures[:, had:]), dim=1)
+
+
+@dataclass(frozen=True)
+class LOSSettings:
+    """What LOS-Net reads.
+
+    Attributes:
+        k: Log-probabilities per row that the head reads.
+    """
+
+    k: int = 100
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    from .probe import evaluated
+
+    asked, k = run.of(Questions), run.of(LOSSettings).k
+    answers, form = asked.answers(run, (), k, whole=True)
+    how = {"k": k, "rate": asked.rate, "seed": asked.seed, "facts": run.facts, "progress": run.progress}
+    head, report = evaluated(answers, partial(train_los, **how, **form), highest, asked.seed)
+    return keep_evaluated(head, report, run.out / LOSHead.FILE)
+
+
+KINDS = {
+    "los": Kind(
+        "Train LOS-Net, which detects wrong answers of MODEL by the probabilities of their tokens.",
+        _learn,
+        "The head is ready: --monitor los:head={out}",
+        (Questions(), LOSSettings()),
+        "--out head",
+        model="to watch",
+    )
+}

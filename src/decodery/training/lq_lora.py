@@ -13,7 +13,9 @@ from decodery.compression.lq_lora import LQLoRA, in_bfloat16
 from decodery.core.errors import SettingsError
 from decodery.models.torch.weights import Dense
 
-from .remade import Remaking, TrainedForm, TrainingProgress
+from .kind import Kind
+from .kind_data import OwnTexts
+from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, check_folder, copied
 
 
 @dataclass(frozen=True)
@@ -61,3 +63,17 @@ class LowRank(TrainedForm):
     def made(self, itemsize: int) -> Made:
         kept = self.found._replace(first=in_bfloat16(self.found.first), second=in_bfloat16(self.found.second))
         return self._split.made(kept, self._bias)
+
+
+KINDS = {
+    "lq-lora": Kind(
+        "Train the low-rank part of a low-bit copy of MODEL, for -m DIR or --drafter draft-model:model=DIR.",
+        lambda run: copied(run, LowRankRemaking(run.of(LQLoRA))),
+        COPY_READY,
+        (OwnTexts(400, max_new_tokens=96), CopyRecipe(lr=2e-4), LQLoRA()),
+        "--bits 3 --out copy",
+        model="to copy",
+        check=check_folder,
+        without=("scale_bits", "scale_block", "budget", "fisher"),
+    )
+}

@@ -25,6 +25,8 @@ from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import made
 
 from .card import check_of
+from .kind import Kind
+from .kind_data import TextFiles, from_pieces
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
@@ -37,9 +39,9 @@ class MergeRecipe:
     """How it learns.
 
     Attributes:
-        width: Of the network.
-        most: Of a text's prompt, its first half, up to so large a share of rows is merged away, drawn anew in every
-            step; texts that are held out are judged at two thirds of it.
+        width: Width of the network.
+        most: Maximum share of prompt rows to merge. Held-out texts are judged at two thirds of it.
+        seed: Random seed of the initial weights, and of the order and merges of texts.
     """
 
     steps: int = 300
@@ -137,3 +139,19 @@ def train_merges(
     found = MergeNet(kept(trainee.tensors), facts, target.model.fingerprint)
     found.save(out / MergeNet.FILE)
     return found
+
+
+KINDS = {
+    "merges": Kind(
+        """Train embeddings of merged tokens, so that MODEL reads prompts in fewer rows.
+
+        They learn from text FILES to continue a merged prompt as the whole one. MODEL is read in floating point and
+        does not change. Interrupt it with Ctrl-C: the same command continues.""",
+        from_pieces(train_merges, MergeRecipe),
+        "The network is ready: MergeNet.load('{out}')",
+        (TextFiles(), MergeRecipe()),
+        "notes.txt --out merges",
+        model="whose prompts become shorter",
+        check=check_folder,
+    )
+}

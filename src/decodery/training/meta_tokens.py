@@ -19,6 +19,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
 
 from .card import check_of
+from .kind import Kind
+from .kind_data import TextFiles, from_pieces
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
@@ -30,12 +32,15 @@ class MetaRecipe:
     """How meta-tokens learn.
 
     Attributes:
-        library: Rows of it.
-        tokens: How many are mixed for a prompt, each of `sparse` rows.
-        ahead: Tokens at the end of a text whose attention to what comes before them is the example.
-        hot, cold: Temperatures of the mixture, at first and at last.
-        even: What the entropy of the mean mixture counts, so that no row is left aside.
-        static: To learn tokens that are the same for all prompts, to compare with.
+        library: Rows of the library.
+        tokens: Soft tokens of a prompt.
+        sparse: Rows of the library that a soft token mixes.
+        ahead: Tokens whose attention is the training target.
+        hot: Temperature of the mixture at first.
+        cold: Temperature of the mixture at last.
+        even: Weight of the entropy of the mean mixture, so that all rows are used.
+        static: Train a control: the same tokens for every prompt.
+        seed: Random seed of the initial tokens, their noise and the order of texts.
     """
 
     steps: int = 300
@@ -185,3 +190,19 @@ def train_meta_tokens(
     found = MetaTokens(kept(trainee.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
     found.save(out / MetaTokens.FILE)
     return found
+
+
+KINDS = {
+    "meta-soft": Kind(
+        """Train soft tokens that predict which prompt tokens MODEL will attend to, for the policy meta-soft.
+
+        They learn from text FILES how the end of a piece attends to the rest. MODEL is read in floating point and does
+        not change. Interrupt it with Ctrl-C: the same command continues.""",
+        from_pieces(train_meta_tokens, MetaRecipe),
+        "The meta-tokens are ready: --cache-policy meta-soft:trained={out}",
+        (TextFiles(), MetaRecipe()),
+        "notes.txt --out meta",
+        model="whose prompts are read",
+        check=check_folder,
+    )
+}

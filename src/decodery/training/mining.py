@@ -72,6 +72,11 @@ class Mining:
     The target answers greedily with at most `max_new_tokens`; at the `places` of that answer where it was least sure,
     each of its `alternatives` next best tokens is put in and the target finishes again. An alternative is valid where
     the last number of the text stays what it was. Source: AutoJudge (2025), whose alternatives are a draft model's.
+
+    Attributes:
+        max_new_tokens: Maximum tokens of an answer of the model.
+        places: Positions of an answer where alternatives are tried.
+        alternatives: Alternatives at a position.
     """
 
     max_new_tokens: int = 96

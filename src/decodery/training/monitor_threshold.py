@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from decodery.core import method_spec
+from decodery.core.errors import SettingsError
+from decodery.core.registry import resolve
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.trained.artifact import TrainedPart
 from decodery.monitors.threshold import Threshold
 from decodery.step.monitor import Monitor
 
 from .evaluation import figures
-from .labelled import LabelledChat, highest_scores, written_tokens
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT
+from .labelled import LabelledChat, highest_scores, read_chats, written_tokens
 from .ranking import parts
 
 if TYPE_CHECKING:
@@ -81,3 +87,86 @@ def with_threshold(part: TrainedPart, threshold: Threshold, report: dict[str, An
     """A trained part that flags above another threshold; the report of it stands in its facts."""
     facts = {**part.facts, "calibration": report}  # type: ignore[attr-defined]
     return replace(part, threshold=threshold, facts=facts)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Watched(Data):
+    """What a threshold is set on.
+
+    Attributes:
+        texts: The file of texts.
+        monitor: Monitor with its settings, such as truthprint:probe=DIR.
+        rate: Maximum rate of false alarms.
+        unit: What the rate is of. text: the last answer. conversation: all answers of a conversation.
+        seed: Random seed of the split.
+    """
+
+    texts: Path = field(default=Path(), metadata=ARGUMENT)
+    monitor: str = field(default="", metadata={"required": True})
+    rate: float = 0.1
+    unit: Literal["text", "conversation"] = field(default="text", metadata={"option": "--per"})
+    seed: int = 0
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    given = run.of(Watched)
+    chats, watching, no_folder = read_chats(given.texts), resolve("monitor", given.monitor), run.out == Path()
+    known = trained_part(watching)
+    if (known is None) != no_folder:
+        raise SettingsError(
+            f"--monitor {given.monitor} has no trained part: leave --out out"
+            if known is None
+            else f"--monitor {given.monitor} has a trained part, which keeps its threshold: give --out DIR"
+        )
+    if known is not None and _learned_from(known[1]) == str(given.texts):
+        raise SettingsError(
+            f"--monitor {given.monitor} was trained on {given.texts}, and scores of texts that it knows promise "
+            "nothing of others: give other texts"
+        )
+    how = {"unit": given.unit, "seed": given.seed, "data": str(given.texts)}
+    found, report = calibrate(run.lm, chats, watching, given.rate, progress=run.progress, **how)  # type: ignore[arg-type]
+    if known is None:
+        run.made = "threshold", _with_setting(given.monitor, "threshold", repr(found.value))
+    else:
+        setting, part = known
+        with_threshold(part, found, report | {"command": run.command}).save(run.out / part.FILE)
+        run.made = "monitor", _with_setting(given.monitor, setting, str(run.out))
+    return report | {"threshold": found.facts()}
+
+
+def _learned_from(part: Any) -> str | None:
+    """What a part was trained on; None where a later threshold took the place of the one that says it."""
+    return None if "calibration" in part.facts else part.threshold.data
+
+
+def _with_setting(monitor: str, setting: str, value: str) -> str:
+    """A monitor as it is given, with a setting in place of its own one and of its threshold.
+
+    The other settings stay: the scores that a threshold was set on may go by them.
+    """
+    name, settings = method_spec.parts(monitor)
+    kept = [
+        each
+        for each in method_spec.split(settings, ",")
+        if each.partition("=")[0].strip() not in ("", setting, "threshold")
+    ]
+    return f"{name}:{','.join([*kept, f'{setting}={value}'])}"
+
+
+KINDS = {
+    "threshold": Kind(
+        """Set the threshold of any monitor on your own TEXTS.
+
+        TEXTS holds one JSON object a line, {"messages": [...], "label": true or false, "group": text}. The monitor
+        scores each text as it does while MODEL writes, and the highest score of a text decides: a further harmless text
+        like these is flagged at any of its tokens with at most the given rate. A fifth of the groups is the test set,
+        whose figures are printed. A monitor with a trained part is written to --out with the new threshold. Give texts
+        that it was not trained on.""",
+        _learn,
+        lambda run: "The {} is ready: --monitor {}".format(*run.made),
+        (Watched(),),
+        "texts.jsonl --monitor confidence:measure=worst --rate 0.05",
+        model="that writes the texts",
+        out="folder or nothing",
+    )
+}

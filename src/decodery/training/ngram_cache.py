@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from decodery.core.errors import SettingsError
@@ -12,6 +14,8 @@ from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.warm import WarmContexts
 
 from .corpus import Corpus
+from .kind import Kind, Run
+from .kind_data import OwnTexts, Seed, own_texts
 
 _COUNTED = 8
 """Of the most likely tokens after each place this many are counted."""
@@ -119,3 +123,48 @@ def _tried(
             places += 1
             expected.learn(context, -1, tokens[at])
     return np.array(rates.of), {"held_out": places, "first": first / max(1, places), "among": among / max(1, places)}
+
+
+def _learn_cache(run: Run) -> dict[str, Any]:
+    from decodery.models.loaders.drafts import CONTEXTS as FILE
+
+    vocabulary = run.loaded.model.config.vocabulary
+    found = learn_contexts(own_texts(run), vocabulary=vocabulary, progress=run.progress)
+    found.save(run.out / FILE)
+    known = sum(map(len, found.contexts.values()))
+    return {"contexts": known, **{name: found.facts[name] for name in ("tokens", "held_out", "first", "among")}}
+
+
+def _count(run: Run) -> dict[str, Any]:
+    from decodery.extras.superposed.ngrams import save_ngrams
+    from decodery.models.loaders.drafts import NGRAMS
+
+    corpus, model = own_texts(run), run.loaded.model
+    written = [text.tokens[text.written :] for text in corpus]
+    facts = {"vocabulary": model.config.vocabulary, "corpus": corpus.facts}
+    save_ngrams(run.out / NGRAMS, written, model.vocab_size, facts)
+    return {"tokens": sum(map(len, written))}
+
+
+KINDS = {
+    "ngram-cache": Kind(
+        """Build the n-gram cache that the drafter auto starts with: --drafter auto:warm=DIR/contexts.safetensors.
+
+        It holds what MODEL expects after its most frequent contexts.""",
+        _learn_cache,
+        "The contexts are ready: --drafter auto:warm={out}/contexts.safetensors",
+        (OwnTexts(), Seed()),
+        "-m smollm2 --out cache",
+        model="whose texts are learned",
+    ),
+    "ngrams": Kind(
+        """Count the n-grams of MODEL's own texts, for lm.suggestions(ngrams=load_ngrams(DIR/ngrams.safetensors)).
+
+        lm.ngrams(texts) counts your own texts.""",
+        _count,
+        "The n-grams are ready: {out}/ngrams.safetensors",
+        (OwnTexts(), Seed()),
+        "--out ngrams",
+        model="whose texts are counted",
+    ),
+}

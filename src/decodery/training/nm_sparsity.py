@@ -15,7 +15,9 @@ from decodery.compression.nm_sparsity import sparse, strongest
 from decodery.core.errors import SettingsError
 from decodery.models.torch.weights import Dense
 
-from .remade import Remaking, TrainedForm, TrainingProgress
+from .kind import Kind
+from .kind_data import OwnTexts
+from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, check_folder, copied
 
 Schedule = Literal["linear", "exponential", "structure", "sr-ste"]
 
@@ -32,13 +34,14 @@ class SparseRemaking(Remaking):
     The n strongest of every m consecutive weights are found anew in every step.
 
     Attributes:
-        schedule: What the others are multiplied by falls to 0 in a straight line ("linear") or exponentially
-            ("exponential") over the share `decay` of the steps that comes after the share `dense`, in which all count;
-            "structure": they are 0 after that share, and of each m first m - 1 stay, then m/2, m/4, ... and n in the
-            end; "sr-ste": they are 0 from the first step on, and gradients go through to them and make them smaller, as
-            Learning N:M Fine-grained Structured Sparse Neural Networks (2021) does.
-        straight: Gradients of the decays go through undiminished, as in the published code; else they are multiplied by
-            what the weight is.
+        n: Weights to keep.
+        m: Size of a group of consecutive weights.
+        schedule: Schedule that removes the other weights. linear, exponential: their factor falls to 0. structure: of
+            each m first m - 1 stay, then m/2, m/4, ... sr-ste: they are 0 from the first step on, with gradients
+            (Learning N:M Fine-grained Structured Sparse Neural Networks, 2021).
+        dense: Share of the steps at the beginning in which all weights count.
+        decay: Share of the steps after that in which the others are removed.
+        straight: Pass gradients to removed weights unchanged (straight-through), as in the published code.
     """
 
     n: int = 2
@@ -120,3 +123,18 @@ class _Decaying(torch.autograd.Function):
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
         weight, others = ctx.saved_tensors
         return gradient + _DECAY * weight * others, None
+
+
+KINDS = {
+    "nm-sparsity": Kind(
+        """Train a copy of MODEL with at most N weights of every M, for -m DIR or --drafter draft-model:model=DIR.
+
+        The method is progressive gradient flow: weights are removed step by step.""",
+        lambda run: copied(run, run.of(SparseRemaking)),
+        COPY_READY,
+        (OwnTexts(400, max_new_tokens=96), CopyRecipe(), SparseRemaking()),
+        "--n 2 --m 4 --out sparse",
+        model="to copy",
+        check=check_folder,
+    )
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,11 @@ from torch.nn.functional import logsigmoid
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.models.loaders.store import Progress, silent
 
-from .adapter import LoRARemaking
+from .adapter import LoRARemaking, check_folder
 from .adapter_learner import HELD, AdapterLearner
 from .data import TrainingText
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT
 from .lines import read_json_lines
 from .loop import batches, content
 
@@ -28,8 +30,9 @@ class ORPORecipe:
     """How pairs are learned.
 
     Attributes:
-        weight: Of the odds, 0 for learning the chosen texts alone; 0.1 in the paper, 0.2 in SPARE's.
-        steps: Of `batch` pairs each.
+        weight: Weight of the odds, 0.2 in SPARE. 0: learn the chosen texts alone.
+        batch: Pairs of a step.
+        seed: Random seed of the trained weights and the order.
     """
 
     weight: float = 0.1
@@ -116,3 +119,37 @@ def train_orpo(
 
     settings = {"pairs": len(pairs), "data": content(pairs), "recipe": asdict(recipe)}
     return learner.train(loss, validate, "loss", recipe.steps, recipe.lr, settings, command, progress)
+
+
+@dataclass(frozen=True)
+class Preferences(Data):
+    """Pairs of texts.
+
+    Attributes:
+        pairs: The file of pairs.
+    """
+
+    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+
+    pairs: Path = field(default=Path(), metadata=ARGUMENT)
+
+
+def _learn(run: Run) -> dict[str, float]:
+    found, remaking = read_pairs(run.of(Preferences).pairs), run.of(LoRARemaking)
+    return train_orpo(run.lm, found, run.out, remaking=remaking, recipe=run.of(ORPORecipe), **run.how)
+
+
+KINDS = {
+    "orpo": Kind(
+        """Train a LoRA adapter of MODEL on PAIRS of a chosen and a rejected text (ORPO).
+
+        PAIRS holds one JSON object a line: {"prompt": ..., "chosen": ..., "rejected": ...}. One in ten is held out.""",
+        _learn,
+        "The adapter is ready: --logits-source adapter:file={out}",
+        (Preferences(), ORPORecipe(), LoRARemaking()),
+        "pairs.jsonl -m MODEL --out adapter",
+        model="to tune",
+        check=check_folder,
+        without=("masked",),
+    )
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT, PLAIN
 from .lines import read_json_lines
 from .loop import History, TrainingPlan, batches, train
 
@@ -181,3 +183,74 @@ class _Mean:
 
     def value(self) -> torch.Tensor:
         return self.total / max(1, self.count)
+
+
+@dataclass(frozen=True)
+class SourcePairs(Data):
+    """Pairs of a source and what is written about it.
+
+    Attributes:
+        pairs: The file of pairs.
+        apply_chat_template: The sources are plain text, without the chat template.
+    """
+
+    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+
+    pairs: Path = field(default=Path(), metadata=ARGUMENT)
+    apply_chat_template: bool = field(default=True, metadata=PLAIN)
+
+    def check(self) -> None:
+        read_pairs(self.pairs)
+
+
+@dataclass(frozen=True)
+class PartialSettings:
+    """How a second attention is trained.
+
+    Attributes:
+        last: Add the second attention to the last N layers only; to all by default.
+        reset: Restart positions after the prompt.
+        echo: Weight of the auto-encoding loss of the prompt.
+        batch: Batch size in pairs.
+        seed: Random seed of the initial weights and the order.
+    """
+
+    last: int | None = None
+    reset: bool = True
+    echo: float = 0.5
+    steps: int = 200
+    batch: int = 4
+    lr: float = 1e-3
+    seed: int = 0
+
+
+def _learn(run: Run) -> dict[str, float]:
+    from decodery.llm.llm import LLM
+
+    given, lm = run.of(SourcePairs), LLM(run.load("float32"))
+    texts = [
+        (
+            lm.encode(source, apply_chat_template=given.apply_chat_template),
+            [*lm.tokenizer.encode(target, special=False), *lm.tokenizer.eos_ids[:1]],
+        )
+        for source, target in read_pairs(given.pairs)
+    ]
+    facts = {"model": lm.name, "command": run.command}
+    settings = vars(run.of(PartialSettings))
+    found = fit_partial(lm.model, texts, run.out, facts=facts, progress=run.progress, **settings)
+    return dict(found.facts["validation"])
+
+
+KINDS = {
+    "partial": Kind(
+        """Train a second attention that reads the prompt alone, for the source partial-attention.
+
+        PAIRS holds one JSON object a line: {"source": ..., "target": ...}. The model does not change; load it in
+        floating point to use the attention. One pair in ten is held out.""",
+        _learn,
+        f"The second attention is ready: --logits-source partial-attention:weights={{out}}/{PARTIAL}",
+        (SourcePairs(), PartialSettings()),
+        "pairs.jsonl --out partial",
+        model="to train for",
+    )
+}

@@ -20,6 +20,8 @@ from decodery.models.trained.placeholders import Placeholders
 from .ahead import EVERY, RATED, AheadRecipe, card, facts_of, shares, teach
 from .card import check_of, write_card
 from .corpus import Corpus
+from .kind import Kind
+from .kind_data import OwnTexts, from_own_texts
 from .lexical_units import PlaceholderTrainee
 from .loop import History
 
@@ -31,8 +33,8 @@ class PPDRecipe(AheadRecipe):
     """How prompt tokens learn.
 
     Attributes:
-        ahead: How many there are (k).
-        decay: What each counts, as a part of the one before.
+        ahead: Number of tokens to predict ahead.
+        decay: Weight of a token, as a share of the weight of the one before it.
     """
 
     ahead: int = 3
@@ -89,3 +91,17 @@ def train_ppd(
     )
     write_card(out, text)
     return found, history
+
+
+KINDS = {
+    "ppd": Kind(
+        """Train prompt tokens that let MODEL predict further tokens: --drafter ppd:ppd=DIR. Only embeddings are
+        trained.""",
+        from_own_texts(train_ppd, PPDRecipe, floating=True),
+        "The prompt tokens are ready: --drafter ppd:ppd={out}",
+        (OwnTexts(), PPDRecipe()),
+        "--ahead 3 --out ppd",
+        model="that drafts for itself",
+        check=check_folder,
+    )
+}

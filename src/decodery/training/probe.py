@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 
+from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
 from decodery.monitors.los import LOSHead
 from decodery.monitors.probe import Probe
 from decodery.monitors.threshold import Threshold
 
-from .activations import Answered
-from .evaluation import Evaluation
+from .activations import Answered, Questions, Sites
+from .evaluation import Evaluation, keep_evaluated
+from .kind import Kind, Run
 from .ranking import auroc, parts, require_kinds
 
 Rows = Literal["prompt", "new"]
@@ -202,3 +205,66 @@ def _fit(
         if value > best:
             best, kept = value, now
     return kept, best
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """What a probe reads, and what is trained beside it.
+
+    Attributes:
+        rows: Rows to read. prompt: for factcheckmate. new: each token of the answer, for truthprint.
+        intervene: Also train what factcheckmate adds to the states of the last layer.
+    """
+
+    rows: Rows = "prompt"
+    intervene: bool = False
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    given, asked, lm = run.of(ProbeSettings), run.of(Questions), run.lm
+    if given.intervene and (given.rows != "prompt" or asked.labelled):
+        raise SettingsError("--intervene needs --rows prompt, and questions with answers")
+    sites = run.of(Sites).of(lm)
+    answers, form = asked.answers(run, sites, 1, whole=given.rows == "new")
+    how = {"rate": asked.rate, "seed": asked.seed, "model": lm.model.fingerprint, "facts": run.facts}
+    learn = partial(train_probe, sites=sites, rows=given.rows, **how, **form)
+    trained, report = evaluated(answers, learn, worst, asked.seed)
+    figures = keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
+    if given.intervene:
+        _shift(run, answers, asked.seed, bool(form["chat"]))
+    return figures
+
+
+def _shift(run: Run, answers: Ordered[Answered], seed: int, chat: bool) -> None:
+    """Train and keep what is added to states, on the answers that the probe learned from."""
+    from decodery.llm.llm import LLM
+    from decodery.monitors.factcheckmate import Shift
+
+    from .shift import train_shift
+
+    part = parts([each.question.group for each in answers], seed)
+    learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
+    lm = LLM(run.load("float32"))
+    found = train_shift(lm, learned, chat=chat, seed=seed, facts=run.facts, progress=run.progress)
+    found.save(run.out / Shift.FILE)
+
+
+def _ready(run: Run) -> str:
+    given = run.of(ProbeSettings)
+    name = "factcheckmate" if given.rows == "prompt" else "truthprint"
+    return f"The probe is ready: --monitor {name}:probe={run.out}{',action=switch' if given.intervene else ''}"
+
+
+KINDS = {
+    "probe": Kind(
+        """Train a probe that detects wrong answers of MODEL by its hidden states.
+
+        The monitor is factcheckmate, which reads the prompt, or truthprint, which reads each token of the answer. The
+        hook point that ranks best on a part of the questions is used.""",
+        _learn,
+        _ready,
+        (Questions(), ProbeSettings(), Sites()),
+        "--rows prompt --out probe",
+        model="to watch",
+    )
+}

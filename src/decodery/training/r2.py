@@ -18,7 +18,19 @@ from decodery.engine.engine import Engine
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 
-from .diffusion import DiffusionRecipe, Masked, check_folder, distance, held_back, logits_at, trained, tune
+from .diffusion import (
+    DiffusionModel,
+    DiffusionRecipe,
+    Masked,
+    check_folder,
+    distance,
+    held_back,
+    held_loss,
+    logits_at,
+    trained,
+    tune,
+)
+from .kind import Kind, Run
 from .lists import END, MASK, MOST, VOCABULARY, examples, ids
 from .loop import History, TrainingPlan
 
@@ -37,13 +49,17 @@ class R2Recipe:
     former, in nats.
 
     Attributes:
-        tasks, letters: Of the examples, as the model knows them.
-        trajectories: Canvases that it fills by `r2` first.
-        control: Train as long on fresh examples, masked at random as they were before, to tell what the trajectories
-            bring from what more training does.
+        tasks: Tasks that the model of FOLDER learned.
+        letters: Letters of the longest list.
+        trajectories: Number of canvases that the model fills.
+        batch: States of a step.
+        others: Weight of what a pass left open, beside what it wrote.
+        entropy: Weight of the entropy at what a pass wrote.
+        control: Train a control: as long, on new examples.
+        seed: Random seed of examples and states.
     """
 
-    tasks: tuple[str, ...]
+    tasks: tuple[str, ...] = DiffusionRecipe.tasks
     letters: int = MOST
     trajectories: int = 2000
     steps: int = 1000
@@ -181,3 +197,24 @@ def tune_r2(
         told=f"A model {how} by `{command}`.", progress=progress, what="tuning",
     )  # fmt: skip
     return history, seen
+
+
+def _learn(run: Run) -> dict[str, float]:
+    history, seen = tune_r2(run.of(DiffusionModel).folder, run.of(R2Recipe), run.out, **run.how)
+    right = {} if seen is None else {"trajectories that were right and used": round(seen.right, 4)}
+    return right | held_loss(history)
+
+
+KINDS = {
+    "r2": Kind(
+        """Tune the diffusion model in FOLDER, which `decodery train diffusion` made, to the decoder r2.
+
+        The model fills canvases by the rules of r2. From those that are right it learns to be confident in what each
+        pass wrote, so that a plain threshold decodes in the same order.""",
+        _learn,
+        "The model is ready: --model {out} --no-chat-template --diffuse threshold",
+        (DiffusionModel(), R2Recipe()),
+        "diffusion --out tuned",
+        check=check_folder,
+    )
+}

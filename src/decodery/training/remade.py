@@ -29,6 +29,8 @@ from decodery.models.torch.weights import Dense, Kept, floating
 
 from .card import check_of, write_card
 from .corpus import Corpus
+from .kind import Run
+from .kind_data import own_texts
 from .loop import History, TrainingPlan, batches, train
 from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
 
@@ -168,7 +170,7 @@ class CopyRecipe:
     """How a copy learns.
 
     Attributes:
-        steps: Of `batch` texts each.
+        steps: Training steps, of `batch` texts each.
     """
 
     steps: int = 300
@@ -294,6 +296,15 @@ def train_copy(
     write(out, change.model, report, target)
     write_card(out, _card(target, corpus, remaking, recipe, learned.history, scores, report.bits, command))
     return scores
+
+
+def copied(run: Run, remaking: Remaking) -> dict[str, dict[str, float]]:
+    """`train_copy` in a run of a kind, which learns from texts that the model writes."""
+    transformable(run.loaded.model)
+    return train_copy(run.loaded, own_texts(run), run.out, remaking, recipe=run.of(CopyRecipe), **run.how)
+
+
+COPY_READY = "The copy is ready: --drafter draft-model:model={out}"
 
 
 def _card(

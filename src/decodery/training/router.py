@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from decodery.core.errors import SettingsError
+from decodery.core.noise import nth_seed
+from decodery.core.registry import resolve
 from decodery.core.trace import Trace
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
+from decodery.search.arbitrage import Arbitrage
 from decodery.search.base import Search
 from decodery.search.router import RouterHead
 
+from .data import read_prompts
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT, PLAIN
 from .value import states_of
 
 _HELD_OUT = 4
@@ -153,3 +160,70 @@ def _text(trace: Trace, number: int) -> list[int]:
     """What was written up to the end of this part."""
     part = trace.grown[number]
     return [*(_text(trace, part.parent) if part.parent >= 0 else []), *part.tokens]
+
+
+@dataclass(frozen=True)
+class RouterSettings(Data):
+    """What two models write, and who judges it.
+
+    Attributes:
+        prompts: The file of prompts, one a line.
+        second: The smaller model, which writes each step first; the shipped draft model by default.
+        scorer: A scorer of steps, such as value-head(head=FILE).
+        delimiter: Text that ends a step.
+        step_tokens: Maximum tokens of a step.
+        max_new_tokens: Maximum tokens of a text.
+        temperature: Sampling temperature of the steps.
+        apply_chat_template: The prompts are plain text, without the chat template.
+        seed: Random seed of texts and training.
+    """
+
+    prompts: Path = field(default=Path(), metadata=ARGUMENT)
+    second: str | None = None
+    scorer: str = field(default="", metadata={"required": True})
+    delimiter: str = "\n\n"
+    step_tokens: int = 128
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    apply_chat_template: bool = field(default=True, metadata=PLAIN)
+    seed: int = 0
+
+
+def _learn(run: Run) -> dict[str, float]:
+    given, lm = run.of(RouterSettings), run.lm
+    how = {"delimiter": given.delimiter, "step_tokens": given.step_tokens, "model": given.second}
+    search = Arbitrage(resolve("scorer", given.scorer), router="oracle", **how).bind(lm.tokenizer)  # type: ignore[arg-type]
+    requests = []
+    for number, line in enumerate(read_prompts(given.prompts)):
+        request = lm.request(
+            lm.encode(line, apply_chat_template=given.apply_chat_template),
+            max_new_tokens=given.max_new_tokens,
+            temperature=given.temperature,
+            drafter=None,
+            seed=nth_seed(given.seed, number),
+            apply_chat_template=given.apply_chat_template,
+        )
+        request.search = search
+        requests.append(request)
+    small = search.second(lm.model)
+    found = decisions(lm.engine(), small, requests, progress=run.progress)
+    learned, rank = fit_router(found, small.config.num_layers, small.fingerprint, seed=given.seed)
+    learned.save(run.out)
+    better = float((found.advantage > 0).double().mean())
+    return {"steps": len(found.text), "better": round(better, 4), "spearman": round(rank, 4)}
+
+
+KINDS = {
+    "router": Kind(
+        """Train a router that predicts where MODEL would write a better step than a smaller model did.
+
+        Both models write every step of a text after each line of PROMPTS. The scorer chooses the better step. One text
+        in four is held out; there the router is rated by how well it ranks steps by the gain of MODEL (Spearman).""",
+        _learn,
+        "The router is ready: --search arbitrage:router={out},theta=0.5",
+        (RouterSettings(),),
+        'prompts.txt --scorer "value-head(head=value.safetensors)" --out router.safetensors',
+        model="that rewrites steps",
+        out="file",
+    )
+}

@@ -16,11 +16,11 @@ class Evolution:
     """How schedules are bred.
 
     Attributes:
-        population: Of each generation.
-        generations: After the first one, which is random.
-        tournament: A parent is the best of so many drawn.
-        moves: Pairs of layers between which a child's mass is moved.
-        elite: The best so many live on unchanged.
+        population: Schedules of a generation of the genetic search.
+        generations: Generations of the genetic search after the first, which is random.
+        tournament: Schedules that are drawn for a parent; the best of them is taken.
+        moves: Pairs of layers between which a new schedule moves some of its share.
+        elite: Best schedules that are kept unchanged.
     """
 
     population: int = 16

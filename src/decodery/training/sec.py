@@ -26,6 +26,8 @@ from decodery.models.trained.exits import CONTINUE, EXIT, HEADS, STOP, ExitHeads
 from .card import check_of, command_lines, write_card
 from .corpus import Corpus
 from .exits import ExitChecks, ExitTexts, Places
+from .kind import Kind, Run
+from .kind_data import CutFiles, cut_texts
 from .loop import History, TrainingPlan, batches, train
 
 check_folder = check_of(HEADS, "holds no heads of early exits")
@@ -40,11 +42,10 @@ class SECRecipe:
 
     Attributes:
         every: Layers between two checks.
-        rank: Of the corrections.
-        outputs: The corrections learn with so many tokens for a vocabulary, the texts' most frequent ones and, in the
-            room that is left, any others; they then speak all of it.
-        epochs: How often they see all texts, `batch` of which make a step.
-        lr: At its peak.
+        rank: Rank of the correction of the head at a check.
+        outputs: Tokens that the corrections learn with, the most frequent ones of the texts first.
+        lr: Peak learning rate.
+        seed: Random seed of the initial weights and the order.
     """
 
     every: int = 5
@@ -294,3 +295,25 @@ going on:
 
 No layer was right in {stops["of all"]:.1%} of the places; where the classifier found that likeliest, {precision}.
 """
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    corpus = cut_texts(run)
+    found = train_sec(run.loaded, run.learning, corpus, run.out, recipe=run.of(SECRecipe), **run.how)
+    return dict(found.facts["validation"])
+
+
+KINDS = {
+    "sec": Kind(
+        """Train checks that tell which layers of MODEL know the next token, for the source sec.
+
+        FILES are texts like those that MODEL will write, such as programs. Corrections of the head and a classifier are
+        trained; MODEL does not change. One text in ten is held out.""",
+        _learn,
+        "The heads are ready: --logits-source sec:heads={out}",
+        (CutFiles(length=128), SECRecipe()),
+        "code.txt --out heads",
+        model="to leave early",
+        check=check_folder,
+    )
+}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile
+from decodery.core.errors import CorruptFile, SettingsError
 from decodery.engine.monitoring import monitor_states
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.probe import Probe
@@ -19,9 +20,11 @@ from decodery.monitors.recorder import Recorder
 from decodery.monitors.threshold import Threshold
 from decodery.monitors.turns import TurnRecorder, Turns
 
-from .activations import Answered
+from .activations import Answered, Sites
 from .checkable import CheckableQuestion
-from .evaluation import Evaluation
+from .evaluation import Evaluation, keep_evaluated
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT
 from .labelled import LabelledChat, is_labelled, read_chats
 from .lines import read_json_lines
 from .probe import train_probe, worst
@@ -291,3 +294,59 @@ def _beginnings(heard: Ordered[ReadConversation]) -> Iterator[Answered]:
             asked = CheckableQuestion(each.talk.turns[number], "", each.talk.group, "talk", f"{number}")
             rows = {site: row.float() for site, row in states.items()}
             yield Answered(asked, wrong, [], torch.zeros(0, 5, dtype=torch.float32, device="cpu"), rows, {})
+
+
+@dataclass(frozen=True)
+class Conversations(Data):
+    """Conversations to learn from.
+
+    Attributes:
+        conversations: The file of conversations.
+        count: Number of built-in conversations.
+        rate: Maximum rate of false alarms.
+        seed: Random seed of conversations, split and training.
+    """
+
+    NOTE = """CONVERSATIONS holds one JSON object a line, {"turns": [text, ...], "completes": number or null, "group":
+    text}: the turns of a user, and the number (from 0) of the turn that completes it. The default is built-in shopping
+    lists, some of which hold a secret triple of items. Or it holds your own conversations with labels, {"messages":
+    [...], "label": true or false, "group": text}."""
+
+    conversations: Path | None = field(default=None, metadata=ARGUMENT)
+    count: int = 400
+    rate: float = 0.1
+    seed: int = 0
+
+    def talks(self) -> list[Talk]:
+        """The conversations."""
+        if self.conversations is None:
+            return built_in_talks(self.count, self.seed)
+        return read_talks(self.conversations)
+
+    def check(self) -> None:
+        if self.count < 1:
+            raise SettingsError(f"--count is at least 1, not {self.count}")
+        self.talks()
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    asked, lm = run.of(Conversations), run.lm
+    sites = run.of(Sites).of(lm)
+    data, model = str(asked.conversations or "built-in conversations"), lm.model.fingerprint
+    how = {"model": model, "rate": asked.rate, "seed": asked.seed, "data": data, "facts": run.facts}
+    heard = hear(lm, asked.talks(), sites, run.progress)
+    trained, report = evaluated(heard, partial(train_sequential, sites=sites, **how), asked.seed)
+    return keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
+
+
+KINDS = {
+    "sequential": Kind(
+        """Train a probe that detects when a conversation as a whole is what you look for, for the monitor sequential.
+        """,
+        _learn,
+        "The probe is ready: --monitor sequential:probe={out}",
+        (Conversations(), Sites()),
+        "--out probe",
+        model="that reads the conversations",
+    )
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,8 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.search.answers import AnswerExtractor
 from decodery.step.writer import writes
 
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT
 from .lines import read_json_lines
 
 if TYPE_CHECKING:
@@ -327,3 +329,77 @@ def preference_pairs(found: Sequence[StepLabels], most: int = _PAIRS) -> list[di
         ways.sort(key=lambda way: -way[0])
         pairs += [{"prompt": prompt, "chosen": better, "rejected": worse} for _, better, worse in ways[:most]]
     return pairs
+
+
+@dataclass(frozen=True)
+class LabelSettings(Data):
+    """Solutions, and how their steps are labelled.
+
+    Attributes:
+        solutions: The file of solutions.
+        pairs: Also write pairs of a better and a worse text, for ORPO.
+        delimiter: Text that ends a step.
+        answer: Where answers stand in a text.
+        pattern: A regular expression of answers in its place.
+        missing: Label of steps that the annotator leaves out.
+        max_new_tokens: Maximum tokens of an annotation.
+    """
+
+    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+
+    solutions: Path = field(default=Path(), metadata=ARGUMENT)
+    pairs: Path | None = field(default=None, metadata={"path": "new file"})
+    delimiter: str = "\n\n"
+    answer: Literal["auto", "number", "marked", "whole", "choice", "quantity"] = "auto"
+    pattern: str | None = None
+    missing: Literal["incorrect", "outcome"] = "incorrect"
+    max_new_tokens: int = 1024
+
+    def check(self) -> None:
+        read_exercises(self.solutions)
+
+
+def _learn(run: Run) -> dict[str, int]:
+    from decodery import load
+
+    given = run.of(LabelSettings)
+    found = label_steps(
+        load(run.model),
+        read_exercises(given.solutions),
+        run.out,
+        delimiter=given.delimiter,
+        answers=AnswerExtractor(given.answer, given.pattern or ""),
+        missing=given.missing,
+        max_new_tokens=given.max_new_tokens,
+        progress=run.progress,
+    )
+    figures = {"texts": len(found), "steps": sum(len(each.labels) for each in found)}
+    figures["tokens written"] = sum(each.tokens for each in found)
+    if given.pairs is not None:
+        made = preference_pairs(found)
+        write_text(given.pairs, "".join(f"{json.dumps(each)}\n" for each in made))
+        figures["pairs"] = len(made)
+    return figures
+
+
+def _ready(run: Run) -> str:
+    pairs = run.of(LabelSettings).pairs
+    more = "" if pairs is None else f", decodery train orpo {pairs}"
+    return f"The labels are ready: decodery train text-prm {run.out}{more}"
+
+
+KINDS = {
+    "step-labels": Kind(
+        """Label the steps of SOLUTIONS by comparing them with reference solutions: one text of MODEL for each solution.
+
+        SOLUTIONS holds one JSON object a line: {"question": ..., "reference": ..., "solution": ...} or "solutions" with
+        a list. MODEL says which reference steps each step matches, and whether it is right (SPARE). Steps it leaves out
+        are wrong, and the last step's label is whether the final answers are equal.""",
+        _learn,
+        _ready,
+        (LabelSettings(),),
+        "solutions.jsonl -m MODEL --out labelled.jsonl --pairs pairs.jsonl",
+        model="that compares steps; the URL of a server works too",
+        out="file",
+    )
+}

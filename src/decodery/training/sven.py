@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +19,11 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixes
 
 from .card import check_of, command_lines, write_card
+from .fixes import built_in_pairs
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT, validation
 from .loop import History, TrainingPlan, batches, content, train
-from .programs import MOST_TOKENS, LabelledProgram, ProgramPair, programs_of
+from .programs import MOST_TOKENS, LabelledProgram, ProgramPair, programs_of, read_pairs
 from .traced import TracedCache, differentiable
 
 CONTROLS = ("secure", "unsafe")
@@ -46,9 +50,12 @@ class SVENRecipe:
 
     Attributes:
         length: Positions of a prefix.
-        contrast, kl: Weights of the losses.
-        dropout: Share of a prefix's numbers that is left out in a step.
-        batch: Programs per step.
+        lr: Initial learning rate.
+        contrast: Weight of the contrast with the other prefix.
+        kl: Weight of the divergence where nothing changed.
+        dropout: Share of the numbers of a prefix that is left out in a step.
+        batch: Programs of a step.
+        seed: Random seed of the order and the split.
     """
 
     length: int = 5
@@ -274,3 +281,38 @@ language: the cross-entropy of changed tokens. contrast: how little more likely 
 kl: how far both prefixes move the model where nothing changed. right: the share of changed tokens that are likelier
 under their own prefix. loss: the sum that was minimised.
 """
+
+
+@dataclass(frozen=True)
+class Fixes(Data):
+    """Programs before and after a fix.
+
+    Attributes:
+        pairs: The file of pairs.
+    """
+
+    NOTE = """PAIRS holds one JSON object a line, {"before": ..., "after": ...}: the same program before and after a
+    fix. The default is 100 built-in pairs about security. One pair in ten is held out. Interrupt it with Ctrl-C: the
+    same command continues."""
+
+    pairs: Path | None = field(default=None, metadata=ARGUMENT)
+
+
+def _learn(run: Run) -> Mapping[str, Any]:
+    given = run.of(Fixes).pairs
+    pairs = read_pairs(given) if given else built_in_pairs(100)
+    return validation(train_sven(run.floating, pairs, run.out, recipe=run.of(SVENRecipe), **run.how))
+
+
+KINDS = {
+    "sven": Kind(
+        """Train two short prefixes that steer MODEL towards programs after a fix, or before it. Only they are trained.
+        """,
+        _learn,
+        f"The prefixes are ready: --logits-source sven:control={CONTROLS[0]},prefix={{out}}",
+        (Fixes(), SVENRecipe()),
+        "--out prefixes",
+        model="to steer",
+        check=check_folder,
+    )
+}

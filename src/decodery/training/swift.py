@@ -28,6 +28,8 @@ from decodery.speculative.stores.skip_search import SkipSearch
 
 from .card import check_of, command_lines, write_card
 from .corpus import Corpus, TrainingText
+from .kind import Kind, Run
+from .kind_data import OwnTexts, own_texts
 from .loop import known_figures
 
 TRIED = "tried.json"
@@ -42,21 +44,24 @@ class SkipRecipe:
     """How a set is looked for.
 
     Attributes:
-        ratio: Share of the sublayers to skip, of all but those of the first and the last layer.
-        proposals: Sets tried, every `bayes`-th of them a promising one.
-        texts: How many are read for every set, `window` tokens of each.
+        ratio: Share of sublayers to skip, of all but those of the first and the last layer.
+        proposals: Number of sets to try.
+        bayes: Every so many sets a promising one is tried, by a model of what was tried.
+        read: Texts that rate a set.
+        window: Tokens of a text that are read.
+        seed: Random seed of texts and sets.
     """
 
     ratio: float = 0.45
     proposals: int = 200
     bayes: int = 25
-    texts: int = 16
+    read: int = 16
     window: int = 32
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio < 1 or min(self.proposals, self.bayes, self.texts, self.window) < 1:
-            raise SettingsError("swift needs a ratio between 0 and 1, and proposals, bayes, texts and window >= 1")
+        if not 0 < self.ratio < 1 or min(self.proposals, self.bayes, self.read, self.window) < 1:
+            raise SettingsError("swift needs a ratio between 0 and 1, and proposals, bayes, read and window >= 1")
 
 
 class TextWindow:
@@ -115,7 +120,7 @@ def find_skips(
         raise SettingsError(f"a ratio of {recipe.ratio:g} leaves nothing to choose among {search.size} sublayers")
     learned, others = corpus.split()
     seen, held = (
-        TextWindow(model, [corpus[number] for number in numbers[: recipe.texts]], recipe.window)
+        TextWindow(model, [corpus[number] for number in numbers[: recipe.read]], recipe.window)
         for numbers in (learned, others)
     )
     first, settings = search.skip, {"recipe": asdict(recipe), "corpus": corpus.facts, "model": model.fingerprint}
@@ -166,3 +171,23 @@ Matchness, the share of places at which the model finds the same token likeliest
 | every odd layer | {first["matchness"]:.3f} | {first["held_out"]:.3f} |
 | what was found | {best["matchness"]:.3f} | {best["held_out"]:.3f} |
 """
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    found = find_skips(run.loaded, own_texts(run), run.out, recipe=run.of(SkipRecipe), **run.how)
+    return {name: found.facts[name] for name in ("first", "best")}
+
+
+KINDS = {
+    "swift": Kind(
+        """Find the sublayers that MODEL can skip when it drafts for itself: --drafter swift:skip=DIR.
+
+        Nothing is trained. The set of sublayers that changes the most likely token least often is kept.""",
+        _learn,
+        "The sublayers are ready: --drafter swift:skip={out}",
+        (OwnTexts(400, max_new_tokens=64), SkipRecipe()),
+        "--ratio 0.45 --out skip",
+        model="that drafts for itself",
+        check=check_folder,
+    )
+}

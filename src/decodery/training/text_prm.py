@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,10 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.scorers.process_reward import ProcessHead
 
 from .judge import auc
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT, PLAIN
 from .reward_head import PRM, fitted
+from .value import read_judged, read_step_labels
 
 _CHUNK = 512
 _HELD_OUT = 10
@@ -28,8 +32,11 @@ class TextPRMRecipe:
     """How judged texts are learned.
 
     Attributes:
-        delimiter: Ends a step.
-        tap: After how many layers states are read, None: all.
+        delimiter: Text that ends a step.
+        tap: Read the hidden states after N layers; after all by default.
+        batch: Steps of texts in a training step.
+        weight_decay: Weight decay of the optimizer.
+        seed: Random seed of the initial weights and the order.
     """
 
     delimiter: str = "\n\n"
@@ -183,3 +190,82 @@ class _PromptReader:
             if parts
             else torch.empty(0, self._model.config.hidden_size, dtype=torch.float32, device="cpu")
         )
+
+
+@dataclass(frozen=True)
+class JudgedFile(Data):
+    """Judged texts.
+
+    Attributes:
+        texts: The file of texts.
+        apply_chat_template: The prompts are plain text, without the chat template.
+        published: Write a folder in a published form, a classifier of tokens, for reward-model:model=DIR. MODEL is a
+            folder.
+    """
+
+    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+
+    texts: Path = field(default=Path(), metadata=ARGUMENT)
+    apply_chat_template: bool = field(default=True, metadata=PLAIN)
+    published: bool = False
+
+    def read(self) -> list[tuple[str, str, float, Sequence[float] | None]]:
+        """Prompts, texts, rewards and labels of steps."""
+        found = zip(read_judged(self.texts), read_step_labels(self.texts), strict=True)
+        return [(*text, labels) for text, labels in found]
+
+    def check(self) -> None:
+        self.read()
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    given, recipe = run.of(JudgedFile), run.of(TextPRMRecipe)
+    if given.published:
+        return _publish(run, given, recipe)
+    lm = run.lm
+    judged = [
+        JudgedText(
+            lm.encode(prompt, apply_chat_template=given.apply_chat_template),
+            lm.tokenizer.encode(text, special=False),
+            reward,
+            labels,
+        )
+        for prompt, text, reward, labels in given.read()
+    ]
+    facts = train_text_prm(lm.model, lm.tokenizer, judged, run.out, recipe=recipe, **run.how).facts or {}
+    return {name: facts[name] for name in ("auc", "cross_entropy", "cross_entropy_of_the_mean")}
+
+
+def _publish(run: Run, given: JudgedFile, recipe: TextPRMRecipe) -> dict[str, float]:
+    from .published_prm import train_published_prm
+
+    if recipe.delimiter != TextPRMRecipe.delimiter or recipe.tap is not None or not given.apply_chat_template:
+        raise SettingsError("--published reads questions as text and steps between blank lines: leave others out")
+    if not Path(run.model).is_dir():
+        raise SettingsError(
+            f"--published copies the tensors of a folder of safetensors, and {run.model} is none: give one"
+        )
+    return train_published_prm(run.loaded, Path(run.model), given.read(), run.out, **run.how)
+
+
+def _ready(run: Run) -> str:
+    published = run.of(JudgedFile).published
+    use = f"reward-model:model={run.out}" if published else f"process-reward:head={run.out / PRM}"
+    return f"The reward model is ready: {use}"
+
+
+KINDS = {
+    "text-prm": Kind(
+        """Train a head on judged TEXTS that predicts, step by step, whether a text will be right.
+
+        TEXTS holds one JSON object a line: {"prompt": ..., "text": ..., "reward": from 0 to 1}; "labels" with a number
+        of each step, as `decodery train step-labels` writes them, are learned in place of the reward. Several samples
+        of MODEL for each prompt are best. One prompt in ten is held out. It is a scorer for any search:
+        process-reward:head=DIR/process-reward.safetensors.""",
+        _learn,
+        _ready,
+        (JudgedFile(), TextPRMRecipe()),
+        "texts.jsonl --out prm",
+        model="whose hidden states are read",
+    )
+}

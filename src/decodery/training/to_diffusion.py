@@ -30,6 +30,8 @@ from decodery.models.torch.weights import Dense
 
 from .adapter import LoRARemaking
 from .card import check_of, write_card
+from .diffusion import held_loss
+from .kind import Kind, Run
 from .loop import History, TrainingPlan, train
 from .remade import Remade
 
@@ -54,12 +56,14 @@ class Adaptation:
     A step learns from `batch` lists of one length.
 
     Attributes:
-        tasks: Of `TASKS`.
-        least, most: Words of a list.
-        places: Of a canvas, an end and what fills it up with it.
-        rank: Of the thin matrices, of all linear layers.
-        annealing: Over which share of the steps the causal mask dissolves: a place ahead is seen with a probability
-            that rises to 1.
+        tasks: Tasks on lists of words: copy, reverse, replace.
+        least: Words of the shortest list.
+        most: Words of the longest list.
+        places: Positions of a canvas.
+        rank: Rank of the trained matrices.
+        batch: Batch size in lists.
+        annealing: Share of the steps in which the causal mask dissolves.
+        seed: Random seed of lists, masks and initial weights.
     """
 
     tasks: tuple[str, ...] = TASKS
@@ -286,3 +290,24 @@ Made with `{command}`: thin matrices of rank {settings.rank} and a row for the m
 opened. The loss on lists held out was {history.best or 0.0:.4f} nats a token after {history.best_step} of
 {history.step} steps.
 """
+
+
+def _learn(run: Run) -> dict[str, float]:
+    return held_loss(adapt(run.load("float32"), run.of(Adaptation), run.out, **run.how))
+
+
+KINDS = {
+    "to-diffusion": Kind(
+        """Adapt MODEL, a causal model, to fill canvases with answers about short lists of words.
+
+        The attention becomes bidirectional; low-rank matrices and a mask token are trained. An hour on two cores
+        teaches a small model one such narrow task; open text takes billions of words. Interrupt it with Ctrl-C: the
+        same command continues.""",
+        _learn,
+        "The model is ready: --model {out} --no-chat-template --diffuse threshold",
+        (Adaptation(),),
+        "-m smollm2 --out diffusion",
+        model="to adapt",
+        check=check_folder,
+    )
+}

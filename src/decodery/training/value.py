@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,10 @@ from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer, judge
 from decodery.step.sequence import Sequence
 
+from .kind import Data, Kind, Run
+from .kind_data import ARGUMENT, PLAIN
 from .lines import read_json_lines
+from .restart import compared
 
 _TOGETHER = 16
 _CHUNK = 512
@@ -199,3 +203,79 @@ def states_of(model: LanguageModel, prompt: Ordered[int], output: Ordered[int], 
         parts.append(model.forward(Batch([segment]), taps=[tap]).hidden[tap].cpu())
         cache.keep(range(len(chunk)))
     return torch.cat(parts)[len(prompt) :].double()
+
+
+@dataclass(frozen=True)
+class ValueSettings(Data):
+    """Judged texts, and what is fitted to them.
+
+    Attributes:
+        texts: The file of texts.
+        tap: Read the hidden states after N layers; after all by default.
+        ridge: Strength of the ridge penalty.
+        apply_chat_template: The prompts are plain text, without the chat template.
+        restart: Predict the probability that another text is not better, for the search adaptive-sampling.
+        switch: Predict from the prompt alone whether texts fail, for the search edge.
+    """
+
+    texts: Path = field(default=Path(), metadata=ARGUMENT)
+    tap: int | None = None
+    ridge: float = 1e-2
+    apply_chat_template: bool = field(default=True, metadata=PLAIN)
+    restart: bool = False
+    switch: bool = False
+
+    def __post_init__(self) -> None:
+        if self.restart and self.switch:
+            raise SettingsError("--restart and --switch exclude each other: give one of them")
+
+    def read(self) -> list[tuple[str, str, float]]:
+        """Prompts, texts and what is learned of them."""
+        found = read_judged(self.texts)
+        return compared(found) if self.restart else found
+
+    def check(self) -> None:
+        self.read()
+
+
+def _learn(run: Run) -> None:
+    given, lm = run.of(ValueSettings), run.lm
+    found = given.read()
+
+    def judged() -> Iterator[Judged]:
+        for number, (prompt, text, reward) in enumerate(found, start=1):
+            tokens = lm.encode(prompt, apply_chat_template=given.apply_chat_template)
+            yield tokens, lm.tokenizer.encode(text, special=False), reward
+            run.progress("reading texts", number, len(found))
+
+    if given.switch:
+        hard = ((prompt, reward < 0.5) for prompt, _, reward in judged())
+        fit_switch(lm.model, hard, tap=given.tap, ridge=given.ridge).save(run.out)
+    else:
+        fit_value(lm.model, judged(), tap=given.tap, ridge=given.ridge).save(run.out)
+
+
+def _ready(run: Run) -> str:
+    given = run.of(ValueSettings)
+    if given.switch:
+        return f'The switch is ready: --search "edge:switch={run.out},adapter=DIR,scorer=..."'
+    use = '--search "adaptive-sampling:scorer=' if given.restart else '--logits-source "controlled-decoding:value='
+    return f'The value head is ready: {use}value-head(head={run.out})"'
+
+
+KINDS = {
+    "value": Kind(
+        """Train a head that predicts the reward of a text from its beginning.
+
+        TEXTS holds one JSON object a line: {"prompt": ..., "text": ..., "reward": number}. The head is for the source
+        controlled-decoding and the search controlled-blocks. With --restart it is for the searches adaptive-sampling
+        and early-pruning, and needs several texts of each prompt. With --switch it predicts from a prompt how likely a
+        reward below 0.5 is, for the search edge.""",
+        _learn,
+        _ready,
+        (ValueSettings(),),
+        "texts.jsonl --out value.safetensors",
+        model="whose hidden states are read",
+        out="file",
+    )
+}

@@ -21,6 +21,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.write_gates import LEVELS, WriteGates, margin
 
 from .card import check_of
+from .kind import Kind
+from .kind_data import TextFiles, from_pieces
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
@@ -32,12 +34,14 @@ class WriteGateRecipe:
     """How a gate learns.
 
     Attributes:
-        layer: Where it looks.
+        layer: Layer whose input the gate reads.
         sizes: Widths of the network between its layers.
-        prompt: The share of a text that is taken for a prompt and stored in full.
-        rate: The share of the rest that is to be stored, and price what its squared distance counts beside the
-            divergence.
-        hot, cold: Temperatures of the choice, at first and at last.
+        prompt: Share of a text that is taken for a prompt and stored in full.
+        rate: Share of written tokens to store.
+        price: Weight of the squared distance from that share, beside the divergence.
+        hot: Temperature of the choice at first.
+        cold: Temperature of the choice at last.
+        seed: Random seed of the initial gate, its noise and the order of texts.
     """
 
     steps: int = 300
@@ -234,3 +238,18 @@ def train_write_gate(
     found = WriteGates(kept(trainee.tensors), recipe.layer, levels, facts, target.model.fingerprint)
     found.save(out / WriteGates.FILE)
     return found
+
+
+KINDS = {
+    "write-gate": Kind(
+        """Train a gate that decides which tokens MODEL need not store, on text FILES, for the policy write-gate.
+
+        MODEL is read in floating point and does not change. Interrupt it with Ctrl-C: the same command continues.""",
+        from_pieces(train_write_gate, WriteGateRecipe),
+        "The gate is ready: --cache-policy write-gate:gate={out}",
+        (TextFiles(), WriteGateRecipe()),
+        "notes.txt --out gate",
+        model="whose written tokens are judged",
+        check=check_folder,
+    )
+}

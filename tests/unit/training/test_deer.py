@@ -90,7 +90,7 @@ def test_one_command_makes_a_drafter_that_learns_and_goes_on(tmp_path: Path) -> 
     prompts = [[256, 65 + number % 26] for number in range(24)]
     corpus: Corpus = write_texts(target, prompts, tmp_path / "text", max_new_tokens=12, temperatures=(0.7,), top=8)
     shape = DraftShape(1, 48, 80, 16)
-    recipe = DeerRecipe(4, places=4, continuing=2, refining=1, batch=4, lr=3e-3)
+    recipe = DeerRecipe(4, places=4, epochs=2, refining=1, batch=4, lr=3e-3)
     found = train_deer(target, corpus, tmp_path / "deer", shape=shape, recipe=recipe)
     assert train_deer(target, corpus, tmp_path / "deer", shape=shape, recipe=recipe) == found
     card = (tmp_path / "deer" / "README.md").read_text()

@@ -22,7 +22,7 @@ from decodery.training.ftp import Expected, FTPRecipe, router_loss, said, train_
 from decodery.training.schedules import Evolution, evolve, fitted
 from tiny_models import VOCAB, make_tokenizer
 
-RECIPE = FTPRecipe(0.3, width=8, evolution=Evolution(5, 2), texts=2, length=12, steps=4, lr=1e-2, sinks=1)
+RECIPE = FTPRecipe(0.3, width=8, evolution=Evolution(5, 2), read=2, length=12, steps=4, lr=1e-2, sinks=1)
 
 
 @pytest.fixture(scope="module")

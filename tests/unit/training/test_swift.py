@@ -22,7 +22,7 @@ from decodery.training.data import write_texts
 from decodery.training.swift import SkipRecipe, TextWindow, find_skips
 from tiny_models import VOCAB, make_tokenizer
 
-RECIPE = SkipRecipe(ratio=0.4, proposals=25, bayes=10, texts=3, window=6)
+RECIPE = SkipRecipe(ratio=0.4, proposals=25, bayes=10, read=3, window=6)
 
 
 @pytest.fixture(scope="module")

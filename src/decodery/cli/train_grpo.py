@@ -1,0 +1,71 @@
+"""`decodery train grpo`, whose rewards are those of `decodery search-bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from decodery.bench.searches.problems import read_problems
+from decodery.scorers.sandbox import Sandbox
+from decodery.search.answers import AnswerExtractor
+from decodery.training.adapter import LoRARemaking, check_folder
+from decodery.training.grpo import GRPORecipe, train_grpo
+from decodery.training.kind import Data, Kind, Run
+from decodery.training.kind_data import ARGUMENT
+
+
+@dataclass(frozen=True)
+class Rewarded(Data):
+    """Problems, and how answers are rewarded.
+
+    Attributes:
+        problems: The file of problems.
+        prompt: The prompt of a problem.
+        answer: Where answers stand in a text.
+        pattern: A regular expression of answers in its place.
+    """
+
+    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+
+    problems: Path = field(default=Path(), metadata=ARGUMENT)
+    prompt: str = "{question}"
+    answer: Literal["auto", "number", "marked", "whole", "choice", "quantity"] = "auto"
+    pattern: str | None = None
+
+
+def _learn(run: Run) -> dict[str, float]:
+    given, sandbox = run.of(Rewarded), Sandbox(seconds=3.0)
+    found, answers = read_problems(given.problems), AnswerExtractor(given.answer, given.pattern or "")
+
+    def reward(number: int, texts: Sequence[Any]) -> list[float]:
+        return [float(found[number].right(seq.text.text, answers, sandbox)) for seq in texts]
+
+    return train_grpo(
+        run.lm,
+        [given.prompt.replace("{question}", each.question) for each in found],
+        reward,
+        run.out,
+        remaking=run.of(LoRARemaking),
+        recipe=run.of(GRPORecipe),
+        rewarded=[given.answer, given.pattern, [asdict(each) for each in found]],
+        **run.how,
+    )
+
+
+KINDS = {
+    "grpo": Kind(
+        """Train a LoRA adapter of MODEL on PROBLEMS: its own texts are rewarded for right answers (GRPO).
+
+        PROBLEMS is a file as `decodery search-bench` takes it: a `question` and its `answer`, or a `prompt` and
+        `tests`. One problem in ten is held out.""",
+        _learn,
+        "The adapter is ready: --logits-source adapter:file={out}",
+        (Rewarded(), GRPORecipe(), LoRARemaking()),
+        "problems.jsonl -m MODEL --out adapter",
+        model="to tune",
+        check=check_folder,
+        without=("masked",),
+    )
+}

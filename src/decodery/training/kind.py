@@ -1,0 +1,146 @@
+"""What a kind of `decodery train` declares: its settings, which are the options of its command, and how it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from decodery.llm.llm import LLM
+    from decodery.models.loaders.load import LoadedModel
+    from decodery.models.loaders.store import Progress
+    from decodery.models.protocol import LanguageModel
+
+Settings = TypeVar("Settings")
+
+
+class Data:
+    """Base of settings that say what is learned from.
+
+    Attributes:
+        NOTE: What the help of every kind with this data ends with.
+    """
+
+    NOTE = ""
+
+    def check(self) -> None:
+        """Refuse what can be refused before a model is loaded."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of training, as `decodery train` runs it.
+
+    Attributes:
+        about: The help of its command.
+        learn: Trains in a run, and returns figures of data that nothing was learned from.
+        ready: Printed at the end, with `{out}`, `{model}` and the settings by name; or what makes it of the run.
+        settings: Frozen dataclasses. Their fields are the options, their values the defaults.
+        example: Arguments of the command.
+        model: What the model is, for the help of `-m`; "" for a kind without one.
+        default: The model that is taken by default; None where one has to be named.
+        check: Raises SettingsError for a folder that holds something else.
+        out: What it writes: "folder", "file", "folder or nothing" or "".
+        without: Fields of the settings that are no options.
+    """
+
+    about: str
+    learn: Callable[[Run], Mapping[str, Any] | None]
+    ready: str | Callable[[Run], str]
+    settings: tuple[Any, ...]
+    example: str
+    model: str = ""
+    default: str | None = "smollm2"
+    check: Callable[[Path], None] = lambda out: None
+    out: str = "folder"
+    without: tuple[str, ...] = ()
+
+
+class Run:
+    """One run of a kind.
+
+    Args:
+        model: The name of the model.
+        out: What is written.
+        settings: Those of the kind, as they were given.
+        progress: Called with what is done.
+        command: The command, for the facts about what it makes.
+        say: Called with remarks to the user.
+
+    Attributes:
+        made: What `Kind.learn` leaves for `Kind.ready`.
+    """
+
+    made: Any = None
+
+    def __init__(
+        self,
+        model: str,
+        out: Path,
+        settings: tuple[Any, ...],
+        progress: Progress,
+        command: str = "",
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.model, self.out, self.settings = model, out, settings
+        self.progress, self.command, self.say = progress, command, say
+
+    def of(self, kind: type[Settings]) -> Settings:
+        """The settings of a class."""
+        return next(each for each in self.settings if isinstance(each, kind))
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What every training is given beside its settings."""
+        return {"command": self.command, "progress": self.progress}
+
+    @property
+    def seed(self) -> int:
+        """The seed, of the first settings that have one."""
+        return int(next(each.seed for each in self.settings if hasattr(each, "seed")))
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a file says of where it comes from."""
+        return {"model": self.loaded.name, "command": self.command}
+
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """The model as it is used."""
+        return self.load("auto")
+
+    @cached_property
+    def floating(self) -> LoadedModel:
+        """The model in floating point, as gradients need it: kernels of a CPU's own have none."""
+        import torch
+
+        from decodery.models.loaders.dtype import choose_dtype
+
+        cuda = torch.cuda.is_available()
+        return self.load(choose_dtype("auto", "bfloat16", torch.device("cuda")) if cuda else "float32")
+
+    @property
+    def learning(self) -> LanguageModel:
+        """What runs passes of the model in floating point."""
+        return self.floating.model
+
+    @cached_property
+    def lm(self) -> LLM:
+        """The model as it is used, with what encodes prompts."""
+        from decodery.llm.llm import LLM
+
+        return LLM(self.loaded)
+
+    def load(self, dtype: str) -> LoadedModel:
+        """The model in a precision."""
+        from decodery.models.loaders.load import load
+
+        return load(self.model, dtype=dtype)
+
+
+def rounded(figures: Mapping[str, float], digits: int = 4) -> dict[str, float]:
+    """Figures as they are printed and kept."""
+    return {name: round(value, digits) for name, value in figures.items()}
