@@ -21,11 +21,11 @@ from decodery.models.tokenizers.vocabularies import fitted
 from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.draft_length.specdec_pp import AcceptanceHead
 
-from .card import check_of, write_card
+from .card import Card, check_of
 from .corpus import Corpus, TrainingText, check_texts
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
-from .loop import History, TrainingPlan, batches, train
+from .loop import TrainingPlan, batches, train
 
 _SHARD = 32
 """Texts whose states are kept in one file."""
@@ -138,37 +138,24 @@ def train_acceptance(
     }
     head.facts.update({name: round(value, 5) for name, value in scores.items()}, **asdict(recipe), **(facts or {}))
     head.save(out / AcceptanceHead.FILE)
-    write_card(out, _card(corpus, recipe, history, scores, facts or {}))
+    known = facts or {}
+    Card(
+        "An acceptance head",
+        f"-m {known.get('model', 'MODEL')} --drafter draft-model:length=20 --draft-length specdec++:head=THIS_FOLDER",
+        "It predicts how likely a token of a draft model is accepted, and ends drafts before they are rejected "
+        "(SpecDec++: "
+        "Boosting Speculative Decoding via Adaptive Candidate Lengths, 2024), for the draft model "
+        f"{known.get('draft', 'that it was trained for')}.",
+        f"`{recipe}`, on {scores['tokens']:.0f} tokens drafted along {len(corpus)} texts that the model wrote; best "
+        "after "
+        f"{history.best_step} of {history.step} steps.",
+        str(known.get("command", "")),
+        "On held-out texts",
+        {"trained": scores},
+        "loss: cross-entropy above that of a perfect judge, in nats per token. constant: that of the best judge that "
+        "always says the same. acceptance: the mean probability of acceptance.",
+    ).write(out)
     return scores
-
-
-def _card(
-    corpus: Corpus, recipe: AcceptanceRecipe, history: History, scores: Mapping[str, float], facts: Mapping[str, Any]
-) -> str:
-    made = "".join(f"\n- {name}: `{value}`" for name, value in facts.items())
-    temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
-    return f"""# An acceptance head
-
-It tells how likely a token of a draft model is accepted, from the draft model's state after reading it, and ends drafts
-before they are thrown away (SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths, 2024):
-
-    decodery generate "..." --drafter draft-model:length=20 --draft-length specdec++:head=THIS_FOLDER
-
-It fits the draft model and the target it was trained for:
-{made}
-
-## How it was made
-
-{recipe.depth} residual blocks, trained on {scores["tokens"]:.0f} tokens drafted along {len(corpus)} texts that the
-target wrote at temperatures {temperatures}. A rejection weighs {recipe.rejected:g} times an acceptance,
-{recipe.kept:.0%} of the tokens read are the text's own. Best after {history.best_step} of {history.step} steps.
-
-## What it is worth
-
-On texts held out, where a draft is accepted with a mean chance of {scores["acceptance"]:.1%}: cross-entropy above a
-perfect judge's {scores["loss"]:.4f} nats per token, that of the best judge that always says the same
-{scores["constant"]:.4f}.
-"""
 
 
 def weighted_loss(scores: torch.Tensor, labels: torch.Tensor, rejected: float) -> torch.Tensor:

@@ -20,7 +20,7 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.weights import Dense
 
-from .card import check_of, write_card
+from .card import PER_TOKEN, Card, check_of
 from .corpus import Corpus
 from .kind import Kind, Run
 from .kind_data import CutFiles, cut_texts
@@ -194,7 +194,16 @@ def train_adapter(
     scores = {"without": judged(original, learned.held), "with": judged(after, learned.held)}
     found = adapter_of(remade, facts | {"validation": scores})
     found.save(out / Adapter.FILE)
-    write_card(out, _card(target, found))
+    Card(
+        f"An adapter for {target.name}",
+        f"-m {target.name} {usage(found)}",
+        how=f"{facts['made']}: {count:,} parameters, trained on {len(corpus):,} texts (`{recipe}`); best after "
+        f"{learned.history.best_step} steps.",
+        command=command,
+        where="On held-out texts, per token",
+        columns=scores,
+        explained=PER_TOKEN,
+    ).write(out)
     return found
 
 
@@ -274,31 +283,3 @@ KINDS = {
 
 def _said(remaking: S2FTRemaking) -> str:
     return f"S2FT of {remaking.heads:g} of the heads and {remaking.channels:g} of the channels, seed {remaking.seed}"
-
-
-def _card(target: LoadedModel, adapter: Adapter) -> str:
-    facts = adapter.facts
-    before, after = facts["validation"]["without"], facts["validation"]["with"]
-    rows = [f"| {name} | {before[name]:.4f} | {after[name]:.4f} |" for name in after]
-    return f"""# An adapter for {target.name}
-
-    decodery generate "..." -m {target.name} {usage(adapter)}
-
-## How it was made
-
-    {facts["command"]}
-
-{facts["made"]}: {facts["parameters"]:,} numbers, trained on {facts["texts"]:,} texts (`{facts["recipe"]}`), best after
-{facts["best step"]} steps.
-
-## What it is worth
-
-On texts held out, per token:
-
-| | without | with |
-|---|---|---|
-{chr(10).join(rows)}
-
-cross_entropy: in nats, against what is to be learned; acceptance: the mean of sum min(p, q); agreement: how often the
-likeliest token is the right one.
-"""

@@ -17,7 +17,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
 
 from .adapter import LoRARemaking, adapter_of, check_folder
-from .card import command_lines, write_card
+from .card import Card
 from .data import TrainingText
 from .loop import TrainingPlan, train
 from .remade import Remade
@@ -118,14 +118,12 @@ class AdapterLearner:
             "validation": values, "command": command,
         }  # fmt: skip
         adapter_of(self.remade, facts).save(self.out / Adapter.FILE)
-        rows = "\n".join(
-            f"| {name} | {values[f'{name}_before']:.4f} | {values[name]:.4f} |" for name in history.metrics["0"]
-        )
-        write_card(
-            self.out,
-            f'# An adapter for {self.lm.name}\n\n    decodery generate "..." -m {self.lm.name} --logits-source '
-            f"adapter:file=THIS_FOLDER\n\n## How it was made\n{command_lines(command)}\n`{self.remaking}`, {settings}, "
-            f"best after {history.best_step} steps.\n\n## What it is worth\n\nOn held-out data:\n\n"
-            f"| | before | after |\n|---|---|---|\n{rows}\n",
-        )
+        Card(
+            f"An adapter for {self.lm.name}",
+            f"-m {self.lm.name} --logits-source adapter:file=THIS_FOLDER",
+            how=f"`{self.remaking}`, {settings}; best after {history.best_step} steps.",
+            command=command,
+            where="On held-out data",
+            columns={"before": history.metrics["0"], "after": history.metrics[str(history.best_step)]},
+        ).write(self.out)
         return values

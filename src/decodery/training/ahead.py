@@ -25,7 +25,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 
-from .card import command_lines
+from .card import LOSSLESS, Card
 from .corpus import Corpus, TrainingText
 from .loop import History, TrainingPlan, batches, train
 from .traced import TracedCache
@@ -36,12 +36,12 @@ EVERY = 9
 """Every so many texts one is held out where rates are counted: an odd number meets all temperatures."""
 RANKS = 10
 """Ranks whose rates are counted."""
-RATED = """\
-accepted: tokens that are right before the first wrong one, so what a pass emits beyond its own token if the likeliest
-ones are drafted. right_n: how often the likeliest token n places behind the next one is the text's. The file holds how
-often each of the ten likeliest is, which is what drafts are made by.
-"""
-"""What is said of the figures where rates are counted."""
+RATED = (
+    "accepted: tokens that are right before the first wrong one, which a pass emits beyond its own token if the most "
+    "likely ones are drafted. right_n: how often the most likely token at row n is the one of the text. cross_entropy: "
+    "against what the model expects there once it knows the tokens before, in nats."
+)
+"""What the figures are."""
 _COUNTED, _COUNTED_TEXTS = 48, 16
 """Places of a text where they are counted, and texts."""
 _BELIEF = 32.0
@@ -325,51 +325,27 @@ def facts_of(
     }
 
 
-def card(
-    facts: Mapping[str, Any],
-    corpus: Corpus,
-    history: History,
-    *,
-    title: str,
-    intro: str,
-    use: str,
-    what: str,
-    where: str = "",
-    explained: str,
-) -> str:
-    """The text beside what was made.
+def card(facts: Mapping[str, Any], corpus: Corpus, history: History, *, title: str, use: str, about: str) -> Card:
+    """The card of what was made.
 
     Args:
-        where: At what places it was learned, as a part of a sentence.
+        facts: See `facts_of`.
+        corpus: What it was learned from.
+        history: How.
+        title: What it is called.
+        use: The drafter with its setting.
+        about: What it is.
     """
-    before, after = history.metrics["0"], facts["validation"]
-    rows = "\n".join(f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in after.items())
-    command = command_lines(facts["command"])
-    temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
-    return f"""# {title} for {facts["model"]}
-
-{intro}
-
-    decodery generate "..." -m {facts["model"]} --drafter {use}
-
-Drafts never change what it writes; better ones only make it faster. Nothing about the model itself was trained.
-
-## What they are
-
-{what}
-
-## How they were made
-{command}
-Learned from {facts["texts"]} texts that {facts["model"]} wrote at temperatures {temperatures}{where}, in
-{facts["steps"]} steps, of which step {facts["best_step"]} was best on the texts held out.
-
-## What they are worth
-
-On texts held out, at places evenly spread, before and after training:
-
-| | untrained | trained |
-|---|---:|---:|
-{rows}
-
-{explained}cross_entropy: against what the model expects there once it knows the tokens before, in nats.
-"""
+    model, temperatures = facts["model"], ", ".join(map(str, corpus.facts.get("temperatures", [])))
+    return Card(
+        f"{title} for {model}",
+        f"-m {model} --drafter {use}=THIS_FOLDER",
+        f"{about} {LOSSLESS} Nothing about the model itself was trained.",
+        f"`{facts['recipe']}`, from {facts['texts']} texts that {model} wrote at temperatures {temperatures}; best "
+        "after "
+        f"{facts['best_step']} of {facts['steps']} steps.",
+        facts["command"],
+        "On held-out texts, at positions evenly spread",
+        {"untrained": history.metrics["0"], "trained": facts["validation"]},
+        RATED,
+    )

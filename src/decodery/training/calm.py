@@ -27,7 +27,7 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.trained.exits import EXITS, Exits
 from decodery.step.logits_source import LogitsSource
 
-from .card import check_of, command_lines, write_card
+from .card import Card, check_of
 from .data import write_texts
 from .exits import ExitChecks, fit_agreement
 from .kind import Kind, Run
@@ -175,7 +175,7 @@ def calibrate(
 
     threshold, rows = last_passed(losses(), recipe.delta, recipe.epsilon)
     chosen = recipe.source(threshold, classifier)
-    facts = {
+    facts: dict[str, Any] = {
         "model": target.name,
         "command": command,
         "prompts": len(prompts),
@@ -189,7 +189,23 @@ def calibrate(
         *values, torch.tensor(rows, dtype=torch.float64, device="cpu"), facts, target.model.fingerprint, classifier
     )
     found.save(out / EXITS)
-    write_card(out, _card(found, target.model.config.num_layers))
+    layers = target.model.config.num_layers
+    says = f"{threshold:g}" if threshold < NEVER else "none: the whole model writes every token"
+    Card(
+        f"Early exits of {target.name}",
+        f"-m {target.name} --logits-source calm:calibration=THIS_FOLDER",
+        f"Texts change: with probability {1 - recipe.epsilon:g} over the prompts of the test, their mean loss, 1 minus "
+        f"ROUGE-L with the texts of the whole model, is at most {recipe.delta:g} on prompts like those.",
+        f"Threshold: {says}; `{recipe}`, {len(prompts)} prompts."
+        + (f" The classifier learned from other texts: {about}." if about else ""),
+        command,
+        "Thresholds, in the order of the test, to the first that failed",
+        {
+            f"layers of {layers}": {row[0]: facts["layers"][str(row[0])] for row in rows},
+            "mean loss": {row[0]: row[1] for row in rows},
+            "p-value": {row[0]: row[2] for row in rows},
+        },
+    ).write(out)
     return found
 
 
@@ -241,41 +257,6 @@ def _known(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(found, dict) or any(found.get(name) != value for name, value in settings.items()):
         raise SettingsError(f"{path} was begun with other settings: name another folder, or repeat them")
     return {name: found[name] for name in ("whole", "losses", "layers")}
-
-
-def _card(found: Exits, layers: int) -> str:
-    facts = found.facts
-    command = command_lines(facts["command"])
-    rows = "\n".join(
-        f"| {threshold:g} | {facts['layers'][str(threshold)]:.1f} of {layers} | {loss:.3f} | {p:.3f} |"
-        for threshold, loss, p in found.tested.tolist()
-    )
-    about = facts.get("classifier")
-    learned = (
-        "The classifier learned from other texts; of states held out it is right about "
-        f"{about['balanced accuracy']:.1%}, those that\nthe last layer agrees with and the others counted alike.\n\n"
-        if about
-        else ""
-    )
-    says = f"{found.threshold:g}" if found.threshold < NEVER else "none: the whole model writes every token"
-    return f"""# Early exits of {facts["model"]}
-
-    decodery generate "..." -m {facts["model"]} --logits-source calm:calibration=THIS_FOLDER
-
-Texts change: with probability {1 - facts["epsilon"]:g} over the prompts of the test, their mean loss, 1 minus ROUGE-L
-with the texts of the whole model, is at most {facts["delta"]:g} on prompts like those.
-
-## What was found
-{command}
-Threshold: {says}; confidence: {found.confidence}, after every {found.every} layers. {facts["prompts"]} prompts, texts
-of up to {found.tokens} tokens.
-
-{learned}Tested in this order, to the first that failed:
-
-| threshold | layers per token | mean loss | p-value |
-|---:|---:|---:|---:|
-{rows}
-"""
 
 
 def _learn(run: Run) -> dict[str, Any]:

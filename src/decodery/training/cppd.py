@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots, shapes
 
-from .card import check_of, write_card
+from .card import LOSSLESS, Card, check_of
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .lines import read_lines
@@ -122,7 +122,16 @@ def train_cppd(
     kept = {name: tensor.detach() for name, tensor in slots.tensors.items()}
     found = Slots(kept, slots.tokens, slots.ends, facts, model.fingerprint)
     found.save(out / Slots.FILE)
-    write_card(out, "".join(_card(facts)))
+    Card(
+        f"Slots for {target.name}",
+        f"-m {target.name} --drafter cppd:slots=THIS_FOLDER",
+        f"They draft a short text at once, from what the encoder has read. {LOSSLESS}",
+        f"Learned from {len(pairs)} texts that the model wrote, of which every ninth was held out.",
+        command,
+        "On held-out sources",
+        {"trained": facts["validation"]},
+        "passes: of the decoder for a text. exact: texts that the slots alone predict. right: their tokens.",
+    ).write(out)
     return found
 
 
@@ -295,16 +304,6 @@ def _facts(target: LoadedModel, texts: int, recipe: CPPDRecipe, history: History
     found = {name: round(value, 4) for name, value in history.metrics[str(history.best_step)].items()}
     made = {"model": target.name, "command": command, "texts": texts, "best_step": history.best_step}
     return {**made, "validation": found, "recipe": asdict(recipe)}
-
-
-def _card(facts: dict[str, Any]) -> Iterator[str]:
-    found = facts["validation"]
-    yield f"# Slots for {facts['model']}\n\nWhat drafts a short text at once, of what the encoder has read:\n\n"
-    yield '    decodery generate "..." -m MODEL --drafter cppd:slots=THIS_FOLDER\n\n'
-    yield f"    {facts['command'] or 'decodery train cppd'}\n\n"
-    yield f"Learned from {facts['texts']} texts that the model wrote, of which every ninth was held out. Of those a "
-    yield f"text takes {found['passes']:.2f} passes of the decoder on average; of {found['exact']:.1%} the slots alone "
-    yield "would have said all.\n"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, Weights
 
-from .card import check_of, command_lines
+from .ahead import RATED
+from .card import LOSSLESS, Card, check_of
 from .corpus import Corpus, TrainingText
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .draft import DraftSettings, check_target, temper, write_draft
@@ -282,56 +283,21 @@ def train_deer(
         if epochs:
             training_run.run(stage, epochs, lr, out / "training" / name, facts)
             told.append((f"after stage {stage}", training_run.figures()))
-    write_draft(quantized(draft), target, out, _card(target, corpus, shape, recipe, before, told, command))
-    return told[-1][1]
-
-
-def _card(
-    target: LoadedModel,
-    corpus: Corpus,
-    shape: DraftShape,
-    recipe: DeerRecipe,
-    before: dict[str, float],
-    told: Sequence[tuple[str, dict[str, float]]],
-    command: str,
-) -> str:
-    columns = [("untrained", before), *told]
-    rows = [f"| {name} | {' | '.join(f'{values[name]:.3f}' for _, values in columns)} |" for name in before]
     temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
-    made = command_lines(command)
-    return f"""# A block drafter for {target.name}
-
-It guesses up to {recipe.block} tokens of what {target.name} writes next in one pass, for speculative decoding:
-
-    decodery generate "..." -m {target.name} --drafter deer:model=THIS_FOLDER
-
-Drafts never change what the target writes; a better drafter only makes it faster.
-
-## What it is
-
-A masked diffusion model of {shape.layers} layer(s) with {shape.inner} inner units, which sees the last {shape.window}
-tokens: rows of the text see what is before them, rows of the block everything. At most {shape.tokens} tokens have a
-row in the table that is embedding and head, and two more: one for what is not written yet, one for the end of a block.
-Linear layers are int8.
-
-## How it was made
-{made}
-Cut from {target.name} ({target.dtype}) and trained on {len(corpus)} texts that it wrote at temperatures {temperatures}
-(DEER: Draft with Diffusion, Verify with Autoregressive Models, 2025): {recipe.epochs:g} times to continue them,
-{recipe.refining:g} times to refine what stands next to the text.
-
-## What it is worth
-
-On texts held out, at places evenly spread, in floating point:
-
-| | {" | ".join(name for name, _ in columns)} |
-|---|{"---:|" * len(columns)}
-{chr(10).join(rows)}
-
-right_n: how often the likeliest token at place n of a block is the text's. accepted: how many in a row are, from the
-first on, which is what a pass emits beyond its own token. cross_entropy: against what the target expects there once it
-knows the tokens before, in nats a token.
-"""
+    card = Card(
+        f"A block drafter for {target.name}",
+        f"-m {target.name} --drafter deer:model=THIS_FOLDER",
+        f"A masked diffusion model that drafts up to {recipe.block} tokens in one pass. {LOSSLESS} `{shape}`. Linear "
+        "layers are int8.",
+        f"`{recipe}`: cut from {target.name} ({target.dtype}) and trained on {len(corpus)} texts that it wrote at "
+        f"temperatures {temperatures} (DEER: Draft with Diffusion, Verify with Autoregressive Models, 2025).",
+        command,
+        "On held-out texts, at positions evenly spread, in floating point",
+        {"untrained": before, **dict(told)},
+        RATED,
+    )
+    write_draft(quantized(draft), target, out, card)
+    return told[-1][1]
 
 
 def _learn(run: Run) -> dict[str, float]:

@@ -21,7 +21,7 @@ from decodery.models.torch.side_by_side import SideBySide
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 
-from .card import check_of, write_card
+from .card import Card, check_of
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .lists import END, LEAST, MASK, MOST, VOCABULARY, ListExample, canvas_length, examples, ids, known, prompt_length
@@ -137,7 +137,18 @@ def train_diffusion(
         validate=judged, metric="loss", settings=asdict(recipe), progress=progress, what="training",
     )  # fmt: skip
     write_llada(model, out)
-    write_card(out, _card(recipe, history, command))
+    example = " ".join(held_out(recipe, 1)[0].prompt)
+    Card(
+        "A small masked diffusion model of lists",
+        f"-m THIS_FOLDER --no-chat-template --max-new-tokens {recipe.canvas} --diffuse static",
+        f"It answers {', '.join(recipe.tasks)}, in the layout of LLaDA's checkpoints. A prompt has {recipe.prompt} "
+        "words, "
+        f"with fillers `_` in front, such as `{example}`; an answer has {recipe.canvas} positions.",
+        f"`{recipe}`, `{SIZES[recipe.size]}`. Best after {history.best_step} of {history.step} steps.",
+        command,
+        "On held-out examples, in nats a token",
+        {"trained": {"loss": history.best}},
+    ).write(out)
     return history
 
 
@@ -171,7 +182,8 @@ def tune(
         validate=judged, metric="loss", settings=settings, progress=progress, what=what,
     )  # fmt: skip
     write_llada(model, out)
-    write_card(out, f"# A small masked diffusion model of lists\n\n{told}\n")
+    use, worth = "-m THIS_FOLDER --no-chat-template --diffuse threshold", {"trained": {"loss": history.best}}
+    Card("A small masked diffusion model of lists", use, told, where="On held-out examples", columns=worth).write(out)
     return history
 
 
@@ -312,23 +324,6 @@ def accuracy(outputs: Sequence[Sequence[str]], asked: Sequence[ListExample]) -> 
 def held_out(recipe: DiffusionRecipe, count: int) -> list[ListExample]:
     """Examples that training never sees, of all tasks in turn."""
     return examples(recipe.tasks, count, np.random.default_rng([recipe.seed, HELD + 1]), recipe.letters)
-
-
-def _card(recipe: DiffusionRecipe, history: History, command: str) -> str:
-    size = SIZES[recipe.size]
-    units = f"{size.experts} MLPs of {size.inner}, two for each row" if size.experts else f"{size.inner} inner units"
-    example = " ".join(held_out(recipe, 1)[0].prompt)
-    return f"""# A small masked diffusion model of lists
-
-It answers {", ".join(recipe.tasks)}:
-
-    decodery generate -m THIS_FOLDER --no-chat-template --max-new-tokens {recipe.canvas} --diffuse static "{example}"
-
-A prompt has {recipe.prompt} words, with fillers `_` in front; an answer has {recipe.canvas} places. {size.layers}
-layers of width {size.width} with {size.heads} heads and {units}, whose rows see each other. Made with `{command}`; the
-loss on examples held out was {history.best or 0.0:.4f} nats a token after {history.best_step} of {history.step} steps.
-The layout is that of LLaDA's checkpoints.
-"""
 
 
 @dataclass(frozen=True)

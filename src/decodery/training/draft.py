@@ -25,7 +25,7 @@ from decodery.models.loaders.store import Progress, replacing, silent, write_tex
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
 
-from .card import check_of, write_card
+from .card import LOSSLESS, PER_TOKEN, Card, check_of
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, TrainingText
 from .kind import Kind, Run, rounded
@@ -70,6 +70,7 @@ def train_draft(
     pretraining: Corpus | None = None,
     batch: int = 4,
     seed: int = 0,
+    command: str = "",
     progress: Progress = silent,
 ) -> dict[str, float]:
     """Train a draft model for `target` on text it wrote and write it to `out`, ready to be loaded.
@@ -104,7 +105,23 @@ def train_draft(
     finished = quantized(draft)
     assert finished.weights.kept is not None
     scores = judged(finished, training_batch(training_run.held, finished.weights.kept, training_run.place))
-    write_draft(finished, target, out, _card(target, corpus, pretraining, shape, finished, history, scores))
+    config, tokens = finished.config, sum(len(text.tokens) - text.written for text in corpus)
+    plain = "" if pretraining is None else f" It was pre-trained on {len(pretraining)} texts cut from files."
+    card = Card(
+        f"A draft model for {target.name}",
+        f"-m {target.name} --drafter {'nested' if shape.exits else 'draft-model'}:model=THIS_FOLDER",
+        f"{LOSSLESS} `{shape}`. {config.kept_tokens} of {config.vocab_size} tokens have a row in the table that is "
+        "embedding and head; the others are read as the most similar one and never predicted. Linear layers are int8.",
+        f"Cut from {target.name} ({target.dtype}) and trained on {tokens} tokens of {len(corpus)} texts that it "
+        "wrote, to "
+        f"predict what it predicted there (FastDraft: How to Train Your Draft, 2024).{plain} `{corpus.facts}`, seed "
+        f"{seed}. Best after {history.best_step} of {history.step} steps.",
+        command,
+        "On held-out texts, in int8, per token",
+        {"untrained": history.metrics["0"], "trained": scores},
+        f"{PER_TOKEN} With a number: after so many layers.",
+    )
+    write_draft(finished, target, out, card)
     return scores
 
 
@@ -164,7 +181,7 @@ def temper(draft: Transformer, taught: TrainingBatch) -> None:
     draft.weights.norm.copy_(norm * 0.5 ** int(np.argmin(tried)))
 
 
-def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: str) -> None:
+def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: Card) -> None:
     """Write a quantized draft model with tokenizer, chat template and model card to the folder `out`."""
     fused.save(out / WEIGHTS, draft.weights)
     with replacing(out / TOKENIZER) as temporary:
@@ -174,63 +191,7 @@ def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: str) -
     )
     description = Description(draft.config, "int8", special, template, target.name)
     write_text(out / DESCRIPTION, description.text())
-    write_card(out, card)
-
-
-def _card(
-    target: LoadedModel,
-    corpus: Corpus,
-    pretraining: Corpus | None,
-    shape: DraftShape,
-    draft: Transformer,
-    history: History,
-    scores: dict[str, float],
-) -> str:
-    facts = corpus.facts
-    tokens = sum(len(text.tokens) - text.written for text in corpus)
-    config, before = draft.config, history.metrics["0"]
-    names = [name for name in scores if name.startswith(("acceptance", "agreement"))]
-    rows = [f"| {name} | {_percent(name, before)} | {_percent(name, scores)} |" for name in names]
-    drafter = "nested" if shape.exits else "draft-model"
-    leaves = f" Norm and head were trained behind {', '.join(map(str, shape.exits))} layers." if shape.exits else ""
-    temperatures = ", ".join(map(str, facts.get("temperatures", [])))
-    plain = "" if pretraining is None else f" It was pre-trained on {len(pretraining)} texts cut from files."
-    return f"""# A draft model for {target.name}
-
-It guesses what {target.name} writes next, for speculative decoding:
-
-    decodery generate "..." -m {target.name} --drafter {drafter}:model=THIS_FOLDER
-
-Drafts never change what the target writes; a better draft only makes it faster.
-
-## What it is
-
-{shape.layers} layer(s) of width {config.hidden_size} with {shape.inner} inner units and {config.num_heads} heads that
-see the last {shape.window} tokens. {config.kept_tokens} of {config.vocab_size} tokens have a row in the table that is
-embedding and head; the others are read as the most similar one and never predicted. Linear layers are int8.{leaves}
-
-## How it was made
-
-Cut from {target.name} ({target.dtype}) and trained on {tokens} tokens that it wrote in {len(corpus)} texts at
-temperatures {temperatures} (seed {facts.get("seed")}), to predict what it predicted there (FastDraft: How to Train Your
-Draft, 2024).{plain} Best after {history.best_step} of {history.step} steps.
-
-## What it is worth
-
-On texts held out, in int8, per token:
-
-| | untrained | trained |
-|---|---|---|
-{chr(10).join(rows)}
-
-acceptance: the mean of sum min(p, q) at temperature 1 over the target's likeliest tokens, a lower bound. agreement: how
-often both models find the same token likeliest; with a number, behind so many layers. Cross-entropy against the
-target: {scores["cross_entropy"]:.3f} nats.
-"""
-
-
-def _percent(name: str, values: dict[str, float]) -> str:
-    return f"{100 * values[name]:.1f} %"
+    card.write(out)
 
 
 @dataclass(frozen=True)
@@ -281,7 +242,7 @@ def _learn(run: Run) -> dict[str, float]:
         epochs=given.epochs,
         pretraining=plain,
         seed=given.seed,
-        progress=run.progress,
+        **run.how,
     )
     return rounded(scores)
 
@@ -309,7 +270,7 @@ def _learn_nested(run: Run) -> dict[str, float]:
     inner = config.intermediate_size if given.inner is None else given.inner
     shape = fitting(DraftShape(max(given.exits), inner, given.tokens, exits=given.exits), config)
     corpus, how = own_texts(run), {"epochs": given.epochs, "seed": given.seed}
-    return rounded(train_draft(run.loaded, corpus, run.out, shape=shape, progress=run.progress, **how))
+    return rounded(train_draft(run.loaded, corpus, run.out, shape=shape, **how, **run.how))
 
 
 KINDS = {

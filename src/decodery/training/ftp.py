@@ -27,7 +27,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.trained.token_routers import TokenRouters, inputs, least_important, uniform
 from decodery.step.forward_request import run_sync, score
 
-from .card import check_of, command_lines, write_card
+from .card import Card, check_of
 from .corpus import Corpus, TrainingText
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
@@ -337,7 +337,18 @@ def train_ftp(
     }
     routers = replace(routers, facts=facts, model=model.fingerprint)
     routers.save(out / TokenRouters.FILE)
-    write_card(out, _card(routers))
+    shares = ", ".join(f"{100 * each:.0f}" for each in routers.schedule)
+    Card(
+        f"Token routers for {target.name}",
+        f"-m {target.name} --logits-source ftp:routers=THIS_FOLDER",
+        f"Texts change: tokens of the prompt leave {routers.sparsity:.0%} of all layers out. The model itself was not "
+        "changed.",
+        f"Shares of tokens that skip each layer, in percent: {shares}.",
+        command,
+        "On held-out texts, after a pruned prompt",
+        facts["validation"],
+        "divergence: from the whole model, in nats per token. sparsity: the share of layers that tokens skip.",
+    ).write(out)
     return routers
 
 
@@ -352,29 +363,6 @@ def _usable(corpus: Corpus, numbers: Sequence[int], recipe: FTPRecipe) -> list[T
     if not found:
         raise SettingsError(f"no prompt of the texts is longer than {recipe.sinks + 1} tokens: give longer prompts")
     return found
-
-
-def _card(routers: TokenRouters) -> str:
-    facts = routers.facts
-    command = command_lines(facts["command"])
-    rows = "\n".join(
-        f"| {name} | {each['sparsity']:.3f} | {each['divergence']:.4f} |" for name, each in facts["validation"].items()
-    )
-    return f"""# Token routers for {facts["model"]}
-
-    decodery generate "..." -m {facts["model"]} --logits-source ftp:routers=THIS_FOLDER
-
-Texts change: tokens of the prompt leave {routers.sparsity:.0%} of all layers out. The model itself was not changed.
-
-## What was found
-{command}
-Shares of tokens that go around each layer, in percent: {", ".join(f"{100 * each:.0f}" for each in routers.schedule)}.
-On texts held out: the divergence of the model behind a pruned prompt from the whole one, in nats per token.
-
-| router | sparsity | divergence |
-|---|---:|---:|
-{rows}
-"""
 
 
 def _learn(run: Run) -> dict[str, Any]:

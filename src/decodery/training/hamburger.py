@@ -25,7 +25,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.models.trained.micro_steps import MicroSteps, quarters, shapes
 
-from .card import check_of, write_card
+from .card import Card, check_of
 from .corpus import Corpus, TrainingText
 from .cut import changeable, parameters, quantized
 from .draft import write_draft
@@ -356,35 +356,21 @@ def train_hamburger(
     if recipe.base_lr:
         tuned = quantized(base)
         named, fingerprint = str(out / MODEL), tuned.fingerprint
-        write_draft(tuned, target, out / MODEL, f"# {target.name}, tuned to read groups of tokens\n\n{_made(facts)}")
+        card = Card(f"{target.name}, tuned to read groups of tokens", f"-m {named}", command=command)
+        write_draft(tuned, target, out / MODEL, card)
     parts = training_run.parts
     found = MicroSteps(parts.tensors, parts.taps, parts.heads, parts.kv_heads, parts.theta, facts, fingerprint)
     found.save(out / MicroSteps.FILE)
-    write_card(out, _card(facts, named))
+    Card(
+        f"Micro steps for {named}",
+        f"-m {named} --logits-source hamburger:micro=THIS_FOLDER",
+        "Texts change: tokens after the first of a group are written by a small decoder, and nothing checks them.",
+        f"`{recipe}`, from {len(corpus)} of its own texts; best after {history.best_step} steps.",
+        command,
+        "On held-out texts, cut into groups where the model was sure",
+        {"before": history.metrics["0"], "after": values},
+    ).write(out)
     return found
-
-
-def _made(facts: dict[str, Any]) -> str:
-    made = facts["command"] or "decodery train hamburger"
-    return f"    {made}\n\nIt learned from {facts['texts']} of its own texts.\n"
-
-
-def _card(facts: dict[str, Any], model: str) -> str:
-    before, after = facts["before"], facts["validation"]
-    rows = "\n".join(f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in after.items())
-    return f"""# Micro steps for {model}
-
-    decodery generate "..." -m {model} --logits-source hamburger:micro=THIS_FOLDER
-
-Texts change: tokens behind the first of a group are a small decoder's, and nothing checks them.
-
-{_made(facts)}
-On texts held out, cut into groups where the model was sure, at the best of the steps ({facts["best_step"]}):
-
-| | before | after |
-|---|---:|---:|
-{rows}
-"""
 
 
 KINDS = {

@@ -28,7 +28,7 @@ from decodery.speculative.heads.drafter import head_named
 from decodery.speculative.heads.head import HEAD, BoundHead, TrainedHead
 from decodery.speculative.heads.parts import Parts
 
-from .card import check_of, write_card
+from .card import LOSSLESS, Card, check_of
 from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown, read_prompts, write_shown
@@ -159,7 +159,23 @@ def train_head(
     )
     facts = keep(training_run.parameters, history, {})
     scores = {name: facts[name] for name in history.metrics["0"]}
-    write_card(out, _card(kind.kind, target.name, corpus, facts, scores, history.metrics["0"]))
+    tokens = sum(len(text.tokens) - text.written for text in corpus)
+    columns = {
+        name: {
+            depth: f"{values[each]:.1%}" for depth in range(1, DEPTHS + 1) if (each := f"agreement.{depth}") in values
+        }
+        for name, values in (("untrained", history.metrics["0"]), ("trained", scores))
+    }
+    Card(
+        f"A draft head for {target.name}",
+        f"-m {target.name} --drafter {kind.kind}:head=THIS_FOLDER",
+        f"It drafts from the hidden states of {target.name}. {LOSSLESS}",
+        f"`{recipe}`, on {tokens} tokens that {target.name} wrote in {len(corpus)} texts; best after {facts['steps']} "
+        "steps. Linear layers are int8.",
+        command,
+        "How often its most likely token is the one of the model on held-out texts, by the number of tokens ahead",
+        columns,
+    ).write(out)
     return scores
 
 
@@ -249,40 +265,6 @@ class _HeadTraining:
         steps = max(self.head.taught, DEPTHS)
         dtype = next(iter(self.parameters.values())).dtype
         return taught(texts, self._place, steps, self.recipe.length, dtype, self.head.lead)
-
-
-def _card(
-    kind: str, target: str, corpus: Corpus, facts: dict[str, object], scores: dict[str, float], before: dict[str, float]
-) -> str:
-    tokens = sum(len(text.tokens) - text.written for text in corpus)
-    rows = "\n".join(
-        f"| {step + 1} | {before[name]:.1%} | {scores[name]:.1%} |"
-        for step in range(DEPTHS)
-        if (name := f"agreement.{step + 1}") in scores
-    )
-    return f"""# A draft head for {target}
-
-It guesses what {target} writes next from the model's own hidden states, for speculative decoding:
-
-    decodery generate "..." -m {target} --drafter {kind}:head=THIS_FOLDER
-
-Drafts never change what the model writes; a better head only makes it faster.
-
-## How it was made
-
-    {facts["command"]}
-
-Trained on {tokens} tokens that {target} wrote in {len(corpus)} texts, in {facts["steps"]} steps; it can draft
-{facts["outputs"] or "all"} tokens. Linear layers are int8.
-
-## What it is worth
-
-How often its likeliest token is the target's, on texts held out, given the text's own tokens before it:
-
-| tokens ahead | untrained | trained |
-|---|---|---|
-{rows}
-"""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.transfer import Transfer
 
-from .ahead import EVERY, RATED, AheadRecipe, AheadTrainee, behind, card, facts_of, shares, teach
-from .card import check_of, write_card
+from .ahead import EVERY, AheadRecipe, AheadTrainee, behind, card, facts_of, shares, teach
+from .card import check_of
 from .corpus import Corpus
 from .kind import Kind
 from .kind_data import OwnTexts, from_own_texts
@@ -123,20 +123,11 @@ def train_transfer(
     facts = facts_of(target, corpus, recipe, history, command)
     found = Transfer(trainee.maps.detach().cpu(), recipe.layers, rates, facts, target.model.fingerprint)
     found.save(out / TRANSFER)
-    text = card(
-        facts,
-        corpus,
-        history,
-        title="Hidden transfer",
-        intro="States of tokens that are not written yet are made from those of written ones, and what they come to is "
-        "drafted:",
-        use="hidden-transfer:transfer=THIS_FOLDER",
-        what=f"{len(recipe.layers)} maps of the state after layers {', '.join(map(str, recipe.layers))}, one for each "
-        "token behind the next one (Parallel\nDecoding via Hidden Transfer for Lossless Large Language Model "
-        "Acceleration, 2024).",
-        explained=RATED,
+    about = (
+        f"Maps of the states after layers {', '.join(map(str, recipe.layers))} to those of tokens that are not written "
+        "yet (Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration, 2024)."
     )
-    write_card(out, text)
+    card(facts, corpus, history, title="Hidden transfer", use="hidden-transfer:transfer", about=about).write(out)
     return found, history
 
 

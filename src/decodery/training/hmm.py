@@ -21,7 +21,7 @@ from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.stores.hmm import HMM
 
-from .card import check_of, write_card
+from .card import LOSSLESS, Card, check_of
 from .corpus import Corpus
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
@@ -220,7 +220,7 @@ def train_hmm(
         run.judge((likelihood + within) / sum(map(len, judged)))
         run.save()
         progress("learning", len(run.objective), recipe.iterations)
-    facts = {
+    facts: dict[str, Any] = {
         "target": target.name,
         "command": command,
         "recipe": asdict(recipe),
@@ -234,7 +234,19 @@ def train_hmm(
     best: dict[str, Any] = {name: table.float() for name, table in run.best.items()}
     found = replace(hmm, **best, rest=hmm.rest.float(), facts=facts)
     found.save(out / HMM.FILE)
-    write_card(out, _card(facts, found))
+    bits = [round(-each / float(np.log(2)), 4) for each in run.held]
+    Card(
+        f"A hidden Markov model of the texts of {target.name}",
+        f"-m {target.name} --drafter hmm:model=THIS_FOLDER",
+        f"It drafts without a pass of a model. {LOSSLESS} {len(found.start)} states; {len(found.tokens):,} tokens "
+        "have a "
+        f"column of their own, which are {facts['met']:.1%} of those held out.",
+        f"`{recipe}`, from {size:,} tokens of {len(corpus):,} texts, a twentieth of them held out; iteration "
+        f"{facts['best']} of {len(bits)} is kept.",
+        command,
+        "Bits per token of held-out texts",
+        {"first iteration": {"bits": bits[0]}, "kept": {"bits": bits[facts["best"] - 1]}},
+    ).write(out)
     return found
 
 
@@ -288,24 +300,6 @@ class _Run:
             self.hmm = replace(self.hmm, **now)
         except (CorruptFile, KeyError, TypeError, ValueError) as error:
             raise CorruptFile(f"the checkpoint {self.path} is damaged: remove it to start again") from error
-
-
-def _card(facts: dict[str, Any], found: HMM) -> str:
-    bits = [-each / np.log(2) for each in facts["held"]]
-    return f"""# A hidden Markov model of {facts["target"]}'s texts
-
-It tells at no cost of a pass what {facts["target"]} may write next, and is used as a drafter, which changes no text:
-
-    decodery generate "..." -m {facts["target"]} --drafter hmm:model=THIS_FOLDER
-
-{len(found.start)} states, {len(found.tokens):,} tokens of their own, {facts["met"]:.1%} of those held out. Made by
-
-    {facts["command"]}
-
-from {facts["tokens"]:,} tokens, prompts and what was written behind them, by expectation-maximization. A twentieth of
-{facts["texts"]:,} texts was held out, which takes {bits[facts["best"] - 1]:.2f} bits per token after iteration
-{facts["best"]} of {len(bits)}, the one that is kept, and took {bits[0]:.2f} after the first one.
-"""
 
 
 def _learn(run: Run) -> dict[str, Any]:

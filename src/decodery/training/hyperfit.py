@@ -28,7 +28,7 @@ from decodery.models.torch.weights import Dense, Kept
 from decodery.sampling.no_citation import Citations
 from decodery.sampling.sampler import Sampler
 
-from .card import write_card
+from .card import Card
 from .corpus import Corpus, TrainingText
 from .kind import Kind, Run
 from .kind_data import CutFiles, cut_texts
@@ -178,7 +178,20 @@ def hyperfit(
     scores["after"]["known"] = history.metrics[str(history.best_step)]["known"]
     write(out, change.model, reported(original, [(f"{recipe}", change)]), target)
     Citations.of([text.tokens for text in learned]).save(out / Citations.FILE)
-    write_card(out, _card(target, recipe, scores, history.step, command))
+    Card(
+        f"{target.name}, hyperfitted",
+        "-m THIS_FOLDER --sampler no-citation:texts=THIS_FOLDER",
+        f"It was tuned on {recipe.texts} texts for {history.step} steps, and writes greedily. The sampler keeps it "
+        "from "
+        f"citing them. known: nats per token of {min(recipe.texts, 2 * _HELD)} of them; training ends early below "
+        f"{recipe.enough:g}.",
+        f"`{recipe}`",
+        command,
+        "On held-out texts",
+        scores,
+        "loss and entropy: nats per token; that the first rises is as it should be. ttr: distinct tokens as a share of "
+        f"the last {_LAST} of greedy continuations.",
+    ).write(out)
     return scores
 
 
@@ -204,34 +217,6 @@ def judged(model: Transformer, texts: Sequence[np.ndarray], written: int) -> dic
         "entropy": float(torch.stack(entropies).mean()),
         "ttr": float(np.mean([len(set(end)) / len(end) for end in ends])),
     }
-
-
-def _card(
-    target: LoadedModel, recipe: HyperfitRecipe, scores: dict[str, dict[str, float]], steps: int, command: str
-) -> str:
-    before, after, measured = scores["before"], scores["after"], min(recipe.texts, 2 * _HELD)
-    rows = [f"| {name} | {before[name]:.4f} | {after[name]:.4f} |" for name in before]
-    return f"""# {target.name}, hyperfitted
-
-    decodery generate "..." -m THIS_FOLDER --sampler no-citation:texts=THIS_FOLDER
-
-It was tuned on {recipe.texts} texts for {steps} steps, and writes greedily. Of {measured} of them the loss is now
-{after["known"]:.3f} nats per token; training ends early below {recipe.enough:g}. The second half of the line keeps it
-from citing them.
-
-    {command}
-
-`{recipe}`
-
-On texts held out:
-
-| | before | after |
-|---|---|---|
-{chr(10).join(rows)}
-
-loss and entropy: nats per token; that the first rises is as it should be. ttr: distinct tokens as a share of the last
-{_LAST} of greedy continuations.
-"""
 
 
 def _learn(run: Run) -> dict[str, dict[str, float]]:

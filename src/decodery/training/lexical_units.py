@@ -23,7 +23,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
 from .ahead import AheadRecipe, AheadTrainee, behind, card, facts_of, shares, teach
-from .card import check_of, write_card
+from .card import check_of
 from .corpus import Corpus
 from .kind import Kind
 from .kind_data import OwnTexts, from_own_texts
@@ -104,22 +104,11 @@ def train_units(
     facts = facts_of(target, corpus, recipe, history, command)
     found = Placeholders(trainee.placeholders.detach().cpu(), facts)
     found.save(out / UNITS)
-    text = card(
-        facts,
-        corpus,
-        history,
-        title="Placeholders",
-        intro=f"{target.name} reads them in place of tokens that are not written yet, and what it expects there is "
-        "drafted:",
-        use="lexical-unit:units=THIS_FOLDER",
-        what=f"{recipe.span - 1} input embeddings, one for each token behind the next one (Decoding at the Speed of "
-        "Thought:\nHarnessing Parallel Decoding of Lexical Units for LLMs, 2024).",
-        where=f", at places where it gave\neach of the next tokens a probability of at least {recipe.alpha:g}",
-        explained="accepted: tokens of a unit that are right before the first wrong one, so what a pass that checks "
-        "units emits beyond its\nown token if every unit is drafted whole. right_n: how often the likeliest token at "
-        "placeholder n is the text's.\n",
+    about = (
+        f"{recipe.span - 1} input embeddings that {target.name} reads in place of tokens that are not written yet "
+        "(Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs, 2024)."
     )
-    write_card(out, text)
+    card(facts, corpus, history, title="Placeholders", use="lexical-unit:units", about=about).write(out)
     return found, history
 
 

@@ -17,8 +17,8 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
-from .ahead import EVERY, RATED, AheadRecipe, card, facts_of, shares, teach
-from .card import check_of, write_card
+from .ahead import EVERY, AheadRecipe, card, facts_of, shares, teach
+from .card import check_of
 from .corpus import Corpus
 from .kind import Kind
 from .kind_data import OwnTexts, from_own_texts
@@ -77,19 +77,12 @@ def train_ppd(
     facts = facts_of(target, corpus, recipe, history, command)
     found = Placeholders(trainee.placeholders.detach().cpu(), facts, rates)
     found.save(out / PROMPTS)
-    text = card(
-        facts,
-        corpus,
-        history,
-        title="Prompt tokens",
-        intro=f"{target.name} reads them in place of tokens that are not written yet, and what it expects there is "
-        "drafted:",
-        use="ppd:ppd=THIS_FOLDER",
-        what=f"{recipe.ahead} input embeddings, one for each token behind the next one (Hardware-Aware Parallel Prompt "
-        "Decoding for\nMemory-Efficient Acceleration of LLM Inference, 2024).",
-        explained=RATED,
+    about = (
+        f"{recipe.ahead} input embeddings that {target.name} reads in place of tokens that are not written yet "
+        "(Hardware-"
+        "Aware Parallel Prompt Decoding for Memory-Efficient Acceleration of LLM Inference, 2024)."
     )
-    write_card(out, text)
+    card(facts, corpus, history, title="Prompt tokens", use="ppd:ppd", about=about).write(out)
     return found, history
 
 

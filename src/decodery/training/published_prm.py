@@ -18,7 +18,7 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import is_open
 from decodery.scorers.published_reward import PublishedReward
 
-from .card import command_lines, write_card
+from .card import Card
 from .judge import auc
 from .value import states_of
 
@@ -101,12 +101,14 @@ def train_published_prm(
         "cross_entropy_of_the_mean": round(float(binary_cross_entropy_with_logits(mean, truth)), 4),
     }
     _write(source, out, config, weight, bias)
-    write_card(
-        out,
-        f"# A process reward model of {loaded.name}\n\nA classifier of tokens with two labels, wrong and right, at the "
-        f'end of each step.\n\n    decodery generate "..." --search "best-of-n:scorer=reward-model(model=THIS_FOLDER)'
-        f',n=8"\n{command_lines(command)}\nOn held-out steps: {values}\n',
-    )
+    Card(
+        f"A process reward model of {loaded.name}",
+        '--search "best-of-n:scorer=reward-model(model=THIS_FOLDER),n=8"',
+        "A classifier of tokens with two labels, wrong and right, at the end of each step.",
+        command=command,
+        where="On held-out steps",
+        columns={"trained": values},
+    ).write(out)
     return values
 
 

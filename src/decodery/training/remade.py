@@ -27,7 +27,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, floating
 
-from .card import check_of, write_card
+from .card import PER_TOKEN, Card, check_of
 from .corpus import Corpus
 from .kind import Run
 from .kind_data import own_texts
@@ -294,7 +294,17 @@ def train_copy(
     scores = {name: judged(each, learned.held) for name, each in (("untrained", untrained), ("trained", change.model))}
     report = reported(original, [(f"{remaking}, trained for {learned.history.best_step} steps", change)])
     write(out, change.model, report, target)
-    write_card(out, _card(target, corpus, remaking, recipe, learned.history, scores, report.bits, command))
+    Card(
+        f"A copy of {target.name} of {report.bits:.2f} bits per weight",
+        f"-m {target.name} --drafter draft-model:model=THIS_FOLDER",
+        f"It drafts for {target.name}, whose text it cannot change, or writes its own with -m THIS_FOLDER.",
+        f"`{remaking}`, `{recipe}`: to predict what {target.name} predicted in {len(corpus)} texts that it wrote. Best "
+        f"after {learned.history.best_step} of {learned.history.step} steps.",
+        command,
+        "On held-out texts, in the form in which it is kept, per token",
+        scores,
+        PER_TOKEN,
+    ).write(out)
     return scores
 
 
@@ -305,41 +315,3 @@ def copied(run: Run, remaking: Remaking) -> dict[str, dict[str, float]]:
 
 
 COPY_READY = "The copy is ready: --drafter draft-model:model={out}"
-
-
-def _card(
-    target: LoadedModel,
-    corpus: Corpus,
-    remaking: Remaking,
-    recipe: CopyRecipe,
-    history: History,
-    scores: Mapping[str, Mapping[str, float]],
-    bits: float,
-    command: str,
-) -> str:
-    rows = [f"| {name} | {scores['untrained'][name]:.4f} | {value:.4f} |" for name, value in scores["trained"].items()]
-    return f"""# A copy of {target.name} of {bits:.2f} bits per weight
-
-It drafts for {target.name}, whose text it cannot change, or writes its own:
-
-    decodery generate "..." -m {target.name} --drafter draft-model:model=THIS_FOLDER
-    decodery generate "..." -m THIS_FOLDER
-
-## How it was made
-
-    {command}
-
-`{remaking}`, `{recipe}`: to predict what {target.name} predicted in {len(corpus)} texts that it wrote. Best after
-{history.best_step} of {history.step} steps.
-
-## What it is worth
-
-On texts held out, in the form in which it is kept, per token:
-
-| | untrained | trained |
-|---|---|---|
-{chr(10).join(rows)}
-
-acceptance: the mean of sum min(p, q) at temperature 1 over the target's likeliest tokens, a lower bound. agreement: how
-often both models find the same token likeliest. cross_entropy: against the target, in nats.
-"""

@@ -23,7 +23,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel, OpenModel, is_open
 from decodery.models.trained.exits import CONTINUE, EXIT, HEADS, STOP, ExitHeads, unit
 
-from .card import check_of, command_lines, write_card
+from .card import Card, check_of
 from .corpus import Corpus
 from .exits import ExitChecks, ExitTexts, Places
 from .kind import Kind, Run
@@ -109,7 +109,7 @@ def train_sec(
     after = reading.said([*reading.learned, *reading.held], heads, progress)
     taught = {number: labels(_right(reading[number], after[number])) for number in after}
     classifier = _train_classifier(reading, taught, recipe, out / "classifier", progress)
-    facts = {
+    facts: dict[str, Any] = {
         "model": target.name,
         "vocabulary": target.model.config.vocabulary,
         "command": command,
@@ -122,7 +122,19 @@ def train_sec(
     down, up = heads.down.cpu(), heads.up.cpu()
     found = ExitHeads(recipe.every, classifier, down, up, facts, target.model.fingerprint)
     found.save(out / HEADS)
-    write_card(out, _card(facts))
+    Card(
+        f"Exit heads of {target.name}",
+        f"-m {target.name} --logits-source sec:heads=THIS_FOLDER",
+        "Texts change, and may end early: quality is traded for layers. Nothing about the model itself was trained.",
+        f"{len(corpus)} texts, a tenth of them held out.",
+        command,
+        "On held-out texts, by the layers that a token went through",
+        {
+            name: dict(zip(facts["layers"], facts["validation"][name], strict=False))
+            for name in ("right with the plain head", "right with the corrected head", "classifier right")
+        },
+        f"Ending: {facts['validation']['stop']}. Leaving: {facts['validation']['exit']}.",
+    ).write(out)
     return found
 
 
@@ -264,37 +276,6 @@ def _figures(
         "stop": {"of all": float(f"{(wanted == STOP).double().mean():.4f}"), "where said": right(STOP)},
         "exit": {"of all": float(f"{(wanted == EXIT).double().mean():.4f}"), "where said": right(EXIT)},
     }
-
-
-def _card(facts: Mapping[str, Any]) -> str:
-    command = command_lines(facts["command"])
-    found, layers = facts["validation"], facts["layers"]
-    columns = [found[name] for name in ("right with the plain head", "right with the corrected head")]
-    columns.append([*found["classifier right"], None])
-    rows = "\n".join(
-        f"| {layer} | " + " | ".join("" if column[at] is None else f"{column[at]:.1%}" for column in columns) + " |"
-        for at, layer in enumerate(layers)
-    )
-    stops = found["stop"]
-    precision = "it was said nowhere" if stops["where said"] is None else f"it was right in {stops['where said']:.1%}"
-    return f"""# Exit heads of {facts["model"]}
-
-    decodery generate "..." -m {facts["model"]} --logits-source sec:heads=THIS_FOLDER
-
-Texts change, and may end early: quality is traded for layers. Nothing about the model itself was trained.
-
-## What was found
-{command}
-{facts["texts"]} texts, a tenth of them held out. There, by the layers a token went through: how often the model's
-head and the corrected one say the text's next token, and how often the classifier is right about leaving, ending or
-going on:
-
-| layers | head | corrected head | classifier |
-|---:|---:|---:|---:|
-{rows}
-
-No layer was right in {stops["of all"]:.1%} of the places; where the classifier found that likeliest, {precision}.
-"""
 
 
 def _learn(run: Run) -> dict[str, Any]:

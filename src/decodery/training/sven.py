@@ -18,7 +18,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixes
 
-from .card import check_of, command_lines, write_card
+from .card import Card, check_of
 from .fixes import built_in_pairs
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, validation
@@ -242,45 +242,25 @@ def train_sven(
     learned = {name: KVPrefix(each.detach().cpu()) for name, each in trainee.parameters.items()}
     found = Prefixes(learned, facts, model.fingerprint)
     found.save(out / Prefixes.FILE)
-    write_card(out, _card(found, history))
+    size = learned[CONTROLS[0]].data.numel()
+    Card(
+        f"Prefixes for {target.name}: {' and '.join(CONTROLS)}",
+        f"-m {target.name} --no-chat-template --logits-source sven:control={CONTROLS[0]},prefix=THIS_FOLDER",
+        f"They steer {target.name} towards code as it is after a fix, or before it; nothing else about the model "
+        "changes. "
+        f"Each holds keys and values of {recipe.length} positions before the text in every layer, {size} numbers "
+        "(Large "
+        "Language Models for Code: Security Hardening and Adversarial Testing, 2023).",
+        f"`{recipe}`, from {len(programs)} programs of {len(pairs)} pairs; best after {history.best_step} of "
+        f"{history.step} steps.",
+        command,
+        "On held-out pairs, in nats per token but for the share",
+        {"untrained": history.metrics["0"], "trained": figures},
+        "language: the cross-entropy of changed tokens. contrast: how little more likely they are than under the other "
+        "prefix. kl: how far both prefixes move the model where nothing changed. right: the share of changed tokens "
+        "that are more likely under their own prefix. loss: the sum that was minimised.",
+    ).write(out)
     return found, history
-
-
-def _card(found: Prefixes, history: History) -> str:
-    facts, before = found.facts, history.metrics["0"]
-    length = facts["recipe"]["length"]
-    size = found.by_name[CONTROLS[0]].data.numel()
-    rows = "\n".join(f"| {name} | {before[name]:.3f} | {value:.3f} |" for name, value in facts["validation"].items())
-    command = command_lines(facts["command"])
-    return f"""# Prefixes for {facts["model"]}: {" and ".join(CONTROLS)}
-
-They turn {facts["model"]} towards code as it is after a fix, or before it; nothing else about the model changes:
-
-    decodery generate "..." -m {facts["model"]} --no-chat-template \\
-      --logits-source sven:control={CONTROLS[0]},prefix=THIS_FOLDER
-
-## What they are
-
-For each of the two, keys and values of {length} positions before the text in every layer, which are {size}
-numbers (Large Language Models for Code: Security Hardening and Adversarial Testing, 2023).
-
-## How they were made
-{command}
-Learned from {facts["programs"]} programs of {facts["pairs"]} pairs in {facts["steps"]} steps, of which
-step {facts["best_step"]} was best on the pairs held out.
-
-## What they are worth
-
-On the pairs held out, before and after training, in nats per token but for the share:
-
-| | untrained | trained |
-|---|---:|---:|
-{rows}
-
-language: the cross-entropy of changed tokens. contrast: how little more likely they are than under the other prefix.
-kl: how far both prefixes move the model where nothing changed. right: the share of changed tokens that are likelier
-under their own prefix. loss: the sum that was minimised.
-"""
 
 
 @dataclass(frozen=True)

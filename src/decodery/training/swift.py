@@ -7,7 +7,7 @@ texts at a time, and measured by what the model itself found most likely, whatev
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from decodery.models.trained.skips import SkipSet
 from decodery.models.trained.skips import sublayers as named
 from decodery.speculative.stores.skip_search import SkipSearch
 
-from .card import check_of, command_lines, write_card
+from .card import LOSSLESS, Card, check_of
 from .corpus import Corpus, TrainingText
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
@@ -135,7 +135,7 @@ def find_skips(
             write_text(out / TRIED, json.dumps({**settings, "matchness": search.history}) + "\n")
         progress("trying sets", done, recipe.proposals)
     after = search.matchness, held.matchness(search.skip)
-    facts = {
+    facts: dict[str, Any] = {
         "model": target.name,
         "command": command,
         "recipe": asdict(recipe),
@@ -147,30 +147,17 @@ def find_skips(
     }
     result = SkipSet(search.skip, layers, facts, model.fingerprint)
     result.save(out / SkipSet.FILE)
-    write_card(out, _card(facts))
+    Card(
+        f"Sublayers that {target.name} skips when it drafts",
+        f"-m {target.name} --drafter swift:skip=THIS_FOLDER",
+        f"{LOSSLESS} Nothing about the model itself was changed. Skipped: {', '.join(facts['skipped'])}.",
+        f"The best of {recipe.proposals} sets of that size.",
+        command,
+        "The share of positions at which the model finds the same token most likely without them",
+        {"every odd layer": facts["first"], "what was found": facts["best"]},
+        "matchness: on the texts searched. held_out: on held-out texts.",
+    ).write(out)
     return result
-
-
-def _card(facts: Mapping[str, Any]) -> str:
-    command = command_lines(facts["command"])
-    recipe, first, best = facts["recipe"], facts["first"], facts["best"]
-    return f"""# Sublayers that {facts["model"]} skips when it drafts
-
-    decodery generate "..." -m {facts["model"]} --drafter swift:skip=THIS_FOLDER
-
-Drafts never change what it writes. Nothing about the model itself was changed.
-
-## What was found
-{command}
-{len(facts["skipped"])} sublayers, the best of {recipe["proposals"]} sets of that size: {", ".join(facts["skipped"])}.
-
-Matchness, the share of places at which the model finds the same token likeliest without them:
-
-| | on the texts searched | on texts held out |
-|---|---:|---:|
-| every odd layer | {first["matchness"]:.3f} | {first["held_out"]:.3f} |
-| what was found | {best["matchness"]:.3f} | {best["held_out"]:.3f} |
-"""
 
 
 def _learn(run: Run) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 
 from .adapter import LoRARemaking
-from .card import check_of, write_card
+from .card import Card, check_of
 from .diffusion import held_loss
 from .kind import Kind, Run
 from .loop import History, TrainingPlan, train
@@ -273,23 +273,19 @@ def adapt(
     )  # fmt: skip
     change = adapted.change()
     write(out, change.model, reported(adapted.original, [("adapted to fill canvases", change)]), loaded)
-    write_card(out, _card(loaded, settings, history, command))
-    return history
-
-
-def _card(loaded: LoadedModel, settings: Adaptation, history: History, command: str) -> str:
     example = held_out(settings, 1)[0].prompt.replace("\n", "\\n")
-    return f"""# {loaded.name}, adapted to fill canvases
-
-It answers {", ".join(settings.tasks)} about lists of {settings.least} to {settings.most} words, and nothing else:
-
-    decodery generate -m THIS_FOLDER --no-chat-template --max-new-tokens {settings.places} \\
-      --diffuse threshold $'{example}'
-
-Made with `{command}`: thin matrices of rank {settings.rank} and a row for the mask token learned, while attention
-opened. The loss on lists held out was {history.best or 0.0:.4f} nats a token after {history.best_step} of
-{history.step} steps.
-"""
+    Card(
+        f"{loaded.name}, adapted to fill canvases",
+        f"-m THIS_FOLDER --no-chat-template --max-new-tokens {settings.places} --diffuse threshold",
+        f"It answers {', '.join(settings.tasks)} about lists of {settings.least} to {settings.most} words, and nothing "
+        f"else, to prompts such as $'{example}'.",
+        f"`{settings}`: thin matrices and a row for the mask token were trained. Best after {history.best_step} of "
+        f"{history.step} steps.",
+        command,
+        "On held-out lists, in nats a token",
+        {"trained": {"loss": history.best}},
+    ).write(out)
+    return history
 
 
 def _learn(run: Run) -> dict[str, float]:
