@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+import json
 from pathlib import Path
 
 import click
 
 from decodery.cli.command import command, option
-from decodery.cli.options import together
-from decodery.cli.train_common import command_line, model_option, out_option, print_report, seed_option
-from decodery.cli.train_states import RATE, SITES, five_depths
+from decodery.cli.train_common import command_line, model_option, out_option, seed_option
 
 
 @command(example="")
-@together(out_option, model_option("that writes programs, made by benchmarks/train.py puzzle-model robot"), RATE, SITES)
+@out_option
+@model_option("that writes programs, made by benchmarks/train.py puzzle-model robot")
+@option("--rate", default=0.1, show_default=True, help="Maximum rate of false alarms.")
+@option(
+    "--site",
+    "sites",
+    multiple=True,
+    show_default="five depths",
+    help="Hook point to try, such as resid_post.3. Repeatable.",
+)
 @seed_option("prompts, split and training")
 @option("--puzzle", default="robot", show_default=True, help="Puzzle of the programs: robot, with settings.")
 @option(
@@ -32,6 +39,8 @@ def program_probe(
     from decodery.core.errors import SettingsError
     from decodery.models.loaders.store import terminal_progress
     from decodery.monitors.probe import Probe
+    from decodery.training.activations import Sites
+    from decodery.training.evaluation import keep_evaluated
     from decodery_benchmarks.puzzles import puzzle as named
     from decodery_benchmarks.puzzles.robot import Robot
     from decodery_benchmarks.training.program_probe import evaluated, train_program_probe, write_programs
@@ -40,7 +49,7 @@ def program_probe(
     if not isinstance(robot, Robot):
         raise SettingsError("a program probe needs the puzzle robot: --puzzle robot")
     lm = load(model)
-    sites = sites or five_depths(lm.model.config.num_layers)
+    sites = Sites(sites).of(lm)
     with terminal_progress(counts=True) as progress:
         programs = write_programs(lm.model, robot, count, sites, seed=seed, progress=progress)
     facts = {"model": lm.name, "command": command_line()}
@@ -54,6 +63,6 @@ def program_probe(
         facts=facts,
     )
     trained, report = evaluated(programs, robot, learn, seed)
-    replace(trained, facts={**trained.facts, "report": report}).save(out / Probe.FILE)
-    print_report(report, trained.threshold, site=trained.site)
+    figures = keep_evaluated(trained, report, out / Probe.FILE, site=trained.site)
+    click.echo(json.dumps(figures, indent=1))
     click.echo(f"The probe is ready: --monitor program-probe:probe={out},goal=X/Y/FACING")

@@ -102,8 +102,6 @@ def train_acceptance(
     head.output[0].zero_()
     head.output[1].copy_(_best(labels.mean(), recipe.rejected))
     parameters = head.parameters()
-    for tensor in parameters.values():
-        tensor.requires_grad_(True)
     steps = max(1, round(recipe.epochs * len(labels) / recipe.batch))
     order = batches(len(labels), min(recipe.batch, len(labels)), recipe.seed)
 
@@ -114,9 +112,8 @@ def train_acceptance(
     least = weighted_loss(_best(held_labels, recipe.rejected), held_labels, recipe.rejected)
 
     def validate() -> dict[str, float]:
-        with torch.no_grad():
-            scores = head.scores(held_states)
-            return {"loss": float(weighted_loss(scores, held_labels, recipe.rejected) - least)}
+        scores = head.scores(held_states)
+        return {"loss": float(weighted_loss(scores, held_labels, recipe.rejected) - least)}
 
     plan = TrainingPlan(steps, lr=recipe.lr, weight_decay=0.1, validate_every=max(1, steps // 20))
     settings = {"recipe": repr(recipe), "made": made}

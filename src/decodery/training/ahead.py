@@ -265,8 +265,7 @@ def shares(corpus: Corpus, target: LoadedModel, alpha: float = 0.0, every: int =
     Raises:
         SettingsError: If there are too few.
     """
-    if corpus.facts.get("vocab_size") != target.model.vocab_size:
-        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    corpus.of_vocabulary(target.model.vocab_size, target.name)
     learned, others = corpus.split(every)
     learned = [number for number in learned if (sure_runs(corpus[number], alpha) > 2).any()]
     if not learned or not others:
@@ -312,7 +311,6 @@ def facts_of(
     target: LoadedModel, corpus: Corpus, recipe: AheadRecipe, history: History, command: str
 ) -> dict[str, Any]:
     """What a file says of how it was made."""
-    figures = history.metrics[str(history.best_step)]
     return {
         "model": target.name,
         "vocabulary": target.model.config.vocabulary,
@@ -320,7 +318,7 @@ def facts_of(
         "texts": len(corpus),
         "steps": history.step,
         "best_step": history.best_step,
-        "validation": {name: round(value, 4) for name, value in figures.items()},
+        "validation": history.figures,
         "recipe": asdict(recipe),
     }
 
@@ -346,6 +344,6 @@ def card(facts: Mapping[str, Any], corpus: Corpus, history: History, *, title: s
         f"{facts['best_step']} of {facts['steps']} steps.",
         facts["command"],
         "On held-out texts, at positions evenly spread",
-        {"untrained": history.metrics["0"], "trained": facts["validation"]},
+        {"untrained": history.before, "trained": facts["validation"]},
         RATED,
     )

@@ -90,7 +90,6 @@ def train_autoencoder(
         "decoder": directions.clone(),
         "shift": learned.mean(dim=0),
     }
-    tensors = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
     order, spread = batches(len(learned), batch, seed), (learned - learned.mean(dim=0)).square().sum(dim=1).mean()
 
     def lost(rows: torch.Tensor) -> torch.Tensor:
@@ -99,10 +98,6 @@ def train_autoencoder(
         active = torch.zeros_like(found).scatter(-1, numbers, values.relu())
         made = active @ tensors["decoder"] + tensors["shift"]
         return (made - rows).square().sum(dim=1).mean() / spread
-
-    def validate() -> dict[str, float]:
-        with torch.no_grad():
-            return {"unexplained": float(lost(held[:_VALIDATED]))}
 
     plan = TrainingPlan(steps, lr=lr, weight_decay=0.0, validate_every=max(steps // 10, 1))
     settings = {
@@ -119,7 +114,7 @@ def train_autoencoder(
         lambda step: lost(learned[order(step)]),
         plan,
         out,
-        validate=validate,
+        validate=lambda: {"unexplained": float(lost(held[:_VALIDATED]))},
         metric="unexplained",
         settings=settings,
         progress=progress,

@@ -89,6 +89,27 @@ class Corpus:
         out = set(held)
         return [number for number in range(len(self)) if number not in out], held
 
+    def split_for(self, vocab_size: int, name: str) -> tuple[list[int], list[int]]:
+        """`split`, for a model.
+
+        Args:
+            vocab_size: The vocabulary of the model.
+            name: Its name.
+
+        Raises:
+            SettingsError: The texts are of another vocabulary, or too few.
+        """
+        self.of_vocabulary(vocab_size, name)
+        learned, held = self.split()
+        if not held:
+            raise SettingsError(f"{self.folder} holds {len(self)} texts, too few to hold some out: write at least 20")
+        return learned, held
+
+    def of_vocabulary(self, vocab_size: int, name: str) -> None:
+        """Raise SettingsError where the texts are of another vocabulary than that of a model."""
+        if self.facts.get("vocab_size") != vocab_size:
+            raise SettingsError(f"{self.folder} holds text of another vocabulary than that of {name}")
+
 
 def padded(texts: Sequence[TrainingText]) -> tuple[torch.Tensor, torch.Tensor]:
     """Padded ids [b, n] int64 of texts, and [b, n] bool: which tokens are to be learned."""

@@ -301,9 +301,8 @@ def emitted(said: Sequence[int], text: Sequence[int]) -> list[int]:
 
 
 def _facts(target: LoadedModel, texts: int, recipe: CPPDRecipe, history: History, command: str) -> dict[str, Any]:
-    found = {name: round(value, 4) for name, value in history.metrics[str(history.best_step)].items()}
     made = {"model": target.name, "command": command, "texts": texts, "best_step": history.best_step}
-    return {**made, "validation": found, "recipe": asdict(recipe)}
+    return {**made, "validation": history.figures, "recipe": asdict(recipe)}
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from .card import LOSSLESS, Card, check_of
 from .corpus import Corpus, TrainingText
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .draft import DraftSettings, check_target, temper, write_draft
-from .kind import Kind, Run, rounded
+from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
-from .loop import History, TrainingPlan, batches, train
+from .loop import History, TrainingPlan, batches, rounded, train
 from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predictions, training_batch
 
 check_folder = check_of(DESCRIPTION, "is no block drafter")
@@ -270,8 +270,7 @@ def train_deer(
     shape, recipe = shape or DraftShape(layers=3), recipe or DeerRecipe()
     check_folder(out)
     model = check_target(target)
-    if corpus.facts.get("vocab_size") != model.vocab_size:
-        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    corpus.of_vocabulary(model.vocab_size, target.name)
     learned, _ = corpus.split()
     kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
     draft = with_mask(cut_draft(model, shape, kept), recipe.block)

@@ -127,14 +127,11 @@ def train_diffusion(
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast):
             return distance(model, Masked.draw(recipe, recipe.batch, step))
 
-    def judged() -> dict[str, float]:
-        with torch.no_grad():
-            return {"loss": float(distance(model, held))}
-
     plan = TrainingPlan(recipe.steps, lr=recipe.lr, betas=(0.9, 0.98), validate_every=validate_every)
     history = train(
         parameters(model), loss, plan, out / "training",
-        validate=judged, metric="loss", settings=asdict(recipe), progress=progress, what="training",
+        validate=lambda: {"loss": float(distance(model, held))}, metric="loss", settings=asdict(recipe),
+        progress=progress, what="training",
     )  # fmt: skip
     write_llada(model, out)
     example = " ".join(held_out(recipe, 1)[0].prompt)
@@ -171,15 +168,10 @@ def tune(
             kind that is trained on: by another one the model that training begins with may well stay the best.
         told: How it was made, for its card.
     """
-
-    def judged() -> dict[str, float]:
-        with torch.no_grad():
-            return {"loss": float(held())}
-
     check_folder(out)
     history = train(
         parameters(model), loss, plan, out / "training",
-        validate=judged, metric="loss", settings=settings, progress=progress, what=what,
+        validate=lambda: {"loss": float(held())}, metric="loss", settings=settings, progress=progress, what=what,
     )  # fmt: skip
     write_llada(model, out)
     use, worth = "-m THIS_FOLDER --no-chat-template --diffuse threshold", {"trained": {"loss": history.best}}

@@ -28,9 +28,9 @@ from decodery.models.torch.weights import Kept
 from .card import LOSSLESS, PER_TOKEN, Card, check_of
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, TrainingText
-from .kind import Kind, Run, rounded
+from .kind import Kind, Run
 from .kind_data import OwnTexts, cut_texts, own_texts
-from .loop import History, TrainingPlan, batches, train
+from .loop import History, TrainingPlan, batches, rounded, train
 from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
 
 check_folder = check_of(DESCRIPTION, "is no draft")
@@ -86,11 +86,7 @@ def train_draft(
     shape = shape or DraftShape()
     check_folder(out)
     model = check_target(target)
-    if corpus.facts.get("vocab_size") != model.vocab_size:
-        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
-    learned, held = corpus.split()
-    if not held:
-        raise SettingsError(f"{corpus.folder} holds {len(corpus)} texts, too few to hold some out: write at least 20")
+    learned, held = corpus.split_for(model.vocab_size, target.name)
     kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
     draft = cut_draft(model, shape, kept)
     training_run = _DraftTraining(draft, kept, [corpus[number] for number in held[:64]], batch, seed, progress)

@@ -62,8 +62,7 @@ class ExitChecks:
 
     def read(self, corpus: Corpus, out: Path, progress: Progress) -> ExitTexts:
         """The texts of a corpus at these checks; what is read is kept in the folder `out`."""
-        if corpus.facts.get("vocab_size") != self.model.vocab_size:
-            raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {self.target.name}")
+        corpus.of_vocabulary(self.model.vocab_size, self.target.name)
         return ExitTexts(self, FeatureStore(self.model, corpus, self.layers, out, 1, progress))
 
     @torch.no_grad()
@@ -142,8 +141,7 @@ def fit_agreement(reading: ExitTexts, out: Path, *, progress: Progress) -> tuple
         return binary_cross_entropy_with_logits(found, right.float(), weight=balance[right.long()])
 
     def validate() -> dict[str, float]:
-        with torch.no_grad():
-            return {"cross_entropy": float(loss(reading.held))}
+        return {"cross_entropy": float(loss(reading.held))}
 
     epochs, batch = 20, 8
     chosen = batches(len(reading.learned), batch, 0)

@@ -189,23 +189,17 @@ def train_routers(
         divergence = float(np.mean([value for value, _ in found]))
         return {"divergence": divergence, "gap": gap, "loss": recipe.divergence * divergence + recipe.rate * gap}
 
-    for tensor in parameters.values():
-        tensor.requires_grad_(True)
-    try:
-        return train(
-            parameters,
-            loss,
-            TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 4)),
-            out,
-            validate=validate,
-            metric="loss",
-            settings={"recipe": asdict(recipe), "texts": len(texts), "schedule": list(routers.schedule)},
-            progress=progress,
-            what="training routers",
-        )
-    finally:
-        for tensor in parameters.values():
-            tensor.requires_grad_(False)
+    return train(
+        parameters,
+        loss,
+        TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 4)),
+        out,
+        validate=validate,
+        metric="loss",
+        settings={"recipe": asdict(recipe), "texts": len(texts), "schedule": list(routers.schedule)},
+        progress=progress,
+        what="training routers",
+    )
 
 
 def router_loss(
@@ -310,8 +304,7 @@ def train_ftp(
     model = target.model
     if not (model.capabilities.layer_plans and model.capabilities.policies and learning.capabilities.gradients):
         raise SettingsError(f"{target.name} cannot be pruned: use a model that this package runs itself")
-    if corpus.facts.get("vocab_size") != model.vocab_size:
-        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    corpus.of_vocabulary(model.vocab_size, target.name)
     learned, others = (_usable(corpus, numbers, recipe) for numbers in corpus.split())
     schedule, losses = find_schedule(model, learned[: recipe.read], out, recipe, progress)
     routers = TokenRouters(schedule)

@@ -158,7 +158,6 @@ def train_grpo(
             losses.append((recipe.beta * distance - torch.from_numpy(worth).to(own) * own).mean())
         return torch.stack(losses).mean()
 
-    @torch.no_grad()
     def validate() -> dict[str, float]:
         groups = drawn(held, 1, nth_seed(recipe.seed, 1))
         found = [value for number, group in zip(held, groups, strict=True) for value in reward(number, group)]

@@ -248,7 +248,7 @@ class HamburgerTraining:
 
     def run(self, out: Path, settings: dict[str, Any], progress: Progress) -> History:
         recipe = self.recipe
-        learned = {name: tensor.requires_grad_() for name, tensor in self.parts.tensors.items()}
+        learned = dict(self.parts.tensors)
         tuned = {f"base.{name}": tensor for name, tensor in (parameters(self.base) if recipe.base_lr else {}).items()}
         chosen = batches(len(self.texts), min(recipe.batch, len(self.texts)), recipe.seed)
         steps = max(1, round(recipe.epochs * len(self.texts) / recipe.batch))
@@ -257,22 +257,18 @@ class HamburgerTraining:
             spoken, stops, _ = losses(self.base, self.parts, self.training_batch([self.texts[n] for n in chosen(step)]))
             return spoken.mean() + ENDS * stops.mean()
 
-        try:
-            return train(
-                {**learned, **tuned},
-                loss,
-                TrainingPlan(steps, lr=recipe.lr, validate_every=max(1, steps // 20)),
-                out,
-                validate=self.figures,
-                metric="loss",
-                shares=dict.fromkeys(tuned, recipe.base_lr / recipe.lr),
-                settings={"recipe": asdict(recipe), **settings},
-                progress=progress,
-                what="learning groups",
-            )
-        finally:
-            for tensor in (*learned.values(), *tuned.values()):
-                tensor.requires_grad_(False)
+        return train(
+            {**learned, **tuned},
+            loss,
+            TrainingPlan(steps, lr=recipe.lr, validate_every=max(1, steps // 20)),
+            out,
+            validate=self.figures,
+            metric="loss",
+            shares=dict.fromkeys(tuned, recipe.base_lr / recipe.lr),
+            settings={"recipe": asdict(recipe), **settings},
+            progress=progress,
+            what="learning groups",
+        )
 
     @torch.no_grad()
     def figures(self) -> dict[str, float]:

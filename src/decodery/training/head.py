@@ -35,9 +35,9 @@ from .embedded import Shown, read_prompts, write_shown
 from .features import FeatureRows, FeatureStore
 from .glancing import glancing
 from .head_batch import DEPTHS, LOSSES, Taught, distance, judged, rank_rates, taught
-from .kind import Kind, Run, rounded
+from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
-from .loop import History, TrainingPlan, batches, train
+from .loop import History, TrainingPlan, batches, rounded, train
 
 TOP = 64
 """Most likely tokens of the target that are learned from at every place."""
@@ -221,8 +221,6 @@ class _HeadTraining:
         # The target's words are read in floating point, through which gradients pass.
         head.shared = floating(head.shared)
         self.parameters = {name: each for name, each in head.parts.tensors.items() if each.is_floating_point()}
-        for tensor in self.parameters.values():
-            tensor.requires_grad_(True)
         device, words = head.model.device, head.model.vocab_size
         self._place = torch.full((words,), -1, dtype=torch.int64, device=device)
         ids = torch.arange(words, device=device) if head.vocabulary is None else head.vocabulary

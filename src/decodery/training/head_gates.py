@@ -209,8 +209,7 @@ def train_head_gates(
     examples = ExampleSplit(documents, recipe, "documents")
 
     def validate() -> dict[str, float]:
-        with torch.no_grad():
-            return {"loss": float(torch.stack([trainee.loss(each) for each in examples.held]).mean())}
+        return {"loss": float(torch.stack([trainee.loss(each) for each in examples.held]).mean())}
 
     history = examples.learn(
         {"gates": trainee.gates},

@@ -198,11 +198,7 @@ def train_hmm(
     recipe = recipe or HMMRecipe()
     check_folder(out)
     vocab_size = target.model.vocab_size
-    if corpus.facts.get("vocab_size") != vocab_size:
-        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
-    learned, held = corpus.split()
-    if not held:
-        raise SettingsError(f"{corpus.folder} holds {len(corpus)} texts, too few to hold some out: write at least 20")
+    learned, held = corpus.split_for(vocab_size, target.name)
     texts = [corpus[number].tokens.astype(np.int64) for number in learned]
     hmm, common = begun(texts, vocab_size, recipe, target.model.config.vocabulary)
     columns = hmm.columns.numpy()

@@ -143,8 +143,7 @@ def hyperfit(
         return distance(predictions(remade.model, taught), taught)
 
     def validate() -> dict[str, float]:
-        with torch.no_grad():
-            return {"known": float(loss_of(learned[: 2 * _HELD])), "held out": float(loss_of(others))}
+        return {"known": float(loss_of(learned[: 2 * _HELD])), "held out": float(loss_of(others))}
 
     per_epoch = -(-len(learned) // recipe.batch)
     history = train(

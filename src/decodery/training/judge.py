@@ -55,8 +55,6 @@ def fit(
         "weight": torch.zeros(states.shape[1], dtype=torch.float32, device="cpu"),
         "bias": torch.zeros(1, dtype=torch.float32, device="cpu"),
     }
-    for tensor in parameters.values():
-        tensor.requires_grad_()
     batch = batches(len(states), min(256, len(states)), seed=0)
 
     def logits(rows: torch.Tensor) -> torch.Tensor:
@@ -71,14 +69,18 @@ def fit(
             + 1e-3 * (parameters["weight"] ** 2).sum()
         )
 
-    @torch.no_grad()
-    def validate() -> dict[str, float]:
-        return {"auc": auc(logits(others).numpy(), truth)}
-
     plan = TrainingPlan(steps, lr=lr, validate_every=max(1, steps // 20))
     settings = {"examples": hashlib.sha256(found.states.tobytes() + found.valid.tobytes()).hexdigest()}
     history = train(
-        parameters, loss, plan, out, validate=validate, metric="auc", higher=True, settings=settings, progress=progress
+        parameters,
+        loss,
+        plan,
+        out,
+        validate=lambda: {"auc": auc(logits(others).numpy(), truth)},
+        metric="auc",
+        higher=True,
+        settings=settings,
+        progress=progress,
     )
     with torch.no_grad():
         scores = logits(others).sigmoid().numpy()

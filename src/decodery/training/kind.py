@@ -139,8 +139,3 @@ class Run:
         from decodery.models.loaders.load import load
 
         return load(self.model, dtype=dtype)
-
-
-def rounded(figures: Mapping[str, float], digits: int = 4) -> dict[str, float]:
-    """Figures as they are printed and kept."""
-    return {name: round(value, digits) for name, value in figures.items()}

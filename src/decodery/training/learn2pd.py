@@ -24,8 +24,9 @@ from decodery.models.protocol import LanguageModel
 
 from .data import read_prompts
 from .judge import auc
-from .kind import Data, Kind, Run, rounded
+from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
+from .loop import rounded
 
 _HELD_OUT = 10
 """One prompt in so many is kept for validation, and one for the test."""

@@ -76,6 +76,21 @@ class History:
     losses: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
 
+    @property
+    def before(self) -> dict[str, float]:
+        """The metrics before the first step, rounded."""
+        return rounded(self.metrics["0"])
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The metrics of the best step, rounded."""
+        return rounded(self.metrics[str(self.best_step)])
+
+
+def rounded(figures: Mapping[str, float], digits: int = 4) -> dict[str, float]:
+    """Figures as they are printed and kept."""
+    return {name: round(value, digits) for name, value in figures.items()}
+
 
 def train(
     parameters: Mapping[str, torch.Tensor],
@@ -96,10 +111,11 @@ def train(
     """Train `parameters` in place, and leave in them the values that were best on validation.
 
     Args:
+        parameters: What learns, by name; gradients are gathered while it is trained.
         loss: The loss of step s, a scalar that depends on `parameters`, s and nothing else: with batches that are a
             function of the step (see `batches`) a run that was interrupted gives the same bits as one that was not.
         out: The folder of the checkpoint.
-        validate: Called every `plan.validate_every` steps, at the start and at the end.
+        validate: Called every `plan.validate_every` steps, at the start and at the end, without gradients.
         metric: The name among its values that decides, the lowest being best unless `higher`.
         enough: Of these values, whether to end before the last step, with the parameters as they are then.
         shares: Of the plan's rate, what parameters of these names learn at in place of all of it.
@@ -111,6 +127,8 @@ def train(
         NumericalError: If the loss is no longer finite.
     """
     made = json.dumps({"plan": asdict(plan), "metric": metric, **(settings or {})}, sort_keys=True)
+    for value in parameters.values():
+        value.requires_grad_(True)
     optimizer = _optimizer(parameters, plan, shares or {})
     best = {name: value.detach().clone() for name, value in parameters.items()}
     path, history = out / CHECKPOINT, History()
@@ -119,7 +137,8 @@ def train(
     written, total, counted = monotonic(), 0.0, 0
 
     def judge() -> bool:
-        values = {name: float(value) for name, value in validate().items()}
+        with torch.no_grad():
+            values = {name: float(value) for name, value in validate().items()}
         history.metrics[str(history.step)] = values
         if history.best is None or (values[metric] > history.best if higher else values[metric] < history.best):
             history.best, history.best_step = values[metric], history.step
@@ -159,6 +178,7 @@ def train(
     with torch.no_grad():
         for name, tensor in parameters.items():
             tensor.copy_(best[name])
+            tensor.requires_grad_(False)
     return history
 
 

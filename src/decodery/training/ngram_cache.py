@@ -39,10 +39,8 @@ def learn_contexts(
     Raises:
         SettingsError: If it holds too few texts, or none the target scored.
     """
-    learned, held = corpus.split()
-    if not held:
-        raise SettingsError(f"{corpus.folder} holds {len(corpus)} texts, too few to hold some out: write at least 20")
     vocab_size = int(corpus.facts["vocab_size"])
+    learned, held = corpus.split_for(vocab_size, "its target")
     if vocab_size > 1 << _BITS:
         raise SettingsError(f"contexts are learned for vocabularies of up to {1 << _BITS} tokens, not {vocab_size}")
     texts, likely, chances = _places(corpus, learned, progress)

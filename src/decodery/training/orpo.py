@@ -109,7 +109,6 @@ def train_orpo(
     def loss(step: int) -> torch.Tensor:
         return orpo(*means([learned[int(number)] for number in batch(step)]), recipe.weight).mean()
 
-    @torch.no_grad()
     def validate() -> dict[str, float]:
         # Logits of all held-out pairs at once might not fit.
         parts = [means(held[first : first + recipe.batch]) for first in range(0, len(held), recipe.batch)]

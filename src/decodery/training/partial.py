@@ -70,28 +70,17 @@ def train_partial(
     if not pairs or not held:
         raise SettingsError("partial attention needs pairs to train on and pairs to hold out")
     parameters = {f"partial.{name}": each for name, each in weights.tensors().items()} | dict(also or {})
-    for tensor in parameters.values():
-        tensor.requires_grad_(True)
     chosen = batches(len(pairs), batch, seed)
-
-    def validate() -> dict[str, float]:
-        with torch.no_grad():
-            return {"loss": float(pair_loss(model, weights, held))}
-
-    try:
-        return train(
-            parameters,
-            lambda step: pair_loss(model, weights, [pairs[number] for number in chosen(step)], echo=echo),
-            *(plan, out),
-            validate=validate,
-            metric="loss",
-            settings={"pairs": len(pairs), "batch": batch, "echo": echo, "seed": seed},
-            progress=progress,
-            what="training partial attention",
-        )
-    finally:
-        for tensor in parameters.values():
-            tensor.requires_grad_(False)
+    return train(
+        parameters,
+        lambda step: pair_loss(model, weights, [pairs[number] for number in chosen(step)], echo=echo),
+        *(plan, out),
+        validate=lambda: {"loss": float(pair_loss(model, weights, held))},
+        metric="loss",
+        settings={"pairs": len(pairs), "batch": batch, "echo": echo, "seed": seed},
+        progress=progress,
+        what="training partial attention",
+    )
 
 
 def fit_partial(

@@ -215,13 +215,7 @@ def learn(
         SettingsError: For texts of another vocabulary, and for too few of them.
     """
     original = remade.original
-    if corpus.facts.get("vocab_size") != original.vocab_size:
-        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
-    learned, held = corpus.split()
-    if not held:
-        raise SettingsError(
-            f"{corpus.folder} holds {len(corpus)} texts, too few to hold some out: it takes at least 20"
-        )
+    learned, held = corpus.split_for(original.vocab_size, target.name)
     every = np.arange(original.vocab_size)
     ids = torch.from_numpy(every).to(original.device)
     kept = Kept(ids, ids)

@@ -69,8 +69,7 @@ def fitted(
         return binary_cross_entropy_with_logits(head.logits(learned[0][chosen]), learned[1][chosen])
 
     def validate() -> dict[str, float]:
-        with torch.no_grad():
-            return {"cross_entropy": float(binary_cross_entropy_with_logits(head.logits(held[0]), held[1]))}
+        return {"cross_entropy": float(binary_cross_entropy_with_logits(head.logits(held[0]), held[1]))}
 
     history = train(
         head.tensors,
@@ -92,11 +91,10 @@ def fitted(
 def random_head(hidden: int, seed: int) -> dict[str, torch.Tensor]:
     """A head of one inner unit per number it reads, which says nothing yet."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = {
+    return {
         "inner.weight": torch.randn(hidden, hidden, generator=generator, dtype=torch.float32, device="cpu")
         / hidden**0.5,
         "inner.bias": torch.zeros(hidden, dtype=torch.float32, device="cpu"),
         "outer.weight": torch.zeros(hidden, dtype=torch.float32, device="cpu"),
         "outer.bias": torch.zeros((), dtype=torch.float32, device="cpu"),
     }
-    return {name: tensor.requires_grad_(True) for name, tensor in tensors.items()}

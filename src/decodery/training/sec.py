@@ -152,10 +152,9 @@ def _train_heads(
         torch.randn(count, recipe.rank, hidden, generator=generator, dtype=torch.float32, device="cpu") / hidden**0.5
     ).to(model.device)
     learned = {
-        "down": down.requires_grad_(True),
+        "down": down,
         "up": torch.zeros(count, hidden, recipe.rank, device=model.device, dtype=torch.float32),
     }
-    learned["up"].requires_grad_(True)
     tokens, place = _outputs(reading, recipe.outputs, model.vocab_size, generator)
     project = model.projection(tokens.to(model.device))
 
@@ -171,8 +170,7 @@ def _train_heads(
         return total
 
     def validate() -> dict[str, float]:
-        with torch.no_grad():
-            return {"cross_entropy": float(loss(reading.held)) / count}
+        return {"cross_entropy": float(loss(reading.held)) / count}
 
     chosen = batches(len(reading.learned), recipe.batch, recipe.seed)
     steps = max(1, round(recipe.epochs * len(reading.learned) / recipe.batch))
@@ -229,8 +227,7 @@ def _train_classifier(
         return (each * share).sum(dim=1).mean()
 
     def validate() -> dict[str, float]:
-        with torch.no_grad():
-            return {"cross_entropy": float(loss(reading.held))}
+        return {"cross_entropy": float(loss(reading.held))}
 
     chosen = batches(len(reading.learned), recipe.batch, recipe.seed)
     steps = max(1, round(_CLASSIFIER_EPOCHS * len(reading.learned) / recipe.batch))

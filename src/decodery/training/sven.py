@@ -227,7 +227,6 @@ def train_sven(
         progress=progress,
         what="training prefixes",
     )
-    figures = {name: round(value, 4) for name, value in history.metrics[str(history.best_step)].items()}
     facts = {
         "model": target.name,
         "vocabulary": model.config.vocabulary,
@@ -236,7 +235,7 @@ def train_sven(
         "programs": len(programs),
         "steps": history.step,
         "best_step": history.best_step,
-        "validation": figures,
+        "validation": history.figures,
         "recipe": dict(vars(recipe)),
     }
     learned = {name: KVPrefix(each.detach().cpu()) for name, each in trainee.parameters.items()}
@@ -255,7 +254,7 @@ def train_sven(
         f"{history.step} steps.",
         command,
         "On held-out pairs, in nats per token but for the share",
-        {"untrained": history.metrics["0"], "trained": figures},
+        {"untrained": history.before, "trained": history.figures},
         "language: the cross-entropy of changed tokens. contrast: how little more likely they are than under the other "
         "prefix. kl: how far both prefixes move the model where nothing changed. right: the share of changed tokens "
         "that are more likely under their own prefix. loss: the sum that was minimised.",

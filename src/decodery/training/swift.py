@@ -113,8 +113,7 @@ def find_skips(
     model, layers = target.model, target.model.config.num_layers
     if not model.capabilities.layer_plans:
         raise SettingsError(f"{target.name} cannot skip sublayers: use a model that this package runs itself")
-    if corpus.facts.get("vocab_size") != model.vocab_size:
-        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    corpus.of_vocabulary(model.vocab_size, target.name)
     search = SkipSearch(layers, recipe.ratio, bayes=recipe.bayes, seed=recipe.seed)
     if not 0 < search.count < search.size:
         raise SettingsError(f"a ratio of {recipe.ratio:g} leaves nothing to choose among {search.size} sublayers")

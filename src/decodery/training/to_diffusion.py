@@ -261,7 +261,6 @@ def adapt(
         share = min(1.0, (step + 1) / max(settings.annealing * settings.steps, 1.0))
         return adapted.loss(adapted.masked(draw_tasks(settings, step, settings.batch, draws), draws), share, draws)
 
-    @torch.no_grad()
     def validation() -> dict[str, float]:
         return {"loss": float(np.mean([float(adapted.loss(each, 1.0, draws)) for each in held]))}
 

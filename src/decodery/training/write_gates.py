@@ -232,8 +232,7 @@ def train_write_gate(
         progress=progress,
         weight_decay=0.01,
     )
-    figures = {name: round(value, 4) for name, value in history.metrics[str(history.best_step)].items()}
-    facts = examples.facts(command, history, validation=figures)
+    facts = examples.facts(command, history, validation=history.figures)
     levels = trainee.levels(texts)
     found = WriteGates(kept(trainee.tensors), recipe.layer, levels, facts, target.model.fingerprint)
     found.save(out / WriteGates.FILE)

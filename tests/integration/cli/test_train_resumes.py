@@ -1,4 +1,4 @@
-"""Every kind of `decodery train` that is stopped, by Ctrl-C or for good, ends with the bits of a run that was not."""
+"""Every kind of `decodery train` that is stopped, by Ctrl-C or for good, goes on, and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -44,20 +44,70 @@ def ticking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
 
 
-def run(kind: str, files: dict[str, str], out: Path, stop: int | None, error: type[BaseException]) -> list[int]:
-    """Train a kind; at its `stop`-th report of progress the error comes. Returns the steps that were reported."""
-    said = list[int]()
+class Watch:
+    """What the training loop did in a run, by checkpoint: the steps that it restored and saved, in order.
+
+    Attributes:
+        reports: How many reports of progress came before each save.
+    """
+
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        self.events = dict[str, list[tuple[str, int]]]()
+        self.reports, self.said = list[int](), list[int]()
+        restore, save = loop._restore, loop._save
+
+        def restoring(path: Path, *others: Any) -> loop.History:
+            history = restore(path, *others)
+            self.events.setdefault(str(path), []).append(("restored", history.step))
+            return history
+
+        def saving(path: Path, made: str, history: loop.History, *others: Any) -> None:
+            save(path, made, history, *others)
+            self.events.setdefault(str(path), []).append(("saved", history.step))
+            self.reports.append(len(self.said))
+
+        patched.setattr(loop, "_restore", restoring)
+        patched.setattr(loop, "_save", saving)
+
+    def check(self, before: dict[str, int]) -> None:
+        """Assert that this run went on from the steps of the checkpoints that there were before it."""
+        for path, step in before.items():
+            first, *others = self.events[path]
+            assert first == ("restored", step), path
+            assert others[:1] in ([], [("saved", step + 1)]), path
+
+
+def steps_of(out: Path) -> dict[str, int]:
+    """The step of each checkpoint of the training loop below a folder."""
+    found = {}
+    for path in out.rglob(loop.CHECKPOINT):
+        with safe_open(path, "pt") as file:
+            history = (file.metadata() or {}).get("history")
+        if history is not None:
+            found[str(path)] = json.loads(history)["step"]
+    return found
+
+
+def run(
+    kind: str, files: dict[str, str], out: Path, stop: int | None, error: type[BaseException], *, saved: bool = False
+) -> Watch:
+    """Train a kind, which goes on from the checkpoints there are.
+
+    At its `stop`-th report of progress the error comes, or with `saved` at the first one after so many checkpoints.
+    """
+    before = steps_of(out)
 
     @contextmanager
     def counting(**settings: Any) -> Iterator[Any]:
         def progress(what: str, done: int, total: int) -> None:
-            said.append(done)
-            if len(said) == stop:
+            watch.said.append(done)
+            if len(watch.reports if saved else watch.said) == stop:
                 raise error
 
         yield progress
 
     with pytest.MonkeyPatch.context() as patched:
+        watch = Watch(patched)
         patched.setattr(store, "terminal_progress", counting)
         arguments = KINDS[kind].format(**files).split()
         try:
@@ -65,9 +115,11 @@ def run(kind: str, files: dict[str, str], out: Path, stop: int | None, error: ty
         except BaseException as ended:
             # `inside` expects an exit, and what is not handled is none.
             assert stop is not None and isinstance(ended.__context__ or ended, Killed | pytest.fail.Exception)
-            return said
+            return watch
     assert code == (0 if stop is None else 130), errors
-    return said
+    if stop is None:
+        watch.check(before)
+    return watch
 
 
 def contents(out: Path) -> dict[str, Any]:
@@ -94,33 +146,54 @@ def _read(value: str) -> Any:
 @pytest.mark.parametrize("kind", some(list(KINDS), 6))
 def test_a_kind_that_was_stopped_ends_with_the_same_bits(kind: str, files: dict[str, str], tmp_path: Path) -> None:
     out, whole = tmp_path / "out", tmp_path / "whole"
-    reports = len(run(kind, files, out, None, Killed))
+    first = run(kind, files, out, None, Killed)
     out.rename(whole)
+    reports = len(first.said)
     assert reports >= 1
-    for stop, error in ((-(-reports // 3), KeyboardInterrupt), (-(-reports // 2), Killed)):
-        run(kind, files, out, stop, error)
+    run(kind, files, out, -(-reports // 3), KeyboardInterrupt)
+    if several := len(first.reports) > 2:
+        run(kind, files, out, 1, Killed, saved=True)
+    else:
+        run(kind, files, out, -(-reports // 2), Killed)
+    kept = steps_of(out)
     run(kind, files, out, None, Killed)
+    assert kept or not several
     expected, found = contents(whole), contents(out)
     assert set(found) == set(expected)
     assert [name for name in expected if found[name] != expected[name]] == []
 
 
-def test_a_training_that_forgets_its_moments_is_caught(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, whole, restore = tmp_path / "out", tmp_path / "whole", loop._restore
+def forgetting(restore: Any) -> Any:
+    """A restore that leaves the moments of the optimizer out."""
 
-    def forgetting(path: Path, made: str, parameters: Any, best: Any, optimizer: Any) -> Any:
+    def restored(path: Path, made: str, parameters: Any, best: Any, optimizer: Any) -> Any:
         history = restore(path, made, parameters, best, optimizer)
         for state in optimizer.state.values():
             state["exp_avg"].zero_()
         return history
 
-    reports = run("hidden-transfer", files, out, None, Killed)
+    return restored
+
+
+def starting_again(restore: Any) -> Any:
+    """A restore that restores nothing."""
+    return lambda *given: loop.History()
+
+
+@pytest.mark.parametrize(("wrong", "bits"), [(forgetting, False), (starting_again, True)])
+def test_a_training_that_does_not_go_on_is_caught(
+    wrong: Any, bits: bool, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    first = run("hidden-transfer", files, out, None, Killed)
     out.rename(whole)
-    # The third of four steps, which are reported after all texts.
-    steps = max(at for at in range(len(reports) - 3) if reports[at : at + 4] == [1, 2, 3, 4])
-    run("hidden-transfer", files, out, steps + 3, KeyboardInterrupt)
-    monkeypatch.setattr(loop, "_restore", forgetting)
-    run("hidden-transfer", files, out, None, Killed)
-    assert contents(whole) != contents(out)
+    run("hidden-transfer", files, out, len(first.reports) - 1, KeyboardInterrupt, saved=True)
+    monkeypatch.setattr(loop, "_restore", wrong(loop._restore))
+    if bits:
+        # It would end with the same bits.
+        with pytest.raises(AssertionError, match="restored"):
+            run("hidden-transfer", files, out, None, Killed)
+        assert contents(whole) == contents(out)
+    else:
+        run("hidden-transfer", files, out, None, Killed)
+        assert contents(whole) != contents(out)
