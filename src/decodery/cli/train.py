@@ -13,7 +13,7 @@ import click
 
 from .command import Command, Entry, Group, Option
 from .options import OUT_FILE, OUT_FOLDER
-from .train_common import command_line, resumable
+from .train_common import command_line, resumable, within
 from .train_options import given, parameters
 
 if TYPE_CHECKING:
@@ -135,6 +135,10 @@ def command_of(name: str, kind: Kind, path: str) -> Command:
         text = f"The model {kind.model}."
         more: dict[str, Any] = {"required": True} if kind.default is None else {"default": kind.default}
         own.append(Option(["-m", "--model"], show_default=kind.default is not None, help=text, **more))
+    limit = "Stop after so many hours, as Ctrl-C does; the same command continues."
+    settings.append(
+        Option(["--limit-hours"], type=click.FloatRange(0.0, min_open=True), heading="Training", help=limit)
+    )
     arguments = [each for each in settings if isinstance(each, click.Argument)]
     notes = [each.NOTE for each in kind.settings if isinstance(each, Data) and each.NOTE]
     return Command(
@@ -149,14 +153,15 @@ def command_of(name: str, kind: Kind, path: str) -> Command:
 def _run(kind: Kind, values: dict[str, Any]) -> None:
     from decodery.training.kind import Data, Run
 
-    model, out = values.pop("model", ""), Path(values.pop("out", None) or ".")
+    model, out, hours = values.pop("model", ""), Path(values.pop("out", None) or "."), values.pop("limit_hours")
     settings = given(kind.settings, values)
     kind.check(out)
     for each in settings:
         if isinstance(each, Data):
             each.check()
     with resumable(out) as progress:
-        run = Run(model, out, settings, progress, command_line(), lambda text: click.echo(text, err=True))
+        shown = progress if hours is None else within(progress, hours)
+        run = Run(model, out, settings, shown, command_line(), lambda text: click.echo(text, err=True))
         figures = kind.learn(run)
     if figures is not None:
         click.echo(json.dumps(figures, indent=1))

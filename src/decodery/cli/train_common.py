@@ -75,6 +75,18 @@ def with_time_left(progress: Progress) -> Progress:
     return report
 
 
+def within(progress: Progress, hours: float) -> Progress:
+    """`progress` that ends the command as Ctrl-C does once so many hours are over."""
+    end = monotonic() + 3600 * hours
+
+    def report(what: str, done: int, total: int) -> None:
+        progress(what, done, total)
+        if monotonic() > end:
+            raise KeyboardInterrupt
+
+    return report
+
+
 def command_line() -> str:
     """The command as it was given, for the facts about what it makes."""
     program = Path(sys.argv[0])

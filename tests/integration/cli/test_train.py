@@ -74,6 +74,16 @@ def test_what_takes_minutes_is_foretold_once_from_what_was_measured(
     assert capsys.readouterr().err == ""
 
 
+def test_a_training_ends_after_its_hours_and_goes_on(tmp_path: Path) -> None:
+    model, out = str(save(make_model("llama"), tmp_path / "model")), tmp_path / "cache"
+    arguments = ("train", "ngram-cache", "-m", model, "--texts", "20", "--max-new-tokens", "6", "--out", str(out))
+    code, output, errors = inside(*arguments, "--limit-hours", "1e-9")
+    assert (code, output) == (130, "") and f"stopped; the same command continues from {out}" in errors
+    assert not (out / "contexts.safetensors").exists()
+    code, output, errors = inside(*arguments, "--limit-hours", "1")
+    assert code == 0 and f"--drafter auto:warm={out}/contexts.safetensors" in output, errors
+
+
 @pytest.mark.parametrize("kind", ["sae", "direction", "sequential", "los", "value"])
 def test_an_empty_file_is_refused_by_its_name(kind: str, tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
