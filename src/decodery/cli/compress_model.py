@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from .command import command, option
 from .options import import_option, model_options, output_option
-from .train_common import FILE, out_option, pieces, texts_options
+from .train_common import FILE, out_option
 
 if TYPE_CHECKING:
     from decodery.compression.base import Report
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     help="A compression method, such as int8 or slicegpt:share=0.2. Repeatable; applied in the order given.",
 )  # fmt: skip
 @out_option
-@texts_options
+@option("--texts", default=64, show_default=True, help="Maximum number of text pieces to read.")
+@option("--length", default=256, show_default=True, help="Tokens of a text piece.")
 @import_option
 @model_options
 @output_option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
@@ -53,14 +54,17 @@ def compress_model(
     from decodery.core.registry import resolve
     from decodery.models.loaders.load import load
     from decodery.models.loaders.store import terminal_progress
+    from decodery.training.kind_data import TextFiles
 
     if given and ctx.get_parameter_source("model") is ParameterSource.DEFAULT:
         model, *given = given  # type: ignore[assignment]
     files = [FILE.convert(each, None, ctx) for each in given]
     transforms = [resolve("compression", spec) for spec in specs]
     check_folder(out)
+    data = TextFiles(tuple(files), texts, length)
+    data.check()
     loaded = load(model, dtype=dtype)
-    read = [np.asarray(each) for each in pieces(loaded, files, texts, length)] if files else []
+    read = [np.asarray(each) for each in data.pieces(loaded)] if files else []
     with terminal_progress(counts=True) as progress:
         changed, report = transformed(loaded.model, transforms, read, progress)
     save(out, changed, report, loaded)

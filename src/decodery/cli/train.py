@@ -151,10 +151,14 @@ def command_of(name: str, kind: Kind, path: str) -> Command:
 
 
 def _run(kind: Kind, values: dict[str, Any]) -> None:
+    from decodery.core.errors import SettingsError
     from decodery.training.kind import Data, Run
 
     model, out, hours = values.pop("model", ""), Path(values.pop("out", None) or "."), values.pop("limit_hours")
-    settings = given(kind.settings, values)
+    try:
+        settings = given(kind.settings, values)
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from error
     kind.check(out)
     for each in settings:
         if isinstance(each, Data):

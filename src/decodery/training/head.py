@@ -221,6 +221,8 @@ class _HeadTraining:
         # The target's words are read in floating point, through which gradients pass.
         head.shared = floating(head.shared)
         self.parameters = {name: each for name, each in head.parts.tensors.items() if each.is_floating_point()}
+        for tensor in self.parameters.values():
+            tensor.requires_grad_(True)
         device, words = head.model.device, head.model.vocab_size
         self._place = torch.full((words,), -1, dtype=torch.int64, device=device)
         ids = torch.arange(words, device=device) if head.vocabulary is None else head.vocabulary

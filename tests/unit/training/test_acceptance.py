@@ -104,7 +104,7 @@ def test_a_head_learns_and_resumes_to_the_same_bytes(corpus: Corpus, tmp_path: P
     head = SpecDecPP(str(tmp_path / "whole")).trained
     assert (head.vocab_size, head.hidden_size, head.facts["depth"]) == (8, 32, 1)
     assert head.facts["tokens"] == scores["tokens"] > 900
-    assert f"{scores['loss']:.4f} nats" in (tmp_path / "whole" / "README.md").read_text()
+    assert f"| loss | {scores['loss']:.4f} |" in (tmp_path / "whole" / "README.md").read_text()
 
     def stop(what: str, done: int, total: int) -> None:
         if what == "judging drafts" and done == 36:

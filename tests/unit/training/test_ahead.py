@@ -195,7 +195,7 @@ def test_the_commands_make_what_the_drafters_read(
         done = train(*command)
         assert done.exit_code == 0 and (tmp_path / "out" / made).is_file(), done.output
     assert Transfer.load(tmp_path / "out" / TRANSFER).layers == (1, 1)
-    for layers, said in (("1/x", "is not a list of layers"), ("1/0", "ascending"), ("7", "2 layers")):
+    for layers, said in (("1/x", "is not a list of integers"), ("1/0", "ascending"), ("7", "2 layers")):
         (tmp_path / "out" / "training" / loop.CHECKPOINT).unlink(missing_ok=True)
         assert (
             said

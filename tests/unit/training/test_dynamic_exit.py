@@ -76,7 +76,7 @@ def test_what_cannot_be_found_is_refused() -> None:
 @pytest.mark.parametrize("wrong", [["--exits", "0"], ["--longest", "0"], ["--head", "-1"]])
 def test_the_command_refuses_them_before_texts_are_written(wrong: list[str], tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["train", "del", "--out", str(tmp_path / "out"), "-m", "nothing", *wrong])
-    assert done.exit_code == 2 and wrong[0] in done.output and not (tmp_path / "out").exists()
+    assert done.exit_code == 2 and "del needs exits and longest" in done.output and not (tmp_path / "out").exists()
 
 
 def test_the_command_prints_settings_that_del_takes(tmp_path: Path, monkeypatch) -> None:

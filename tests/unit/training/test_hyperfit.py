@@ -104,10 +104,8 @@ def test_steps_are_those_of_the_released_script_and_the_card_says_what_was_measu
     assert (plans[0].betas, plans[0].clip, plans[0].weight_decay) == ((0.9, 0.999), math.inf, 0.0)
     card = (tmp_path / "made" / "README.md").read_text()
     assert "by heart" not in card and scores["after"]["known"] > 1
-    assert (
-        f"Of 4 of them the loss is now\n{scores['after']['known']:.3f} nats per token; training ends early below 0.3"
-        in card
-    )
+    assert f"| known |  | {scores['after']['known']:.4f} |" in card
+    assert "known: nats per token of 4 of them; training ends early below 0.3" in card
 
 
 def test_repetition_and_sureness_are_told() -> None:
