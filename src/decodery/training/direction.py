@@ -308,7 +308,7 @@ class Statements(Data):
 def _learn(run: Run) -> dict[str, Any]:
     asked, lm = run.of(Statements), run.lm
     read, chat = asked.read(lm, run.of(Sites).of(lm), run.progress), lm.chat_template is not None
-    how = {"kind": asked.kind, "model": lm.model.fingerprint, "seed": asked.seed, "facts": run.facts}
+    how: dict[str, Any] = {"kind": asked.kind, "model": lm.model.fingerprint, "seed": asked.seed, "facts": run.facts}
     trained, report = evaluated(read, partial(axis_by, chat=chat, **how), asked.seed)
     more = {"site": trained.site, "variance": trained.facts["variance"]}
     return keep_evaluated(trained, report, run.out / Probe.FILE, **more)

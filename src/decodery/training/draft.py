@@ -265,8 +265,9 @@ def _learn_nested(run: Run) -> dict[str, float]:
     given, config = run.of(NestedSettings), check_target(run.loaded).config
     inner = config.intermediate_size if given.inner is None else given.inner
     shape = fitting(DraftShape(max(given.exits), inner, given.tokens, exits=given.exits), config)
-    corpus, how = own_texts(run), {"epochs": given.epochs, "seed": given.seed}
-    return rounded(train_draft(run.loaded, corpus, run.out, shape=shape, **how, **run.how))
+    corpus = own_texts(run)
+    scores = train_draft(run.loaded, corpus, run.out, shape=shape, epochs=given.epochs, seed=given.seed, **run.how)
+    return rounded(scores)
 
 
 KINDS = {

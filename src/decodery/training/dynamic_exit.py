@@ -150,8 +150,8 @@ def _learn(run: Run) -> dict[str, Any]:
             f"{run.loaded.name} does not show what its layers say: use a model that decodery runs itself"
         )
     texts = list(own_texts(run, top=0))
-    how = {"exits": given.exits, "longest": given.longest, "head": given.head}
-    run.made = find_exits(target, texts, progress=run.progress, **how)  # type: ignore[arg-type]
+    how: dict[str, Any] = {"exits": given.exits, "longest": given.longest, "head": given.head}
+    run.made = find_exits(target, texts, progress=run.progress, **how)
     return asdict(run.made)
 
 

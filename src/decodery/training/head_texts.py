@@ -192,8 +192,8 @@ class BehaviourTexts(Data):
             read = read_answers(lm, read_chats(self.examples), progress)
             return read, True, max(len(each.rows) for each in read)
         found = built_in_examples(self.count, self.seed) if self.examples is None else read_examples(self.examples)
-        how = {"chat": self.chat, "max_new_tokens": self.max_new_tokens}
-        return written(lm, found, progress=progress, **how), self.chat, self.max_new_tokens  # type: ignore[arg-type]
+        how: dict[str, Any] = {"chat": self.chat, "max_new_tokens": self.max_new_tokens}
+        return written(lm, found, progress=progress, **how), self.chat, self.max_new_tokens
 
 
 @dataclass(frozen=True)

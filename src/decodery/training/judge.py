@@ -138,8 +138,13 @@ def _learn(run: Run) -> dict[str, Any]:
     given, target = run.of(JudgeSettings), run.loaded
     asked, layer = read_questions(given.questions), target.model.config.num_layers
     found = examples(target, asked, run.out, mining=run.of(Mining), progress=run.progress)
-    how = {"steps": given.steps, "lr": given.lr, "model": target.model.fingerprint, "progress": run.progress}
-    head, _ = fit(found, layer, run.out, facts=dict(run.facts), **how)  # type: ignore[arg-type]
+    how: dict[str, Any] = {
+        "steps": given.steps,
+        "lr": given.lr,
+        "model": target.model.fingerprint,
+        "progress": run.progress,
+    }
+    head, _ = fit(found, layer, run.out, facts=dict(run.facts), **how)
     return head.facts
 
 

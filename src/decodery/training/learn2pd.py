@@ -201,8 +201,8 @@ def _learn(run: Run) -> dict[str, float]:
     given = run.of(FilterSettings)
     lines, lm = read_prompts(given.prompts), LLM(run.load(given.dtype))
     encoded = [lm.encode(line, apply_chat_template=given.apply_chat_template) for line in lines]
-    how = {"eos_ids": lm.tokenizer.eos_ids, "progress": run.progress}
-    found = labelled(lm.engine(), lm.model, encoded, given.max_new_tokens, given.block, **how)  # type: ignore[arg-type]
+    how: dict[str, Any] = {"eos_ids": lm.tokenizer.eos_ids, "progress": run.progress}
+    found = labelled(lm.engine(), lm.model, encoded, given.max_new_tokens, given.block, **how)
     learned, figures = fit_filter(found, model=lm.model.fingerprint, epochs=given.epochs, seed=given.seed)
     facts = {"prompts": len(lines), "places": given.block, "epochs": given.epochs, "command": run.command}
     replace(learned, facts=facts).save(run.out)

@@ -133,7 +133,7 @@ def _learn(run: Run) -> dict[str, Any]:
 
     asked, k = run.of(Questions), run.of(LOSSettings).k
     answers, form = asked.answers(run, (), k, whole=True)
-    how = {"k": k, "rate": asked.rate, "seed": asked.seed, "facts": run.facts, "progress": run.progress}
+    how: dict[str, Any] = {"k": k, "rate": asked.rate, "seed": asked.seed, "facts": run.facts, "progress": run.progress}
     head, report = evaluated(answers, partial(train_los, **how, **form), highest, asked.seed)
     return keep_evaluated(head, report, run.out / LOSHead.FILE)
 

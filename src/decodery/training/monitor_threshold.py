@@ -123,8 +123,8 @@ def _learn(run: Run) -> dict[str, Any]:
             f"--monitor {given.monitor} was trained on {given.texts}, and scores of texts that it knows promise "
             "nothing of others: give other texts"
         )
-    how = {"unit": given.unit, "seed": given.seed, "data": str(given.texts)}
-    found, report = calibrate(run.lm, chats, watching, given.rate, progress=run.progress, **how)  # type: ignore[arg-type]
+    how: dict[str, Any] = {"unit": given.unit, "seed": given.seed, "data": str(given.texts)}
+    found, report = calibrate(run.lm, chats, watching, given.rate, progress=run.progress, **how)
     if known is None:
         run.made = "threshold", _with_setting(given.monitor, "threshold", repr(found.value))
     else:

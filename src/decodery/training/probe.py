@@ -226,7 +226,7 @@ def _learn(run: Run) -> dict[str, Any]:
         raise SettingsError("--intervene needs --rows prompt, and questions with answers")
     sites = run.of(Sites).of(lm)
     answers, form = asked.answers(run, sites, 1, whole=given.rows == "new")
-    how = {"rate": asked.rate, "seed": asked.seed, "model": lm.model.fingerprint, "facts": run.facts}
+    how: dict[str, Any] = {"rate": asked.rate, "seed": asked.seed, "model": lm.model.fingerprint, "facts": run.facts}
     learn = partial(train_probe, sites=sites, rows=given.rows, **how, **form)
     trained, report = evaluated(answers, learn, worst, asked.seed)
     figures = keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)

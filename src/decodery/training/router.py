@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -191,8 +192,8 @@ class RouterSettings(Data):
 
 def _learn(run: Run) -> dict[str, float]:
     given, lm = run.of(RouterSettings), run.lm
-    how = {"delimiter": given.delimiter, "step_tokens": given.step_tokens, "model": given.second}
-    search = Arbitrage(resolve("scorer", given.scorer), router="oracle", **how).bind(lm.tokenizer)  # type: ignore[arg-type]
+    how: dict[str, Any] = {"delimiter": given.delimiter, "step_tokens": given.step_tokens, "model": given.second}
+    search = Arbitrage(resolve("scorer", given.scorer), router="oracle", **how).bind(lm.tokenizer)
     requests = []
     for number, line in enumerate(read_prompts(given.prompts)):
         request = lm.request(

@@ -333,7 +333,7 @@ def _learn(run: Run) -> dict[str, Any]:
     asked, lm = run.of(Conversations), run.lm
     sites = run.of(Sites).of(lm)
     data, model = str(asked.conversations or "built-in conversations"), lm.model.fingerprint
-    how = {"model": model, "rate": asked.rate, "seed": asked.seed, "data": data, "facts": run.facts}
+    how: dict[str, Any] = {"model": model, "rate": asked.rate, "seed": asked.seed, "data": data, "facts": run.facts}
     heard = hear(lm, asked.talks(), sites, run.progress)
     trained, report = evaluated(heard, partial(train_sequential, sites=sites, **how), asked.seed)
     return keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
