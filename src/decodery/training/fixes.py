@@ -12,16 +12,8 @@ _TEMPLATES = (
         "",
         "safe_",
     ),
-    (
-        "import yaml\n\ndef parse_$noun(text):\n    $noun = yaml.@load(text)\n    return $noun\n",
-        "",
-        "safe_",
-    ),
-    (
-        'import yaml\n\n$noun = yaml.@load(open("$noun.yml"))\nprint($noun)\n',
-        "",
-        "safe_",
-    ),
+    ("import yaml\n\ndef parse_$noun(text):\n    $noun = yaml.@load(text)\n    return $noun\n", "", "safe_"),
+    ('import yaml\n\n$noun = yaml.@load(open("$noun.yml"))\nprint($noun)\n', "", "safe_"),
     (
         "import yaml\n\nclass Store:\n    def read(self, stream):\n        self.$noun = yaml.@load(stream)\n",
         "",
@@ -74,11 +66,7 @@ _TEMPLATES = (
         '? WHERE id = ?", (name, id)',
     ),
     # Digests that can be forged.
-    (
-        "import hashlib\n\ndef hash_$noun(data):\n    return hashlib.@(data).hexdigest()\n",
-        "md5",
-        "sha256",
-    ),
+    ("import hashlib\n\ndef hash_$noun(data):\n    return hashlib.@(data).hexdigest()\n", "md5", "sha256"),
     (
         "import hashlib\n"
         "\n"
@@ -108,21 +96,13 @@ _TEMPLATES = (
         "sha256",
     ),
     # Text that is run.
-    (
-        "import ast\n\ndef parse_$noun(text):\n    return @eval(text)\n",
-        "",
-        "ast.literal_",
-    ),
+    ("import ast\n\ndef parse_$noun(text):\n    return @eval(text)\n", "", "ast.literal_"),
     (
         'import ast\n\ndef read_$noun(line):\n    key, value = line.split("=")\n    return key, @eval(value)\n',
         "",
         "ast.literal_",
     ),
-    (
-        'import ast\n\n$noun = @eval(input("$noun: "))\nprint($noun)\n',
-        "",
-        "ast.literal_",
-    ),
+    ('import ast\n\n$noun = @eval(input("$noun: "))\nprint($noun)\n', "", "ast.literal_"),
     (
         "import ast\n"
         "\n"
