@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -28,7 +27,6 @@ USUAL = {
 _NAMED = re.compile(r"^    (\w+(?:, \w+)*): (.*)$")
 
 
-@cache
 def descriptions(cls: type) -> dict[str, str]:
     """What docstrings of a class and of its bases say of attributes, under "Attributes:"."""
     found: dict[str, str] = {}
@@ -140,7 +138,8 @@ def _type(kind: Any, how: Mapping[str, Any]) -> click.ParamType:
         return Literals(get_args(kind))
     if get_origin(kind) is tuple:
         return Integers()
-    return _path(how) if kind is Path else {int: click.INT, float: click.FLOAT, str: click.STRING}[kind]
+    plain: dict[type, click.ParamType] = {int: click.INT, float: click.FLOAT, str: click.STRING}
+    return _path(how) if kind is Path else plain[kind]
 
 
 def _path(how: Mapping[str, Any]) -> click.Path:

@@ -67,7 +67,7 @@ def calibrate(model: LanguageModel, texts: Sequence[Sequence[int]], progress: Pr
 def _learn(run: Run) -> dict[str, Any]:
     found = calibrate(run.loaded.model, run.of(TextFiles).pieces(run.loaded), run.progress)
     replace(found, facts={**found.facts, "command": run.command}).save(run.out / KeyChannels.FILE)
-    return found.facts
+    return dict(found.facts)
 
 
 KINDS = {

@@ -360,11 +360,9 @@ class LabelSettings(Data):
 
 
 def _learn(run: Run) -> dict[str, int]:
-    from decodery import load
-
     given = run.of(LabelSettings)
     found = label_steps(
-        load(run.model),
+        run.lm,
         read_exercises(given.solutions),
         run.out,
         delimiter=given.delimiter,
