@@ -129,7 +129,11 @@ class Run:
 
     @cached_property
     def lm(self) -> LLM:
-        """The model as it is used, with what encodes prompts."""
+        """The model as it is used, with what encodes prompts; or one at the URL of a server."""
+        if self.model.startswith(("http://", "https://")):
+            from decodery.llm.remote import remote
+
+            return remote(self.model)
         from decodery.llm.llm import LLM
 
         return LLM(self.loaded)
