@@ -241,6 +241,8 @@ class Questions(Data):
     def check(self) -> None:
         if min(self.count, self.max_new_tokens or 1) < 1:
             raise SettingsError("--count and --max-new-tokens are at least 1")
+        if self.questions is not None and not self.labelled:
+            read_checkable(self.questions)
 
     @property
     def labelled(self) -> bool:
