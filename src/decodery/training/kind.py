@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from decodery.llm.llm import LLM
@@ -24,7 +24,7 @@ class Data:
         NOTE: What the help of every kind with this data ends with.
     """
 
-    NOTE = ""
+    NOTE: ClassVar[str] = ""
 
     def check(self) -> None:
         """Refuse what can be refused before a model is loaded."""

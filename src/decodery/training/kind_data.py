@@ -60,7 +60,7 @@ class OwnTexts(Data):
         return read_prompts(self.prompts) if self.prompts else []
 
     def encoded(self, run: Run, count: int) -> list[list[int]]:
-        """Prompts in tokens, `count` of them. Given ones are repeated, as texts of one prompt have other seeds."""
+        """Prompts in tokens, `count` of them. Given ones are repeated: their texts have other seeds."""
         from .data import built_in_prompts
 
         if lines := self.lines():
@@ -113,7 +113,7 @@ def from_own_texts(
 
 
 def validation(found: Any) -> Mapping[str, Any]:
-    """The figures of held-out data in the facts of a trained part, or of the first of what a training returns."""
+    """The figures of held-out data in the facts of a trained part, or of the first part of a tuple."""
     part = found[0] if isinstance(found, tuple) else found
     figures: Mapping[str, Any] = part.facts["validation"]
     return figures
