@@ -2,9 +2,9 @@
 
     python benchmarks/serve_soak.py [--seconds 3600]
 
-Known requests, searches, constraints, monitors and cache policies among them, are answered alone first. Then clients
-send them mixed, whole and streamed, beside clients that leave, send what is no request, prompts that are too long,
-schemas nothing fits, and clients that read slowly or not at all.
+Known requests, searches, constraints, monitors, an adapter and cache policies among them, are answered alone first.
+Then clients send them mixed, whole and streamed, beside clients that leave, send what is no request, prompts that are
+too long, schemas nothing fits, and clients that read slowly or not at all.
 What comes of it is in benchmarks/results/serve-soak.json: answers by kind and status, texts that differ from their solo
 run, and the server's resident memory over time. The status is 1 where the server failed at any of it.
 """
@@ -17,6 +17,7 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -26,10 +27,13 @@ from typing import Any
 
 import httpx
 import numpy as np
+import torch
 
+import decodery
 from decodery.bench.load.target import own
 from decodery.bench.terminal import progress_bar
 from decodery.cli.decode import stop_on_interrupt
+from decodery.models.loaders.adapters import Adapter, Thin
 from decodery_benchmarks.results import write_result
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -77,7 +81,7 @@ NO_REQUESTS: list[tuple[bytes, str]] = [
     (b'{"messages": [{"role": "user", "content": "x"}], "n": 100000}', "application/json"),
     (b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}', "application/json"),
     (b'{"messages": [{"role": "user", "content": "x"}], "decodery": {"drafter": "no-such"}}', "application/json"),
-    (b'{"messages": [{"role": "user", "content": "x"}], "decodery": {"constraint": "monitor:project=/"}}',
+    (b'{"messages": [{"role": "user", "content": "x"}], "decodery": {"constraint": "monitor:project=/no/such/folder"}}',
      "application/json"),
     (b'{"messages": [{"role": "user", "content": "x"}], "model": "gpt-4"}', "application/json"),
     (b'{"messages": [{"role": "user", "content": "x"}]}', "text/plain"),
@@ -93,7 +97,17 @@ class Known:
     texts: tuple[str, ...] = ()
 
 
-def known_requests(seed: int, most: int) -> list[Known]:
+def drawn_adapter(model: str, path: Path) -> None:
+    """Write an adapter of drawn numbers that changes texts."""
+    config = decodery.load(model).model.config
+    draws = torch.Generator().manual_seed(0)
+    first, second = (
+        torch.randn(*shape, generator=draws) for shape in ((config.hidden_size, 2), (2, config.hidden_size))
+    )
+    Adapter({"layers.0.output": Thin(first / 16, second / 16)}).save(path)
+
+
+def known_requests(seed: int, most: int, adapter: Path) -> list[Known]:
     """Requests of every kind that are answered in a few seconds, about so many topics."""
     topics = ("tides", "rain", "wind", "iron", "glass", "paper", "bread", "salt")[:most]
     settings: list[dict[str, Any]] = [
@@ -112,6 +126,7 @@ def known_requests(seed: int, most: int) -> list[Known]:
         {"decodery": {"search": "beam:width=3"}},
         {"temperature": 0.7, "decodery": {"cache_policy": "streaming-llm"}},
         {"temperature": 0.7, "decodery": {"monitor": "confidence"}},
+        {"temperature": 0.7, "decodery": {"logits_source": f"adapter:file={adapter}"}},
     ]
     found = []
     for number, topic in enumerate(topics):
@@ -298,11 +313,12 @@ async def soak(
     options: argparse.Namespace,
     report: Callable[[str, int, int], None],
     stopped: Callable[[], bool],
+    adapter: Path,
 ) -> Soak:
     chance = random.Random(options.seed)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=httpx.Limits(max_connections=None)) as http:
         found = Soak(http, [], chance)
-        asked = known_requests(options.seed, options.topics)
+        asked = known_requests(options.seed, options.topics, adapter)
         for number, known in enumerate(asked):
             report("alone", number, len(asked))
             answer = (await http.post(known.url, json=known.body)).raise_for_status().json()
@@ -358,16 +374,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--topics", type=int, default=8, help="of the requests whose texts are known, 15 each")
+    parser.add_argument("--topics", type=int, default=8, help="of the requests whose texts are known, 16 each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "serve-soak.json")
     options = parser.parse_args()
     server = own(options.model, "auto")
-    wide = ("--max-queue", "1024", "--max-texts-per-key", "1024")
+    wide = ("--max-queue", "1024", "--max-texts-per-key", "1024", "--trust")
     server = replace(server, command=(*server.command, "--kv-gib", KV_GIB, *wide))
-    with stop_on_interrupt() as stopped, progress_bar() as report, server.process(stopped) as (process, url):
-        found = asyncio.run(soak(url, process, options, report, stopped))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        stop_on_interrupt() as stopped,
+        progress_bar() as report,
+        server.process(stopped) as (process, url),
+    ):
+        adapter = Path(folder) / "adapter.safetensors"
+        drawn_adapter(options.model, adapter)
+        found = asyncio.run(soak(url, process, options, report, stopped, adapter))
         complete = not stopped()
     if process.returncode:
         found.fault("status of the server", str(process.returncode))
