@@ -61,7 +61,7 @@ class FTP(LogitsSource):
         if (self.routers is None) == (self.sparsity is None):
             raise SettingsError(
                 "ftp needs either routers or a sparsity: train routers with decodery train ftp -m MODEL --out DIR, and "
-                "give ftp:routers=DIR, or give ftp:sparsity=0.2, which needs no training"
+                "name them, as in ftp:routers=DIR, or give ftp:sparsity=0.2, which needs no training"
             )
         if self.sinks < 0:
             raise SettingsError("ftp needs sinks >= 0")

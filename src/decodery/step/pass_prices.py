@@ -224,7 +224,7 @@ def _magnitude(value: float, unit: int, most: int) -> int:
 
 
 class Promises:
-    """How much of what drafts promise comes true and what they take beside the pass, by how many texts share a pass.
+    """How much of what drafts promise comes true, and what they take beside the pass, by texts in a pass.
 
     The most likely of many candidates are those that were taken for too likely more often than not, and a draft that
     keeps half of what it promises may lose time. A promise is the sum of its nodes' chances.
@@ -245,7 +245,7 @@ class Promises:
         known += kept, promised
 
     def look(self, texts: int) -> float:
-        """Seconds that looking for drafts of so many texts, and learning of them, is expected to take; 0 at first."""
+        """Expected seconds of looking for drafts of so many texts and of learning from them; 0 at first."""
         return float(self._looks[texts.bit_length()])
 
     def looked(self, texts: int, seconds: float) -> float:

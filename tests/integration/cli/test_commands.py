@@ -318,7 +318,7 @@ def test_a_switch_tells_by_the_prompt_who_answers(loaded: LLM, tmp_path: Path) -
     reasoned = [json.loads(inside("generate", prompt, *settings)[1]) for prompt, _ in asked]
     assert [each["trace"]["ledger"]["counts"].get("reasoned", 0) for each in reasoned] == [0, 1, 0, 1]
     assert "--restart and --switch exclude" in failure(
-        "train", "value", str(texts), "--switch", "--restart", "--out", str(switch)
+        "train", "value", str(texts), "--switch", "--restart", "--out", str(switch), status=2
     )
 
 

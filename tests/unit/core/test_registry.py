@@ -288,9 +288,9 @@ def test_a_name_of_this_package_is_taken_before_its_module_is_imported(monkeypat
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        (Drafter, r'define propose\(seq, budget\), "A tree rooted at the last token'),
+        (Drafter, r'define propose\(seq, budget\), "Propose a tree rooted at the last token'),
         (TreeDrafter, r'define logits\(seq, tree, nodes\), "The drafter\'s own logits'),
-        (Composite, r'define parts \(a property\), "The drafters it is made of."'),
+        (Composite, r'define parts \(a property\), "The combined drafters."'),
         (TreePolicy, r"define grow\(expander, seq, budget\), "),
         (AcceptanceRule, r"define choose\(tree, laws, seq\), "),
         (LookaheadRule, r"define decide\(view, node\), "),

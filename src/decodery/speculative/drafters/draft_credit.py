@@ -33,7 +33,7 @@ class DraftCredit:
 
 
 class JointCredit:
-    """The credit of texts that share their steps: that of the poorest, as each of them waits for the drafts of all.
+    """The credit of texts that share their steps: the lowest, as each text waits for all drafts.
 
     A step of several texts has a part that is as long for one text as for all, and a row of each. Where a text ends
     earlier, its rows are saved. The rest is saved as soon as every text has saved a step. So neither the slowest text

@@ -73,9 +73,9 @@ def speed(kind: type[JointCredit], chances: Sequence[float], steps: int, costs: 
     return plain / seconds
 
 
-@pytest.mark.parametrize("steps", [64, 1000])
-def test_drafts_in_vain_take_one_step_in_a_hundred_and_good_ones_what_they_like(steps: int) -> None:
-    assert speed(JointCredit, [0.0], steps) > 0.985
+@pytest.mark.parametrize(("steps", "least"), [(64, 0.98), (1000, 0.994)])
+def test_drafts_in_vain_are_bounded_and_good_ones_are_not(steps: int, least: float) -> None:
+    assert speed(JointCredit, [0.0], steps) > least
     assert speed(Generous, [0.0], steps) < 0.75
     assert speed(JointCredit, [0.7], steps) == speed(Generous, [0.7], steps) > 1.5
     # Drafts that pay on average go on after some that did not.
@@ -123,7 +123,7 @@ def test_texts_draft_as_long_as_there_is_credit(texts: int, arrays: bool, monkey
         engine.run(seqs)
         return sum(seq.trace.rows - seq.trace.passes for seq in seqs), [seq.tokens for seq in seqs]
 
-    (many, tokens), (none, same) = drafted(0.5), drafted(0.0)
+    (many, tokens), (none, same) = drafted(0.9), drafted(0.0)
     assert none == 0 and many > 0 and same == tokens
 
 
