@@ -53,6 +53,8 @@ class ArrayBatch:
         self._known: dict[int, ArrayText] = {}
         self._refused: dict[int, BoundRequest] = {}
         self._times = ArrayTimes(0.0, 0.0, 0.0, 0, 0)
+        # Tokens of a text on average, at the last step with a look.
+        self._context = 0.0
         self._make = getattr(type(model), "array_steps", None)
 
     def __len__(self) -> int:
@@ -234,7 +236,7 @@ class ArrayBatch:
         times.texts = len(texts)
         drafting = bool(self._drafts) and not self._resting()
         if drafting:
-            context = self._propose(sequences[:])
+            self._context = self._propose(sequences[:])
             times.proposed = perf_counter()
         try:
             steps.run()
@@ -242,9 +244,9 @@ class ArrayBatch:
             self._fail()
             return None
         times.scored, times.rows = perf_counter(), steps.rows
-        if drafting:
-            # What drafting takes is for those to account for who draft.
-            self._budgets.learn(times.rows, times.texts, context, times.scored - times.proposed)
+        if self._drafts:
+            # Drafters account for what drafting takes. Steps without a look show what plain ones take.
+            self._budgets.learn(times.rows, times.texts, self._context, times.scored - times.proposed)
         if commit(steps, texts, self._drafts, times, passes, drafting=drafting):
             self._schedule.leave()
             self.gather()

@@ -10,7 +10,7 @@ import numpy as np
 
 _FIRST, SHARE = 0.9, 0.004
 """In units of a step without drafts: what drafts of a new text may lose, and what each later step adds."""
-_TOGETHER = 0.75
+_TOGETHER = 0.9
 """By how much less texts that share their steps may lose: a step of theirs takes the time of several texts."""
 AHEAD, EXPOSED = 8.0, 0.15
 """Tokens in the lead from which on those of a text are worth their rows alone, and what may be lost of what leads are

@@ -86,7 +86,12 @@ EXPORT int32_t decodery_draft_all(Drafting* d, double context, int32_t nodes) {
         return 0;
     }
     if (d->prices != nullptr) {
-        if (!decodery_knows_plain(d->prices, d->sequences, context)) return 0;
+        if (!decodery_knows_plain(d->prices, d->sequences, context)) {
+            // Prices are known after a few steps; with several texts a try in each of them costs more than drafts bring.
+            d->noted = d->sequences;
+            d->resting = d->sequences > 1 ? d->rests / 2 : 0;
+            return 0;
+        }
         const int32_t most = std::min(d->nodes, step.count * nodes);
         decodery_prices(d->prices, d->sequences, context, most, d->costs);
         for (int32_t n = 1; n <= most; ++n) d->costs[n] *= d->margin;
