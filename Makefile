@@ -64,6 +64,7 @@ lint: $(VENV)/installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/method_index.py --check
+	$(BIN)/python tools/training_index.py --check
 
 bench: $(VENV)/installed
 	$(BIN)/decodery bench --out $(OUT) $(if $(wildcard $(DATA)),--data $(DATA))

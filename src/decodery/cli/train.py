@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
+from importlib.resources import files
 from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +16,13 @@ import click
 from .command import Command, Entry, Group, Option
 from .options import OUT_FILE, OUT_FOLDER
 from .train_common import command_line, resumable, within
-from .train_options import given, parameters
+from .train_options import Parameter, described, given, parameter
 
 if TYPE_CHECKING:
     from decodery.training.kind import Kind
 
+INDEX = "training.json"
+"""The static index of kinds, beside this file."""
 SECTIONS = {
     "Drafters": {
         "draft": Entry("Train a small draft model."),
@@ -97,7 +101,7 @@ KV = {
 
 
 class Kinds(Group):
-    """A group whose commands are made of the `KINDS` of modules of `decodery.training`.
+    """A group whose commands are made of the static index of kinds; a kind is imported when its command runs.
 
     Args:
         path: The words before the name of a command.
@@ -108,45 +112,70 @@ class Kinds(Group):
         self.path = path
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command of a name, whose module is imported now."""
+        """The command of a name."""
         if name not in self.entries or name == "kv":
             return kv if name in self.entries else None
+        return command_of(name, index()[f"{self.path} {name}"], self.path, lambda: self.kind(name))
+
+    def kind(self, name: str) -> Kind:
+        """What the kind of a name declares; its module is imported now."""
         module = import_module(f".{self.entries[name].module or name.replace('-', '_')}", "decodery.training")
-        return command_of(name, module.KINDS[name], self.path)
+        found: Kind = module.KINDS[name]
+        return found
 
 
-def command_of(name: str, kind: Kind, path: str) -> Command:
+@cache
+def index() -> dict[str, dict[str, Any]]:
+    """By command: what `described_kind` says of it, as `tools/training_index.py` wrote it; no kind is imported."""
+    found: dict[str, dict[str, Any]] = json.loads((files(__package__) / INDEX).read_text(encoding="utf-8"))
+    return found
+
+
+def described_kind(kind: Kind) -> dict[str, Any]:
+    """What the command of a kind is made of, in values that JSON has."""
+    from decodery.training.kind import Data
+
+    notes = [each.NOTE for each in kind.settings if isinstance(each, Data) and each.NOTE]
+    return {
+        "help": "\n\n".join(map(cleandoc, [kind.about, *notes])),
+        "example": kind.example,
+        "out": kind.out,
+        "model": kind.model,
+        "default": kind.default,
+        "parameters": [each.as_dict() for each in described(kind.settings, kind.without)],
+    }
+
+
+def command_of(name: str, entry: Mapping[str, Any], path: str, kind: Callable[[], Kind]) -> Command:
     """The command of a kind of training.
 
     Args:
         name: Its name.
-        kind: What it declares.
+        entry: What `described_kind` says of it.
         path: The words before the name.
+        kind: Imports the kind.
     """
-    from decodery.training.kind import Data
-
-    settings = parameters(kind.settings, kind.without)
+    settings = [parameter(Parameter.of(each)) for each in entry["parameters"]]
     own: list[click.Parameter] = []
-    if kind.out:
-        file = OUT_FILE if kind.out == "file" else OUT_FOLDER
-        needed = " or " not in kind.out
-        own.append(Option(["--out"], required=needed, type=file, help=f"Output {kind.out.partition(' ')[0]}."))
-    if kind.model:
-        text = f"The model {kind.model}."
-        more: dict[str, Any] = {"required": True} if kind.default is None else {"default": kind.default}
-        own.append(Option(["-m", "--model"], show_default=kind.default is not None, help=text, **more))
+    if out := entry["out"]:
+        file = OUT_FILE if out == "file" else OUT_FOLDER
+        own.append(Option(["--out"], required=" or " not in out, type=file, help=f"Output {out.partition(' ')[0]}."))
+    if entry["model"]:
+        default = entry["default"]
+        more: dict[str, Any] = {"required": True} if default is None else {"default": default}
+        text = f"The model {entry['model']}."
+        own.append(Option(["-m", "--model"], show_default=default is not None, help=text, **more))
     limit = "Stop after so many hours, as Ctrl-C does; the same command continues."
     settings.append(
         Option(["--limit-hours"], type=click.FloatRange(0.0, min_open=True), heading="Training", help=limit)
     )
     arguments = [each for each in settings if isinstance(each, click.Argument)]
-    notes = [each.NOTE for each in kind.settings if isinstance(each, Data) and each.NOTE]
     return Command(
         name,
         params=[*arguments, *own, *(each for each in settings if each not in arguments)],
-        help="\n\n".join(map(cleandoc, [kind.about, *notes])),
-        callback=lambda **values: _run(kind, values),
-        example=f"{path} {name} {kind.example}",
+        help=entry["help"],
+        callback=lambda **values: _run(kind(), values),
+        example=f"{path} {name} {entry['example']}",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import Field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -78,20 +78,55 @@ def _words(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -
     return tuple(word for each in value for word in each.split(",") if word)
 
 
-def parameters(settings: tuple[Any, ...], without: tuple[str, ...]) -> list[click.Parameter]:
+@dataclass(frozen=True)
+class Parameter:
+    """An option or an argument of a command, in values that JSON has.
+
+    Attributes:
+        name: The field.
+        type: "int", "float", "str", "bool", "integers" or "choice"; for a path "file", "folder", "any" or "new file".
+        option: The option; "" for an argument.
+        help: The help.
+        default: The default; None where there is none.
+        choices: The values of a "choice".
+        several: Whether it is repeated.
+        required: Whether it has to be given.
+    """
+
+    name: str
+    type: str
+    option: str = ""
+    help: str = ""
+    default: Any = None
+    choices: tuple[Any, ...] = ()
+    several: bool = False
+    required: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The attributes that differ from their defaults."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) != each.default}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Parameter:
+        """The parameter of such attributes, as they are read from JSON."""
+        read: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
+        return cls(**read)
+
+
+def described(settings: tuple[Any, ...], without: tuple[str, ...]) -> list[Parameter]:
     """Arguments and options for the fields of dataclasses; a default is the value that the instance has.
 
     Args:
         settings: Frozen dataclasses. A field that several have is one option.
         without: Names of fields that are no options.
     """
-    found: dict[str, click.Parameter] = {}
+    found: dict[str, Parameter] = {}
     for instance in settings:
-        hints, told = get_type_hints(type(instance)), descriptions(type(instance))
+        hints, texts = get_type_hints(type(instance)), descriptions(type(instance))
         for field in fields(instance):
             if field.name not in found and field.name not in without and not is_dataclass(hints[field.name]):
-                text = told.get(field.name) or USUAL.get(field.name, "")
-                found[field.name] = _parameter(field, hints[field.name], getattr(instance, field.name), text)
+                text = texts.get(field.name) or USUAL.get(field.name, "")
+                found[field.name] = _described(field, hints[field.name], getattr(instance, field.name), text)
     return list(found.values())
 
 
@@ -105,49 +140,61 @@ def given(settings: tuple[Any, ...], values: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _parameter(field: Field[Any], hint: Any, default: Any, text: str) -> click.Parameter:
+def _described(field: Field[Any], hint: Any, default: Any, text: str) -> Parameter:
     kinds = [each for each in get_args(hint) if each is not NoneType]
     optional = get_origin(hint) in (Union, UnionType)
     kind, how = kinds[0] if optional else hint, field.metadata
-    several = get_origin(kind) is tuple
+    several = get_origin(kind) is tuple and get_args(kind)[0] is not int
+    item = get_args(kind)[0] if several else kind
+    choices = get_args(item) if get_origin(item) is Literal else ()
+    plain = {int: "int", float: "float", str: "str", bool: "bool", Path: how.get("path", "file")}
+    made = "choice" if choices else "integers" if get_origin(item) is tuple else plain[item]
     if how.get("argument"):
-        return click.Argument([field.name], type=_path(how), nargs=-1 if several else 1, required=not optional)
-    name = how.get("option", f"--{field.name.replace('_', '-')}")
-    if kind is bool:
-        off = name if name.startswith("--no-") else ""
-        switch = off or (f"{name}/{name.replace('--', '--no-', 1)}" if default else name)
-        more: dict[str, Any] = {"default": False, "callback": lambda ctx, param, value: not value} if off else {}
-        return Option([switch, field.name], is_flag=True, help=text, **({"default": default} | more))
-    more = {"callback": check_seed} if field.name == "seed" else {}
-    if how.get("required"):
-        more |= {"required": True}
-    elif default not in (None, ()):
-        more |= {"default": default, "show_default": _shown(default)}
-    if several and get_args(kind)[0] is not int:
-        item = get_args(kind)[0]
-        more |= {"multiple": True, **({"callback": _words} if item is str else {})}
-        kind = item
-    made = _type(kind, how)
+        return Parameter(field.name, made, several=several, required=not optional)
+    return Parameter(
+        field.name,
+        made,
+        how.get("option", f"--{field.name.replace('_', '-')}"),
+        text,
+        None if default == () or how.get("required") else default,
+        choices,
+        several,
+        bool(how.get("required")),
+    )
+
+
+def parameter(of: Parameter) -> click.Parameter:
+    """The argument or option of a command."""
+    if of.type == "bool":
+        off = of.option.startswith("--no-")
+        switch = of.option if off or not of.default else f"{of.option}/{of.option.replace('--', '--no-', 1)}"
+        inverted: dict[str, Any] = {"default": False, "callback": lambda ctx, param, value: not value}
+        return Option([switch, of.name], is_flag=True, help=of.help, **(inverted if off else {"default": of.default}))
+    made = _type(of)
+    if not of.option:
+        return click.Argument([of.name], type=made, nargs=-1 if of.several else 1, required=of.required)
+    more: dict[str, Any] = {"required": True} if of.required else {}
+    if of.default is not None:
+        more = {"default": of.default, "show_default": _shown(of.default)}
+    if of.name == "seed":
+        more["callback"] = check_seed
+    if of.several:
+        more |= {"multiple": True, **({"callback": _words} if of.type == "str" else {})}
     if isinstance(made, Literals):
         more["metavar"] = f"[{'|'.join(made.values)}]"
-    return Option([name, field.name], type=made, help=text, **more)
+    return Option([of.option, of.name], type=made, help=of.help, **more)
 
 
-def _type(kind: Any, how: Mapping[str, Any]) -> click.ParamType:
-    if get_origin(kind) is Literal:
-        return Literals(get_args(kind))
-    if get_origin(kind) is tuple:
+def _type(of: Parameter) -> click.ParamType:
+    plain: dict[str, click.ParamType] = {"int": click.INT, "float": click.FLOAT, "str": click.STRING}
+    plain["new file"] = OUT_FILE
+    if of.type in plain:
+        return plain[of.type]
+    if of.type == "choice":
+        return Literals(of.choices)
+    if of.type == "integers":
         return Integers()
-    plain: dict[type, click.ParamType] = {int: click.INT, float: click.FLOAT, str: click.STRING}
-    return _path(how) if kind is Path else plain[kind]
-
-
-def _path(how: Mapping[str, Any]) -> click.Path:
-    """The type of a path: a file, a folder, or either."""
-    wanted = how.get("path", "file")
-    if wanted == "new file":
-        return OUT_FILE
-    return click.Path(exists=True, file_okay=wanted != "folder", dir_okay=wanted != "file", path_type=Path)
+    return click.Path(exists=True, file_okay=of.type != "folder", dir_okay=of.type != "file", path_type=Path)
 
 
 def _shown(default: Any) -> str | bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +12,8 @@ from typing import Any, Literal
 import click
 import pytest
 
-from decodery.cli.train_options import descriptions, given, parameters
+from decodery.cli.train import described_kind, index, kv, train
+from decodery.cli.train_options import Parameter, described, descriptions, given, parameter
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,12 @@ class Second(First):
     files: tuple[Path, ...] = field(default=(), metadata={"argument": True})
     reset: bool = True
     plain: bool = field(default=True, metadata={"option": "--no-plain"})
+
+
+def parameters(settings: tuple[Any, ...], without: tuple[str, ...]) -> list[click.Parameter]:
+    """The parameters of a command, of what the static index has of them."""
+    stored = json.loads(json.dumps([each.as_dict() for each in described(settings, without)]))
+    return [parameter(Parameter.of(each)) for each in stored]
 
 
 def read(*arguments: str) -> tuple[Any, ...]:
@@ -84,3 +94,25 @@ def test_values_become_those_of_the_dataclasses() -> None:
 def test_other_values_are_refused(arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(click.BadParameter, match=said):
         read(*arguments)
+
+
+def test_the_static_index_has_what_kinds_declare() -> None:
+    names = {f"{group.path} {name}": (group, name) for group in (train, kv) for name in group.entries if name != "kv"}
+    assert set(index()) == set(names)
+    for path, (group, name) in names.items():
+        declared = json.loads(json.dumps(described_kind(group.kind(name))))
+        assert index()[path] == declared, f"{path} is out of date: run python tools/training_index.py"
+
+
+def test_help_and_misuse_import_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from decodery.cli.main import cli\n"
+        "for arguments in (['draft', '--help'], ['kv', 'lserve', '--help'], ['draft', '--layer', '2']):\n"
+        "    try:\n"
+        "        cli(['train', *arguments])\n"
+        "    except SystemExit as left:\n"
+        "        assert left.code == 2 * (arguments[-1] != '--help')\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
