@@ -105,18 +105,23 @@ class ReducedVocabulary:
 
 
 def reduced(model: Reader, outputs: int | None, name: str) -> Reader:
-    """The model, where it is to predict fewer tokens than it has one that does so.
+    """A draft model that predicts only the `outputs` tokens with the lowest ids; the model itself where these are all.
 
     Args:
-        model: A draft model.
-        outputs: How many tokens it predicts, those with the lowest ids; None: all.
+        model: The draft model.
+        outputs: How many tokens it predicts; None: all.
         name: The method's, for errors.
 
     Raises:
-        SettingsError: For a model whose vocabulary projection cannot be called apart.
+        SettingsError: For a model whose vocabulary projection cannot be called apart, or has some tokens only.
     """
     if outputs is None or outputs >= model.vocab_size:
         return model
+    if model.config.kept_tokens:
+        raise SettingsError(
+            f"{name} with vocabulary={outputs} needs a draft model that predicts all of its tokens, and this one "
+            f"predicts {model.config.kept_tokens} of {model.vocab_size}: leave vocabulary out"
+        )
     if not is_open(model):
         raise SettingsError(
             f"{name} with vocabulary={outputs} needs a draft model whose vocabulary projection can be called apart: "

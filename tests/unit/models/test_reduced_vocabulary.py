@@ -20,6 +20,7 @@ from decodery.models.native.floats import NF4Linear
 from decodery.models.native.ternary import TernaryLinear
 from decodery.models.reduced_vocabulary import ReducedVocabulary, reduced
 from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, Kept
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.draft_model import DraftModel
@@ -128,6 +129,9 @@ def test_what_cannot_be_reduced_is_refused() -> None:
         with pytest.raises(SettingsError, match="vocabulary >= 1, not 0"):
             drafter(model=OTHER, vocabulary=0)
 
+    with pytest.raises(SettingsError, match="that of a second model: give model"):
+        Auto(vocabulary=8)
+
     with pytest.raises(SettingsError, match="easyspec predicts all tokens"):
         EasySpec(OTHER, vocabulary=8)
 
@@ -137,5 +141,11 @@ def test_what_cannot_be_reduced_is_refused() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(OTHER, name)
 
-    with pytest.raises(SettingsError, match="leave vocabulary out"):
+    with pytest.raises(SettingsError, match="projection can be called apart: leave vocabulary out"):
         Engine(TARGET).submit(Request([1], drafter=DraftModel(Closed(), vocabulary=8)))  # type: ignore[arg-type]
+
+    kept = Kept(torch.arange(48), torch.arange(64) % 48)
+    head = Dense(TARGET.weights.head.weight[:48])  # type: ignore[attr-defined]
+    some = Transformer(replace(TARGET.config, kept_tokens=48), replace(TARGET.weights, kept=kept, head=head))
+    with pytest.raises(SettingsError, match="predicts 48 of 64: leave vocabulary out"):
+        Engine(TARGET).submit(Request([1], drafter=DraftModel(some, vocabulary=8)))

@@ -109,6 +109,8 @@ class Auto(Drafter):
             raise SettingsError("auto takes a head or a second model, not both: give one of the two")
         if self.vocabulary is not None and self.vocabulary < 1:
             raise SettingsError(f"auto needs vocabulary >= 1, not {self.vocabulary}")
+        if self.vocabulary is not None and self.model is None:
+            raise SettingsError("auto's vocabulary is that of a second model: give model, or leave vocabulary out")
 
     @cached_property
     def trained(self) -> TrainedHead | None:
