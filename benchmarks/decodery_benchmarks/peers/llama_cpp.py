@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 from weakref import finalize
 
 from .base import Order, Peer, Told, UnavailableError, gguf
@@ -27,17 +30,46 @@ class LlamaCpp(Peer):
 
     def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told:
         sampled = {"temperature": self.order.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": seed % 2**32}
-        tokens, times, accepted, begin = list[int](), list[float](), list[int](), perf_counter()
-        last: dict[str, int] = {}
-        for event in self.server.stream(prompt, max_new_tokens, **sampled):
-            last = event["timings"]
-            tokens += event["tokens"]
-            times += [perf_counter()] * len(event["tokens"])
-            accepted += [last.get("draft_n_accepted", 0)] * len(event["tokens"])
-        emitted = per_pass(accepted)
-        rows = len(emitted) + last.get("draft_n", 0)
+        begin = perf_counter()
+        found = Written.of(self.server.stream(prompt, max_new_tokens, **sampled))
+        tokens, times = found.tokens, found.times
+        if len(tokens) < len(times):
+            tokens = self.server.complete(prompt, max_new_tokens, return_tokens=True, **sampled)["tokens"]
+        # What the first event holds came before the time that counts.
+        emitted = per_pass(found.accepted[times.count(times[0]) - 1 :])
         ends = [place + 1 for place, token in enumerate(tokens) if token in self.order.eos_ids]
-        return Told(tokens[: ends[0] if ends else None], emitted, times[-1] - times[0], times[0] - begin, rows=rows)
+        kept = tokens[: ends[0] if ends else None]
+        return Told(kept, emitted, times[-1] - times[0], times[0] - begin, rows=len(emitted) + found.drafted)
+
+
+@dataclass
+class Written:
+    """A text as its events count it. Tokens of a character that is not complete come in no event of their own.
+
+    Attributes:
+        tokens: Those that came.
+        times: For every token, when it was counted.
+        accepted: For every token, how many drafted tokens had been accepted then.
+        drafted: How many tokens were drafted.
+    """
+
+    tokens: list[int]
+    times: list[float]
+    accepted: list[int]
+    drafted: int = 0
+
+    @classmethod
+    def of(cls, events: Iterable[dict[str, Any]]) -> Written:
+        """Read the events as they come."""
+        found = cls([], [], [])
+        for event in events:
+            timings = event["timings"]
+            new = timings["predicted_n"] - len(found.times)
+            found.tokens += event["tokens"]
+            found.times += [perf_counter()] * new
+            found.accepted += [timings.get("draft_n_accepted", 0)] * new
+            found.drafted = timings.get("draft_n", 0)
+        return found
 
 
 def per_pass(accepted: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 SERVER = """
@@ -63,30 +64,45 @@ class LlamaCppServer:
         lines = (line.split() for line in self._process.stdout)
         self._address = next((words[1] for words in lines if words[:1] == ["at"]), None)
         if self._address is None:
+            self.close()
             raise RuntimeError(f"llama.cpp does not open {path}: look at what it says when {python} opens it")
 
-    def _request(self, path: str, body: dict[str, Any]) -> Request:
+    def _answer(self, path: str, body: dict[str, Any]) -> Any:
+        """The answer to a request, open for reading."""
         assert self._address is not None
-        return Request(self._address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        request = Request(self._address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            return urlopen(request)
+        except HTTPError as error:
+            raise RuntimeError(f"llama.cpp refuses the request: {error.read().decode()}") from error
 
     def ask(self, path: str, **body: Any) -> Any:
-        """The whole answer to a request."""
-        with urlopen(self._request(path, body)) as answer:
+        """The whole answer to a request.
+
+        Raises:
+            RuntimeError: llama.cpp refuses it.
+        """
+        with self._answer(path, body) as answer:
             return json.load(answer)
 
     def complete(self, tokens: list[int], count: int, **settings: Any) -> Any:
-        """The most likely tokens after these."""
-        greedy = {"temperature": 0.0, "repeat_penalty": 1.0, "cache_prompt": False}
-        return self.ask("/completion", prompt=tokens, n_predict=count, **greedy, **settings)
+        """What follows these tokens, the most likely ones unless `settings` say otherwise."""
+        return self.ask("/completion", **_body(tokens, count, {"temperature": 0.0, **settings}))
 
     def stream(self, tokens: list[int], count: int, **settings: Any) -> Iterator[dict[str, Any]]:
-        """The events of a text as they come: `tokens`, and `timings` with drafted and accepted tokens so far."""
-        body = {"prompt": tokens, "n_predict": count, "repeat_penalty": 1.0, "cache_prompt": False, **settings}
-        body |= {"stream": True, "return_tokens": True, "timings_per_token": True}
-        with urlopen(self._request("/completion", body)) as answer:
+        """The events of a text as they come: `tokens`, and `timings` with all tokens so far, drafted and accepted ones.
+
+        Raises:
+            RuntimeError: llama.cpp refuses the request, or fails at it.
+        """
+        settings |= {"stream": True, "return_tokens": True, "timings_per_token": True}
+        with self._answer("/completion", _body(tokens, count, settings)) as answer:
             for line in answer:
                 if line.startswith(b"data: {"):
-                    yield json.loads(line[6:])
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise RuntimeError(f"llama.cpp failed: {event['error']}")
+                    yield event
 
     @property
     def process(self) -> int:
@@ -96,3 +112,7 @@ class LlamaCppServer:
     def close(self) -> None:
         """End it."""
         self._process.communicate()
+
+
+def _body(tokens: list[int], count: int, settings: dict[str, Any]) -> dict[str, Any]:
+    return {"prompt": tokens, "n_predict": count, "repeat_penalty": 1.0, "cache_prompt": False, **settings}

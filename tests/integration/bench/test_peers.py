@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from decodery.llm.llm import LLM
 from decodery_benchmarks.peers import PEERS, installed, open_peer, peers
 from decodery_benchmarks.peers.apart import Apart, open_apart
 from decodery_benchmarks.peers.base import Order, Peer, Told, checkpoint, dense_dtype
-from decodery_benchmarks.peers.llama_cpp import main_type, per_pass, requantize
+from decodery_benchmarks.peers.llama_cpp import Written, main_type, per_pass, requantize
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +130,20 @@ def test_tokens_per_pass_by_those_accepted_so_far() -> None:
     # The first token is the prompt's; then passes of 1, 1 + 3 and 1 + 1 tokens, the last cut by the limit.
     assert per_pass([0, 0, 3, 3, 3, 3, 4]) == [1, 4, 1]
     assert per_pass([0]) == [] and per_pass([0, 0, 0]) == [1, 1]
+
+
+def test_tokens_of_characters_that_are_not_complete_are_counted() -> None:
+    """Events as llama.cpp sends them for emojis of three tokens, and one that the limit cuts."""
+
+    def event(token: int | None, count: int, accepted: int) -> dict[str, Any]:
+        timings = {"predicted_n": count, "draft_n_accepted": accepted, "draft_n": 9}
+        return {"tokens": [] if token is None else [token], "timings": timings}
+
+    found = Written.of([event(218, 3, 2), event(115, 6, 4), event(40993, 7, 4), event(None, 9, 4)])
+    assert found.tokens == [218, 115, 40993] and found.drafted == 9
+    assert len(found.times) == 9 and found.times.count(found.times[0]) == 3
+    # Six tokens after those of the first event, two of them accepted drafts: four passes.
+    assert per_pass(found.accepted[2:]) == [3, 1, 1, 1]
 
 
 def test_a_peer_by_its_name_and_draft() -> None:
