@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +11,15 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.models.protocol import Reader
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
+from decodery.step.scorer_calls import ScorerCalls
 
 from .reading import read, reader
+
+_KEPT = 1024
+"""Texts whose log-probabilities are kept until they have grown; more where more are scored at once."""
 
 
 @register("log-probability", guarantee="the model's own distribution", requirements=("logits of every row",))
@@ -95,7 +100,7 @@ def _recalled(candidates: Candidates, found: Sequence[torch.Tensor]) -> list[int
     if candidates.begins is None or candidates.calls is None:
         return left
     for number, (output, begin) in enumerate(zip(candidates.outputs, candidates.begins, strict=True)):
-        model, known = candidates.calls.remembered.get(_key(candidates, output[:begin]), (None, None))
+        model, known = _remembered(candidates.calls).get(_key(candidates, output[:begin]), (None, None))
         if model is candidates.model and known is not None and len(output) == left[number]:
             found[number][:begin] = known
             left[number] -= begin
@@ -103,16 +108,27 @@ def _recalled(candidates: Candidates, found: Sequence[torch.Tensor]) -> list[int
 
 
 def _remember(candidates: Candidates, found: Sequence[torch.Tensor]) -> None:
-    """Keep what is said of whole texts that may go on."""
+    """Keep the log-probabilities of whole texts that may go on, of the newest ones alone."""
     if candidates.begins is None or candidates.calls is None:
         return
+    kept = _remembered(candidates.calls)
     for output, finished, each in zip(candidates.outputs, candidates.finished, found, strict=True):
         if not finished and len(output) == len(each):
-            candidates.calls.remembered[_key(candidates, output)] = candidates.model, each
+            kept[_key(candidates, output)] = candidates.model, each
+    while len(kept) > max(_KEPT, 2 * len(candidates)):
+        del kept[next(iter(kept))]
 
 
-def _key(candidates: Candidates, output: Sequence[int]) -> tuple[str, int, tuple[int, ...]]:
-    return "token log-probabilities", id(candidates.model), (*candidates.prompt, -1, *output)
+def _remembered(calls: ScorerCalls) -> dict[Hashable, tuple[Reader | None, torch.Tensor]]:
+    """Log-probabilities of texts that may go on, with the model that gave them, by `_key`; the oldest first."""
+    found: dict[Hashable, tuple[Reader | None, torch.Tensor]] = calls.remembered.setdefault(
+        "token log-probabilities", {}
+    )
+    return found
+
+
+def _key(candidates: Candidates, output: Sequence[int]) -> Hashable:
+    return id(candidates.model), (*candidates.prompt, -1, *output)
 
 
 def _told(values: Sequence[float], tokens: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from decodery.models.protocol import LanguageModel
-from decodery.scorers import LogProbability, Product, RewardModel
+from decodery.scorers import LogProbability, Product, RewardModel, log_probability
 from decodery.search import StepBeam
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer, judge
@@ -33,6 +33,26 @@ def test_a_text_that_grows_has_the_score_of_the_whole_text(of: Any) -> None:
     for out in found:
         assert out.score == pytest.approx(read_whole(LogProbability(of), out.tokens, LM.model))
     # Each token is written once and read once more; whole texts in every step would be three times that.
+    ledger = found[0].trace.ledger
+    assert ledger.rows["model"] <= len(PROMPT) + 2 * ledger.tokens + ledger.scorer_calls
+
+
+def test_what_is_kept_of_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    remember = log_probability._remember
+
+    def watched(candidates: Candidates, found: Any) -> None:
+        remember(candidates, found)
+        if candidates.calls is not None:
+            sizes.append(len(log_probability._remembered(candidates.calls)))
+
+    monkeypatch.setattr(log_probability, "_KEPT", 0)
+    monkeypatch.setattr(log_probability, "_remember", watched)
+    found = grown(LogProbability())
+    # Six steps of four texts.
+    assert len(sizes) >= 6 and max(sizes) == 8
+    for out in found:
+        assert out.score == pytest.approx(read_whole(LogProbability(), out.tokens, LM.model))
     ledger = found[0].trace.ledger
     assert ledger.rows["model"] <= len(PROMPT) + 2 * ledger.tokens + ledger.scorer_calls
 
