@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from decodery.bench.metrics import wilson
+from decodery.bench.searches import job
 from decodery.bench.searches.figures import plot, rows, table
 from decodery.bench.searches.job import SearchJob, Settings
 from decodery.bench.searches.pooled import Pooled
@@ -126,6 +128,17 @@ def test_a_comparison_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
         SearchJob(lm, problems, Settings(settings.searches, temperature=0.1), out).run()
     with pytest.raises(SettingsError, match=r"no \{question\}"):
         Settings(("beam",), prompt="x")
+
+
+def test_no_batch_of_texts_begins_after_the_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = read_problems(written(tmp_path / "p.jsonl", *({"question": f"q{n}", "answer": 7} for n in range(4))))
+    clock = iter(range(100))
+    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    lm = ScriptedLLM(lambda asked: "#### 7")
+    settings = Settings(("first-finish:n=9",))
+    found = SearchJob(lm, problems, settings, tmp_path / "out", seconds=2).run()
+    # The time begins at 0; batches of one problem each would begin at 1, 2, 3 and 4.
+    assert not found["complete"] and [row["problems"] for row in found["rows"]] == [2]
 
 
 def test_problems_that_share_passes_have_the_results_of_each_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -82,7 +83,7 @@ class SearchJob:
         problems: What is asked.
         out: Folder of records.jsonl, from which an interrupted comparison goes on, results.json, table.md and
             accuracy.svg.
-        seconds: After so long no further problem is begun; None for all of them.
+        seconds: After so long no further batch of texts is begun; None for all of them.
     """
 
     lm: LLM
@@ -112,14 +113,12 @@ class SearchJob:
             The result.
         """
         self.out.mkdir(parents=True, exist_ok=True)
-        records, until = self._known(), None if self.seconds is None else time.monotonic() + self.seconds
+        records, until = self._known(), math.inf if self.seconds is None else time.monotonic() + self.seconds
         for begin in range(0, len(self.problems), _PROBLEMS):
-            if stopped() or (until is not None and time.monotonic() > until):
-                break
             done = {(each["problem"], each["search"], each["budget"]) for each in records}
             for batch in batches(self._tasks(range(begin, min(begin + _PROBLEMS, len(self.problems))), done)):
-                if stopped():
-                    break
+                if stopped() or time.monotonic() > until:
+                    return self._save(records)
                 report(self.problems[batch[0].number].name, begin, len(self.problems))
                 fresh = [self._record(each) for each in run_together(self.lm.engine(), batch)]
                 with (self.out / "records.jsonl").open("a", encoding="utf-8") as file:
