@@ -134,7 +134,7 @@ class AheadTrainee:
         """What learns, by name."""
 
     @abstractmethod
-    def behind(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
+    def after(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
         """The rows after a place of a text, to be run through `route`.
 
         Args:
@@ -160,7 +160,7 @@ class AheadTrainee:
         tokens, count = text.tokens.astype(np.int64), self.ahead
         past, hidden = self._read(tokens[: known[-1] + 1])
         segments = [
-            self.behind(place, past[:, :, :, : place + 1], {tap: rows[: place + 1] for tap, rows in hidden.items()})
+            self.after(place, past[:, :, :, : place + 1], {tap: rows[: place + 1] for tap, rows in hidden.items()})
             for place in known.tolist()
         ]
         ahead = known[:, None] + np.arange(1, count + 1)
@@ -253,7 +253,7 @@ def distance(logq: torch.Tensor, training_batches: Sequence[AheadBatch]) -> torc
     return (each * weight).sum() / weight.sum().clamp(min=1e-9)
 
 
-def behind(states: torch.Tensor, place: int, past: torch.Tensor, **settings: Any) -> Segment:
+def after(states: torch.Tensor, place: int, past: torch.Tensor, **settings: Any) -> Segment:
     """A segment of rows [n, hidden] at the positions after a place, before which `past` was read."""
     positions = np.arange(place + 1, place + len(states) + 1)
     return Segment(positions, states=states, cache=TracedCache(past), **settings)

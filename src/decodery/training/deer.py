@@ -99,7 +99,7 @@ def suffix(place: int, length: int, alpha: float) -> MaskedBlock:
     return MaskedBlock(place, np.ones(length, dtype=bool), alpha ** np.arange(length - 1, -1, -1.0))
 
 
-def blocks_behind(text: TrainingText, blocks: Sequence[MaskedBlock], mask: int) -> BatchPart:
+def blocks_after(text: TrainingText, blocks: Sequence[MaskedBlock], mask: int) -> BatchPart:
     """A text with blocks after places of it, each of which sees the text up to there and itself.
 
     Every row of the text after the prompt learns to predict what follows, too: it is what says the first token of a
@@ -202,7 +202,7 @@ class _DEERTraining:
         def loss(step: int) -> torch.Tensor:
             random = np.random.default_rng([recipe.seed, stage, step])
             texts = [self.corpus[self.learned[number]] for number in batch(step)]
-            parts = [blocks_behind(text, drawn(text, recipe, stage, random), self.mask) for text in texts]
+            parts = [blocks_after(text, drawn(text, recipe, stage, random), self.mask) for text in texts]
             taught = of_parts(parts, self.kept, self.place)
             with torch.autocast(self.draft.device.type, dtype=torch.bfloat16, enabled=self.fast):
                 return distance(predictions(self.draft, taught), taught)
@@ -242,10 +242,10 @@ class _DEERTraining:
         """A text with whole blocks, and by place and token of a block the output wanted and the row that says it."""
         found, block = places_of(text, self.recipe.block), self.recipe.block
         found = found[np.linspace(0, len(found) - 1, min(_JUDGED, len(found))).round().astype(np.int64)]
-        part = blocks_behind(text, [suffix(place, block, 1.0) for place in found.tolist()], self.mask)
+        part = blocks_after(text, [suffix(place, block, 1.0) for place in found.tolist()], self.mask)
         first = int((part.rows < len(text.tokens) - 1).sum())
-        behind = first + np.arange(len(found) * (block - 1)).reshape(len(found), block - 1)
-        where = np.concatenate([found[:, None] - part.rows[0], behind], axis=1)
+        later = first + np.arange(len(found) * (block - 1)).reshape(len(found), block - 1)
+        where = np.concatenate([found[:, None] - part.rows[0], later], axis=1)
         return of_parts([part], self.kept, self.place), self.place[text.tokens[part.after[where] + 1]], where
 
 

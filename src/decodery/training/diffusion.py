@@ -89,7 +89,7 @@ class DiffusionRecipe:
         known(self.tasks, self.letters)
         if self.places is not None and not LEAST < self.places <= CONTEXT - self.prompt:
             raise SettingsError(
-                f"canvases behind prompts of {self.prompt} words have {LEAST + 1} to {CONTEXT - self.prompt} places, "
+                f"canvases after prompts of {self.prompt} words have {LEAST + 1} to {CONTEXT - self.prompt} places, "
                 f"not {self.places}"
             )
         if self.size not in SIZES:

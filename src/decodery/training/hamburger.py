@@ -129,7 +129,7 @@ class GroupBatch:
     share: torch.Tensor
     right: torch.Tensor
     ends: torch.Tensor
-    behind: torch.Tensor
+    after: torch.Tensor
 
     @classmethod
     def of(cls, texts: Sequence[TrainingText], sizes: Sequence[Sequence[int]], most: int) -> GroupBatch:
@@ -158,11 +158,11 @@ class GroupBatch:
         inside = np.arange(most) < lengths[:, None]
         whole, every = np.concatenate(ids).astype(np.int64), np.concatenate(members)
         ends = np.arange(1, most + 1) == lengths[:, None]
-        behind = np.broadcast_to(np.arange(most) > 0, inside.shape)
+        after = np.broadcast_to(np.arange(most) > 0, inside.shape)
         arrays = whole, every, lengths, np.concatenate(heads), np.concatenate(likely), np.concatenate(share)
         ids_, members_, lengths_, heads_, likely_, share_ = (torch.from_numpy(each) for each in arrays)
         right = torch.from_numpy(whole[every[inside]])
-        last = torch.from_numpy(ends[inside].astype(np.float32)), torch.from_numpy(behind[inside])
+        last = torch.from_numpy(ends[inside].astype(np.float32)), torch.from_numpy(after[inside])
         return cls(ids_, members_, lengths_, parts, heads_, likely_, share_, right, *last)
 
 
@@ -277,17 +277,17 @@ class HamburgerTraining:
         Nats of what is to be said of a group's first token and of those after it, and how often the most likely token
         is the text's; how often the stop head is right; tokens of a group.
         """
-        totals = dict.fromkeys(("loss", "nats first", "nats behind", "right first", "right behind", "ends right"), 0.0)
-        counts, tokens = {"first": 0, "behind": 0}, 0
+        totals = dict.fromkeys(("loss", "nats first", "nats after", "right first", "right after", "ends right"), 0.0)
+        counts, tokens = {"first": 0, "after": 0}, 0
         for number in range(0, len(self.held), self.recipe.batch):
             training_batch = self.training_batch(self.held[number : number + self.recipe.batch])
             spoken, stops, logits = losses(self.base, self.parts, training_batch)
             same = logits.argmax(dim=-1) == training_batch.right
             totals["loss"] += float((spoken + ENDS * stops).sum())
-            # Less than log 2 where the likelier answer is right.
+            # Less than log 2 where the more likely answer is right.
             totals["ends right"] += int((stops < np.log(2)).sum())
             tokens += len(spoken)
-            for name, rows in (("first", ~training_batch.behind), ("behind", training_batch.behind)):
+            for name, rows in (("first", ~training_batch.after), ("after", training_batch.after)):
                 totals[f"nats {name}"] += float(spoken[rows].sum())
                 totals[f"right {name}"] += int(same[rows].sum())
                 counts[name] += int(rows.sum())

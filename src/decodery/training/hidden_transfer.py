@@ -24,7 +24,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.transfer import Transfer
 
-from .ahead import EVERY, AheadRecipe, AheadTrainee, behind, card, facts_of, shares, teach
+from .ahead import EVERY, AheadRecipe, AheadTrainee, after, card, facts_of, shares, teach
 from .card import check_of
 from .corpus import Corpus
 from .kind import Kind
@@ -50,7 +50,7 @@ class TransferRecipe(AheadRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.layers or list(self.layers) != sorted(self.layers) or self.layers[0] < 0:
-            raise SettingsError("hidden transfer needs layers in ascending order, one for each token behind")
+            raise SettingsError("hidden transfer needs layers in ascending order, one for each token that is predicted")
         if not 0 < self.decay <= 1:
             raise SettingsError("hidden transfer needs a decay above 0 and at most 1")
 
@@ -75,7 +75,7 @@ class TransferTrainee(AheadTrainee):
     def parameters(self) -> dict[str, torch.Tensor]:
         return {"maps": self.maps}
 
-    def behind(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
+    def after(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
         owners = torch.stack([hidden[layer][place] for layer in self.layers])
         made = torch.einsum("nij,nj->ni", self.maps.to(owners.dtype), owners)
         # Rows that are made further up go along until then, unseen by those before them.
@@ -84,7 +84,7 @@ class TransferTrainee(AheadTrainee):
             for layer in self.taps[1:]
             if (at := [number for number, own in enumerate(self.layers) if own == layer])
         )
-        return behind(made, place, past, interventions=later)
+        return after(made, place, past, interventions=later)
 
 
 def _put(rows: torch.Tensor, segment: Segment, made: torch.Tensor, at: list[int]) -> torch.Tensor:

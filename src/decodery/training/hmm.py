@@ -237,7 +237,7 @@ def train_hmm(
         f"It drafts without a pass of a model. {LOSSLESS} {len(found.start)} states; {len(found.tokens):,} tokens "
         "have a "
         f"column of their own, which are {facts['met']:.1%} of those held out.",
-        f"`{recipe}`, from {size:,} tokens of {len(corpus):,} texts, a twentieth of them held out; iteration "
+        f"`{recipe}`, from {size:,} tokens of {len(corpus):,} texts, 5 % of them held out; iteration "
         f"{facts['best']} of {len(bits)} is kept.",
         command,
         "Bits per token of held-out texts",

@@ -22,7 +22,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
-from .ahead import AheadRecipe, AheadTrainee, behind, card, facts_of, shares, teach
+from .ahead import AheadRecipe, AheadTrainee, after, card, facts_of, shares, teach
 from .card import check_of
 from .corpus import Corpus
 from .kind import Kind
@@ -71,8 +71,8 @@ class PlaceholderTrainee(AheadTrainee):
     def parameters(self) -> dict[str, torch.Tensor]:
         return {"placeholders": self.placeholders}
 
-    def behind(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
-        return behind(self.placeholders, place, past)
+    def after(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
+        return after(self.placeholders, place, past)
 
 
 def train_units(

@@ -20,7 +20,7 @@ from decodery.training.data import write_texts
 from decodery.training.deer import (
     DeerRecipe,
     MaskedBlock,
-    blocks_behind,
+    blocks_after,
     continuation,
     drawn,
     suffix,
@@ -56,7 +56,7 @@ def test_blocks_of_a_batch_are_those_that_will_be_drafted() -> None:
     """What a row says among many blocks of a text is what a drafter is told, which reads one after what it holds."""
     model = tiny_transformer(0, vocab_size=64)
     blocks = [suffix(2, 3, 1.0), MaskedBlock(4, np.array([False, True, True]), np.array([0.0, 0.5, 0.5]))]
-    part = blocks_behind(TEXT, blocks, 40)
+    part = blocks_after(TEXT, blocks, 40)
     assert part.segment.tokens.tolist() == [5, 6, 7, 8, 9, 10, 11, 40, 40, 41, 10, 40, 41]
     assert part.segment.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 3, 4, 5, 5, 6, 7]
     assert part.rows.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11] and part.after.tolist() == [
@@ -81,7 +81,7 @@ def test_blocks_of_a_batch_are_those_that_will_be_drafted() -> None:
     whole = model.forward(Batch([Segment(np.arange(7), TEXT.tokens[:7].astype(np.int64))])).logits
     assert torch.allclose(said[:7], whole, atol=1e-11)
     # A token of the block that is known changes what the others say.
-    unknown = model.forward(Batch([blocks_behind(TEXT, [suffix(4, 3, 1.0)], 40).segment]))
+    unknown = model.forward(Batch([blocks_after(TEXT, [suffix(4, 3, 1.0)], 40).segment]))
     assert not torch.allclose(said[11], unknown.logits[8])
 
 

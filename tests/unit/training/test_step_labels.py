@@ -10,17 +10,9 @@ from typing import Any
 import pytest
 
 from decodery.core.errors import CorruptFile, SettingsError
-from decodery.training import step_labels
-from decodery.training.step_labels import (
-    Exercise,
-    StepLabels,
-    annotation,
-    label_steps,
-    labels_of,
-    preference_pairs,
-    read_exercises,
-    steps_of,
-)
+from decodery.training import annotation as annotations
+from decodery.training.annotation import annotation, labels_of, steps_of
+from decodery.training.step_labels import Exercise, StepLabels, label_steps, preference_pairs, read_exercises
 from decodery.training.text_prm import step_ends
 from scripted_lm import Asked, ScriptedLLM
 from serving import tiny_lm
@@ -110,7 +102,7 @@ def test_solutions_are_labelled_by_one_text_each_and_a_run_goes_on(tmp_path: Pat
 
 
 def test_a_model_that_runs_here_is_held_to_the_form(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(step_labels, "_CHARACTERS", 4)
+    monkeypatch.setattr(annotations, "_CHARACTERS", 4)
     lm, out = tiny_lm(max_positions=4096), tmp_path / "labels.jsonl"
     said = label_steps(lm, [Exercise("How many?", "6", ("5",))], out, max_new_tokens=120)
     assert said[0].labels == (0.0,) and said[0].tokens > 20
