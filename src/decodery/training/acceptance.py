@@ -15,6 +15,7 @@ from torch.nn.functional import logsigmoid
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Scores, Segment
+from decodery.models.loaders.named import named
 from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.vocabularies import fitted
@@ -287,8 +288,6 @@ class Drafted:
 
 
 def _learn(run: Run) -> dict[str, float]:
-    from decodery.models.loaders.named import named
-
     draft = run.of(Drafted).draft
     drafting, corpus = named(draft), own_texts(run, "text", top=0)
     facts, recipe = run.facts | {"draft": draft}, run.of(AcceptanceRecipe)

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.engine.monitoring import monitor_states
+from decodery.llm.llm import LLM
 from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.trained.artifact import read_tensors
@@ -24,9 +25,6 @@ from .checkable import CheckableQuestion, built_in, read_checkable
 from .kind import Data, Run
 from .kind_data import ARGUMENT, PLAIN
 from .labelled import LabelledChat, is_labelled, read_chats, reread
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 SHARD = 64
 """Questions whose answers are kept in one file, and decoded together in parts."""

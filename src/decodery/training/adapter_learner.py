@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from decodery.compression.base import transformable
 from decodery.core.errors import SettingsError
+from decodery.llm.llm import LLM
 from decodery.models.loaders.adapters import Adapter
 from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
@@ -22,9 +22,6 @@ from .data import TrainingText
 from .loop import TrainingPlan, train
 from .remade import Remade
 from .training_batch import predictions, training_batch
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 HELD = 10
 """One of so many pairs or prompts is held out."""

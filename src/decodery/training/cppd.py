@@ -22,6 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from decodery.core.errors import CorruptFile, PromptError, SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
+from decodery.llm.llm import LLM
 from decodery.logits_sources.reads import Reads
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, replacing, silent
@@ -321,8 +322,6 @@ class Sources(Data):
 
 
 def _learn(run: Run) -> dict[str, float]:
-    from decodery.llm.llm import LLM
-
     given, target = run.of(Sources), run.load("float32")
     lines = dict.fromkeys(read_lines(given.sources)[: given.texts])
     encoded = [LLM(target).encode(line) for line in lines]

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
 from decodery.engine.monitoring import monitor_states
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.probe import Probe
@@ -29,9 +30,6 @@ from .kind_data import ARGUMENT
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .lines import read_labelled
 from .ranking import auroc, parts
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 ASKED = "Say something."
 """What the sentences are answers to."""

@@ -6,18 +6,16 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 
 from .ranking import auroc, interval, parts
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 Item = TypeVar("Item")
 Part = TypeVar("Part")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
+from decodery.llm.llm import LLM
 from decodery.models.loaders.adapters import tuned
 from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.sampler import Sampler
@@ -22,9 +22,6 @@ from decodery.step.sequence import Sequence as Text
 from .adapter import LoRARemaking, adapter_of
 from .adapter_learner import HELD, AdapterLearner
 from .loop import batches, content
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 
 @dataclass(frozen=True)

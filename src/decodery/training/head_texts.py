@@ -7,12 +7,13 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from decodery.core.errors import SettingsError
 from decodery.engine.monitoring import monitor_states
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.recorder import Recorder
 from decodery.monitors.sae import HeadCodes
@@ -23,9 +24,6 @@ from .kind_data import ARGUMENT
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .ranking import parts
 from .sae import BehaviourExample, built_in_examples, highest, read_examples, train_sae
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 
 @dataclass(frozen=True, slots=True, eq=False)

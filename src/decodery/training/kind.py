@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
-    from decodery.models.loaders.load import LoadedModel
-    from decodery.models.loaders.store import Progress
-    from decodery.models.protocol import LanguageModel
+import torch
+
+from decodery.llm.llm import LLM
+from decodery.llm.remote import remote
+from decodery.models.loaders import load as loading
+from decodery.models.loaders.dtype import choose_dtype
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import Progress
+from decodery.models.protocol import LanguageModel
 
 Settings = TypeVar("Settings")
 
@@ -115,10 +119,6 @@ class Run:
     @cached_property
     def floating(self) -> LoadedModel:
         """The model in floating point, as gradients need it: kernels of a CPU's own have none."""
-        import torch
-
-        from decodery.models.loaders.dtype import choose_dtype
-
         cuda = torch.cuda.is_available()
         return self.load(choose_dtype("auto", "bfloat16", torch.device("cuda")) if cuda else "float32")
 
@@ -131,15 +131,9 @@ class Run:
     def lm(self) -> LLM:
         """The model as it is used, with what encodes prompts; or one at the URL of a server."""
         if self.model.startswith(("http://", "https://")):
-            from decodery.llm.remote import remote
-
             return remote(self.model)
-        from decodery.llm.llm import LLM
-
         return LLM(self.loaded)
 
     def load(self, dtype: str) -> LoadedModel:
         """The model in a precision."""
-        from decodery.models.loaders.load import load
-
-        return load(self.model, dtype=dtype)
+        return loading.load(self.model, dtype=dtype)

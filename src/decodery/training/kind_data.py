@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from decodery.core.errors import PromptError, SettingsError
+from decodery.models.loaders.load import LoadedModel
 
 from .corpus import Corpus, check_texts
+from .data import built_in_prompts, cut_files, read_prompts, write_texts
 from .kind import Data, Run
-
-if TYPE_CHECKING:
-    from decodery.models.loaders.load import LoadedModel
 
 ARGUMENT: dict[str, Any] = {"argument": True}
 """Metadata of a field that is an argument of the command, not an option."""
@@ -55,14 +54,10 @@ class OwnTexts(Data):
 
     def lines(self) -> list[str]:
         """The given prompts; none for the built-in ones."""
-        from .data import read_prompts
-
         return read_prompts(self.prompts) if self.prompts else []
 
     def encoded(self, run: Run, count: int) -> list[list[int]]:
         """Prompts in tokens, `count` of them. Given ones are repeated: their texts have other seeds."""
-        from .data import built_in_prompts
-
         if lines := self.lines():
             found = [run.lm.encode(line) for line in lines[:count]]
             return [found[number % len(found)] for number in range(count)]
@@ -77,8 +72,6 @@ def own_texts(run: Run, folder: str = "text/written", top: int = 20) -> Corpus:
         folder: Where.
         top: Most likely tokens that are kept beside each token.
     """
-    from .data import write_texts
-
     own = run.of(OwnTexts)
     run.say(f"{run.loaded.name} writes {own.texts:,} texts of at most {own.max_new_tokens} tokens")
     wanted = own.encoded(run, own.texts)
@@ -205,8 +198,6 @@ def cut_texts(run: Run, files: tuple[Path, ...] | None = None, folder: str = "te
         files: Other files, each cut into texts of 256 tokens.
         folder: Where.
     """
-    from .data import cut_files
-
     given = CutFiles(files) if files is not None else run.of(CutFiles)
     if len(given.files) == 1 and given.files[0].is_dir():
         return Corpus(given.files[0])

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.engine.monitoring import monitor_reports
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.banned import Banned
 from decodery.speculative.drafters.predicted_output import PredictedOutput
@@ -18,9 +19,6 @@ from decodery.step.monitor import Monitor
 from decodery.step.sequence import Sequence
 
 from .lines import read_json_lines
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 _FORM = '{"messages": [{"role": ..., "content": text}, ...], "label": true or false, "group": text}'
 _ROLES = ("system", "user", "assistant")

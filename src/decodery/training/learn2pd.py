@@ -19,6 +19,7 @@ from decodery.diffusion.static import Static
 from decodery.diffusion.texts import fill_all
 from decodery.diffusion.view import Commit, View
 from decodery.engine.engine import Engine
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 
@@ -196,8 +197,6 @@ class FilterSettings(Data):
 
 
 def _learn(run: Run) -> dict[str, float]:
-    from decodery.llm.llm import LLM
-
     given = run.of(FilterSettings)
     lines, lm = read_prompts(given.prompts), LLM(run.load(given.dtype))
     encoded = [lm.encode(line, apply_chat_template=given.apply_chat_template) for line in lines]

@@ -20,6 +20,7 @@ from decodery.monitors.threshold import Threshold
 from .activations import Answered, Questions
 from .evaluation import keep_evaluated
 from .kind import Kind, Run
+from .probe import evaluated
 from .ranking import parts, require_kinds
 
 _BATCH, _PATIENCE, _STEPS = 64, 30, 400
@@ -129,8 +130,6 @@ class LOSSettings:
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    from .probe import evaluated
-
     asked, k = run.of(Questions), run.of(LOSSettings).k
     answers, form = asked.answers(run, (), k, whole=True)
     how: dict[str, Any] = {"k": k, "rate": asked.rate, "seed": asked.seed, "facts": run.facts, "progress": run.progress}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from decodery.core import method_spec
 from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.trained.artifact import TrainedPart
 from decodery.monitors.threshold import Threshold
@@ -20,9 +21,6 @@ from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .labelled import LabelledChat, highest_scores, read_chats, written_tokens
 from .ranking import parts
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 
 def calibrate(

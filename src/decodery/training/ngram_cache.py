@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 
 from decodery.core.errors import SettingsError
+from decodery.extras.superposed.ngrams import save_ngrams
+from decodery.models.loaders.drafts import CONTEXTS as FILE
+from decodery.models.loaders.drafts import NGRAMS
 from decodery.models.loaders.store import Progress, silent
 from decodery.speculative.stores.contexts import Contexts
 from decodery.speculative.stores.expectations import CONTEXTS, Expectations, SuccessorRates
@@ -124,8 +127,6 @@ def _tried(
 
 
 def _learn_cache(run: Run) -> dict[str, Any]:
-    from decodery.models.loaders.drafts import CONTEXTS as FILE
-
     vocabulary = run.loaded.model.config.vocabulary
     found = learn_contexts(own_texts(run), vocabulary=vocabulary, progress=run.progress)
     found.save(run.out / FILE)
@@ -134,9 +135,6 @@ def _learn_cache(run: Run) -> dict[str, Any]:
 
 
 def _count(run: Run) -> dict[str, Any]:
-    from decodery.extras.superposed.ngrams import save_ngrams
-    from decodery.models.loaders.drafts import NGRAMS
-
     corpus, model = own_texts(run), run.loaded.model
     written = [text.tokens[text.written :] for text in corpus]
     facts = {"vocabulary": model.config.vocabulary, "corpus": corpus.facts}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import logsigmoid
 
 from decodery.core.errors import CorruptFile, SettingsError
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress, silent
 
 from .adapter import LoRARemaking, check_folder
@@ -20,9 +20,6 @@ from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .lines import read_json_lines
 from .loop import batches, content
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 
 @dataclass(frozen=True)

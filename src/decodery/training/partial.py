@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from decodery.core.errors import PromptError, SettingsError
+from decodery.llm.llm import LLM
 from decodery.logits_sources.partial_attention import PartialTransformer, PartialWeights
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
@@ -214,8 +215,6 @@ class PartialSettings:
 
 
 def _learn(run: Run) -> dict[str, float]:
-    from decodery.llm.llm import LLM
-
     given, lm = run.of(SourcePairs), LLM(run.load("float32"))
     texts = [
         (

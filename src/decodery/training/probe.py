@@ -14,6 +14,8 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
+from decodery.llm.llm import LLM
+from decodery.monitors.factcheckmate import Shift
 from decodery.monitors.los import LOSHead
 from decodery.monitors.probe import Probe
 from decodery.monitors.threshold import Threshold
@@ -22,6 +24,7 @@ from .activations import Answered, Questions, Sites
 from .evaluation import Evaluation, keep_evaluated
 from .kind import Kind, Run
 from .ranking import auroc, parts, require_kinds
+from .shift import train_shift
 
 Rows = Literal["prompt", "new"]
 Part = TypeVar("Part", Probe, LOSHead)
@@ -237,11 +240,6 @@ def _learn(run: Run) -> dict[str, Any]:
 
 def _shift(run: Run, answers: Ordered[Answered], seed: int, chat: bool) -> None:
     """Train and keep what is added to states, on the answers that the probe learned from."""
-    from decodery.llm.llm import LLM
-    from decodery.monitors.factcheckmate import Shift
-
-    from .shift import train_shift
-
     part = parts([each.question.group for each in answers], seed)
     learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
     lm = LLM(run.load("float32"))

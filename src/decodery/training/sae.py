@@ -7,22 +7,20 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.sae import HeadCodes
 from decodery.monitors.threshold import Threshold
 
 from .lines import read_labelled
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 _NAMES = ("Mary", "John", "Anna", "Paul", "Lisa", "Mark", "Emma", "Tom", "Kate", "Jack", "Rose", "Adam")
 _ROWS = 1024

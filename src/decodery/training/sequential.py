@@ -7,13 +7,14 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.engine.monitoring import monitor_states
+from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.probe import Probe
 from decodery.monitors.recorder import Recorder
@@ -29,9 +30,6 @@ from .labelled import LabelledChat, is_labelled, read_chats
 from .lines import read_json_lines
 from .probe import train_probe, worst
 from .ranking import parts
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 # fmt: off
 INGREDIENTS = (

@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import OpenModel, is_open
 from decodery.monitors.factcheckmate import SITE, Shift
 
 from .activations import Answered
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 _INNER, _BATCH, _APART = 256, 64, 0.1
 

@@ -20,6 +20,7 @@ from decodery.scorers.process_reward import ProcessHead
 from .judge import auc
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
+from .published_prm import train_published_prm
 from .reward_head import PRM, fitted
 from .value import read_judged, read_step_labels
 
@@ -237,8 +238,6 @@ def _learn(run: Run) -> dict[str, Any]:
 
 
 def _publish(run: Run, given: JudgedFile, recipe: TextPRMRecipe) -> dict[str, float]:
-    from .published_prm import train_published_prm
-
     if recipe.delimiter != TextPRMRecipe.delimiter or recipe.tap is not None or not given.apply_chat_template:
         raise SettingsError("--published reads questions as text and steps between blank lines: leave others out")
     if not Path(run.model).is_dir():
