@@ -105,7 +105,8 @@ def load():
 def test_shown_commands_run(name: str, folder: Path, load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(decodery, "load", load)
-    arguments = [MODELS.get(each, re.sub(r"small\.gguf(,dtype=\w+)?", "smollm2-draft", each)) for each in SHOWN[name]]
+    small = re.compile(r"small\.gguf(,(dtype|vocabulary)=\w+)?")
+    arguments = [MODELS.get(each, small.sub("smollm2-draft", each)) for each in SHOWN[name]]
     if arguments[0] == "generate":
         # The last value of an option counts.
         arguments += ["--max-new-tokens", "4"]

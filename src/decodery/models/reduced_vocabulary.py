@@ -105,12 +105,15 @@ class ReducedVocabulary:
 
 
 def reduced(model: Reader, outputs: int | None, name: str) -> Reader:
-    """A draft model that predicts only the `outputs` tokens with the lowest ids; the model itself where these are all.
+    """A draft model that predicts only the `outputs` tokens with the lowest ids.
 
     Args:
         model: The draft model.
         outputs: How many tokens it predicts; None: all.
         name: The method's, for errors.
+
+    Returns:
+        The model itself where these are all of its tokens.
 
     Raises:
         SettingsError: For a model whose vocabulary projection cannot be called apart, or has some tokens only.
