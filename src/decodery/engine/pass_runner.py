@@ -113,9 +113,10 @@ class PassRunner:
         if not side:
             self.passes, self.rows = self.passes + 1, rows
         spend(places, found, self._model, (scored - begin) / max(rows, 1))
-        for (run, number), each in zip(places, found, strict=True):
+        for turn, ((run, number), each) in enumerate(zip(places, found, strict=True)):
             run.results[number] = each
-            run.served = self.passes
+            # Those who found no room in this pass come before those who were its last.
+            run.served = self.passes + turn / len(places)
             if isinstance(each, OutOfMemory):
                 # The frames it has passed hold all caches of the pass.
                 each.__traceback__ = each.__context__ = each.__cause__ = None

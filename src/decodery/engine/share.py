@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Ordered
 
 from decodery.step.sequence import Sequence
@@ -18,7 +19,8 @@ Place = tuple[SchedulerEntry, int]
 class PassBudget:
     """Divides the rows of passes among tasks.
 
-    Searches and canvases fill passes that texts take part in only so far that these take little longer.
+    Searches and canvases fill passes that texts take part in only so far that these take little longer. Each gets at
+    least what a text gets.
 
     Args:
         rows: Of a pass at most.
@@ -97,10 +99,13 @@ class PassBudget:
         kept = sum(part for (run, _), part in zip(asked, parts, strict=False) if isinstance(run.task, CoroutineTask))
         longest, numbers = min(works, key=lambda each: each[0].served)
         ask = min(len(longest.requests[numbers[0]].segment), self.rows)
+        least = least_rows(
+            [run.owner for run, _ in works], [*(run.owner for run, _ in texts), *(run.owner for run in joined)]
+        )
         # Where the search still saves for its ask, these texts need not be taken apart for it.
-        if joined and for_texts + (max(kept, ask) if self._beside.ready(ask) else 0) > self.rows:
+        if joined and for_texts + (max(kept, ask) if self._beside.ready(ask, least) else 0) > self.rows:
             return None
-        credit = self._beside.next(ask)
+        credit = self._beside.next(ask, least)
         room = min(credit, max(self.rows - for_texts, kept))
         found = self._fill(works, room) if credit else []
         taken = sum(len(run.requests[number].segment) for run, number in found)
@@ -113,6 +118,9 @@ class PassBudget:
         Args:
             asked: Tasks and the numbers of their asks.
             room: Rows.
+
+        Returns:
+            The asks in the order of their turns, by which those left out come first next time.
         """
         runs = [run for run, _ in asked]
         left = [[(number, len(run.requests[number].segment)) for number in numbers] for run, numbers in asked]
@@ -129,7 +137,7 @@ class PassBudget:
                     number, rows = left[n].pop(0)
                     found.append((n, number))
                     taken[n], room = taken[n] + rows, room - rows
-        return [(runs[n], number) for n, number in sorted(found)]
+        return [(runs[n], number) for n, number in found]
 
     def _room(self, runs: list[SchedulerEntry], works: list[SchedulerEntry]) -> int:
         """Rows of a pass that searches get together beside the others."""
@@ -181,25 +189,30 @@ class Beside:
         """Rows that share a pass: the first beside a text costs as much as several."""
         return max(int(self.rows), min(LEAST_ROWS, self._most))
 
-    def ready(self, ask: int) -> bool:
+    def ready(self, ask: int, least: int) -> bool:
         """Whether the next pass has rows for an ask.
 
         Args:
             ask: Rows of the next ask.
+            least: Rows that searches get of an average pass in any case.
         """
-        return (self._passes + 1) % _PLAIN_EVERY > 0 and self._credit + self.rows >= max(self.batch, ask)
+        return (self._passes + 1) % _PLAIN_EVERY > 0 and self._earned(least) >= max(self.batch, ask)
 
-    def next(self, ask: int) -> int:
+    def next(self, ask: int, least: int) -> int:
         """Rows of the next pass: an ask of more than there is room for is saved for.
 
         Args:
             ask: Rows of the next ask.
+            least: Rows that searches get of an average pass in any case.
         """
-        ready, plain = self.ready(ask), (self._passes + 1) % _PLAIN_EVERY == 0
+        ready, plain = self.ready(ask, least), (self._passes + 1) % _PLAIN_EVERY == 0
         self._passes += 1
         if not plain:
-            self._credit = min(self._credit + self.rows, max(self.batch, ask))
+            self._credit = min(self._earned(least), max(self.batch, ask) + least)
         return int(self._credit) if ready else 0
+
+    def _earned(self, least: int) -> float:
+        return self._credit + max(self.rows, least)
 
     def spend(self, rows: int) -> None:
         """So many rows of searches are in the pass."""
@@ -213,17 +226,29 @@ class Beside:
             row = max(seconds - self.plain, 0.0) / rows
             self._row = row if not self._row else _KEEP * self._row + (1 - _KEEP) * row
         if self.plain and self._row:
-            self.rows = max(_LEAST, min((_SLOWER - 1) * self.plain / self._row, self._most))
+            self.rows = min((_SLOWER - 1) * self.plain / self._row, self._most)
 
 
 _WAITS = 6
 """Passes of texts that a pass of searches alone may take: a text that comes in its middle waits for half of them."""
 _SLOWER = 1.25
 """How many times as long a pass of texts takes on average with rows of searches in it."""
-_LEAST = 0.5
-"""Rows of searches in an average pass at least."""
 _PLAIN_EVERY = 16
 _KEEP = 0.8
+
+
+def least_rows(searches: Ordered[str], texts: Ordered[str]) -> int:
+    """Rows of a pass that searches get however dear they are, as texts do: one each.
+
+    Else those who go on beside many texts would never end. An owner's searches get no more than the owner with the most
+    texts gets for these.
+
+    Args:
+        searches: Owners of the searches that wait for the pass.
+        texts: Owners of the texts in it.
+    """
+    most = max(Counter(texts).values(), default=0)
+    return sum(min(count, most) for count in Counter(searches).values())
 
 
 def divided(wants: Ordered[int], rows: int) -> list[int]:

@@ -105,7 +105,7 @@ class SchedulerEntry:
         restored: That is done, and it has not gone on since.
         starved: Not to go on before another task has given memory back.
         stalled: Found no memory for its last turn, and holds what it cannot give back.
-        served: The number of the last pass it took part in.
+        served: The number of the last pass it took part in; its fraction grows with the task's turn in it.
         depth: Of how many passes one after another.
         owner: Whose it is: owners share passes alike.
         earlier: Seconds of passes that answered a part of what its next step waits for.
@@ -126,7 +126,7 @@ class SchedulerEntry:
     restored: bool = False
     starved: bool = False
     stalled: bool = False
-    served: int = 0
+    served: float = 0.0
     depth: int = 0
     owner: str = ""
     earlier: float = 0.0

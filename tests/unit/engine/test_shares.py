@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -156,9 +157,31 @@ def test_texts_are_taken_apart_only_for_an_ask_that_has_its_rows() -> None:
     assert budget.places([(wide, [0])]) == [(wide, 0)]
 
 
-def probe() -> ForwardCoroutine[None]:
-    """Asks for 30 rows."""
-    yield [ForwardRequest(MODEL, Segment(np.arange(30), np.arange(30)))]
+def probe(rows: int = 30) -> ForwardCoroutine[None]:
+    """Asks for so many rows."""
+    while True:
+        yield [ForwardRequest(MODEL, Segment(np.arange(rows), np.arange(rows)))]
+
+
+@pytest.mark.parametrize(("texts", "each"), [(["a"] * 40, 1.0), (["b"] * 40, 1.0), (["b"] * 3 + ["c"] * 2, 0.25)])
+def test_a_search_gets_what_a_text_gets_however_dear_its_rows_are(texts: list[str], each: float) -> None:
+    """An owner with twelve searches gets no more for them than the owner with the most texts for these."""
+    budget = PassBudget(256, 1.0, 64)
+    for rows in (0, 16, 16, 16):
+        budget.learn(rows, 40, 400, 1.0 + 100 * rows)
+    assert budget._beside.rows < 0.01
+    writers = [SchedulerEntry(CoroutineTask(probe()), owner=owner) for owner in texts]
+    searches = [SchedulerEntry(CoroutineTask(probe(3)), owner="a") for _ in range(12)]
+    for run in searches:
+        run.requests, run.results = next(run.task.coroutine), [None]
+    had, passes = Counter[int](), 1600
+    for _ in range(passes):
+        for run, _ in budget.places([(run, [0]) for run in searches], writers, len(writers)) or []:
+            had[id(run)] += 3
+            run.served = had.total()
+    shares = [had[id(run)] / passes for run in searches]
+    # One pass of sixteen has no search, so that the time of texts alone is known.
+    assert min(shares) == pytest.approx(each * 15 / 16, rel=0.1) == max(shares)
 
 
 def test_more_texts_at_a_time_than_a_task_may_have_are_refused() -> None:
