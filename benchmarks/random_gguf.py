@@ -5,8 +5,10 @@
     python benchmarks/random_gguf.py qwen3.5-0.8B DIR/qwen3.5-shaped-0.8B.gguf
     python benchmarks/random_gguf.py lfm2-1.2B DIR/lfm2-shaped-1.2B.gguf
     python benchmarks/random_gguf.py gpt-oss-layers DIR/gpt-oss-shaped.gguf
+    python benchmarks/random_gguf.py falcon-h1-0.5B DIR/falcon-h1-shaped-0.5B.gguf
+    python benchmarks/random_gguf.py granite-4-h-350M DIR/granite-4-h-shaped-350M.gguf
 
-The first two are Qwen2.5's; the last has two layers of gpt-oss-20b, with a small vocabulary.
+The first two are Qwen2.5's; gpt-oss-layers has two layers of gpt-oss-20b, with a small vocabulary.
 
 Types of blocks are those that llama.cpp's Q4_K_M gives these shapes: rows of 896 inputs, which 256 does not divide,
 fall back to Q5_0 and Q8_0. Numbers of blocks are drawn, and scales give weights a mean of zero and a spread
@@ -17,9 +19,12 @@ The vocabulary is the embedded model's, filled up to as many tokens and merges a
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -124,7 +129,7 @@ def write(path: Path, shape: Shape, seed: int = 0) -> None:
     writer.close()
 
 
-def _begun(path: Path, family: str, tokens: int, **sizes: int | list[int]) -> gguf.GGUFWriter:
+def _begun(path: Path, family: str, tokens: int, **sizes: float | list[int]) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(str(path), family)
     writer.add_name(path.stem)
     writer.add_context_length(32_768)
@@ -212,6 +217,66 @@ def write_lfm2(path: Path) -> None:
     _written(writer, np.random.default_rng(0), matrices, vectors)
 
 
+def _mamba(at: str, hidden: int, inner: int, heads: int, state: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Matrices and vectors of a Mamba-2 layer with one group."""
+    wide = inner + 2 * state
+    matrices = {
+        f"{at}ssm_in": (Kind.Q4_K, (inner + wide + heads, hidden)),
+        f"{at}ssm_out": (Kind.Q4_K, (hidden, inner)),
+    }
+    vectors = {f"{at}ssm_conv1d.weight": (0.3, (wide, 4)), f"{at}ssm_conv1d.bias": (0.0, (wide,))}
+    vectors |= {f"{at}ssm_dt.bias": (1.0, (heads,)), f"{at}ssm_a": (-1.0, (heads, 1)), f"{at}ssm_d": (1.0, (heads, 1))}
+    return matrices, vectors
+
+
+def write_falcon_h1(path: Path) -> None:
+    """Falcon-H1-0.5B: every layer attends and keeps a state."""
+    hidden, layers, inner, states, heads, state, dim = 1024, 36, 2048, 1536, 24, 128, 64
+    writer = _begun(
+        path, "falcon-h1", 32_784, block_count=layers, embedding_length=hidden, feed_forward_length=inner, head_count=8,
+        head_count_kv=2, key_length=dim, value_length=dim, vocab_size=32_784, ssm_conv_kernel=4, ssm_state_size=state,
+        ssm_group_count=1, ssm_time_step_rank=heads, ssm_inner_size=states, rope_freq_base=1e11,
+    )  # fmt: skip
+    table = Kind.Q6_K, (32_784, hidden)
+    matrices: dict[str, tuple[Kind, tuple[int, ...]]] = {"token_embd": table, "output": table}
+    vectors: dict[str, tuple[float, tuple[int, ...]]] = {"output_norm.weight": (1.0, (hidden,))}
+    for layer in range(layers):
+        at = f"blk.{layer}."
+        sizes = {"attn_q": 8 * dim, "attn_k": 2 * dim, "attn_v": 2 * dim}
+        matrices |= {f"{at}{name}": (Kind.Q4_K, (rows, hidden)) for name, rows in sizes.items()}
+        matrices[f"{at}attn_output"] = (Kind.Q4_K, (hidden, 8 * dim))
+        recurrent = _mamba(at, hidden, states, heads, state)
+        matrices |= recurrent[0] | _mlp(at, layer, inner, hidden)
+        vectors |= recurrent[1] | {f"{at}{name}.weight": (1.0, (hidden,)) for name in ("attn_norm", "ffn_norm")}
+    _written(writer, np.random.default_rng(0), matrices, vectors)
+
+
+def write_granite_h(path: Path) -> None:
+    """Granite 4.0 H 350M: Mamba-2 layers, and four that attend."""
+    hidden, layers, inner, dim, attending = 768, 32, 2048, 64, (10, 13, 17, 27)
+    writer = _begun(
+        path, "granitehybrid", 100_352, block_count=layers, embedding_length=hidden, feed_forward_length=inner,
+        head_count=12, head_count_kv=[4 * (layer in attending) for layer in range(layers)], vocab_size=100_352,
+        rope_dimension_count=dim, attention_scale=1 / dim, embedding_scale=12.0, residual_scale=0.246, logit_scale=3.0,
+        ssm_conv_kernel=4, ssm_state_size=128, ssm_group_count=1, ssm_time_step_rank=48, ssm_inner_size=1536,
+    )  # fmt: skip
+    writer.add_rope_scaling_finetuned(False)
+    matrices: dict[str, tuple[Kind, tuple[int, ...]]] = {"token_embd": (Kind.Q6_K, (100_352, hidden))}
+    vectors: dict[str, tuple[float, tuple[int, ...]]] = {"output_norm.weight": (1.0, (hidden,))}
+    for layer in range(layers):
+        at = f"blk.{layer}."
+        if layer in attending:
+            sizes = {"attn_q": hidden, "attn_k": 4 * dim, "attn_v": 4 * dim, "attn_output": hidden}
+            matrices |= {f"{at}{name}": (Kind.Q4_K, (rows, hidden)) for name, rows in sizes.items()}
+        else:
+            recurrent = _mamba(at, hidden, 1536, 48, 128)
+            matrices |= recurrent[0]
+            vectors |= recurrent[1] | {f"{at}ssm_norm.weight": (1.0, (1, 1536))}
+        matrices |= _mlp(at, layer, inner, hidden)
+        vectors |= {f"{at}{name}.weight": (1.0, (hidden,)) for name in ("attn_norm", "ffn_norm")}
+    _written(writer, np.random.default_rng(0), matrices, vectors)
+
+
 def write_gpt_oss(path: Path) -> None:
     """Two layers of gpt-oss-20b: 32 experts in MXFP4, of which each row takes four."""
     hidden, heads, kv_heads, dim, experts = 2880, 64, 8, 64, 32
@@ -271,16 +336,22 @@ def _vocabulary(writer: gguf.GGUFWriter, count_of_tokens: int = TOKENS) -> None:
     writer.add_chat_template(CHAT)
 
 
+WRITERS: dict[str, Callable[[Path], None]] = {
+    **{name: partial(write, shape=shape) for name, shape in SHAPES.items()},
+    "qwen3.5-0.8B": write_qwen35,
+    "lfm2-1.2B": write_lfm2,
+    "gpt-oss-layers": write_gpt_oss,
+    "falcon-h1-0.5B": write_falcon_h1,
+    "granite-4-h-350M": write_granite_h,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    others = {"qwen3.5-0.8B": write_qwen35, "lfm2-1.2B": write_lfm2, "gpt-oss-layers": write_gpt_oss}
-    parser.add_argument("size", choices=[*SHAPES, *others])
+    parser.add_argument("size", choices=WRITERS)
     parser.add_argument("path", type=Path)
     options = parser.parse_args()
-    if options.size in others:
-        others[options.size](options.path)
-    else:
-        write(options.path, SHAPES[options.size])
+    WRITERS[options.size](options.path)
 
 
 if __name__ == "__main__":
