@@ -33,9 +33,9 @@ _MOST_CREDIT = 48.0
 """Passes that questions may take in vain at most, however little was asked before."""
 _FIRST_RISK, _RISK = 0.008, 0.004
 """The part of every pass that questions may take in vain, until the first trial and after it."""
-_OF_TEXT, _OF_STEP = 0.2, 0.004
-"""Passes that questions about one text may take in vain at first, and what each of its steps adds: what an adviser has
-earned with texts of another kind is not spent on this one."""
+_OF_TEXT, _OF_STEP = 0.02, 0.008
+"""Passes that questions about one text may take in vain at first, and what each of its steps adds, less than 1 % of it
+from a dozen steps on: what an adviser has earned with texts of another kind is not spent on this one."""
 _RUN = 8
 """Questions of a trial: what was read for the first one is there for the others, and one answer says little."""
 _BELIEVED, _REMEMBER = 4.0, 0.98
@@ -292,16 +292,12 @@ class Advice(Contract):
             return f"drafting with n-grams and an adviser, which has saved {gain:.1%} of the time of passes"
         return f"drafting with n-grams: the adviser has cost {-gain:.1%} more than it brings"
 
-    def settle(self, tree: DraftTree, path: Ordered[int], emitted: Ordered[int]) -> None:
-        """Compare what the step's draft brought with what the draft without the adviser would have brought."""
-        if self.without is None or not self.told:
-            return
-        rows = self.budget.sequences + np.array([len(tree) - 1, len(self.without) - 1])
-        more, less = self.budget.seconds(rows).tolist()
-        kept = len(path) - _accepted(self.without, emitted) - (more - less) / self.token
-        self.costs.saved(kept * self.token, self.hoped, kept)
-        self.balance += kept * self.token / self.passes
-        self.promised, self.kept = self.promised + self.hoped, self.kept + kept
+    def settle(self, saved: float) -> None:
+        """A step has ended, after which the answers so far have saved so many more seconds."""
+        kept, self.hoped, hoped = saved / self.token, 0.0, self.hoped
+        self.costs.saved(saved, hoped, kept)
+        self.balance += saved / self.passes
+        self.promised, self.kept = self.promised + hoped, self.kept + kept
 
     def learn(self, path: Ordered[int], emitted: Ordered[int]) -> None:
         """What came after the root and the accepted nodes."""
@@ -309,17 +305,3 @@ class Advice(Contract):
             for node, token in zip((0, *path), emitted, strict=False):
                 if (told := self.told.get(node)) is not None:
                     self.blending.learn(told, token)
-
-
-def _accepted(tree: DraftTree, emitted: Ordered[int]) -> int:
-    """How many of the tokens that became text a tree holds, from its root on."""
-    node, depth = 0, 0
-    children = {
-        (int(parent), int(token)): at for at, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
-    }
-    for token in emitted[:-1]:
-        found = children.get((node, token))
-        if found is None:
-            break
-        node, depth = found, depth + 1
-    return depth

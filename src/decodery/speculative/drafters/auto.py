@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
-
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.method_spec import is_untrusted
 from decodery.core.registry import register
@@ -22,7 +20,6 @@ from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine
-from decodery.step.pass_prices import MARGIN
 from decodery.step.sequence import Sequence
 
 from ..heads.advice import HeadAdvice
@@ -34,10 +31,11 @@ from ..stores.kept import Tables, kept
 from ..stores.ngrams import Occurrences
 from ..stores.past import PastTexts
 from ..stores.warm import WarmContexts
-from ..tree_building.likeliest import TOGETHER, ExpectedSpeedup, LikeliestTree, heeds
+from ..tree_building.likeliest import TOGETHER, LikeliestTree, heeds
 from ..tree_building.native_tree import NativeText
 from .advice import Advice
-from .auto_text import AutoBatch, AutoText, draft, learn, text_of
+from .auto_advised import follow, learn_part
+from .auto_text import AutoBatch, AutoText, draft, learn, text_of, worth_of
 from .model_advice import ModelAdvice
 
 if TYPE_CHECKING:
@@ -249,7 +247,7 @@ class Auto(Drafter):
             return bool(state.consults)
         state.consults, advice, memory = False, state.advice, state.memory
         advice.begin(budget)
-        worth = self._worth(budget)
+        worth = worth_of(budget, min(self.most, budget.nodes))
         # Where many texts share a pass, a row may cost more than the token it is for, however sure that is.
         if worth.full or worth.bar() >= 1 or not advice.reaches(0) or (budget.measured and not budget.plain_known):
             return False
@@ -259,13 +257,6 @@ class Auto(Drafter):
         gain = advice.blending.gain(counted[0][0] if counted else 0.0, 1.0, worth.row)
         state.consults = advice.choose(seq, gain)
         return state.consults
-
-    def _worth(self, budget: Budget) -> ExpectedSpeedup:
-        """What numbers of nodes are worth in a step."""
-        costs = budget.seconds(budget.sequences + np.arange(min(self.most, budget.nodes) + 1))
-        if budget.measured:
-            costs[1:] *= MARGIN
-        return ExpectedSpeedup(costs, budget.sequences)
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         state: AutoText = seq.states[self]
@@ -278,45 +269,42 @@ class Auto(Drafter):
             assert tree is not None
             if not consults:
                 return tree
-        worth = self._worth(budget)
+        worth = worth_of(budget, min(self.most, budget.nodes))
         if worth.full or worth.bar() >= 1:
             state.skips.note(budget.sequences, silent=True, size=1)
             return DraftTree.root(seq.last_token)
         state.memory.find(seq.tokens, min(self.most, budget.nodes, budget.depth))
         if tree is None or not consults:
             tree = yield from LikeliestTree(seq, state.memory, worth, budget.depth).grown()
-        if consults and state.advice is not None:
-            state.advice.without, worth = tree, self._worth(budget)
-            tree = yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown()
-        state.skips.note(budget.sequences, silent=False, size=len(tree))
-        return tree
+        if not consults or state.advice is None:
+            state.skips.note(budget.sequences, silent=False, size=len(tree))
+            return tree
+        state.advice.without, worth = tree, worth_of(budget, min(self.most, budget.nodes))
+        return (yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice, base=tree).grown())
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         state: AutoText = seq.states[self]
-        memory, advice, consulted = state.memory, state.advice, bool(state.consults)
+        advice, consulted = state.advice, bool(state.consults)
         state.consults = None
         if advice is not None:
             advice.see(seq, seen)
             if seen.start < seq.request.prompt_length:
                 return
             advice.wrote(len(seen.tree), len(seen.emitted))
+            if consulted:
+                advice.learn(seen.path, seen.emitted)
+            if consulted or state.unadvised is not None:
+                seen = follow(self, seq, seen, self.most)
             if seq.finished:
                 seq.trace.notes.append(advice.explained())
-            if consulted:
-                advice.settle(seen.tree, seen.path, seen.emitted)
-                advice.learn(seen.path, seen.emitted)
-        if not consulted and state.native(seq, self.most) is not None:
+        if state.native(seq, self.most) is not None:
             state.seen = seen
             if not state.together:
                 learn(self, [seq], self.most)
             return
-        # Who was not asked was not wrong.
-        if not state.rests:
-            if not state.skips.silent:
-                memory.learn_all(seq.tokens, len(seq.tokens) - len(seen.emitted))
-            memory.contexts.learn(seq.tokens, seen)
+        learn_part(seq, state, seen, self.most)
         if seq.finished:
-            memory.past.add(seq.generated)
+            state.memory.past.add(seq.generated)
 
     def settle(self, texts: list[Sequence]) -> None:
         learn(self, texts, self.most)

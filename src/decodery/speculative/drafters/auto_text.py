@@ -20,10 +20,12 @@ from decodery.step.pass_prices import MARGIN, ROWS, Promises, prices_of
 from decodery.step.sequence import Sequence
 
 from ..stores.expectations import Expectations
+from ..tree_building.likeliest import ExpectedSpeedup
 from ..tree_building.native_batch import NativeBatch
 from ..tree_building.native_tree import NativeText, learn_together, propose_together
 from .advice import Advice
 from .draft_credit import AHEAD, EXPOSED, LONGEST, SHARE, DraftCredit, JointCredit
+from .unadvised import UnadvisedSteps
 
 if TYPE_CHECKING:
     from decodery.models.native.array_step import ArraySteps
@@ -82,6 +84,8 @@ class AutoText:
         costs: What the step takes with 0, 1, 2, ... drafted nodes, up to those of all drafts.
         together: Whether the step is learned with that of others, until which `seen` is what became of it.
         consults: Whether the adviser is asked in this step, None before that is decided.
+        kept: Drafted tokens of this step that became text, as far as `tree` had them; None: all.
+        unadvised: The steps without the adviser, None where they have come to the same place.
     """
 
     memory: Expectations
@@ -95,6 +99,8 @@ class AutoText:
     costs: np.ndarray | None = None
     together: bool = False
     consults: bool | None = None
+    kept: int | None = None
+    unadvised: UnadvisedSteps | None = None
     seen: VerificationFeedback | None = None
 
     def native(self, seq: Sequence, most: int) -> NativeText | None:
@@ -102,6 +108,10 @@ class AutoText:
         if self.calls is None and NativeText.fits(seq, self.memory):
             self.calls = NativeText(seq, self.memory, most)
         return self.calls
+
+    def accepted(self, seen: VerificationFeedback) -> int:
+        """How many tokens of its draft became text."""
+        return len(seen.path) if self.kept is None else self.kept
 
 
 def text_of(seq: Sequence, drafter: Drafter) -> AutoText:
@@ -170,16 +180,17 @@ def learn(drafter: Drafter, texts: Ordered[Sequence], most: int) -> None:
     if asked:
         for number in learn_together(calls, [seq for seq, _, _ in asked], [seen for _, _, seen in asked]):
             asked[number][0].fail(NumericalError(NAN))
-        promised, kept = sum(state.promised for _, state, _ in asked), sum(len(seen.path) for _, _, seen in asked)
+        promised = sum(state.promised for _, state, _ in asked)
+        each = [state.accepted(seen) for _, state, seen in asked]
         if promised:
-            promises_of(texts[0]).learn(asked[0][1].skips.texts, promised, kept)
+            promises_of(texts[0]).learn(asked[0][1].skips.texts, promised, sum(each))
         if (costs := asked[0][1].costs) is not None:
             credit = JointCredit([state.credit for _, state, _ in asked], asked[0][1].skips.texts)
             if len(costs) > 1:
-                credit.settle([len(seen.path) for _, _, seen in asked], costs)
+                credit.settle(each, costs)
             credit.pay((perf_counter() - begin) / costs[0])
     for seq, state, seen in steps:
-        state.seen, state.together = None, False
+        state.seen, state.kept, state.together = None, None, False
         if seen is not None and seq.finished:
             state.memory.past.add(seq.generated)
 
@@ -199,6 +210,22 @@ def _priced(budget: Budget, nodes: int, promises: Promises) -> tuple[np.ndarray,
         return costs, float(budget.sequences)
     costs[1:] *= MARGIN
     return costs, budget.sequences / promises.rate(budget.sequences)
+
+
+def affordable(seq: Sequence, state: AutoText, budget: Budget, nodes: int) -> tuple[np.ndarray, float]:
+    """As `_priced`, of one text, up to as many nodes as its credit affords."""
+    costs, given = _priced(budget, nodes, promises_of(seq))
+    if budget.measured:
+        costs = costs[: JointCredit([state.credit], budget.sequences).affords(costs) + 1]
+    return costs, given
+
+
+def worth_of(budget: Budget, nodes: int) -> ExpectedSpeedup:
+    """What numbers of nodes are worth in a step, `nodes` at most."""
+    costs = budget.drafted(nodes)
+    if budget.measured:
+        costs[1:] *= MARGIN
+    return ExpectedSpeedup(costs, budget.sequences)
 
 
 class AutoBatch(DraftBatch):

@@ -90,16 +90,29 @@ class LikeliestTree:
 
     Args:
         advice: Who is to be asked about nodes where that pays; None: what was counted decides alone.
+        base: A tree whose nodes are all taken first, None for none.
+        end: How much of the text it follows, None: all.
     """
 
     def __init__(
-        self, seq: Sequence, memory: Expectations, worth: ExpectedSpeedup, depth: int, advice: Advice | None = None
+        self,
+        seq: Sequence,
+        memory: Expectations,
+        worth: ExpectedSpeedup,
+        depth: int,
+        advice: Advice | None = None,
+        *,
+        base: DraftTree | None = None,
+        end: int | None = None,
     ) -> None:
+        end = len(seq.tokens) if end is None else end
         self._seq, self._memory, self._worth, self._depth, self._advice = seq, memory, worth, depth, advice
-        self._ends, self._drawn = seq.request.eos_ids, heeds(seq)
-        self._tokens, self._parents, self._depths, self._chances = [seq.last_token], [-1], [0], [1.0]
+        self._ends, self._drawn, self._base = seq.request.eos_ids, heeds(seq), base
+        self._position = end - seq.request.prompt_length
+        self._tokens, self._parents, self._depths, self._chances = [seq.tokens[end - 1]], [-1], [0], [1.0]
+        self._children: set[tuple[int, int]] = set()
         # How far each node follows the copy, -1 where it left it; its last tokens; what may follow it.
-        self._followed, self._contexts = [0], [seq.tokens[-CONTEXTS[0] :]]
+        self._followed, self._contexts = [0], [seq.tokens[max(0, end - CONTEXTS[0]) : end]]
         self._counted: list[list[Candidate]] = []
         self._offers: list[list[Candidate] | list[Offer]] = []
         self._heap: list[tuple[float, int, int]] = []
@@ -110,31 +123,46 @@ class LikeliestTree:
         """The tree, for which the adviser may ask for passes."""
         worth, heap = self._worth, self._heap
         self._expand(0)
+        least = self._begin_with_base()
         while heap and not worth.full:
             negative, parent, place = heappop(heap)
             if place == _ASK and parent not in self._waiting:
+                continue
+            if place != _ASK and (parent, self._offers[parent][place][1]) in self._children:
+                self._offer(parent, place + 1)
                 continue
             if -negative < worth.bar():
                 break
             if place == _ASK:
                 yield from self._ask(parent, -negative)
             else:
-                worth.take(-negative)
-                self._take(parent, place, -negative)
-        size = 1 + worth.best
+                token = self._offers[parent][place][1]
+                self._take(parent, token, -negative)
+                self._offer(parent, place + 1)
+                self._expand(len(self._tokens) - 1)
+        size = 1 + max(worth.best, least)
         return DraftTree(np.array(self._tokens[:size]), np.array(self._parents[:size]))
 
-    def _take(self, parent: int, place: int, chance: float) -> None:
-        """A node, by its parent and its place among the parent's offers."""
-        token = self._offers[parent][place][1]
+    def _begin_with_base(self) -> int:
+        """Take the nodes of the base. Returns how many they are."""
+        if self._base is None:
+            return 0
+        for token, parent in zip(self._base.tokens[1:].tolist(), self._base.parents[1:].tolist(), strict=True):
+            chance = next((chance for chance, other, _ in self._counted[parent] if other == token), LEAST)
+            self._take(parent, token, self._chances[parent] * chance)
+            self._expand(len(self._tokens) - 1)
+        return len(self._base) - 1
+
+    def _take(self, parent: int, token: int, chance: float) -> None:
+        """A node, by its parent and its token."""
+        self._worth.take(chance)
+        self._children.add((parent, token))
         self._tokens.append(token)
         self._parents.append(parent)
         self._chances.append(chance)
         self._depths.append(self._depths[parent] + 1)
         self._followed.append(self._memory.follows(self._followed[parent], token))
         self._contexts.append([*self._contexts[parent][1 - CONTEXTS[0] :], token])
-        self._offer(parent, place + 1)
-        self._expand(len(self._tokens) - 1)
 
     def _expand(self, node: int) -> None:
         """Find what may follow a new node."""
@@ -143,7 +171,7 @@ class LikeliestTree:
         counted: list[Candidate] = []
         if not ended:
             least = self._worth.least / chance
-            drawn = (seq.request.seed, seq.position + self._depths[node]) if self._drawn else None
+            drawn = (seq.request.seed, self._position + self._depths[node]) if self._drawn else None
             counted = self._memory.candidates(self._contexts[node], self._followed[node], least, drawn)
         self._counted.append(counted)
         self._offers.append(counted)

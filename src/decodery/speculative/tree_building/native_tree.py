@@ -100,6 +100,7 @@ def propose_together(
     depths: Ordered[int],
     own: np.ndarray | None = None,
     weights: np.ndarray | None = None,
+    ends: Ordered[int] | None = None,
 ) -> tuple[list[DraftTree], float] | None:
     """The trees of texts that share a pass: the most likely tokens, as long as the next row pays.
 
@@ -111,14 +112,16 @@ def propose_together(
         depths: [n] depth of each tree at most.
         own: [n] float64 seconds that each node of a text takes beyond `costs`, by its context; None for nothing.
         weights: [n] float64 above 0, what a token of each text is worth; None for 1.
+        ends: [n] how much of each text its tree follows; None: all.
 
     Returns:
         A tree each, and the sum of all nodes' chances; None where no row could pay, however likely its token.
     """
     lib = library()
     assert lib is not None
-    for text, seq in zip(texts, sequences, strict=True):
-        text.stand(seq, len(seq.tokens))
+    ends = [len(seq.tokens) for seq in sequences] if ends is None else ends
+    for text, seq, end in zip(texts, sequences, ends, strict=True):
+        text.stand(seq, end)
     count, stride = len(texts), max(limits) + 1
     nodes, sizes = np.empty((2, count, stride), dtype=np.int64), np.empty(count, dtype=np.int32)
     bounds = np.array([[min(limit, text.limit) for limit, text in zip(limits, texts, strict=True)], depths], np.int32)

@@ -355,7 +355,7 @@ def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LLM) -> N
         accepted.append(sum(step.accepted for step in seq.trace.steps))
         texts.append(seq.generated)
     assert texts[0] == texts[1] == texts[2]
-    assert accepted[1] > accepted[0] + 3 and accepted[2] > accepted[1] + 1
+    assert accepted[1] > accepted[0] + 3 and accepted[2] > accepted[1]
 
 
 def test_the_embedded_model_has_one_kind_of_head(smollm2_int8: LLM) -> None:
