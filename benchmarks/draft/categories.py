@@ -1,7 +1,7 @@
 """What drafters bring by kind of text: `auto` with and without each adviser, and drafters named, at several settings.
 
     python benchmarks/draft/categories.py [SPEC ...] --model MODEL [--draft MODEL] [--questions 2] [--new 64]
-        [--texts 1 4 16] [--temperatures 0 0.7] [--minutes 5] [--counted] [--built-in] [--out FILE]
+        [--texts 1 4 16] [--temperatures 0 0.7] [--minutes 5] [--counted] [--kernels NAME] [--built-in] [--out FILE]
 
 SPECs are drafters, by default `auto`, and `auto` with the draft model or with the shipped head. Kinds of text: those of
 Spec-Bench, HumanEval (DECODERY_DATA), edits of code, JSON, calls of tools, and an agent's loop: one conversation that
@@ -14,7 +14,8 @@ Every `auto` is compared with the fastest drafter of each kind of text, which is
 
 With --counted nothing is timed: a pass takes what the prior of its model says, by its rows, and a question to an
 adviser its share of that, so that the same command counts the same on a busy machine. Plain decoding is counted, too.
-Passes of draft models by themselves are not: name no drafters that need one.
+Passes of draft models by themselves are not: name no drafters that need one. --kernels counts by the prices of a
+machine that has these kernels, such as "AVX-512 VNNI" or AVX2. The column "questions" is their part of all seconds.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.llm.llm import LLM
 from decodery.models.loaders.load import load
+from decodery.step import prior_prices
 from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
-from decodery.step.prior_prices import prior_prices
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from decodery_benchmarks.results import RESULTS, write_result
@@ -87,7 +88,7 @@ class Run:
     def __init__(self, lm: LLM, drafter: Drafter | None, counted: bool) -> None:
         self.lm, self.drafter, self.memory = lm, drafter, Memory()
         self.sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        prices = prior_prices(lm.model)
+        prices = prior_prices.prior_prices(lm.model)
         self.prices = (lambda context: prices.seconds(np.arange(ROWS), 1.0, context)) if counted else None
 
     def write(self, kind: str, texts: list[str], new: int, temperature: float) -> list[list[int]]:
@@ -119,10 +120,9 @@ class Run:
             if self.prices is not None:
                 own["seconds"] += sum(float(self.prices(0)[step.rows]) for step in steps)
                 own["plain"] += float(self.prices(0)[1]) * (len(seq.generated) - 1)
-        if self.prices is None:
-            own["seconds"] += took
-        else:
-            own["seconds"] += sum(each.taken for each in self._costs(sequences)) - before
+        questions = sum(each.taken for each in self._costs(sequences)) - before
+        own["questions"] += questions
+        own["seconds"] += took if self.prices is None else questions
         return [seq.generated for seq in sequences]
 
     def _costs(self, sequences: list[Any]) -> list[Any]:
@@ -142,10 +142,13 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--counted", action="store_true")
+    parser.add_argument("--kernels", choices=sorted(prior_prices._INTEGERS))
     parser.add_argument("--built-in", action="store_true")
     parser.add_argument("--kinds", nargs="+")
     parser.add_argument("--out", type=Path, default=RESULTS / "draft-categories.json")
     options = parser.parse_args()
+    if options.kernels is not None:
+        prior_prices.kernel_sets = lambda: (options.kernels,)
     begin, lm = monotonic(), decodery.load(options.model)
     drafters: dict[str, Drafter | None] = {} if options.counted else {"none": None}
     drafters["auto"] = resolve("drafter", "auto").bind(lm.model)
@@ -185,21 +188,23 @@ def table(runs: dict[str, Run], setting: str, different: int) -> dict[str, Any]:
         for kind, own in run.sums.items():
             if "none" in runs:
                 own["plain"] = runs["none"].sums[kind]["seconds"]
-            row[kind] = {
-                "speed": round(own["plain"] / own["seconds"], 3),
-                "tokens per pass": round(own["tokens"] / own["passes"], 3),
-                "rows per pass": round(own["rows"] / own["passes"], 2),
-            }
+            row[kind] = figures(own)
             for part, value in own.items():
                 every[part] += value
-        row["all"] = {
-            "speed": round(every["plain"] / every["seconds"], 3),
-            "tokens per pass": round(every["tokens"] / every["passes"], 3),
-            "rows per pass": round(every["rows"] / every["passes"], 2),
-        }
+        row["all"] = figures(every)
         found[f"{name}, {setting}"] = {**row, "texts unlike the first": different}
         print(f"{name}, {setting}: {json.dumps(row)}; texts unlike the first: {different}", flush=True)
     return found
+
+
+def figures(sums: dict[str, float]) -> dict[str, float]:
+    """What is shown of a drafter's sums."""
+    return {
+        "speed": round(sums["plain"] / sums["seconds"], 3),
+        "tokens per pass": round(sums["tokens"] / sums["passes"], 3),
+        "rows per pass": round(sums["rows"] / sums["passes"], 2),
+        "questions": round(sums["questions"] / sums["seconds"], 3),
+    }
 
 
 def regrets(found: dict[str, Any]) -> dict[str, Any]:
