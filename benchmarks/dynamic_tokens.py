@@ -32,35 +32,35 @@ SHARES = (0.05, 0.1, 0.2, 0.3)
 
 
 @torch.no_grad()
-def loss(lm: LLM, prompt: Merged, behind: list[int], net: MergeNet | None = None) -> float:
+def loss(lm: LLM, prompt: Merged, continuation: list[int], net: MergeNet | None = None) -> float:
     """Nats per token after a prompt."""
     model = lm.model
     assert isinstance(model, Transformer)
     tokens, embeddings = dynamic(model, prompt, net)
-    whole = [*tokens, *behind[:-1]]
+    whole = [*tokens, *continuation[:-1]]
     rows = model.embed_tokens(torch.tensor(whole)).clone()
     if embeddings is not None:
         rows[torch.from_numpy(embeddings.places)] = embeddings.rows
     asked = range(len(tokens) - 1, len(whole))
     segment = Segment(np.arange(len(whole)), states=rows, cache=model.new_cache(), logit_rows=asked)
     logits = model.forward(Batch([segment])).logits
-    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(behind)))
+    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(continuation)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", type=int, default=400)
-    parser.add_argument("--behind", type=int, default=100)
+    parser.add_argument("--scored", type=int, default=100)
     parser.add_argument("--net", type=Path, help="Folder of a trained network.")
     args = parser.parse_args()
     net = MergeNet.load(args.net) if args.net else None
     lm = decodery.load("smollm2", dtype="int8")
     files = sorted((ROOT / "benchmarks" / "texts").glob("*.txt"))
-    ids = [lm.tokenizer.encode(file.read_text(encoding="utf-8"))[: args.prompt + args.behind] for file in files]
+    ids = [lm.tokenizer.encode(file.read_text(encoding="utf-8"))[: args.prompt + args.scored] for file in files]
     prompts, answers = [text[: args.prompt] for text in ids], [text[args.prompt :] for text in ids]
 
     def mean(texts: list[Merged], net: MergeNet | None = None) -> float:
-        return float(np.mean([loss(lm, text, behind, net) for text, behind in zip(texts, answers, strict=True)]))
+        return float(np.mean([loss(lm, text, answer, net) for text, answer in zip(texts, answers, strict=True)]))
 
     def cut(texts: list[Merged]) -> list[Merged]:
         """As short as these, by leaving out what comes first."""
@@ -77,7 +77,7 @@ def main() -> None:
             rows[name]["nats, trained"] = mean(texts, net)
         print(name, rows[name], flush=True)
     command = "python benchmarks/dynamic_tokens.py" + (" --net DIR" if net else "")
-    made = {"command": command, "texts": len(ids), "prompt": args.prompt, "behind": args.behind, "rows": rows}
+    made = {"command": command, "texts": len(ids), "prompt": args.prompt, "scored": args.scored, "rows": rows}
     if net is not None:
         made["net"] = dict(net.facts)
     write_result(OUT, made, summary=["net"])

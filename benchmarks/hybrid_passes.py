@@ -8,8 +8,8 @@ E2B.
 After a text of 16 tokens: milliseconds of passes of 1 to 16 rows, of a tree of 8 nodes in one pass, and of the chains
 that the tree's leaves end, each a pass of its own; what the machine takes to read the bytes of one row's matrices, of
 experts those that it takes. Of a file also tokens a second of plain decoding and rows a second of a prompt of 64, here
-and in llama.cpp. Least milliseconds and greatest speeds of `rounds`, all in turns. Writes the rows of these models in
-benchmarks/results/hybrid-passes.json; to be run on a machine that does nothing else.
+and in llama.cpp. Least milliseconds and greatest speeds of `rounds`, in which all alternate. Writes the rows of these
+models in benchmarks/results/hybrid-passes.json; to be run on a machine that does nothing else.
 """
 
 from __future__ import annotations

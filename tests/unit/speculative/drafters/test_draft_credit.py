@@ -47,7 +47,7 @@ def speed(kind: type[JointCredit], chances: Sequence[float], steps: int, costs: 
 
     Args:
         kind: What bounds the drafts.
-        chances: [n] of each drafted token of a text; all that may be drafted is that of the likeliest texts.
+        chances: [n] of each drafted token of a text; only the texts with the highest chances may draft.
         steps: Tokens of each text.
         costs: Seconds of a step with 0, 1, 2, ... drafted tokens, without what each text takes beside its row.
     """
