@@ -30,7 +30,7 @@ from decodery.models.loaders.adapters import Adapter, tuned
 from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.search.arbitrage import Arbitrage
 from decodery.search.base import Search
-from decodery.search.documents import Demonstration, Documents
+from decodery.search.documents import Documents
 from decodery.search.drag import DRAG, listed
 from decodery.search.edge import Edge
 from decodery.search.iter_drag import IterDRAG
@@ -47,6 +47,7 @@ from decodery_benchmarks import solvers
 from decodery_benchmarks.intervals import interval
 from decodery_benchmarks.puzzles import Puzzle, drawn, puzzle
 from decodery_benchmarks.puzzles.alphabet import END_ID, encoded
+from decodery_benchmarks.searches.people import example, facts, question, world
 from decodery_benchmarks.searches.rewards import reward
 from decodery_benchmarks.training.grpo import GRPORecipe, train_grpo
 from decodery_benchmarks.training.puzzle_model import PuzzleRecipe, train_puzzle_model
@@ -321,8 +322,8 @@ def ttt(bench: Bench) -> dict[str, Any]:
     lm, people = dc.load("smollm2", dtype="float32"), 12
     kinds: dict[str, tuple[list[dc.Output], list[bool]]] = {}
     for number in range(bench.prompts):
-        asked, works, lives = _world(Random(number), people)
-        prompt = f"{listed(_facts(works, lives))}Question: {_question(asked, 1)}"
+        asked, works, lives = world(Random(number), people)
+        prompt = f"{listed(facts(works, lives))}Question: {question(asked, 1)}"
         for name, steps in (("as it is", 0), ("8 steps", 8)):
             (said, *_) = lm.search(prompt, QueryTTT(steps=steps, lr=3e-5), max_new_tokens=24, drafter=None)
             outputs, right = kinds.setdefault(name, ([], []))
@@ -331,26 +332,16 @@ def ttt(bench: Bench) -> dict[str, Any]:
     return {kind: bench.row(*each) for kind, each in kinds.items()}
 
 
-NAMES = (
-    "Anna Ben Clara David Emma Frank Grace Henry Iris Jack Kate Leo Mary Nick Olga Paul Rose Sam Tina Victor Wendy "
-    "Alan Beth Carl Diana Eric Fiona George Helen Ivan Julia Kevin"
-)
-CITIES = (
-    "Paris London Rome Madrid Berlin Vienna Prague Oslo Dublin Lisbon Athens Warsaw Moscow Cairo Tokyo Delhi Lima "
-    "Boston Denver Dallas Seattle Toronto Geneva Milan Naples Munich Hamburg Lyon Porto Seville Krakow Kyoto"
-)
-
-
 def drag(bench: Bench) -> dict[str, Any]:
     """Questions of one hop and of two over facts that are documents, by people: all facts read, the best of them, and
     round by round."""
     lm, found = dc.load("smollm2", dtype="int8"), dict[str, Any]()
     for hops, people in ((1, 3), (1, 12), (2, 3), (2, 12)):
-        examples = tuple(_example(Random(f"example {number}"), hops) for number in range(3))
+        examples = tuple(example(Random(f"example {number}"), hops) for number in range(3))
         kinds: dict[str, tuple[list[dc.Output], list[bool]]] = {}
         for number in range(bench.prompts):
-            asked, works, lives = _world(Random(number), people)
-            documents = Documents(tuple(_facts(works, lives)))
+            asked, works, lives = world(Random(number), people)
+            documents = Documents(tuple(facts(works, lives)))
             searches: dict[str, Search] = {
                 "all facts": DRAG(documents, k=2 * people),
                 "drag, 3 documents": DRAG(documents, k=3),
@@ -359,34 +350,13 @@ def drag(bench: Bench) -> dict[str, Any]:
             }
             city = lives[asked if hops == 1 else works[asked]]
             for kind, search in searches.items():
-                (said, *_) = lm.search(_question(asked, hops), search, max_new_tokens=24, drafter=None, seed=number)
+                (said, *_) = lm.search(question(asked, hops), search, max_new_tokens=24, drafter=None, seed=number)
                 outputs, right = kinds.setdefault(kind, ([], []))
                 outputs.append(said)
                 right.append(city in said.text.partition("\n")[0])
         about = f"{hops} {'hop' if hops == 1 else 'hops'}, {people} people"
         found |= {f"{about}, {kind}": bench.row(*each) for kind, each in kinds.items()}
     return found
-
-
-def _world(random: Random, people: int) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Somebody, whom everybody works for, and where everybody lives."""
-    names, cities = random.sample(NAMES.split(), people), random.sample(CITIES.split(), people)
-    return names[0], dict(zip(names, [*names[1:], names[0]], strict=True)), dict(zip(names, cities, strict=True))
-
-
-def _facts(works: dict[str, str], lives: dict[str, str]) -> list[str]:
-    return [f"{a} works for {b}." for a, b in works.items()] + [f"{a} lives in {city}." for a, city in lives.items()]
-
-
-def _question(name: str, hops: int) -> str:
-    return f"In which city does {name if hops == 1 else f'the person that {name} works for'} live?"
-
-
-def _example(random: Random, hops: int) -> Demonstration:
-    name, works, lives = _world(random, 3)
-    other = name if hops == 1 else works[name]
-    before = () if hops == 1 else ((f"Who does {name} work for?", other),)
-    return Demonstration(_question(name, hops), lives[other], (*before, (_question(other, 1), lives[other])))
 
 
 GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {

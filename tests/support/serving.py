@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 from openai import OpenAI
 
 from decodery.llm.llm import LLM
@@ -45,6 +46,8 @@ KNOWS_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %
 VOCAB = 260
 """A token per byte, and four special ones."""
 SECONDS = 60.0
+LONG = 1900
+"""Tokens that take a tiny model seconds."""
 
 
 def tiny_lm(template: str | None = TEMPLATE, seed: int = 1, **model: Any) -> LLM:
@@ -86,3 +89,27 @@ def wait_until(done: Callable[[], bool], seconds: float = SECONDS) -> None:
 
 def user(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
+
+
+def post(url: str, path: str = "/v1/completions", key: str = "", **body: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.post(url + path, json={"prompt": "x", "max_tokens": 4, **body}, headers=headers, timeout=SECONDS)
+
+
+@contextmanager
+def streaming(url: str, **body: Any) -> Iterator[Iterator[str]]:
+    """The events of a long text, of which the first has come."""
+    asked = {"prompt": "x", "max_tokens": LONG, "stream": True, "ignore_eos": True, **body}
+    with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=SECONDS) as answer:
+        assert answer.status_code == 200, answer.read()
+        events = (line for line in answer.iter_lines() if line)
+        next(events)
+        yield events
+
+
+def left_nothing(server: Server) -> None:
+    """Nobody is in progress, and of the memory for keys and values only what is kept for later texts is held."""
+    service = server.front.service
+    wait_until(lambda: service.idle and not service._busy and service.load.running == 0)
+    service._prefixes.clear()
+    assert service._engine.held_bytes == 0

@@ -1,15 +1,14 @@
-"""Asks and tasks: passes are shared by whoever waits for them, tasks can be held up, an error ends one of them."""
+"""Tasks: passes are shared by whoever waits for them, and tasks can be paused and preempted."""
 
 from __future__ import annotations
 
 import gc
 import pickle
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 
 from covering import FULL
@@ -21,7 +20,6 @@ from decodery.engine.schedule import Limits
 from decodery.kv_cache.h2o import H2O
 from decodery.llm.llm import LLM, Output
 from decodery.models.batch import Segment
-from decodery.models.cache.cache import KVCache
 from decodery.models.cache.page_pool import SLOTS
 from decodery.models.cache.pages import resident
 from decodery.sampling import Sampler
@@ -33,10 +31,8 @@ from decodery.speculative.acceptance.rejection import Rejection
 from decodery.speculative.acceptance.typical import Typical
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.step.acceptance_rule import AcceptanceRule
-from decodery.step.draft_length_policy import Budget
-from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
-from decodery.step.forward_request import ForwardCoroutine, ForwardResult, as_coroutine, gather, run_sync, score
+from decodery.step.forward_request import ForwardCoroutine, ForwardResult, gather, run_sync, score
 from decodery.step.sequence import Sequence
 from decodery.testing import Garbage, decode, tiny_transformer
 from decodery.testing.models import Counted, to_int8
@@ -309,98 +305,6 @@ def test_texts_wait_for_memory_and_give_it_back() -> None:
         Engine(MODEL, limits=Limits(cache_bytes=10)).submit(Request(PROMPTS[0]))
     with pytest.raises(SettingsError, match="at least one row"):
         Limits(rows=0)
-
-
-# An error ends one task.
-
-
-@dataclass(frozen=True)
-class Faulty(Drafter):
-    """Breaks in one of its parts once a text has a few tokens."""
-
-    part: str
-    error: Exception = field(default_factory=lambda: RuntimeError("broken on purpose"), compare=False)
-
-    def propose(self, seq: Sequence, budget: Budget) -> DraftTree:
-        if seq.position > 3:
-            if self.part == "propose":
-                raise self.error
-            if self.part == "budget":
-                return DraftTree.chain(seq.last_token, [1] * (budget.nodes + 1))
-            if self.part == "tokens":
-                return DraftTree.chain(seq.last_token, [-1])
-            if self.part == "cycle":
-                return DraftTree(np.array([seq.last_token, 1, 2]), np.array([-1, 2, 1]))
-        return DraftTree.chain(seq.last_token, [1])
-
-    def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
-        if self.part == "observe" and seq.position > 3:
-            raise self.error
-
-
-ERRORS = RuntimeError("x"), KeyError(3), OutOfMemory("no memory"), MemoryError()
-
-
-@pytest.mark.parametrize(
-    ("part", "error"),
-    [
-        *product(("propose", "observe"), ERRORS),
-        # What these draft is found out by the loop, which has an error of its own.
-        *product(("budget", "tokens", "cycle"), ERRORS[:1]),
-    ],
-)
-def test_a_drafter_that_breaks_ends_its_own_text_alone(part: str, error: Exception) -> None:
-    engine = Engine(MODEL)
-    broken = engine.submit(Request(PROMPTS[0], drafter=Faulty(part, error), max_new_tokens=12))
-    texts = [engine.submit(Request(prompt, drafter=Garbage(), max_new_tokens=12)) for prompt in PROMPTS[1:4]]
-    engine.run(texts)
-    assert broken.finish_reason == "error" and 3 < broken.position < 12
-    assert part not in ("propose", "observe") or broken.error is error
-    assert_plain(texts, 12, first=1)
-    with pytest.raises(type(error) if part in ("propose", "observe") else ValueError):
-        engine.run([broken])
-
-
-@pytest.mark.parametrize("alone", [False, True])
-def test_a_text_without_memory_waits_for_others_and_fails_alone(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
-    engine = Engine(MODEL)
-    texts = [engine.submit(Request(prompt, max_new_tokens=20)) for prompt in PROMPTS[1 : 2 if alone else 4]]
-    for _ in range(3):
-        engine.step()
-    reserve, poor, refused = KVCache.reserve, texts[0].cache, []
-
-    def limited(self: KVCache, *settings: Any, **more: Any) -> None:
-        if self is poor:
-            refused.append(self)
-            raise OutOfMemory("no memory for this one")
-        reserve(self, *settings, **more)
-
-    monkeypatch.setattr(KVCache, "reserve", limited)
-    if alone:
-        with pytest.raises(OutOfMemory, match="no memory for this one"):
-            engine.run(texts)
-        return
-    while not texts[1].finished:
-        engine.step()
-        assert texts[0].position == 3 or texts[1].finished
-    engine.run(texts)
-    assert refused
-    plain = decode(MODEL, PROMPTS[1:4], max_new_tokens=20)
-    assert [text.generated for text in texts] == [run.generated for run in plain]
-
-
-def test_a_search_that_breaks_ends_alone() -> None:
-    def broken(engine: Engine) -> ForwardCoroutine[None]:
-        seq = engine.open(Request(PROMPTS[0]))
-        yield from score(MODEL, Segment.chunk(seq.tokens, seq.cache))
-        raise LookupError("broken on purpose")
-
-    engine = Engine(MODEL)
-    job, seq = engine.enter(broken(engine)), engine.submit(Request(PROMPTS[1], max_new_tokens=9))
-    with pytest.raises(LookupError):
-        engine.run([seq, job])
-    assert seq.position == 9
-    assert run_sync(as_coroutine(5)) == 5
 
 
 # What is left of a text.

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import random
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import decodery as dc
 from decodery.core.conversation import Conversation
-from decodery.core.errors import ContextFull, CorruptFile, ServerError, SettingsError
+from decodery.core.errors import ServerError, SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.loaders.store import silent
@@ -32,13 +29,10 @@ from decodery.search import (
 )
 from decodery.search.archon_verdicts import ranking
 from decodery.search.drag import Demonstration
-from decodery.search.memory_file import Sheet, SheetFile, unless_changed
 from decodery.step.forward_request import gather
 from decodery.testing import tiny_transformer
 from methods import PIPELINES
 from scripted_lm import Asked, Said, ScriptedLLM
-from scripted_server import scripted
-from scripted_server import stream as replied
 from serving import tiny_lm
 
 LAST = TextScore(lambda text: float(re.findall(r"\d+", text)[-1]))
@@ -113,129 +107,6 @@ def test_iad_shows_best_and_worst_and_never_falls() -> None:
     # A later text as good as the best does not take its place, and two such rounds are the last.
     lm = ScriptedLLM(lambda asked: f"{asked.number} and 5")
     assert lm.search("?", IAD(LAST, n=1, rounds=9), temperature=1.0)[0].text == "0 and 5" and len(lm.asked) == 3
-
-
-def _archon(asked: Asked) -> str:
-    if "numbers in brackets" in asked.text:
-        return "[2] > [1] > [9] > [2]"
-    if "number in brackets" in asked.text:
-        return "\n".join(f"[{n}] note {n}" for n in range(1, 1 + len(re.findall(r"^\[\d+\]", asked.text, re.M))))
-    if "[Correct] or [Incorrect]" in asked.text:
-        return "[Incorrect]" if "odd" in asked.text else "[Correct]"
-    if "Give the reasoning" in asked.text:
-        return "because"
-    if "numbered list" in asked.text:
-        return "1. It is short.\n2. It is true."
-    if "[Passed] or [Failed]" in asked.text:
-        return f"Unit Test #1: [Passed]\nUnit Test #2: [{'Passed' if 'odd' in asked.text else 'Failed'}]"
-    return f"{'odd' if asked.number % 2 else 'even'}-{asked.number}"
-
-
-def test_archon_asks_as_often_as_its_layers_cost() -> None:
-    draw = random.Random(0)
-    for _ in range(25):
-        layers = [":".join(f"generator(n={draw.randint(1, 3)})" for _ in range(draw.randint(1, 2)))]
-        for _ in range(draw.randint(0, 3)):
-            layers += draw.choice(
-                [
-                    ["critic", "ranker(top_k=2)"],
-                    ["fuser(n=2)"],
-                    ["unit-tests", "evaluator(top_k=3)"],
-                    ["critic", "fuser"],
-                ]
-            )
-        search = Archon(tuple(tuple(layer.split(":")) for layer in layers))
-        lm = ScriptedLLM(_archon)
-        found = lm.search("Why?", search, temperature=0.7)
-        assert len(lm.asked) == search.cost(), layers
-        ledger = found[0].trace.ledger
-        written = sum("generator" in name or "fuser" in name for name in layers)
-        assert ledger.counts.get("judge_calls", 0) <= len(lm.asked) - written
-
-
-def test_archons_components() -> None:
-    def asked(layers: str) -> tuple[list[str], ScriptedLLM]:
-        lm = ScriptedLLM(_archon)
-        return [out.text for out in lm.search("Why?", f"archon:layers={layers}", temperature=0.7)], lm
-
-    assert ranking("none\n[2] > [9] > [2]", 3) == [1, 0, 2] and ranking("", 2) is None
-    assert asked("generator(n=3)/ranker(top_k=3)")[0] == ["odd-1", "even-0", "even-2"]
-    # Critiques stay with the candidates that a ranker moves.
-    assert (
-        "[1] odd-1\nCritique: note 2\n\n[2] even-0\nCritique: note 1"
-        in asked("generator(n=3)/critic/ranker/fuser")[1].asked[-1].text
-    )
-    # A verdict of incorrect is not read as correct; where none passes all stay.
-    assert asked("generator(n=3)/verifier")[0] == ["even-0", "even-2"]
-    assert len(asked("generator(n=1)/verifier")[0]) == 1
-    assert asked("generator(n=2)/unit-tests/evaluator(top_k=1)")[0] == ["odd-1"]
-    # A critic whose notes do not match is asked again, at another seed.
-    answers = ["a", "b", "[1] only one", "[1] x\n[2] y", "fused"]
-    lm = ScriptedLLM(answers)
-    assert lm.search("Why?", "archon:layers=generator(n=2)/critic/fuser", temperature=0.7)[0].text == "fused"
-    assert lm.asked[2].text == lm.asked[3].text and lm.asked[2].seed != lm.asked[3].seed
-    for layers, rule in (
-        ("fuser", "first layer"),
-        ("generator/generator", "first layer"),
-        ("generator/critic", "right before a ranker"),
-        ("generator/ranker:fuser", "alone in its layer"),
-        ("generator/evaluator", "right after unit-tests"),
-        ("generator/unit-tests/ranker", "right before an evaluator"),
-        ("generator(n=5000)", "at most"),
-        ("oracle", "no component"),
-    ):
-        with pytest.raises(SettingsError, match=rule):
-            asked(layers)
-
-
-@pytest.mark.parametrize(
-    ("said", "order"),
-    [
-        ("Here are the 3 answers ranked:\n[2] > [1] > [3]", [1, 0, 2]),
-        ("Answer: [3] > [2]\nbecause [3] is short", [2, 1, 0]),
-        ("**[3] > [1] > [2]**", [2, 0, 1]),
-        ("I first thought [1] > [2], but [2] > [1].", [1, 0, 2]),
-        ("Answer: [2]", [1, 0, 2]),
-        ("The best of the 3 is 2.", None),
-        ("[1] is better than [2]", None),
-    ],
-)
-def test_a_ranking_is_read_in_brackets_alone(said: str, order: list[int] | None) -> None:
-    assert ranking(said, 3) == order
-
-
-def _archons(layers: str, *said: str) -> tuple[list[str], ScriptedLLM]:
-    """What a pipeline over the candidates "a" and "b" leaves, where the model says these texts of them, in turn."""
-    lm = ScriptedLLM(["a", "b", *said])
-    return [out.text for out in lm.search("Why?", f"archon:layers=generator(n=2)/{layers}", temperature=0.7)], lm
-
-
-def test_what_judges_say_in_other_words_is_asked_for_again() -> None:
-    # A denial is no verdict, nor are both; the others stand meanwhile.
-    found, lm = _archons("verifier", "why a", "why b", "This is not correct.", "[Correct]", "[Incorrect]")
-    assert found == ["b"] and lm.asked[4].text == lm.asked[6].text and lm.asked[4].seed != lm.asked[6].seed
-    found, _ = _archons("verifier", "?", "?", "[Correct]", "[Correct] or [Incorrect]?", "**[incorrect]**")
-    assert found == ["a"]
-    found, _ = _archons("verifier", "?", "?", "<think>[Incorrect]</think>[Correct]", "[Incorrect]")
-    assert found == ["a"]
-    # So it is with tests, all of which must be judged.
-    tests = "1. It is short.\n2. It is true."
-    found, _ = _archons(
-        "unit-tests/evaluator",
-        tests,
-        "1. Not passed\n2. Not passed",
-        "Test 1: [Failed]\nTest 2: [Passed]",
-        "Unit Test #1: [Failed]\n**Unit Test #2**: [Failed]",
-    )
-    assert found == ["b", "a"]
-    # Critiques may be marked bold.
-    _, lm = _archons("critic/fuser", "**[1]** wrong\n**[2]** right", "c")
-    assert len(lm.asked) == 4 and "a\nCritique: wrong" in lm.asked[-1].text
-    # What never comes changes nothing, after 10 questions.
-    found, lm = _archons("ranker", *["the second"] * 10)
-    assert found == ["a", "b"] and len(lm.asked) == 12
-    found, lm = _archons("verifier", "?", "?", *["yes"] * 20)
-    assert found == ["a", "b"] and len(lm.asked) == 24
 
 
 def test_a_model_that_is_run_here_is_held_to_the_form_of_a_verdict(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,97 +185,6 @@ def test_a_line_that_is_none_is_asked_for_again() -> None:
     (found,) = lm.search("Which?", IterDRAG(documents, n=1), temperature=1.0)
     assert found.text == "cats" and found.trace.ledger.counts["malformed"] == 1
     assert lm.asked[0].text == lm.asked[1].text and lm.asked[0].seed != lm.asked[1].seed
-
-
-def _curator(asked: Asked) -> str:
-    if "whole new cheatsheet" in asked.text:
-        seen = re.findall(r"item \d+", asked.text)
-        return f"<cheatsheet>{' '.join(seen)} item {asked.number}</cheatsheet>"
-    return f"answer {asked.number}"
-
-
-def test_a_cheatsheet_knows_the_past_and_nothing_else(tmp_path: Path) -> None:
-    for mode in ("cumulative", "synthesis", "retrieval", "history", "empty"):
-        file, lm = str(tmp_path / f"{mode}.json"), ScriptedLLM(_curator)
-        for number, question in enumerate(("red apple", "blue sea", "red rose", "green sea")):
-            before = len(lm.asked)
-            lm.search(question, Cheatsheet(file, mode=mode, k=1), max_new_tokens=50)
-            asked = lm.asked[before:]
-            assert len(asked) == (2 if mode in ("cumulative", "synthesis") else 1)
-            later = (
-                {"red apple", "blue sea", "red rose", "green sea"}
-                - {question}
-                - {e[0] for e in SheetFile(file).read().entries}
-            )
-            assert not any(word in each.text for each in asked for word in later)
-            shown = next(each.text for each in asked if "whole new" not in each.text)
-            if mode == "retrieval" and number == 3:
-                assert "blue sea" in shown and "red" not in shown
-            if mode == "history":
-                assert shown.count("Question:\n") == number
-        sheet = SheetFile(file).read()
-        assert sheet.version == 4 and sheet.entries[0][0] == "red apple"
-        # The curator may write twice as much as the answer.
-        assert {each.max_tokens for each in lm.asked} <= {50, 100}
-        assert SheetFile(file).read() == sheet and json.loads(Path(file).read_text())["version"] == 4
-    # Without tags the memory stays, and one that is too long is cut at a line.
-    for said, memory in (("no tags", "(empty)"), ("<cheatsheet>aaaa\nbbbb\ncccc</cheatsheet>", "aaaa")):
-        file = str(tmp_path / f"{len(said)}.json")
-        ScriptedLLM(["x", said]).search("q", Cheatsheet(file, most=8))
-        assert SheetFile(file).read().memory == memory
-
-
-def test_a_strategy_once_found_is_used_from_then_on(tmp_path: Path) -> None:
-    """What is found with probability q at each question is known at question i with 1 - (1 - q)^i, and not with q."""
-    q, streams, questions = 0.25, 30, 4
-
-    def script(asked: Asked) -> str:
-        if "whole new" in asked.text:
-            return "<cheatsheet>the trick</cheatsheet>" if "the trick" in asked.text else "<cheatsheet></cheatsheet>"
-        luck = random.Random(asked.seed).random() < q
-        return "by the trick" if luck or "the trick" in asked.text else "by guessing"
-
-    lm, knows = ScriptedLLM(script), [0] * questions
-    for stream in range(streams):
-        search = Cheatsheet(str(tmp_path / f"{stream}.json"))
-        for number in range(questions):
-            (out,) = lm.search(f"question {number}", search, seed=stream * questions + number, max_new_tokens=9)
-            knows[number] += out.text == "by the trick"
-
-    def off(law: list[float]) -> float:
-        return max(
-            abs(seen / streams - share) / (share * (1 - share) / streams) ** 0.5
-            for seen, share in zip(knows, law, strict=True)
-        )
-
-    # Without a memory each question would have its own luck alone.
-    assert off([1 - (1 - q) ** (number + 1) for number in range(questions)]) < 3.5 < off([q] * questions)
-
-
-def test_a_cheatsheet_loses_nothing_where_two_write(tmp_path: Path) -> None:
-    file = str(tmp_path / "memory.json")
-    lm = ScriptedLLM(_curator)
-
-    def meanwhile(asked: Asked) -> str:
-        if asked.number == 0:
-            lm.search("the other", Cheatsheet(file))
-        return _curator(asked)
-
-    first = ScriptedLLM(meanwhile)
-    (found,) = first.search("the first", Cheatsheet(file))
-    sheet = SheetFile(file).read()
-    assert found.trace.ledger.counts["conflicts"] == 1 and len(first.asked) == 3
-    assert [question for question, _ in sheet.entries] == ["the other", "the first"]
-    # What the other one noted was in front of the curator when it wrote again.
-    assert sheet.memory == "item 1 item 2"
-    # A blind write would have lost it, and is not done.
-    assert SheetFile(file).change(unless_changed(Sheet(), Sheet(9))).version == 2 and SheetFile(file).read() == sheet
-    whole = Path(file).read_text()
-    for damaged in (whole[: len(whole) // 2], "[]", '{"format": "x"}', "[" * 10000):
-        Path(file).write_text(damaged)
-        with pytest.raises(CorruptFile, match="name another file"):
-            lm.search("q", Cheatsheet(file))
-        assert Path(file).read_text() == damaged
 
 
 def test_documents_stand_worst_to_best_and_count() -> None:
@@ -493,42 +273,6 @@ def test_self_refine_rewrites_what_it_finds_wrong_and_stops_where_nothing_is() -
     assert plain.search("Say it.", SelfRefine(iterations=0))[0].text == "draft-0" and len(plain.asked) == 1
     with pytest.raises(SettingsError, match="iterations of at least 1"):
         SelfRefine(iterations=-1)
-
-
-def test_components_of_archon_may_be_other_servers() -> None:
-    last = json.dumps(
-        {
-            "choices": [{"delta": {}, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 5, "completion_tokens": 2},
-        }
-    )
-    told = [replied(text, last=f"data: {last}\n\ndata: [DONE]\n\n") for text in ("yours", "[2] > [1]")]
-    with (
-        scripted(replied("mine"), replied("fused of both")) as (first, asked),
-        scripted(*told, models=("small", "large")) as (second, there),
-    ):
-        lm = dc.remote(first)
-        layers = f"generator:generator(model={second}#large)/ranker(top_k=1,model={second}#large)/fuser"
-        (out,) = lm.search("Who?", f"archon:layers={layers}", temperature=0.5)
-    assert out.text == "fused of both" and [body["model"] for body in there] == ["large", "large"]
-    # The ranker of the second server is shown what both wrote, and the fuser of the first one what was kept.
-    assert "[1] mine" in there[1]["messages"][0]["content"] and "[2] yours" in there[1]["messages"][0]["content"]
-    assert "yours" in asked[1]["messages"][0]["content"] and "mine" not in asked[1]["messages"][0]["content"]
-    assert len({body["seed"] for body in (asked[0], there[0])}) == 2
-    assert out.trace.ledger.passes == {"second": 2} and out.trace.ledger.rows == {"second": 14}
-
-
-def test_components_of_archon_may_be_other_local_models(lm: Any, monkeypatch: Any) -> None:
-    other = tiny_lm(max_positions=4096, seed=8)
-    monkeypatch.setattr(archon_layers, "second_model", lambda model, dtype, target: other.model)
-    settings = {"temperature": 0.0, "max_new_tokens": 6}
-    found = lm.search("Why?", Archon((("generator", "generator(model=other)"),)), **settings)
-    assert [out.tokens for out in found] == [each.generate("Why?", **settings).tokens for each in (lm, other)]
-    assert found[0].tokens != found[1].tokens
-    short = tiny_lm(max_positions=24, seed=8)
-    monkeypatch.setattr(archon_layers, "second_model", lambda model, dtype, target: short.model)
-    with pytest.raises(ContextFull, match="more than the 24"):
-        lm.search("Why? " * 9, Archon((("generator(model=other)",),)), **settings)
 
 
 def test_answers_are_compared_two_by_two_in_both_orders() -> None:
