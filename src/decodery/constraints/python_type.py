@@ -60,7 +60,7 @@ class PythonType(ConstraintSpec):
             from pydantic import TypeAdapter
             from pydantic.errors import PydanticUserError
         except ImportError as error:
-            raise SettingsError("python-type needs pydantic: run `pip install pydantic`") from error
+            raise SettingsError("python-type needs pydantic: run `pip install 'decodery[constrain]'`") from error
         try:
             return then(TypeAdapter(self.type))
         except (PydanticUserError, TypeError, ImportError, ConstraintError) as error:

@@ -8,19 +8,27 @@ is `lm_eval` with the model `decodery` beside those that it knows.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from tqdm import tqdm
 
 from decodery import load
 from decodery.core.errors import SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.speculative.drafters.follower import shared
+
+try:
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+    from tqdm import tqdm
+except ModuleNotFoundError as error:
+    absent = "decodery.integrations.lm_eval needs lm-evaluation-harness: run `pip install lm_eval`"
+    if __name__ == "__main__":
+        sys.exit(absent)
+    raise SettingsError(absent) from error
 
 __all__ = ["Harness"]
 

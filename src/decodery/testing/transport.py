@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import torch
 
+from decodery.core.errors import SettingsError
+
 
 def enumerate_draws(q: torch.Tensor, k: int, *, replacement: bool) -> Iterator[tuple[tuple[int, ...], float]]:
     """Enumerate all sequences of k tokens drawn from q [vocab], with their probabilities.
@@ -53,8 +55,11 @@ def linear_program(p: np.ndarray, q: np.ndarray, k: int, *, replacement: bool = 
 
     It needs scipy, is only practical for a few tokens, and is accurate to about 1e-7.
     """
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_matrix
+    try:
+        from scipy.optimize import linprog
+        from scipy.sparse import coo_matrix
+    except ImportError as error:
+        raise SettingsError("the linear program needs scipy: run `pip install scipy`") from error
 
     draws = list(enumerate_draws(torch.from_numpy(q), k, replacement=replacement))
     # A variable per draw and token in it: the coupled mass. The remaining mass does not matter for the bound.

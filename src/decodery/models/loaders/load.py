@@ -188,7 +188,7 @@ def _through_transformers(
     quantized = quantized_for(described, folder)
     if importlib.util.find_spec("transformers") is None:
         raise UnsupportedModel(
-            f"{reason}; with transformers installed (pip install transformers) it can run"
+            f"{reason}; with transformers installed (pip install 'decodery[transformers]') it can run"
         ) from reason
     from ..transformers.adapter_folder import load_folder
 
