@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
 
 from docstrings import ARGUMENTS, arguments, markdown
+from evidence import anchor, tables
 from generate import FAMILIES, Method, setting
 from systems import SLOWER, TESTS_ALONE, measured
 
-_MOST_TABLES, _MOST_ROWS = 3, 4
-_BASELINES = {"none", "greedy"}
-"""Rows of tables that others are compared with."""
+_MOST_TABLES = 3
 _LINK = re.compile(r"\]\((?!\w+://|#)([^)]+)\)")
 
 
@@ -53,29 +51,12 @@ def _pays(method: Method, pages: dict[str, tuple[str, str]], files: dict[str, st
     parts = [f"By default it was measured {SLOWER}."] if method.slower else []
     found = ", ".join(_from_below(each, "") for each in measured([method], pages, files))
     parts.append(f"Measured here: {found}." if found else f"No figure stands for it here: {TESTS_ALONE}.")
-    tables = [(stem, *each) for stem, (_, text) in pages.items() for each in _tables(method.name, text)]
+    tables = [(stem, *each) for stem, (_, text) in pages.items() for each in tables(method.name, text)]
     for stem, heading, table in tables[:_MOST_TABLES]:
         parts.append(
-            f"[{heading}](../../results/{stem}.md#{_anchor(heading)}):\n\n{_from_below(table, f'results/{stem}.md')}"
+            f"[{heading}](../../results/{stem}.md#{anchor(heading)}):\n\n{_from_below(table, f'results/{stem}.md')}"
         )
     return "\n\n".join(parts)
-
-
-def _tables(name: str, text: str) -> Iterator[tuple[str, str]]:
-    """Heading and rows of the tables of a page that have a row of a method, with what it is compared with."""
-    own = re.compile(rf"\| *(?:`{re.escape(name)}[`:]|{re.escape(name)}(?:[: (]| *\|))|^\|[^|]*`{re.escape(name)}`")
-    for section in re.split(r"(?m)^#+ ", text)[1:]:
-        heading = section.partition("\n")[0]
-        for table in re.findall(r"(?m)(?:^\|.*\n)+", section + "\n"):
-            head, line, *rows = table.splitlines()
-            if kept := [row for row in rows if own.match(row)][:_MOST_ROWS]:
-                base = [row for row in rows if row.split("|")[1].strip(" `") in _BASELINES and row not in kept]
-                yield heading, "\n".join([head, line, *base[:1], *kept])
-
-
-def _anchor(heading: str) -> str:
-    """What a heading is called in links."""
-    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def _from_below(text: str, page: str) -> str:
