@@ -25,11 +25,11 @@ from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from .cache.base import NOTHING, DiffusionCache, Kept, Plan
 from .canvas import Canvas
 from .experts.base import ExpertSharing
+from .held import Hold
 from .view import Commit, Truncation, View
 
 if TYPE_CHECKING:
     from .base import DiffusionDecoder
-    from .held import Hold
 
 __all__ = ["Run"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from decodery.engine.engine import Engine
 from decodery.engine.output import Output
 from decodery.models.protocol import LanguageModel
 from decodery.step.sequence import FinishReason
@@ -14,9 +14,6 @@ from .base import DiffusionDecoder
 from .canvas import Canvas
 from .held import Hold
 from .run import Run, filled, finished
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
 
 Decode = Callable[[list[int], list[int]], str]
 """The text of tokens after those of a prompt."""

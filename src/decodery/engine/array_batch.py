@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from decodery.models.cache.account import resident
+from decodery.models.native.array_step import ArraySteps
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch_state import in_plain_state
 from decodery.step.bound_request import BoundRequest
@@ -20,9 +20,6 @@ from .draft_budgets import DraftBudgets
 from .schedule import Schedule
 from .task import SchedulerEntry, Task
 from .text import expect
-
-if TYPE_CHECKING:
-    from decodery.models.native.array_step import ArraySteps
 
 _AHEAD = 64
 """Rows that texts have room for when the batch begins, so that it lasts for many steps."""

@@ -7,17 +7,14 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from itertools import repeat
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from decodery.core.trace import Step
+from decodery.models.native.array_step import ArraySteps
 from decodery.models.torch_state import in_plain_state
 from decodery.step.draft_batch import DraftBatch
 
 from .accounting import OWN
 from .array_text import STEPS, TOKENS, ArrayText
-
-if TYPE_CHECKING:
-    from decodery.models.native.array_step import ArraySteps
 
 _Choices = list[tuple[int, int]]
 

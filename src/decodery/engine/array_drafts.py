@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Ordered
-from typing import TYPE_CHECKING
 
 from decodery.core.threads import one_thread
+from decodery.models.native.array_step import ArraySteps
 from decodery.models.torch_state import in_plain_state
 from decodery.step.draft_batch import DraftBatch, JointBudget
 from decodery.step.draft_length_policy import Budget
@@ -16,9 +16,6 @@ from decodery.step.drafter import Drafter, VerificationFeedback
 from .array_text import ArrayText
 from .draft_budgets import DraftBudgets
 from .text import check_draft
-
-if TYPE_CHECKING:
-    from decodery.models.native.array_step import ArraySteps
 
 
 def draft_batches(texts: Ordered[ArrayText], budgets: DraftBudgets) -> list[DraftBatch]:

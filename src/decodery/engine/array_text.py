@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.open_rows import OpenRows
+from decodery.models.native.array_step import ArraySteps
 from decodery.models.protocol import LanguageModel
 from decodery.sampling.native_processors import NativeProcessors, native_processors
 from decodery.speculative.acceptance.coupled import Coupled
@@ -21,10 +21,6 @@ from decodery.step.sequence import Sequence
 from .commit import end_of
 from .task import SchedulerEntry
 from .text import choices_of
-
-if TYPE_CHECKING:
-    from decodery.models.native.array_step import ArraySteps
-
 
 _RULE = Coupled()
 TOKENS, STEPS = attrgetter("tokens"), attrgetter("steps")

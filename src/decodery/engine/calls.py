@@ -23,11 +23,11 @@ from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
 from .recorded import RecordedTexts
+from .request import Request
 from .schedule import share_prompt
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .request import Request
 
 SECOND = "second"
 """What other models than the request's go by in the ledger."""

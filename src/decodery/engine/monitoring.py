@@ -8,7 +8,7 @@ from collections.abc import Sequence as Ordered
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,7 @@ from decodery.core.errors import DecoderyError, MonitorFailed
 from decodery.core.ledger import count
 from decodery.core.noise import mix
 from decodery.core.requirements import Requirements
+from decodery.models.batch import Segment
 from decodery.models.hooks import OF_OUTPUTS, Intervention, Tap
 from decodery.sampling.banned import Banned
 from decodery.sampling.sampler import Sampler
@@ -24,9 +25,6 @@ from decodery.step.monitor import WHOLE, Action, Monitor, MonitorReport, Prompt,
 from decodery.step.sequence import Sequence
 
 from .validation import name_of
-
-if TYPE_CHECKING:
-    from decodery.models.batch import Segment
 
 T = TypeVar("T")
 

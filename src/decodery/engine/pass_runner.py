@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from decodery.core.errors import OutOfMemory
 from decodery.core.threads import one_thread
@@ -13,13 +12,11 @@ from decodery.models.protocol import LanguageModel
 from decodery.step.forward_request import ForwardRequest, answer
 
 from .accounting import StepClock, aside, new_steps, spend
+from .array_batch import ArrayBatch
 from .blocking import BlockingCalls
 from .schedule import Schedule
 from .share import Place
 from .task import CoroutineTask, SchedulerEntry
-
-if TYPE_CHECKING:
-    from .array_batch import ArrayBatch
 
 _SIDE_ROUNDS = 256
 """Passes of other models, one after another, that a pass of the target waits for at most."""

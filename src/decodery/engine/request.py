@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from decodery.core.conversation import Conversation
 from decodery.core.errors import SettingsError
 from decodery.core.registry import method_of, resolve
 from decodery.core.settings import plain
+from decodery.core.trace import Trace
+from decodery.models.protocol import LanguageModel
 from decodery.sampling.banned import Banned
 from decodery.sampling.constraint import constrained
 from decodery.sampling.logits_processor import Stage
@@ -32,10 +33,6 @@ from decodery.step.search_record import SearchRecord
 from decodery.step.sequence import KeptText, Sequence
 
 from .validation import refuse
-
-if TYPE_CHECKING:
-    from decodery.core.trace import Trace
-    from decodery.models.protocol import LanguageModel
 
 _KINDS: dict[str, tuple[str, type]] = {
     "drafter": ("drafter", Drafter),

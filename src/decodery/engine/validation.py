@@ -11,14 +11,13 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.registry import method_of
 from decodery.core.requirements import Requirements, in_words
 from decodery.models.hooks import hook_point
+from decodery.models.protocol import LanguageModel
 from decodery.sampling.constraint import Constrained, constrained
 from decodery.sampling.logits_processor import Stage
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.step.writer import writes
 
 if TYPE_CHECKING:
-    from decodery.models.protocol import LanguageModel
-
     from .request import Request
 
 _LACKS = "{} needs {}, which {} does not give: use another {}, or a model that this package runs itself"

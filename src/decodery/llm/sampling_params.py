@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from decodery.core.errors import SettingsError
 from decodery.core.settings import advice
+from decodery.engine.output import Output
+from decodery.sampling.logits_processor import LogitsProcessor
+from decodery.sampling.sampler import Sampler
+from decodery.step.acceptance_rule import AcceptanceRule
+from decodery.step.cache_policy import CachePolicy
+from decodery.step.draft_length_policy import DraftLengthPolicy
+from decodery.step.drafter import Drafter
+from decodery.step.logits_source import LogitsSource
+from decodery.step.monitor import Monitor
+from decodery.step.sequence import Sequence
 
 from .other_names import OTHER_NAMES
-
-if TYPE_CHECKING:
-    from decodery.engine.output import Output
-    from decodery.sampling.logits_processor import LogitsProcessor
-    from decodery.sampling.sampler import Sampler
-    from decodery.step.acceptance_rule import AcceptanceRule
-    from decodery.step.cache_policy import CachePolicy
-    from decodery.step.draft_length_policy import DraftLengthPolicy
-    from decodery.step.drafter import Drafter
-    from decodery.step.logits_source import LogitsSource
-    from decodery.step.monitor import Monitor
-    from decodery.step.sequence import Sequence
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decodery.core.errors import SettingsError
+from decodery.engine.request import Request
+from decodery.search.base import Search
 from decodery.step.search_record import SearchRecord, described, digest
 
 if TYPE_CHECKING:
-    from decodery.engine.request import Request
-    from decodery.search.base import Search
-
     from .llm import LLM
 
 _SETTINGS = ("sampler", "seed", "max_new_tokens", "stop", "eos_ids", "logprobs", "acceptance_rule", "logits_source")

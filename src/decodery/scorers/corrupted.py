@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.noise import draw, mix
 from decodery.core.registry import register
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, scores_of
 
 from .wrapper import Wrapper
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 _CLIP = 0.01
 

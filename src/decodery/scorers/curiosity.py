@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer, scores_of
 
 from .log_probability import token_logprobs
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 def inverted_u(surprisal: torch.Tensor, peak: float, width: float) -> torch.Tensor:

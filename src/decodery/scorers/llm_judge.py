@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,16 +13,14 @@ from decodery.core.ledger import charged, count
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
+from decodery.step.scorer_calls import ScorerCalls
 from decodery.step.writer import writes
 
 from .reading import read, reader
 from .text import texts
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
-    from decodery.step.scorer_calls import ScorerCalls
 
 _INSTRUCTION = (
     "How good is this answer to the question? Reply with one number from 1 (wrong or useless) to 5 (right and "

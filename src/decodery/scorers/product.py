@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,12 +10,10 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine, gather
 from decodery.step.scorer import Candidates, Scorer, log_scores, scores_of
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register("product", guarantee="0 where any factor is 0", requirements=("scorers of weights",))

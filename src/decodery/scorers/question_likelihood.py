@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,15 +11,13 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
 from decodery.step.writer import writes
 
 from .reading import read, reader
 from .text import texts
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 _SHOWN = "Passage: {passage}. Please write a question based on this passage."
 

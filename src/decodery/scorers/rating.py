@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
@@ -13,13 +13,11 @@ from decodery.core.noise import gumbel, mix
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
 
 from .reading import read, reader
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 _QUESTION = (
     "\n\nCan what is written so far still lead to the right answer? Say sure, likely or impossible.\nThe judgement is:"

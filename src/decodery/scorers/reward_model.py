@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import torch
 
@@ -18,6 +18,7 @@ from decodery.models.loaders.named import Precision, loaded
 from decodery.models.loaders.reward_folder import reward_folder
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.tokenizers.chat_prompt import chat_tokens
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer, scores_of
@@ -27,9 +28,6 @@ from .log_probability import LogProbability
 from .published_reward import Form, PublishedReward, Steps
 from .text import texts
 from .wrapper import Wrapper
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 _ROLE = "reward"
 

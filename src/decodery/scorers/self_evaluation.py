@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,13 +10,11 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer
 
 from .reading import read, reader
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 _QUESTION = "\n\nIs this answer right? Say Yes or No.\n"
 

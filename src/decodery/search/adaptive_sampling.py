@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from decodery.core.errors import ContextFull, OutOfMemory, ServerError, SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.logits_processor import Stage, require_number
 from decodery.sampling.sampler import Sampler
@@ -18,10 +20,6 @@ from decodery.step.sequence import Sequence
 
 from .judged import JudgedSearch
 from .pool import TextPool, leave_out, require_count, same_tokens, scored
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
 
 
 @register(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +12,7 @@ from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.loaders.named import Precision
 from decodery.models.protocol import LanguageModel, Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer
@@ -23,9 +23,6 @@ from .router import RouterHead
 from .second import SecondModel, second_model
 from .step_nodes import Node
 from .steps import Growth, Stepped
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

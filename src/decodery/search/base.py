@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 
@@ -21,11 +21,14 @@ from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.core.trace import Step, Trace
 from decodery.engine.commit import commit
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.engine.text import unread
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_tree import DraftTree
 from decodery.step.embedded import reading
@@ -33,11 +36,6 @@ from decodery.step.forward_request import ForwardCoroutine, ForwardResult, off_l
 from decodery.step.scorer import Candidates
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["Branches", "Search"]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.engine.writing import WholeTexts, keep
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.pieces import Pieces
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.step.detokenizer import TextStream
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
@@ -20,11 +22,6 @@ from decodery.step.sequence import Sequence
 from .base import Search, require_written
 from .marks import TextSnapshot, force
 from .pool import TextPool
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Requirements
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer
 from decodery.step.sequence import Sequence
@@ -18,11 +20,6 @@ from decodery.step.sequence import Sequence
 from .allocation import Allocation
 from .base import Search
 from .pool import Sampled, TextPool, require_count, scored
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +12,8 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.core.topk import topk
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.batch import Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import Reader, is_open
@@ -22,10 +23,6 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, choose
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
 
 
 @register(

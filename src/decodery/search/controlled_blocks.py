@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,9 +10,12 @@ from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Requirements
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, silent
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.step.acceptance_rule import NodeDistributions
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
@@ -21,11 +23,6 @@ from decodery.step.scorer import Scorer, judge
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, candidates, choose
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.core.threads import one_thread
 from decodery.core.topk import topk
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.batch import Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
@@ -26,10 +28,6 @@ from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, choose
 from .belief import Belief, join, split
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
 
 __all__ = ["DecodedMessage"]
 

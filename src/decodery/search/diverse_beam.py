@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
@@ -15,10 +16,6 @@ from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, law
 from .beams import BeamGroup, EarlyStopping, Ending
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
 
 
 @register(

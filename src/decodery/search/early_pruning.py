@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from decodery.core.errors import ContextFull, ServerError, SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
@@ -17,10 +18,6 @@ from decodery.step.sequence import Sequence
 
 from .judged import JudgedSearch
 from .pool import TextPool, require_count, scored
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
 
 
 @register(

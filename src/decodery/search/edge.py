@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
@@ -13,10 +13,13 @@ from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.core.trace import Step, Trace
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.engine.schedule import share_prompt
 from decodery.models.cache.cache import KVCache
 from decodery.models.loaders.adapters import Adapter, tuned
 from decodery.models.loaders.store import Progress, silent
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.logits_processor import require_number
 from decodery.scorers.value_head import LinearValue, ValueHead
 from decodery.step.forward_request import ForwardCoroutine, gather
@@ -29,11 +32,6 @@ from .judged import JudgedSearch
 from .marks import force
 from .pool import TextPool, require_count, scored
 from .votes import elected, vote_weights
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,19 +12,16 @@ import torch
 from decodery.core.errors import PromptError, SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.batch import Segment
 from decodery.models.loaders.store import Progress, silent
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, choose
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-    from decodery.models.tokenizers.tokenizer import Tokenizer
-
 
 _WORDS = 256
 """The longest answer that is looked for as an answer would spell it; longer ones count as the passage spells them."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
@@ -16,10 +17,6 @@ from .answers import AnswerExtractor, Kind
 from .base import Search
 from .pool import TextPool, require_count
 from .votes import elected
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
 
 
 @register(

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
 from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer, remark_of
 
 from .base import Search
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 def require_attempt(name: str, form: str) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Requirements
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.sampling.temperature import Temperature
 from decodery.step.forward_request import ForwardCoroutine
@@ -21,11 +23,6 @@ from .base import Search
 from .pool import require_count
 from .step_nodes import Node
 from .steps import Growth, Stepped, StepSearch
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @register(

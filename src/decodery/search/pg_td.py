@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
@@ -14,8 +14,11 @@ from decodery.core.ledger import count
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Requirements
 from decodery.core.topk import topk
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.batch import Segment
 from decodery.models.loaders.store import Progress, silent
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.logits_processor import require_number
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer, judge
@@ -23,11 +26,6 @@ from decodery.step.sequence import Sequence
 
 from .base import Branches, Search, candidates, choose, law
 from .beams import BeamGroup, Ending
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 Variant = Literal["p_ucb", "p_uct", "uct"]
 Path = tuple[int, ...]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.loaders.named import Precision
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
@@ -21,10 +23,6 @@ from .pool import require_count
 from .second import SecondModel
 from .step_nodes import Node
 from .steps import Growth, Stepped
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
 
 _LIKELY = 20
 """Tokens whose probabilities an entropy is made of."""

@@ -6,13 +6,14 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from decodery.core.errors import ContextFull, ServerError, SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import method_of
 from decodery.core.requirements import Requirements
 from decodery.engine.calls import Calls
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Scorer
@@ -20,10 +21,6 @@ from decodery.step.sequence import Sequence
 
 from .base import Search, credit
 from .pool import scored
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Ordered
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,7 +15,9 @@ from decodery.core.errors import DecoderyError, OutOfMemory, ServerError, Settin
 from decodery.core.ledger import count
 from decodery.core.noise import nth_seed
 from decodery.core.trace import Trace
+from decodery.engine.engine import Engine
 from decodery.engine.recorded import RecordedTexts
+from decodery.engine.request import Request
 from decodery.engine.schedule import share_prompt
 from decodery.engine.text import unread
 from decodery.models.batch import Segment
@@ -30,11 +31,6 @@ from decodery.step.writer import writes
 
 from .base import Search, candidates, credit, written
 from .step_nodes import identity
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-
 
 _CHUNK = 64
 

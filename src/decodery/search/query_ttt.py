@@ -7,7 +7,6 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +15,8 @@ from decodery.core.ledger import charged, count
 from decodery.core.noise import draw, mix
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.cache.cache import KVCache
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
@@ -26,10 +27,6 @@ from decodery.step.sequence import Sequence
 
 from .base import Search, credit
 from .handed import hand_over, read_prompt
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
 
 _CLIP, _DECAY, _MOST_RISE = 1.0, 0.01, 1.5
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from decodery.core.ledger import count
 from decodery.core.noise import RESAMPLE, draw
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Requirements
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.logits_processor import require_number
@@ -24,10 +26,6 @@ from .base import Branches, Search
 from .model_proposal import Branch, ModelProposal, same_texts
 from .particles import uniforms
 from .population import Population, TargetDistribution
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
 
 __all__ = ["Posterior"]
 

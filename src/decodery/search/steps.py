@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -22,9 +22,12 @@ from decodery.core.noise import PARTICLE, RESAMPLE, draw, mix, nth_seed
 from decodery.core.registry import method_of
 from decodery.core.requirements import Requirements
 from decodery.core.trace import Grown, Step, Trace
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.engine.schedule import share_prompt
 from decodery.engine.text import unread
 from decodery.models.loaders.store import Progress, silent
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.logits_processor import require_number
 from decodery.step.embedded import reading
 from decodery.step.forward_request import ForwardCoroutine, score
@@ -38,11 +41,6 @@ from .particles import multinomial
 from .pool import leave_out, require_count, scored, write_on
 from .step_nodes import Aggregate, Node, StepEnd, aggregated, identity, require_pattern
 from .votes import elected, vote_weights
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

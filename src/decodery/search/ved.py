@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +14,8 @@ from decodery.core.noise import PARTICLE, draw
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.core.topk import topk
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.batch import Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.logits_processor import require_number
@@ -25,10 +26,6 @@ from decodery.step.sequence import Sequence
 from .base import Branches, candidates, choose, law
 from .judged import JudgedSearch
 from .pool import require_count
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
 
 _FAN = 4096
 """Next tokens of a node at most, the most likely ones."""

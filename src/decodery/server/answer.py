@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from decodery.core.trace import Step
 from decodery.models.tokenizers.reasoning import ReasoningMarks, ReasoningSplitter
+from decodery.models.tokenizers.tokenizer import Tokenizer, TokenStream
 from decodery.step.sequence import TokenLogprob
 
 from .job import FinishedText, Update
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer, TokenStream
 
 
 def usage(prompts: Sequence[int], cached: int, texts: Sequence[FinishedText], reasoning: int) -> dict[str, Any]:

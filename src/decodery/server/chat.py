@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from decodery.constraints.base import ConstraintSpec
 from decodery.constraints.tool_calls import MARK, FunctionCall
+from decodery.diffusion.texts import Fill
+from decodery.engine.request import Request
 from decodery.llm.chat_answer import read_answer, reasoned
 from decodery.models.tokenizers.reasoning import ReasoningMarks, ReasoningSplitter
+from decodery.models.tokenizers.tokenizer import Tokenizer
 
 from . import answer
 from .errors import invalid
@@ -19,14 +23,7 @@ from .messages import encoded, tools_in_use
 from .methods import CANVAS_TOKENS, cache_policy_of, fill_of, search_of, searched, settings_of
 from .plan import Form, Plan, models_of, several
 from .reasoning_fields import reasoning_of
-
-if TYPE_CHECKING:
-    from decodery.constraints.base import ConstraintSpec
-    from decodery.diffusion.texts import Fill
-    from decodery.engine.request import Request
-    from decodery.models.tokenizers.tokenizer import Tokenizer
-
-    from .request_preprocessor import RequestPreprocessor
+from .request_preprocessor import RequestPreprocessor
 
 
 async def plan(preprocessor: RequestPreprocessor, body: ChatRequest) -> Plan:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from decodery.diffusion.texts import Fill
+from decodery.engine.request import Request
+from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.scorers.log_probability import LogProbability
+from decodery.search.base import Search
 from decodery.search.best_of_n import BestOfN
 from decodery.step.sequence import TokenLogprob
 
@@ -17,14 +21,7 @@ from .job import FinishedText, Update
 from .languages import drop_stop, language_of
 from .methods import cache_policy_of, fill_of, search_of, searched, settings_of
 from .plan import Form, Plan, models_of, several
-
-if TYPE_CHECKING:
-    from decodery.diffusion.texts import Fill
-    from decodery.engine.request import Request
-    from decodery.models.tokenizers.tokenizer import Tokenizer
-    from decodery.search.base import Search
-
-    from .request_preprocessor import RequestPreprocessor
+from .request_preprocessor import RequestPreprocessor
 
 _DEFAULT_TOKENS = 16
 """As OpenAI has it."""

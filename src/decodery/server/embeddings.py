@@ -5,26 +5,23 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, StrictStr
 
+from decodery.engine.engine import Engine
 from decodery.models.batch import Segment
 from decodery.models.protocol import OpenModel, is_open
 from decodery.step.forward_request import ForwardCoroutine, score
 
 from .errors import invalid
 from .fields import Body, Tokens
+from .job import FinishedText
 from .plan import Plan, ReadForm
 from .reading import Reading
+from .request_preprocessor import RequestPreprocessor
 from .sampler_fields import WHOLE
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-
-    from .job import FinishedText
-    from .request_preprocessor import RequestPreprocessor
 
 _MOST_TEXTS = 2048
 _ROWS = 128

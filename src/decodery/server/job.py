@@ -7,20 +7,18 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from decodery.core.trace import Grown, Step, Trace
 from decodery.diffusion.texts import Fill, Filling
 from decodery.engine.monitoring import monitor_reports
 from decodery.engine.request import Request
 from decodery.engine.task import CoroutineTask
+from decodery.search.base import Search
 from decodery.step.monitor import MonitorReport
 from decodery.step.sequence import Sequence, TokenLogprob
 
 from .reading import Reading
-
-if TYPE_CHECKING:
-    from decodery.search.base import Search
 
 Ended = Literal["stop", "length", "content_filter", "cancelled", "error"]
 

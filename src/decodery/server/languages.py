@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from decodery.constraints import Choice, Grammar, JSONSchema, Regex
+from decodery.constraints.base import ConstraintSpec
 from decodery.constraints.tool_calls import ToolCalls
 from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
@@ -13,11 +14,7 @@ from decodery.llm.chat_answer import callable_tools
 from .errors import invalid
 from .fields import ChatRequest, Shared, StructuredOutputs, Tool
 from .messages import tools_in_use
-
-if TYPE_CHECKING:
-    from decodery.constraints.base import ConstraintSpec
-
-    from .request_preprocessor import RequestPreprocessor
+from .request_preprocessor import RequestPreprocessor
 
 
 def language_of(preprocessor: RequestPreprocessor, body: Shared) -> ConstraintSpec | None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StrictStr
+
+from decodery.models.tokenizers.tokenizer import Tokenizer
 
 from . import answer
 from .dialect import Dialect, event
 from .errors import invalid
 from .fields import CompletionRequest, Shared, TokenizeRequest
 from .messages import encoded
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
-
-    from .request_preprocessor import RequestPreprocessor
-    from .service import Service
+from .request_preprocessor import RequestPreprocessor
+from .service import Service
 
 
 class ExtraFile(BaseModel):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from decodery.core.conversation import PromptTokens
 from decodery.llm.chat_answer import described
 
 from .errors import invalid
 from .fields import ChatRequest, Message, Tool
-
-if TYPE_CHECKING:
-    from .request_preprocessor import RequestPreprocessor
+from .request_preprocessor import RequestPreprocessor
 
 
 def tools_in_use(body: ChatRequest) -> list[Tool]:

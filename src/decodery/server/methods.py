@@ -6,22 +6,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from decodery.constraints.base import ConstraintSpec
 from decodery.core.method_spec import from_network
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.texts import Fill
+from decodery.llm.llm import LLM
+from decodery.sampling.constraint import Constraint
+from decodery.search.base import Search
+from decodery.step.monitor import Monitor
 
 from .errors import invalid
 from .fields import Methods, Shared
-
-if TYPE_CHECKING:
-    from decodery.constraints.base import ConstraintSpec
-    from decodery.diffusion.texts import Fill
-    from decodery.llm.llm import LLM
-    from decodery.sampling.constraint import Constraint
-    from decodery.search.base import Search
-    from decodery.step.monitor import Monitor
 
 _COMPILED = 32
 """Constraints that a server keeps compiled, for requests that ask for the same one again."""

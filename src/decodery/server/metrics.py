@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
@@ -12,9 +11,7 @@ from decodery.core.trace import Step
 
 from .errors import as_api_error
 from .job import FinishedText, Job
-
-if TYPE_CHECKING:
-    from .load import ServerLoad
+from .load import ServerLoad
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _GAPS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)

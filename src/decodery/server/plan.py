@@ -5,19 +5,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from decodery.core.abstract import Contract
 from decodery.core.noise import nth_seed
 from decodery.diffusion.texts import Fill
 from decodery.engine.request import Request
+from decodery.models.protocol import LanguageModel
+from decodery.search.base import Search
 
 from .job import FinishedText, Update
 from .reading import Reading
-
-if TYPE_CHECKING:
-    from decodery.models.protocol import LanguageModel
-    from decodery.search.base import Search
 
 Asked = TypeVar("Asked", Request, Fill)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from decodery.core.abstract import Contract
+from decodery.engine.engine import Engine
 from decodery.step.forward_request import ForwardCoroutine
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
 
 
 @dataclass(eq=False)

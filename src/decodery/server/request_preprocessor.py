@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from decodery.constraints.base import ConstraintSpec
+from decodery.llm.llm import LLM
 from decodery.llm.resolve_settings import resolve_cache_policy
 from decodery.models.config import POSITIONS
+from decodery.sampling.constraint import Constraint
 
 from .admission import PREPARED, FairThreads
 from .errors import ApiError, as_api_error, invalid, log_failure
 from .methods import Compiled, untrusted
 from .settings import ServerSettings
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
-    from decodery.sampling.constraint import Constraint
 
 T = TypeVar("T")
 

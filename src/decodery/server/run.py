@@ -7,20 +7,18 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from starlette.routing import BaseRoute
 
 from decodery.core.errors import DecoderyError
+from decodery.llm.llm import LLM
 
 from .app import Front
 from .connections import TimedProtocol
 from .served import ModelSource
 from .settings import ServerSettings
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
 
 _LOOKS_EVERY = 0.1
 _LAST_WORDS = 5

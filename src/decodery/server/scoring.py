@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from decodery.core.registry import resolve
 from decodery.engine.calls import Calls
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.scorer import Candidates, Scorer, judge
 
 from .dialect import Rewritten
 from .errors import invalid
 from .fields import SPEC, Body
+from .job import FinishedText
 from .plan import Plan, ReadForm
 from .reading import Reading
+from .request_preprocessor import RequestPreprocessor
 from .sampler_fields import WHOLE
-
-if TYPE_CHECKING:
-    from decodery.engine.engine import Engine
-    from decodery.engine.request import Request
-
-    from .job import FinishedText
-    from .request_preprocessor import RequestPreprocessor
 
 _MOST_TEXTS = 2048
 _LEAST = -9999.0

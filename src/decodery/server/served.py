@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from decodery.llm.llm import LLM
 
 from . import chat, completions, llama_cpp
 from .admission import Admission
@@ -18,14 +20,10 @@ from .errors import ApiError, as_api_error, stopping
 from .fields import ChatRequest, CompletionRequest, Shared
 from .metrics import Metrics
 from .offered import offered
+from .plan import Plan
 from .request_preprocessor import RequestPreprocessor
 from .service import Service
 from .settings import GIB, ServerSettings
-
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
-
-    from .plan import Plan
 
 _LOG = logging.getLogger("decodery.server")
 _LEAST = 0.05

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from decodery.constraints.base import ConstraintSpec
 from decodery.core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from decodery.constraints.base import ConstraintSpec
-    from decodery.search.base import Search
-    from decodery.step.monitor import Monitor
-    from decodery.step.scorer import Scorer
+from decodery.search.base import Search
+from decodery.step.monitor import Monitor
+from decodery.step.scorer import Scorer
 
 GIB = 1 << 30
 

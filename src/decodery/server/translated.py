@@ -16,13 +16,13 @@ from . import anthropic, embeddings, llama_cpp, messages, ollama, responses, sco
 from .dialect import Dialect, Rewritten
 from .errors import ApiError
 from .fields import Body, ChatRequest, CompletionRequest, Shared, StreamOptions
+from .plan import Plan
+from .request_preprocessor import RequestPreprocessor
 from .response_items import messages_of
 from .wire import Json, checked
 
 if TYPE_CHECKING:
     from .app import Front
-    from .plan import Plan
-    from .request_preprocessor import RequestPreprocessor
 
 B = TypeVar("B", bound=Body)
 

@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,14 +19,12 @@ from decodery.core.requirements import Provides, Requirements
 from decodery.core.trace import Step
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
+from decodery.models.protocol import Reader
 from decodery.sampling.logits_processor import Context
 
 from .draft_tree import MASK_TOKEN, DraftTree
 from .forward_request import ForwardCoroutine, score
 from .sequence import Sequence
-
-if TYPE_CHECKING:
-    from decodery.models.protocol import Reader
 
 __all__ = ["AcceptanceRule", "Accepted", "NodeDistributions"]
 

@@ -7,24 +7,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from decodery.core.conversation import Conversation
+from decodery.models.protocol import Reader
+from decodery.models.tokenizers.vocabularies import Padding
+from decodery.sampling.sampler import Sampler
 
+from .detokenizer import Detokenizer
+from .draft_length_policy import DraftLengthPolicy
+from .drafter import Drafter
 from .drafter_memory import Memory
+from .embedded import Embeddings
+from .logits_source import LogitsSource
+from .scorer_calls import ScorerCalls
+from .search_record import SearchRecord
 
 if TYPE_CHECKING:
-    from decodery.models.protocol import Reader
-    from decodery.models.tokenizers.vocabularies import Padding
-    from decodery.sampling.sampler import Sampler
-
     from .acceptance_rule import AcceptanceRule
     from .cache_policy import CachePolicy
-    from .detokenizer import Detokenizer
-    from .draft_length_policy import DraftLengthPolicy
-    from .drafter import Drafter
-    from .embedded import Embeddings
-    from .logits_source import LogitsSource
     from .monitor import Monitor
-    from .scorer_calls import ScorerCalls
-    from .search_record import SearchRecord
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

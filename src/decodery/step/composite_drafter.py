@@ -5,16 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from decodery.core.requirements import Requirements
-
-if TYPE_CHECKING:
-    from decodery.models.protocol import Reader
-
-    from .sequence import Sequence
+from decodery.models.protocol import Reader
 
 from .drafter import Drafter, VerificationFeedback
+from .sequence import Sequence
 from .tree_drafter import TreeDrafter
 
 

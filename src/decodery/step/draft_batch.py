@@ -6,19 +6,15 @@ from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decodery.core.abstract import Contract
+from decodery.models.native.array_step import ArraySteps
 
 from .draft_length_policy import at_rows
 from .pass_prices import PassPrices
-
-if TYPE_CHECKING:
-    from decodery.models.native.array_step import ArraySteps
-
-    from .sequence import Sequence
+from .sequence import Sequence
 
 
 @dataclass(slots=True)

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from decodery.core.requirements import Requirements
+from decodery.models.protocol import Reader
+
+from .drafter import VerificationFeedback
+from .forward_request import ForwardCoroutine
 
 if TYPE_CHECKING:
-    from decodery.models.protocol import Reader
-
-    from .drafter import VerificationFeedback
-    from .forward_request import ForwardCoroutine
     from .sequence import Sequence
 
 __all__ = ["Budget", "DraftLengthPolicy", "Outlook"]

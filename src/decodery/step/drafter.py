@@ -16,16 +16,15 @@ from decodery.core.abstract import Contract
 from decodery.core.ledger import charging
 from decodery.core.requirements import Provides, Requirements
 from decodery.models.hooks import Tap
+from decodery.models.protocol import Reader
 
 from .draft_tree import MASK_TOKEN, DraftTree
 from .forward_request import ForwardCoroutine, run_sync
+from .logits_source import LogitsSource
 
 if TYPE_CHECKING:
-    from decodery.models.protocol import Reader
-
     from .draft_batch import DraftBatch
     from .draft_length_policy import Budget
-    from .logits_source import LogitsSource
     from .sequence import Sequence
 
 __all__ = ["Drafter", "VerificationFeedback"]

@@ -6,18 +6,16 @@ import math
 from abc import abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from decodery.core.abstract import Contract
 from decodery.core.requirements import Requirements
 from decodery.models.hooks import Intervention, Tap
+from decodery.models.protocol import Reader
 
-if TYPE_CHECKING:
-    from decodery.models.protocol import Reader
-
-    from .sequence import Sequence
+from .sequence import Sequence
 
 __all__ = ["Monitor", "Prompt", "Regenerate", "Rollback", "Row", "Stop"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import isgeneratorfunction
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -19,12 +19,10 @@ from decodery.core.requirements import Requirements
 from decodery.models.cache.cache import KVCache
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
+from decodery.models.tokenizers.tokenizer import Tokenizer
 
 from .forward_request import ForwardCoroutine, as_coroutine, off_loop
 from .scorer_calls import ScorerCalls
-
-if TYPE_CHECKING:
-    from decodery.models.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["Candidates", "Scorer", "judge", "log_scores"]
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from decodery.core.abstract import Contract
 
-if TYPE_CHECKING:
-    from .sequence import Sequence
+from .sequence import Sequence
 
 
 class SegmentEnd(Contract):

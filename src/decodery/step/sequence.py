@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary, ref
 
 from decodery.core.trace import Trace
+from decodery.models.cache.cache import KVCache
+from decodery.models.hooks import Intervention
+from decodery.models.protocol import Reader
+from decodery.sampling.logits_processor import Context
 
 from .bound_request import BoundRequest
+from .detokenizer import TextStream
+from .logits_source import LogitsSource
 from .part_states import PartStates
 
 if TYPE_CHECKING:
     import torch
-
-    from decodery.models.cache.cache import KVCache
-    from decodery.models.hooks import Intervention
-    from decodery.models.protocol import Reader
-    from decodery.sampling.logits_processor import Context
-
-    from .detokenizer import TextStream
-    from .logits_source import LogitsSource
 
 FinishReason = Literal["stop", "length", "content_filter", "cancelled", "error"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,16 +16,12 @@ from decodery.core.requirements import Provides, Requirements
 from decodery.core.threads import one_thread
 from decodery.core.topk import likeliest, topk
 
-from .draft_length_policy import Outlook
+from .draft_length_policy import Budget, Outlook
 from .draft_tree import DraftTree
-from .forward_request import ForwardCoroutine, as_coroutine
-from .tree_policy import TreePolicy
-
-if TYPE_CHECKING:
-    from .draft_length_policy import Budget
-    from .sequence import Sequence
-
 from .drafter import Drafter
+from .forward_request import ForwardCoroutine, as_coroutine
+from .sequence import Sequence
+from .tree_policy import TreePolicy
 
 __all__ = ["TreeDrafter"]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from decodery.core.abstract import Contract
 from decodery.core.requirements import Provides, Requirements
 
+from .draft_length_policy import Budget
 from .draft_tree import DraftTree, Origin
 from .forward_request import ForwardCoroutine
+from .sequence import Sequence
 
 if TYPE_CHECKING:
-    from .draft_length_policy import Budget
-    from .sequence import Sequence
     from .tree_drafter import TreeDrafter
 
 __all__ = ["TreePolicy"]

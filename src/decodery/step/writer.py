@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 from decodery.models.protocol import LanguageModel, Reader
 
-if TYPE_CHECKING:
-    from .forward_request import ForwardCoroutine
-    from .sequence import Sequence
+from .forward_request import ForwardCoroutine
+from .sequence import Sequence
 
 
 class Writer(LanguageModel, Protocol):

@@ -10,15 +10,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel
 from decodery.core.trace import Trace
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions
@@ -29,17 +32,26 @@ from .coder import ArithmeticDecoder, ArithmeticEncoder
 from .counts import TOTAL, check_vocabulary, frequencies
 from .file import MOST_BYTES, Header, check_text, digest, pack, unpack
 
-if TYPE_CHECKING:
-    from decodery.llm.llm import LLM
-
 WINDOW = 1024
 """How many tokens the model sees at most; a quarter of them is read again when that is full."""
 _ROWS = 64
 """Rows of a pass that reads, each with the logits of the whole vocabulary."""
 
 
+class TextModel(Protocol):
+    """What is needed of an `LLM`."""
+
+    @property
+    def model(self) -> LanguageModel: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def engine(self) -> Engine: ...
+
+
 def compress(
-    lm: LLM, text: bytes, *, window: int = WINDOW, overlap: int | None = None, progress: Progress = silent
+    lm: TextModel, text: bytes, *, window: int = WINDOW, overlap: int | None = None, progress: Progress = silent
 ) -> bytes:
     """Any bytes as a file that `decompress` restores with the same model.
 
@@ -71,7 +83,7 @@ def compress(
     return pack(header, payload)
 
 
-def coded(lm: LLM, tokens: Sequence[int], window: int, overlap: int, progress: Progress = silent) -> bytes:
+def coded(lm: TextModel, tokens: Sequence[int], window: int, overlap: int, progress: Progress = silent) -> bytes:
     """The bits of tokens, as bytes."""
     encoder, done = ArithmeticEncoder(), 0
     for part, logits in read_laws(lm, tokens, window, overlap):
@@ -84,7 +96,7 @@ def coded(lm: LLM, tokens: Sequence[int], window: int, overlap: int, progress: P
 
 
 def read_laws(
-    lm: LLM, tokens: Sequence[int], window: int = WINDOW, overlap: int = WINDOW // 4
+    lm: TextModel, tokens: Sequence[int], window: int = WINDOW, overlap: int = WINDOW // 4
 ) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
     """The tokens, some at a time, and the logits [n, vocab] that they are coded with."""
     model = _exact(lm)
@@ -104,7 +116,7 @@ def read_laws(
 
 
 def decompress(
-    lm: LLM, data: bytes, *, drafter: Any = None, trace: Trace | None = None, progress: Progress = silent
+    lm: TextModel, data: bytes, *, drafter: Any = None, trace: Trace | None = None, progress: Progress = silent
 ) -> bytes:
     """The text that `compress` made `data` of.
 
@@ -116,8 +128,6 @@ def decompress(
         CorruptFile: For a damaged file.
         SettingsError: If it was made with another model.
     """
-    from decodery.engine.request import Request
-
     model = _exact(lm)
     header, payload = unpack(data)
     if header.model != fingerprint(lm):
@@ -175,7 +185,7 @@ class _DecodedText(AcceptanceRule):
         return token
 
 
-def fingerprint(lm: LLM) -> bytes:
+def fingerprint(lm: TextModel) -> bytes:
     """First bytes of a hash over all of a model's weights and its vocabulary."""
     model = _exact(lm)
     weights, made = model.weights, hashlib.sha256(lm.tokenizer.fingerprint().encode())
@@ -192,7 +202,7 @@ def fingerprint(lm: LLM) -> bytes:
     return digest(made.digest())
 
 
-def _exact(lm: LLM) -> Transformer:
+def _exact(lm: TextModel) -> Transformer:
     model = lm.model
     if not isinstance(model, Transformer) or not model.capabilities.exact_rows:
         raise UnsupportedModel("texts are compressed with models whose passes are exact: load this one with dtype int8")
@@ -200,7 +210,7 @@ def _exact(lm: LLM) -> Transformer:
     return model
 
 
-def _root(lm: LLM) -> int:
+def _root(lm: TextModel) -> int:
     """What stands before the first token."""
     ids = (lm.tokenizer.bos_id, *lm.tokenizer.eos_ids, 0)
     return next(id for id in ids if id is not None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
 from decodery.core.errors import NumericalError
 from decodery.core.topk import NAN
+from decodery.models.native.array_step import ArraySteps
 from decodery.models.protocol import LanguageModel
 from decodery.step.draft_batch import DraftBatch, JointBudget
 from decodery.step.draft_length_policy import Budget
@@ -26,9 +27,6 @@ from ..tree_building.native_tree import NativeText, learn_together, propose_toge
 from .advice import Advice
 from .draft_credit import AHEAD, EXPOSED, LONGEST, SHARE, DraftCredit, JointCredit
 from .unadvised import UnadvisedSteps
-
-if TYPE_CHECKING:
-    from decodery.models.native.array_step import ArraySteps
 
 _REST = 8
 """Steps that a text whose drafts cannot pay lets pass before it computes again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -14,6 +14,7 @@ from decodery.models.loaders.origins import origin_of
 from decodery.models.protocol import Reader
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
+from decodery.step.logits_source import LogitsSource
 from decodery.step.tree_policy import TreePolicy
 
 from ..heads.copied import copied_layer
@@ -22,9 +23,6 @@ from ..heads.head import DraftHead, TrainedHead
 from ..heads.matching import LAST, features_of
 from ..heads.own_mtp import gguf_mtp, own_layout, own_mtp
 from ..heads.recurrent import RecurrentHead
-
-if TYPE_CHECKING:
-    from decodery.step.logits_source import LogitsSource
 
 
 class MTPHead(RecurrentHead):

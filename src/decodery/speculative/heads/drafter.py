@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,6 +23,7 @@ from decodery.models.protocol import Reader
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine
+from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter, logged
 from decodery.step.tree_policy import TreePolicy
@@ -30,9 +31,6 @@ from decodery.step.tree_policy import TreePolicy
 from .head import MADE, BoundHead, DraftHead, TrainedHead
 from .head_pass import after
 from .reading import HeadReading
-
-if TYPE_CHECKING:
-    from decodery.step.logits_source import LogitsSource
 
 K = TypeVar("K", bound=BoundHead)
 _bound: WeakKeyDictionary[Any, dict[int, BoundHead]] = WeakKeyDictionary()

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +19,12 @@ from decodery.models.hooks import Tap
 from decodery.models.loaders import hub
 from decodery.models.loaders.fields import Kind, Listed, Number, Record, Text, Whole
 from decodery.models.protocol import OpenModel, Reader, is_open
+from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Linear
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered, sampled
 
 from . import checkpoint
 from .parts import Parts
-
-if TYPE_CHECKING:
-    from decodery.models.torch.transformer import Transformer
 
 HEAD = "head.safetensors"
 KIND = "draft head"
