@@ -117,6 +117,10 @@ def chat_constraint(
     given: Any, tools: Ordered[Mapping[str, Any]], choice: str, marks: ReasoningMarks | None, budget: int | None
 ) -> tuple[Any, ReasoningMarks | None]:
     """As `reasoned`, of what Python's `chat` takes as constraint, tools and `tool_choice`."""
+    if budget is not None and budget < 0:
+        raise SettingsError(f"thinking_token_budget is a number of tokens, 0 or more, not {budget}")
+    if not tools and choice not in ("auto", "none"):
+        raise SettingsError(f"tool_choice={choice!r} chooses among tools: give tools, or leave it out")
     if isinstance(given, Constraint):
         if tools or budget is not None:
             raise SettingsError("a compiled constraint goes without tools and thinking_token_budget: give its language")

@@ -51,6 +51,10 @@ def test_tools_are_called_and_their_results_go_on() -> None:
     assert none.tokens == lm.chat(HELLO, max_new_tokens=6).tokens
     with pytest.raises(SettingsError, match="tool_choice names 'then', which is no tool here"):
         lm.chat(HELLO, tools=TOOLS, tool_choice="then")
+    with pytest.raises(SettingsError, match="tool_choice='now' chooses among tools: give tools"):
+        lm.chat(HELLO, tool_choice="now")
+    with pytest.raises(SettingsError, match="thinking_token_budget is a number of tokens, 0 or more, not -3"):
+        lm.chat(HELLO, thinking_token_budget=-3)
     with pytest.raises(SettingsError, match="beside tools an answer follows a JSON schema"):
         lm.chat(HELLO, tools=TOOLS, constraint="regex:pattern=a")
 
