@@ -86,8 +86,8 @@ from decodery.extend import (
 class Calm(LogitsProcessor):
     """A logits processor with a state: the more unlikely the last tokens were, the sharper the distribution.
 
-    Args:
-        strength: growth of the logits per nat of the moving average of -log p, which keeps 0.9 of its value per token.
+    Attributes:
+        strength: Growth of the logits per nat of the moving average of -log p, which keeps 0.9 of its value per token.
     """
 
     strength: float = 0.2
@@ -111,8 +111,8 @@ class Calm(LogitsProcessor):
 class TwoMemories(LogitsSource):
     """A logits source: the mean of two log-probabilities, after the whole prompt and after its last tokens alone.
 
-    Args:
-        last: tokens of the prompt in the second context.
+    Attributes:
+        last: Tokens of the prompt in the second context.
     """
 
     last: int = 4
@@ -183,8 +183,8 @@ class Varied(Scorer):
 class Doubtful(Scorer):
     """A scorer that requests forward passes: -log p of one token after the text.
 
-    Args:
-        token: id of that token.
+    Attributes:
+        token: Id of that token.
     """
 
     token: int = 0
@@ -222,8 +222,8 @@ class ShortSighted(Drafter):
 class SecondThought(AcceptanceRule):
     """A rule that requests a forward pass: where two tokens are close, it reads both before it takes one.
 
-    Args:
-        margin: largest difference of the two log-probabilities, in nats.
+    Attributes:
+        margin: Largest difference of the two log-probabilities, in nats.
     """
 
     margin: float = 0.5
@@ -246,8 +246,8 @@ class SecondThought(AcceptanceRule):
 class TwoFirsts(TreePolicy):
     """Drafts two chains, one after each of the two most likely next tokens.
 
-    Args:
-        length: tokens of each chain.
+    Attributes:
+        length: Tokens of each chain.
     """
 
     length: int = 4
@@ -267,8 +267,8 @@ class TwoFirsts(TreePolicy):
 class Halving(DraftLengthPolicy):
     """Doubles the length after a step that accepted its whole draft, and halves it after any other.
 
-    Args:
-        longest: the longest draft, in tokens.
+    Attributes:
+        longest: The longest draft, in tokens.
     """
 
     longest: int = 16
@@ -289,8 +289,8 @@ class Halving(DraftLengthPolicy):
 class FirstTokens(Search):
     """Continues greedily after each of the k most likely first tokens; the most probable text comes first.
 
-    Args:
-        k: texts.
+    Attributes:
+        k: Texts.
     """
 
     k: int = 3
@@ -316,8 +316,8 @@ class FirstTokens(Search):
 class Recent(CachePolicy):
     """Reads the first token and the last ones. All keys and values are kept.
 
-    Args:
-        window: number of last tokens, the row's own included.
+    Attributes:
+        window: Number of last tokens, the row's own included.
     """
 
     window: int = 16

@@ -26,8 +26,8 @@ from decodery.extend import (
 class Successor(Drafter):
     """Drafts the token that the model ranked first the last time it read the same token.
 
-    Args:
-        length: tokens drafted per step.
+    Attributes:
+        length: Tokens drafted per step.
     """
 
     length: int = 4
