@@ -51,8 +51,8 @@ def _pays(method: Method, pages: dict[str, tuple[str, str]], files: dict[str, st
     parts = [f"By default it was measured {SLOWER}."] if method.slower else []
     found = ", ".join(_from_below(each, "") for each in measured([method], pages, files))
     parts.append(f"Measured here: {found}." if found else f"No figure stands for it here: {TESTS_ALONE}.")
-    tables = [(stem, *each) for stem, (_, text) in pages.items() for each in tables(method.name, text)]
-    for stem, heading, table in tables[:_MOST_TABLES]:
+    shown = [(stem, *each) for stem, (_, text) in pages.items() for each in tables(method.name, text)]
+    for stem, heading, table in shown[:_MOST_TABLES]:
         parts.append(
             f"[{heading}](../../results/{stem}.md#{anchor(heading)}):\n\n{_from_below(table, f'results/{stem}.md')}"
         )
