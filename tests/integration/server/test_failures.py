@@ -93,7 +93,7 @@ def test_what_breaks_leaves_a_line_in_the_log(lm: LLM, caplog: pytest.LogCapture
     begun = [line.partition(" (")[0] for line in said]
     assert begun[0] == "decodery: a request of 'ann' failed: RuntimeError: on purpose"
     assert len(said) == 2 and begun[1].startswith("decodery: a request of 'ann' failed: RecursionError: ")
-    assert "test_limits.py, line " in said[0] and said[0].endswith("in propose)") and "\n" not in "".join(said)
+    assert "test_failures.py, line " in said[0] and said[0].endswith("in propose)") and "\n" not in "".join(said)
 
 
 def test_what_breaks_while_a_request_is_read_leaves_a_line_too(lm: LLM, caplog: pytest.LogCaptureFixture) -> None:
