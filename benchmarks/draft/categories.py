@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -173,7 +174,7 @@ def main() -> None:
                     different += sum(each != next(iter(written.values())) for each in written.values())
             found = table(runs, f"{together} texts, temperature {temperature}", different)
             rows |= found | regrets(found)
-    command = " ".join(["python benchmarks/draft/categories.py", *sys.argv[1:]])
+    command = shlex.join(["python", "benchmarks/draft/categories.py", *sys.argv[1:]])
     write_result(options.out, {"command": command, "counted": options.counted, "rows": rows})
 
 
