@@ -65,6 +65,10 @@ class SettingsError(DecoderyError):
     """A setting is out of range or contradicts another one."""
 
 
+class SettingMissing(SettingsError):
+    """A method was named without a setting that it needs; with it, the method can be named."""
+
+
 class NotTrusted(SettingsError):
     """A stranger asks for what reads files, fetches models or runs programs."""
 

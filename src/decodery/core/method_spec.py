@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .abstract import Contract
 from .catalogue import is_base
-from .errors import NotTrusted, SettingsError
+from .errors import NotTrusted, SettingMissing, SettingsError
 
 if TYPE_CHECKING:
     from .registry import Method
@@ -77,7 +77,7 @@ def build(method: Method, settings: str, further: Mapping[str, Any] | None = Non
             f"{method.name} needs {listing(objects)}, which no text can give: build the method in Python"
         )
     if missing := [name for name in _required(method) if name not in values]:
-        raise SettingsError(f"{method.name} needs {unmet(method, missing)}")
+        raise SettingMissing(f"{method.name} needs {unmet(method, missing)}")
     return method.cls(**values)
 
 

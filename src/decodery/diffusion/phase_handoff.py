@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from decodery.core.errors import SettingsError
+from decodery.core.errors import SettingMissing, SettingsError
 from decodery.core.registry import register, resolve
 from decodery.models.loaders.named import Precision, named
 from decodery.models.protocol import LanguageModel
@@ -67,7 +67,7 @@ class PhaseHandoff(DiffusionDecoder):
         if self.steps < 0:
             raise SettingsError(f"phase-handoff needs steps of at least 0, not {self.steps}")
         if self.model is None:
-            raise SettingsError(
+            raise SettingMissing(
                 "phase-handoff needs a second model: name one, as in phase-handoff:model=DIR, which decodery train "
                 "diffusion makes"
             )

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.errors import SettingMissing, SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Provides, Requirements
 from decodery.models.protocol import LanguageModel, Reader
@@ -80,7 +80,7 @@ class CALM(LogitsSource):
 
     def __post_init__(self) -> None:
         if self.threshold is None and self.calibration is None:
-            raise SettingsError(
+            raise SettingMissing(
                 "calm needs either a threshold or a calibration: make one with decodery train calm -m MODEL --out DIR, "
                 "and name it, as in calm:calibration=DIR"
             )

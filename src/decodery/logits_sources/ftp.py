@@ -9,7 +9,7 @@ from typing import Self, cast
 import numpy as np
 import torch
 
-from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.errors import SettingMissing, SettingsError, UnsupportedModel
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Provides, Requirements
@@ -59,7 +59,7 @@ class FTP(LogitsSource):
 
     def __post_init__(self) -> None:
         if (self.routers is None) == (self.sparsity is None):
-            raise SettingsError(
+            raise SettingMissing(
                 "ftp needs either routers or a sparsity: train routers with decodery train ftp -m MODEL --out DIR, and "
                 "name them, as in ftp:routers=DIR, or give ftp:sparsity=0.2, which needs no training"
             )

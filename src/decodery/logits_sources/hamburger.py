@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 
-from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.errors import SettingMissing, SettingsError, UnsupportedModel
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Provides, Requirements
@@ -58,7 +58,7 @@ class Hamburger(LogitsSource):
 
     def __post_init__(self) -> None:
         if self.micro is None:
-            raise SettingsError(f"hamburger needs trained parts: {_TRAIN}")
+            raise SettingMissing(f"hamburger needs trained parts: {_TRAIN}")
         if not self.confidence >= 0:
             raise SettingsError("hamburger: confidence must be at least 0")
 

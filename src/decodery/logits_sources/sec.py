@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.errors import SettingMissing, SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Provides, Requirements
 from decodery.models.protocol import LanguageModel, Reader
@@ -58,7 +58,7 @@ class SEC(LogitsSource):
         if not (self.t_exit >= 0 and self.t_stop >= 0):
             raise SettingsError("sec needs t_exit and t_stop of at least 0")
         if self.heads is None:
-            raise SettingsError(f"sec needs trained heads: {_TRAIN}")
+            raise SettingMissing(f"sec needs trained heads: {_TRAIN}")
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         heads = ExitHeads.load(self.heads)

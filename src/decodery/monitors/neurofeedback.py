@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decodery.core.errors import SettingsError
+from decodery.core.errors import SettingMissing
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.protocol import Reader
@@ -51,7 +51,7 @@ class Neurofeedback(Monitor):
 
     def __post_init__(self) -> None:
         if self.axis is None:
-            raise SettingsError(f"neurofeedback needs an axis, as in neurofeedback:axis=DIR: {_MADE}")
+            raise SettingMissing(f"neurofeedback needs an axis, as in neurofeedback:axis=DIR: {_MADE}")
         object.__setattr__(self, "axis", Probe.load(self.axis))
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from decodery.core.errors import SettingsError
+from decodery.core.errors import SettingMissing
 from decodery.core.registry import method_of
 from decodery.models.protocol import Reader
 from decodery.step.monitor import Monitor
@@ -31,7 +31,7 @@ class Probed(Monitor):
         if self.probe is None:
             method = method_of(self)
             name = type(self).__name__ if method is None else method.name
-            raise SettingsError(f"{name} needs a trained probe, as in {name}:probe=DIR: {self.made}")
+            raise SettingMissing(f"{name} needs a trained probe, as in {name}:probe=DIR: {self.made}")
         object.__setattr__(self, "probe", Probe.load(self.probe))
 
     @property

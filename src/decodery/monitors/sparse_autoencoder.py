@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingMissing, SettingsError, UnsupportedModel
 from decodery.core.threads import one_thread
 from decodery.models.loaders.fields import read_json
 from decodery.models.loaders.store import replacing, write_text
@@ -155,7 +155,7 @@ class SparseAutoencoder:
         if isinstance(given, cls):
             return given
         if given is None:
-            raise SettingsError(
+            raise SettingMissing(
                 "feature needs a sparse autoencoder, as in feature:sae=DIR: give a folder of SAELens or sparsify, or "
                 "make one with `decodery train autoencoder FILES -m MODEL --out DIR`"
             )

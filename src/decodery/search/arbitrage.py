@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from decodery.core.errors import SettingsError
+from decodery.core.errors import SettingMissing, SettingsError
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
@@ -73,7 +73,7 @@ class Arbitrage(Stepped, JudgedSearch):
                 object.__setattr__(self, "router", RouterHead.load(self.router))
             return
         if self.scorer is None:
-            raise SettingsError(
+            raise SettingMissing(
                 f"arbitrage compares steps by a scorer where router={self.router}: give one, as in scorer=..."
             )
         JudgedSearch.__post_init__(self)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import decodery.server.page as page
-from decodery.core.errors import DecoderyError
+from decodery.core.errors import DecoderyError, SettingMissing
 from decodery.core.method_spec import from_network
 from decodery.core.registry import resolve
 from serving import serving, tiny_lm
@@ -84,6 +84,8 @@ def _named(family: str, name: str) -> bool:
     try:
         with from_network():
             resolve(family, name)
-    except DecoderyError as error:
-        return "as in" in str(error) and "may name a file" not in str(error)
+    except SettingMissing:
+        return True
+    except DecoderyError:
+        return False
     return True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Self, T
 
 import torch
 
-from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingMissing, SettingsError
 
 from ..loaders.drafts import given_or_shipped
 from ..loaders.fields import Fields, Kind, Record, Text, parse_json
@@ -156,7 +156,7 @@ class TrainedPart(ABC):
             return given
         if given is None:
             method = setting.partition(":")[0]
-            raise SettingsError(f"{method} needs its {cls.KIND}: {cls.MADE}, and name it as in {setting}=DIR")
+            raise SettingMissing(f"{method} needs its {cls.KIND}: {cls.MADE}, and name it as in {setting}=DIR")
         path = Path(str(given)).expanduser()
         return cast(Self, cls._kept(path / cls.FILE if cls.FILE and path.is_dir() else path))
 

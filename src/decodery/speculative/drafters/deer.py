@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.errors import SettingMissing, SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
 from decodery.models.batch import Segment
@@ -133,7 +133,7 @@ class Deer(Drafter):
         if self.length is not None and self.length < 1:
             raise SettingsError(f"deer needs length >= 1, not {self.length}")
         if self.model is None:
-            raise SettingsError(f"deer has no block drafter: {_MADE}")
+            raise SettingMissing(f"deer has no block drafter: {_MADE}")
 
     def largest(self) -> int | None:
         return self.length

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.errors import SettingMissing, SettingsError, UnsupportedModel
 from decodery.core.ledger import count
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
@@ -155,7 +155,7 @@ class Nested(Drafter):
         if self.length < 1 or not self.sure or not all(0 <= each <= 1 for each in self.sure):
             raise SettingsError("nested needs length >= 1, and sure between 0 and 1, one or several as in sure=0.7/0.5")
         if self.model is None:
-            raise SettingsError(f"nested has no draft model: {_MADE}")
+            raise SettingMissing(f"nested has no draft model: {_MADE}")
 
     def largest(self) -> int:
         return self.length
