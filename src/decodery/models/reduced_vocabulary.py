@@ -13,11 +13,10 @@ from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
 
 from .batch import Batch, Scores
-from .cache.cache import KVCache
-from .config import ModelConfig
 from .hooks import OF_OUTPUTS, Tap
 from .layer_plan import WHOLE, LayerPlan
 from .native.packed import Packed
+from .over_model import OverModel
 from .protocol import Capabilities, OpenModel, Reader, is_open
 from .torch.attention import capped
 from .torch.portable import softly
@@ -28,7 +27,7 @@ _projections: WeakKeyDictionary[Reader, dict[int, Linear]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class ReducedVocabulary:
+class ReducedVocabulary(OverModel):
     """A model that reads every token and predicts those with the lowest ids.
 
     In most tokenizers these are the frequent ones.
@@ -41,18 +40,6 @@ class ReducedVocabulary:
 
     model: OpenModel
     outputs: int
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
 
     @property
     def vocab_size(self) -> int:
@@ -68,9 +55,6 @@ class ReducedVocabulary:
     def fingerprint(self) -> str:
         own = self.model.fingerprint
         return f"{own}, {self.outputs} tokens" if own else ""
-
-    def new_cache(self) -> KVCache:
-        return self.model.new_cache()
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel.forward`."""

@@ -18,10 +18,9 @@ import torch
 
 from decodery.core.abstract import Contract
 from decodery.models.batch import Batch, Cost, Segment
-from decodery.models.cache.cache import KVCache
-from decodery.models.config import ModelConfig
 from decodery.models.hooks import Tap
 from decodery.models.layer_plan import WHOLE, LayerPlan
+from decodery.models.over_model import OverModel
 from decodery.models.protocol import Capabilities, LanguageModel, Reader
 
 from .parallel_passes import side_by_side
@@ -115,7 +114,7 @@ class Composed(Contract, Reader):
         """
 
 
-class OfOneModel(Composed):
+class OfOneModel(OverModel, Composed):
     """Scores a text with one model in another way, with that model's tokens, sizes and caches."""
 
     model: Reader
@@ -125,23 +124,8 @@ class OfOneModel(Composed):
         return Capabilities(trees=self.model.capabilities.trees)
 
     @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
-
-    def new_cache(self) -> KVCache:
-        return self.model.new_cache()
 
 
 def score(

@@ -11,19 +11,21 @@ import torch
 from decodery.core.abstract import Contract
 
 from ..batch import Batch, Scores
-from ..config import ModelConfig
 from ..hooks import Tap
 from ..layer_plan import WHOLE, LayerPlan
+from ..over_model import OverModel
 from ..protocol import Capabilities, LanguageModel, OpenModel, Reader
 from ..torch.weights import Linear
 from .cache import KVCache
 
 
-class OwnCaches(Contract):
+class OwnCaches(OverModel, Contract):
     """A model whose texts remember in another way: after a learned past, or under a cache policy.
 
     It equals the model itself and all others over it, so that texts with one and texts without share passes.
     """
+
+    model: LanguageModel
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -36,18 +38,6 @@ class OwnCaches(Contract):
     def bare(self) -> LanguageModel:
         """The model below all that only gives caches."""
         return cast(LanguageModel, bare(self.model))
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
 
     @property
     def vocab_size(self) -> int:

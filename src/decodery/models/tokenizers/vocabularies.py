@@ -15,11 +15,11 @@ from torch.nn.functional import pad
 from decodery.core.errors import VocabularyMismatch
 
 from ..batch import Batch, Scores, Segment
-from ..cache.cache import KVCache
 from ..cache.own_caches import bare
 from ..config import ModelConfig
 from ..hooks import Tap
 from ..layer_plan import WHOLE, LayerPlan
+from ..over_model import OverModel
 from ..protocol import Capabilities, LanguageModel, Reader
 from ..reduced_vocabulary import whole
 
@@ -126,7 +126,7 @@ def fitted(model: R, target: Reader) -> R | Fitted:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Fitted(OverModel):
     """A model that has as many tokens as another one with the same tokenizer.
 
     What it lacks itself it reads as another token and never expects; what the other one lacks it never says.
@@ -140,14 +140,6 @@ class Fitted:
         return replace(self.model.config, vocab_size=self.vocab_size)
 
     @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @property
     def capabilities(self) -> Capabilities:
         own = self.model.capabilities
         return Capabilities(exact_rows=own.exact_rows, trees=own.trees, layer_plans=own.layer_plans)
@@ -155,9 +147,6 @@ class Fitted:
     @property
     def fingerprint(self) -> str:
         return self.model.fingerprint
-
-    def new_cache(self) -> KVCache:
-        return self.model.new_cache()
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel`."""
