@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 import decodery
-from decodery.core.native.kernels import ArrayStepStruct, SamplingStruct, library
+from decodery.core.native.kernels import library
+from decodery.core.native.structs import ArrayStepStruct, SamplingStruct
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.sampling.sampler import Sampler

@@ -22,7 +22,8 @@ from time import perf_counter
 
 import torch
 
-from decodery.core.native.kernels import Form, LinearStruct, choose, kernel_sets, read_bandwidth
+from decodery.core.native.kernels import Form, choose, kernel_sets, read_bandwidth
+from decodery.core.native.structs import LinearStruct
 from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear

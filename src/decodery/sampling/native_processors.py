@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from decodery.core.native.kernels import ProcessorStruct
+from decodery.core.native.structs import ProcessorStruct
 
 from .frequency_penalty import FrequencyPenalty
 from .history import TokenCounts

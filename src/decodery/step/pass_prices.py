@@ -9,7 +9,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from decodery.core.native.kernels import PricesStruct, address, library
+from decodery.core.native.kernels import address, library
+from decodery.core.native.structs import PricesStruct
 from decodery.models.protocol import LanguageModel
 
 from .prior_prices import PriorPrices, prior_prices

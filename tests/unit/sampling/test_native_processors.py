@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.native.kernels import SamplingStruct, address, library
+from decodery.core.native.kernels import address, library
+from decodery.core.native.structs import SamplingStruct
 from decodery.sampling.logits_processor import Context
 from decodery.sampling.native_processors import NativeProcessors, native_processors
 from decodery.sampling.sampler import ORDERS, Sampler

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from decodery.core.native.kernels import PolicyStruct, address
+from decodery.core.native.kernels import address
+from decodery.core.native.structs import PolicyStruct
 
 from ..layer_plan import LayerStep
 from .attention_policy import PAID_UNIT, AttentionPolicy

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from decodery.core.native.kernels import SegmentStruct, address
+from decodery.core.native.kernels import address
+from decodery.core.native.structs import SegmentStruct
 
 from .page_pool import MappedPool
 

@@ -18,7 +18,8 @@ import torch
 
 from decodery.core.abstract import Contract
 from decodery.core.errors import OutOfMemory
-from decodery.core.native.kernels import PageRowsStruct, address, library
+from decodery.core.native.kernels import address, library
+from decodery.core.native.structs import PageRowsStruct
 
 from ..mapped_memory import discard
 from . import coded

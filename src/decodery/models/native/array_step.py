@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from decodery.core.native.kernels import ArrayStepStruct, SegmentStruct, address, check, library
+from decodery.core.native.kernels import address, check, library
+from decodery.core.native.structs import ArrayStepStruct, SegmentStruct
 from decodery.core.threads import one_thread
 
 from ..cache.open_rows import OpenRows

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from decodery.core.native.kernels import ExpertsStruct, LinearStruct, address
+from decodery.core.native.kernels import address
+from decodery.core.native.structs import ExpertsStruct, LinearStruct
 
 from ..config import ModelConfig
 from ..loaders.in_place import InPlace

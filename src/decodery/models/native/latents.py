@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decodery.core.native.kernels import LatentStruct, LinearStruct, address
+from decodery.core.native.kernels import address
+from decodery.core.native.structs import LatentStruct, LinearStruct
 
 from ..config import ModelConfig
 from ..torch.latent import EPS

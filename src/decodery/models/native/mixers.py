@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from decodery.core.native.kernels import MixerStruct, Rule, SegmentStruct, address
+from decodery.core.native.kernels import Rule, address
+from decodery.core.native.structs import MixerStruct, SegmentStruct
 
 from ..cache.kept_rows import parents
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from decodery.core.native import kernels
-from decodery.core.native.kernels import Form, LinearStruct, address, check, library
+from decodery.core.native.kernels import Form, address, check, library
+from decodery.core.native.structs import LinearStruct
 
 if TYPE_CHECKING:
     from ..torch.weights import Dense

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from decodery.core.native.kernels import MixedStruct, MixerStruct, Rule, address, check, library
+from decodery.core.native.kernels import Rule, address, check, library
+from decodery.core.native.structs import MixedStruct, MixerStruct
 
 from ..config import GatedDelta, Mamba
 

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from decodery.core.native.kernels import (
-    LayerStruct,
-    LinearStruct,
-    MixerStruct,
-    ModelStruct,
-    address,
-    check,
-    library,
-)
+from decodery.core.native.kernels import address, check, library
+from decodery.core.native.structs import LayerStruct, LinearStruct, MixerStruct, ModelStruct
 
 from ..batch import Batch
 from ..config import CLAMPED, ModelConfig, Rope

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from decodery.core.native.kernels import LinearStruct, TokenInputsStruct, address
+from decodery.core.native.kernels import address
+from decodery.core.native.structs import LinearStruct, TokenInputsStruct
 
 from ..config import ModelConfig
 

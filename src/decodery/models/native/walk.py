@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from decodery.core.native.kernels import PassStruct, SegmentStruct, address, check, library
+from decodery.core.native.kernels import address, check, library
+from decodery.core.native.structs import PassStruct, SegmentStruct
 
 from ..batch import Batch, Segment
 from ..cache.kernel_policy import kernel_policy

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import pad
 
-from decodery.core.native.kernels import MixerStruct, Rule, address
+from decodery.core.native.kernels import Rule, address
+from decodery.core.native.structs import MixerStruct
 
 from ..batch import Segment
 from ..cache.kept_rows import KeptRows, behind

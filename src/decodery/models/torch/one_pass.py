@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from decodery.core.errors import UnsupportedModel
-from decodery.core.native.kernels import MixerStruct
+from decodery.core.native.structs import MixerStruct
 
 from ..batch import Batch, Segment
 from ..cache.kept_rows import parents

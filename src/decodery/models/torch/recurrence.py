@@ -17,7 +17,8 @@ from typing import Protocol
 import torch
 from torch.nn.functional import pad, silu
 
-from decodery.core.native.kernels import MixerStruct, library
+from decodery.core.native.kernels import library
+from decodery.core.native.structs import MixerStruct
 
 from ..batch import Segment
 from ..cache.cache import KVCache

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from decodery.core.errors import NumericalError
-from decodery.core.native.kernels import (
+from decodery.core.native.kernels import address, check, library
+from decodery.core.native.structs import (
     DraftStruct,
     GuessStruct,
     LayerStruct,
@@ -19,9 +20,6 @@ from decodery.core.native.kernels import (
     ModelStruct,
     PassStruct,
     SegmentStruct,
-    address,
-    check,
-    library,
 )
 from decodery.core.threads import one_thread
 from decodery.models.cache.page_pool import MappedPool

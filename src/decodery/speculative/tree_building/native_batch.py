@@ -7,7 +7,8 @@ from ctypes import addressof, c_void_p
 
 import numpy as np
 
-from decodery.core.native.kernels import DraftingStruct, ProposedStruct, address, library
+from decodery.core.native.kernels import address, library
+from decodery.core.native.structs import DraftingStruct, ProposedStruct
 from decodery.models.native.array_step import ArraySteps
 from decodery.step.draft_batch import JointBudget
 from decodery.step.pass_prices import MARGIN, REMEMBERED, ROWS, NativePrices, PassPrices, Promises

@@ -8,7 +8,8 @@ from ctypes import addressof, c_int64, c_void_p
 import numpy as np
 import torch
 
-from decodery.core.native.kernels import ExpectedStruct, HappenedStruct, ProposedStruct, address, library
+from decodery.core.native.kernels import address, library
+from decodery.core.native.structs import ExpectedStruct, HappenedStruct, ProposedStruct
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Guarded
