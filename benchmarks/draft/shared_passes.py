@@ -22,7 +22,7 @@ from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.llm.llm import LLM
 from decodery.speculative.heads.drafter import HeadDrafter
-from decodery.speculative.heads.head import DraftHead
+from decodery.speculative.heads.grown import DraftHead
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from decodery_benchmarks.results import write_result

@@ -41,7 +41,7 @@ from .model_advice import ModelAdvice
 if TYPE_CHECKING:
     from decodery.step.logits_source import LogitsSource
 
-    from ..heads.head import DraftHead
+    from ..heads.grown import DraftHead
 
 SHIPPED, FOUND = "shipped", "found"
 _LONG = 3
@@ -313,7 +313,7 @@ class Auto(Drafter):
 def _kind(trained: TrainedHead) -> type[DraftHead]:
     """The kind of a head. Raises SettingsError for one that does not draft by itself."""
     from ..heads.drafter import head_kind
-    from ..heads.head import DraftHead
+    from ..heads.grown import DraftHead
 
     kind = head_kind(trained.kind)
     if not issubclass(kind, DraftHead):

@@ -16,7 +16,8 @@ from decodery.models.torch.transformer import Transformer
 
 from ..heads.context import ContextLayer, context_layer
 from ..heads.drafter import HeadDrafter
-from ..heads.head import DraftHead, Guess, TrainedHead
+from ..heads.grown import DraftHead
+from ..heads.head import Guess, TrainedHead
 from ..heads.parts import Held, LayerShape
 from ..heads.unrolled import teacher_attention
 

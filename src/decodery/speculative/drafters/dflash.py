@@ -22,7 +22,8 @@ from decodery.step.tree_policy import TreePolicy
 from ..heads.context import ContextLayer
 from ..heads.copied import copied_layer
 from ..heads.drafter import HeadDrafter
-from ..heads.head import DraftHead, Guess, Nodes, TextItems, TrainedHead
+from ..heads.grown import DraftHead, Nodes
+from ..heads.head import Guess, TextItems, TrainedHead
 from ..heads.parts import Held, LayerShape
 
 _BLOCK = 8

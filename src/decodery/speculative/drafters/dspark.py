@@ -21,7 +21,8 @@ from decodery.step.sequence import Sequence
 from decodery.step.tree_policy import TreePolicy
 
 from ..heads.drafter import HeadDrafter
-from ..heads.head import DraftHead, Guess, Nodes, TrainedHead
+from ..heads.grown import DraftHead, Nodes
+from ..heads.head import Guess, TrainedHead
 from ..heads.reading import HeadReading
 from .dflash import BlockMemory, DFlashHead
 

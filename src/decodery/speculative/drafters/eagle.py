@@ -11,7 +11,7 @@ from decodery.core.registry import register
 
 from ..heads.drafter import HeadDrafter
 from ..heads.feature import FeatureHead
-from ..heads.head import DraftHead
+from ..heads.grown import DraftHead
 
 
 class EAGLEHead(FeatureHead):

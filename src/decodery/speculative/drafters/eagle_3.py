@@ -15,7 +15,8 @@ from decodery.models.torch.weights import copied
 
 from ..heads.copied import copied_layer
 from ..heads.drafter import HeadDrafter
-from ..heads.head import DraftHead, TrainedHead
+from ..heads.grown import DraftHead
+from ..heads.head import TrainedHead
 from ..heads.native import NativeHead, plain_embeddings
 from ..heads.recurrent import RecurrentHead
 

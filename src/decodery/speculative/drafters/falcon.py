@@ -17,7 +17,8 @@ from decodery.models.torch.transformer import Transformer
 
 from ..heads.copied import copied_layer
 from ..heads.drafter import HeadDrafter
-from ..heads.head import DraftHead, Guess, TrainedHead
+from ..heads.grown import DraftHead
+from ..heads.head import Guess, TrainedHead
 from ..heads.matching import LAST, disturbed, features_of, mismatch
 from ..heads.parts import DecoderLayer, Held, LayerShape
 from ..heads.unrolled import teacher_attention

@@ -20,7 +20,8 @@ from decodery.models.torch.weights import copied
 from ..heads.context import ContextLayer, context_layer
 from ..heads.copied import layer_shape
 from ..heads.drafter import HeadDrafter
-from ..heads.head import DraftHead, Guess, TrainedHead
+from ..heads.grown import DraftHead
+from ..heads.head import Guess, TrainedHead
 from ..heads.parts import Held, LayerShape
 
 

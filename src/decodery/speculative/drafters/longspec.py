@@ -25,7 +25,8 @@ from decodery.step.sequence import Sequence
 
 from ..heads.copied import copied_layer
 from ..heads.drafter import HeadDrafter
-from ..heads.head import DraftHead, Guess, TrainedHead
+from ..heads.grown import DraftHead
+from ..heads.head import Guess, TrainedHead
 from ..heads.parts import DecoderLayer, Held, LayerShape
 from ..heads.reading import HeadReading
 from ..heads.unrolled import teacher_attention

@@ -15,7 +15,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.step.tree_policy import TreePolicy
 
 from ..heads.drafter import HeadDrafter
-from ..heads.head import DraftHead, Guess, TrainedHead
+from ..heads.grown import DraftHead
+from ..heads.head import Guess, TrainedHead
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from decodery.models.hooks import Tap
 from decodery.step.tree_policy import TreePolicy
 
 from ..heads.drafter import HeadDrafter
-from ..heads.head import EMBEDDED, DraftHead
+from ..heads.grown import DraftHead
+from ..heads.head import EMBEDDED
 from .eagle import EAGLEHead
 
 

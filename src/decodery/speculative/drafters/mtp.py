@@ -19,7 +19,8 @@ from decodery.step.tree_policy import TreePolicy
 
 from ..heads.copied import copied_layer
 from ..heads.drafter import HeadDrafter
-from ..heads.head import DraftHead, TrainedHead
+from ..heads.grown import DraftHead
+from ..heads.head import TrainedHead
 from ..heads.matching import LAST, features_of
 from ..heads.own_mtp import gguf_mtp, own_layout, own_mtp
 from ..heads.recurrent import RecurrentHead

@@ -15,7 +15,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.step.tree_policy import TreePolicy
 
 from ..heads.drafter import HeadDrafter
-from ..heads.head import DraftHead, Nodes, TextItems
+from ..heads.grown import DraftHead, Nodes
+from ..heads.head import TextItems
 from ..heads.native import NativeHead
 from ..heads.recurrent import TextRows
 from .eagle_3 import EAGLE3Head

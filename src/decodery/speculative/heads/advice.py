@@ -14,7 +14,8 @@ from ..drafters.advice import WIDTH, Advice, AskCosts, Opinion
 from ..drafters.adviser_record import remembered
 from ..stores.blending import Blending
 from .found import identity
-from .head import DraftHead, TrainedHead
+from .grown import DraftHead
+from .head import TrainedHead
 from .reading import HeadReading
 
 _SHARE = 0.08

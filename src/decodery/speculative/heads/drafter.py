@@ -28,7 +28,8 @@ from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter, logged
 from decodery.step.tree_policy import TreePolicy
 
-from .head import MADE, BoundHead, DraftHead, TrainedHead
+from .grown import DraftHead
+from .head import MADE, BoundHead, TrainedHead
 from .head_pass import after
 from .reading import HeadReading
 

@@ -16,7 +16,8 @@ from decodery.models.protocol import Reader
 
 from ..drafters.adviser_record import record_of
 from .checkpoint import CONFIG, weights_of
-from .head import HEAD, DraftHead, TrainedHead
+from .grown import DraftHead
+from .head import HEAD, TrainedHead
 from .own_mtp import gguf_mtp, own_layout, own_mtp
 
 _MOST = 64

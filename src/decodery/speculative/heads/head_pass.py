@@ -18,7 +18,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 
-from .head import DraftHead, Nodes
+from .grown import DraftHead, Nodes
 from .reading import HeadReading, read_all
 
 ROLE = "draft"

@@ -21,7 +21,8 @@ from decodery.step.sequence import Sequence
 
 from ..drafters.advice import Opinion
 from ..drafters.rows import TreeRows
-from .head import EMBEDDED, DraftHead, Heard, Nodes, Seen
+from .grown import DraftHead, Nodes
+from .head import EMBEDDED, Heard, Seen
 
 Steps = Generator[Nodes | None, torch.Tensor | None, torch.Tensor]
 

@@ -16,7 +16,8 @@ from decodery.models.protocol import Reader
 
 from ..drafters.advice import WIDTH
 from .context import ContextLayer
-from .head import DraftHead, Guess, Heard, Nodes, Seen, TextItems, TrainedHead
+from .grown import DraftHead, Nodes
+from .head import Guess, Heard, Seen, TextItems, TrainedHead
 from .latents import LatentLayer
 from .native import NativeHead, NativeRows, places_of
 from .parts import DecoderLayer, Held, LayerShape

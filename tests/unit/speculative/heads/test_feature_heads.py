@@ -12,7 +12,8 @@ from decodery.speculative.drafters.eagle import EAGLEHead
 from decodery.speculative.drafters.falcon import FalconHead
 from decodery.speculative.drafters.fspad import FSPADHead
 from decodery.speculative.heads.drafter import head_kind
-from decodery.speculative.heads.head import DraftHead, Guess, Heard, TrainedHead
+from decodery.speculative.heads.grown import DraftHead
+from decodery.speculative.heads.head import Guess, Heard, TrainedHead
 from decodery.speculative.heads.matching import LAST, mismatch
 from decodery.speculative.heads.reading import HeadReading
 from decodery.step.draft_tree import DraftTree

@@ -22,7 +22,8 @@ from decodery.speculative.drafters.hydra import HydraHead
 from decodery.speculative.drafters.medusa import Medusa, MedusaHead
 from decodery.speculative.heads.context import ContextLayer, context_layer
 from decodery.speculative.heads.drafter import head_kind, head_named
-from decodery.speculative.heads.head import DraftHead, Heard, TrainedHead
+from decodery.speculative.heads.grown import DraftHead
+from decodery.speculative.heads.head import Heard, TrainedHead
 from decodery.speculative.heads.parts import LayerShape, Parts
 from decodery.speculative.heads.reading import HeadReading
 from decodery.speculative.tree_building.template import calibrated

@@ -22,7 +22,8 @@ from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.eagle_3 import EAGLE3
 from decodery.speculative.heads.drafter import HeadDrafter, TrainedDrafter, bound, head_kind
-from decodery.speculative.heads.head import DraftHead, Heard, Nodes, TextItems, TrainedHead
+from decodery.speculative.heads.grown import DraftHead, Nodes
+from decodery.speculative.heads.head import Heard, TextItems, TrainedHead
 from decodery.speculative.heads.parts import Parts
 from decodery.speculative.heads.reading import HeadReading
 from decodery.step.draft_length_policy import Budget

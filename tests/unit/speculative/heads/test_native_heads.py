@@ -16,7 +16,8 @@ from decodery.models.torch import portable
 from decodery.speculative.drafters.advice import WIDTH
 from decodery.speculative.drafters.eagle_3 import EAGLE3Head
 from decodery.speculative.heads import parts
-from decodery.speculative.heads.head import Nodes, Seen, TrainedHead
+from decodery.speculative.heads.grown import Nodes
+from decodery.speculative.heads.head import Seen, TrainedHead
 from decodery.speculative.heads.parts import Parts
 from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8

@@ -17,7 +17,8 @@ from decodery.models.batch import Batch, Segment
 from decodery.speculative.drafters.eagle import EAGLE
 from decodery.speculative.drafters.eagle_3 import EAGLE3
 from decodery.speculative.heads.drafter import HeadDrafter, head_kind
-from decodery.speculative.heads.head import DraftHead, TrainedHead
+from decodery.speculative.heads.grown import DraftHead
+from decodery.speculative.heads.head import TrainedHead
 from decodery.speculative.heads.parts import Parts
 from decodery.speculative.heads.recognise import published_drafter
 from decodery.testing import check_identical, tiny_transformer

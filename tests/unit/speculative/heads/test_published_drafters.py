@@ -20,7 +20,8 @@ from decodery.models.batch import Batch, Scores, Segment
 from decodery.speculative.drafters.dflash import DFlash
 from decodery.speculative.drafters.dspark import DSpark, DSparkHead
 from decodery.speculative.heads.drafter import TrainedDrafter, head_kind
-from decodery.speculative.heads.head import DraftHead, Heard, TrainedHead
+from decodery.speculative.heads.grown import DraftHead
+from decodery.speculative.heads.head import Heard, TrainedHead
 from decodery.speculative.heads.head_pass import HeadPass
 from decodery.speculative.heads.reading import HeadReading
 from decodery.speculative.heads.recognise import published_drafter
