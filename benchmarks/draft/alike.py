@@ -141,7 +141,7 @@ def halve(target: LoadedModel, begin: TrainedHead, out: Path, store: FeatureStor
     finished = replace(trained, tensors=Parts(mean).quantized())
     learned, held = store.corpus.split()
     texts = _StoredTexts(store, learned, held[:48])
-    batches = _HeadTraining(bound(floating(finished), target.model), texts, None, recipe, 1).held
+    batches = _HeadTraining(bound(floating(finished), target.model), texts, None, recipe, 1).every
     head = bound(finished, target.model)
     facts = {**trained.facts, **judged(head, batches, recipe.decay), "rates": rank_rates(head, batches)}
     replace(finished, facts=facts).save(out / HALF)

@@ -20,6 +20,7 @@ KINDS = {
     "hmm": f"{OWN} --states 4 --tokens 32 --iterations 3",
     "ppd": f"{OWN} --steps 4",
     "hidden-transfer": f"{OWN} --layers 1/2 --steps 4",
+    "lexical-units": f"{OWN} --steps 4",
     "swift": f"{OWN} --proposals 4 --read 4 --ratio 0.6",
     "ngram-cache": OWN,
     "ngrams": OWN,
@@ -48,6 +49,10 @@ KINDS = {
     "diffusion": "--size xs --steps 3 --batch 8",
     "orpo": "{pairs} -m {model} --steps 3 --rank 2",
     "value": "{rewarded} -m {model}",
+    "text-prm": "{rewarded} -m {model} --steps 12",
+    "partial": "{sources} -m {model} --steps 3 --batch 2",
+    "hyperfit": "{text} -m {model} --length 48 --texts 2 --epochs 2 --written 4 --batch 2",
+    "sec": "{text} -m {model} --length 16 --every 1 --rank 2 --outputs 64 --epochs 1",
 }
 """By kind: the arguments after `decodery train KIND`, without --out."""
 
@@ -63,6 +68,7 @@ def made_files(folder: Path) -> dict[str, str]:
     lines = {
         "labelled": [{"messages": each, "label": bool(n % 2), "group": str(n)} for n, each in enumerate(said)],
         "pairs": [{"prompt": f"Say {n}", "chosen": "tide", "rejected": "sand"} for n in range(12)],
+        "sources": [{"source": f"say {n}", "target": "tide" * (n % 3 + 1)} for n in range(20)],
         "rewarded": [{"prompt": f"Say {n}", "text": "tide" * (n % 3 + 1), "reward": n % 2} for n in range(24)],
     }
     (folder / "text.txt").write_text(TEXT * 60)

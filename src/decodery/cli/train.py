@@ -15,7 +15,7 @@ import click
 
 from .command import Command, Entry, Group, Option
 from .options import OUT_FILE, OUT_FOLDER
-from .train_common import command_line, resumable, within
+from .train_common import Clock, command_line, resumable, within
 from .train_options import Parameter, described, given, parameter
 
 if TYPE_CHECKING:
@@ -174,13 +174,14 @@ def command_of(name: str, entry: Mapping[str, Any], path: str, kind: Callable[[]
         name,
         params=[*arguments, *own, *(each for each in settings if each not in arguments)],
         help=entry["help"],
-        callback=lambda **values: _run(kind(), values),
+        callback=lambda **values: _run(f"{path} {name}".partition(" ")[2], kind(), values),
         example=f"{path} {name} {entry['example']}",
     )
 
 
-def _run(kind: Kind, values: dict[str, Any]) -> None:
+def _run(name: str, kind: Kind, values: dict[str, Any]) -> None:
     from decodery.core.errors import SettingsError
+    from decodery.training.card import add_hours, carded
     from decodery.training.kind import Data, Run
 
     model, out, hours = values.pop("model", ""), Path(values.pop("out", None) or "."), values.pop("limit_hours")
@@ -192,13 +193,23 @@ def _run(kind: Kind, values: dict[str, Any]) -> None:
     for each in settings:
         if isinstance(each, Data):
             each.check()
+    clock = Clock(out)
     with resumable(out) as progress:
-        shown = progress if hours is None else within(progress, hours)
-        run = Run(model, out, settings, shown, command_line(), lambda text: click.echo(text, err=True))
-        figures = kind.learn(run)
+        shown = clock.kept(progress if hours is None else within(progress, hours))
+        say, single = (lambda text: click.echo(text, err=True)), kind.out == "file"
+        run = Run(model, out, settings, shown, command_line(), say, single)
+        try:
+            figures = kind.learn(run)
+        finally:
+            clock.keep()
+    ready = kind.ready(run) if callable(kind.ready) else _filled(kind.ready, out, model, settings)
     if figures is not None:
-        click.echo(json.dumps(figures, indent=1))
-    click.echo(kind.ready(run) if callable(kind.ready) else _filled(kind.ready, out, model, settings))
+        if kind.out == "folder":
+            use = ready.rpartition(": ")[2].replace(str(out), "THIS_FOLDER")
+            carded(out, f"Made by decodery train {name}", use, run.command, figures)
+            add_hours(out, clock.hours)
+        click.echo(json.dumps({**figures, "hours": round(clock.hours, 4)}, indent=1))
+    click.echo(ready)
 
 
 def _filled(text: str, out: Path, model: str, settings: tuple[Any, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _MEASURED_SECONDS, _MEASURED_PARTS = 10.0, 20
 """How long something must have gone on before anything is said of its end, and into how many such parts it falls."""
 
+HOURS = "hours.json"
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 out_option = option("--out", required=True, type=OUT_FOLDER, help="Output folder.")
 
@@ -85,6 +87,39 @@ def within(progress: Progress, hours: float) -> Progress:
             raise KeyboardInterrupt
 
     return report
+
+
+class Clock:
+    """The hours of a command over all of its interruptions, kept in the folder of its checkpoints where it has one.
+
+    Args:
+        out: What the command makes.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._path, self._begun, self._kept = out / "training" / HOURS, monotonic(), monotonic()
+        self._before = float(json.loads(self._path.read_text("utf-8"))) if self._path.is_file() else 0.0
+
+    @property
+    def hours(self) -> float:
+        """How many there were until now."""
+        return self._before + (monotonic() - self._begun) / 3600
+
+    def keep(self) -> None:
+        """Write them down."""
+        if self._path.parent.is_dir():
+            self._path.write_text(json.dumps(self.hours), "utf-8")
+        self._kept = monotonic()
+
+    def kept(self, progress: Progress) -> Progress:
+        """`progress` that writes them down now and then."""
+
+        def report(what: str, done: int, total: int) -> None:
+            if monotonic() - self._kept > _MEASURED_SECONDS:
+                self.keep()
+            progress(what, done, total)
+
+        return report
 
 
 def command_line() -> str:

@@ -35,7 +35,7 @@ class Rewarded(Data):
     pattern: str | None = None
 
 
-def _learn(run: Run) -> dict[str, float]:
+def _learn(run: Run) -> dict[str, Any]:
     given, sandbox = run.of(Rewarded), Sandbox(seconds=3.0)
     found, answers = read_problems(given.problems), AnswerExtractor(given.answer, given.pattern or "")
 

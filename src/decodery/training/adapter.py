@@ -25,7 +25,6 @@ from .corpus import Corpus
 from .kind import Kind, Run
 from .kind_data import CutFiles, cut_texts
 from .remade import CopyRecipe, Remade, Remaking, TrainedForm, TrainingProgress, learn
-from .training_batch import judged
 
 check_folder = check_of(Adapter.FILE, "is no adapter")
 
@@ -191,7 +190,7 @@ def train_adapter(
     found = adapter_of(remade, facts)
     # One that is masked is no model of its own, and is judged as it learned.
     after = remade.model if masked else tuned(original, found)
-    scores = {"without": judged(original, learned.held), "with": judged(after, learned.held)}
+    scores = {"without": learned.measured(original), "with": learned.measured(after)}
     found = adapter_of(remade, facts | {"validation": scores})
     found.save(out / Adapter.FILE)
     Card(
@@ -200,7 +199,7 @@ def train_adapter(
         how=f"{facts['made']}: {count:,} parameters, trained on {len(corpus):,} texts (`{recipe}`); best after "
         f"{learned.history.best_step} steps.",
         command=command,
-        where="On held-out texts, per token",
+        where=f"On {learned.held.said()}, per token",
         columns=scores,
         explained=PER_TOKEN,
     ).write(out)
@@ -242,7 +241,8 @@ class S2FTShares:
 def _learn(run: Run, remaking: Callable[[ModelConfig], S2FTRemaking | LoRARemaking]) -> dict[str, Any]:
     made, recipe = remaking(transformable(run.loaded.model).config), run.of(CopyRecipe)
     run.made = train_adapter(run.loaded, cut_texts(run), run.out, made, recipe=recipe, **run.how)
-    return dict(run.made.facts["validation"])
+    found = run.made.facts["validation"]
+    return {**found["with"], "baselines": {"without": found["without"]}}
 
 
 def _ready(run: Run) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +15,14 @@ from decodery.llm.llm import LLM
 from decodery.models.loaders.adapters import Adapter
 from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
-from decodery.models.torch.weights import Kept
 
 from .adapter import LoRARemaking, adapter_of, check_folder
 from .card import Card
 from .data import TrainingText
+from .held_out import HeldOut, columns
 from .loop import TrainingPlan, train
 from .remade import Remade
-from .training_batch import predictions, training_batch
+from .training_batch import predictions, whole_batch
 
 HELD = 10
 """One of so many pairs or prompts is held out."""
@@ -41,9 +42,6 @@ class AdapterLearner:
         self.lm, self.out, self.remaking = lm, out, remaking
         self.original: Transformer = transformable(lm.model)
         self.remade = Remade(self.original, remaking)
-        self._every = np.arange(self.original.vocab_size)
-        ids = torch.from_numpy(self._every).to(self.original.device)
-        self._kept = Kept(ids, ids)
 
     def text(self, prompt: str, written: str) -> TrainingText:
         """A text after a prompt, with its end."""
@@ -75,7 +73,7 @@ class AdapterLearner:
             temperature: At which the texts were drawn.
             plain: Without the adapter.
         """
-        taught = training_batch(texts, self._kept, self._every)
+        taught = whole_batch(texts, self.original)
         self.remade.progress_made.written = None
         (found,) = predictions(self.original if plain else self.remade.model, taught)
         if temperature != 1:
@@ -86,7 +84,8 @@ class AdapterLearner:
     def train(
         self,
         loss: Callable[[int], torch.Tensor],
-        validate: Callable[[], Mapping[str, float]],
+        figures: Callable[[list[Any]], Mapping[str, float]],
+        held: Sequence[Any],
         metric: str,
         steps: int,
         lr: float,
@@ -95,24 +94,40 @@ class AdapterLearner:
         progress: Progress,
         *,
         higher: bool = False,
-    ) -> dict[str, float]:
-        """Learn, and write the adapter with what held-out data say of it."""
+    ) -> dict[str, Any]:
+        """Learn, and write the adapter with its report of held-out data, see `HeldOut.report`.
+
+        Args:
+            loss: Of a step.
+            figures: Of held-out items.
+            held: These items.
+            metric: The figure that chooses the best step.
+            steps: How many.
+            lr: Peak learning rate.
+            settings: Whatever else a run depends on.
+            command: For the card.
+            progress: Called with the steps done.
+            higher: Whether the figure is best where it is highest.
+        """
+        known = HeldOut.of(held)
+        with torch.no_grad():
+            before = known.measured(figures, metric)
         history = train(
             self.remade.parameters,
             loss,
             TrainingPlan(steps, lr=lr, weight_decay=0.0, validate_every=max(1, steps // 5)),
             self.out / "training",
-            validate=validate,
+            validate=lambda: figures(known.choosing),
             metric=metric,
             higher=higher,
             settings={**settings, "form": repr(self.remaking), "model": self.original.fingerprint},
             progress=progress,
         )
-        values = dict(history.metrics[str(history.best_step)])
-        values |= {f"{name}_before": value for name, value in history.metrics["0"].items()}
+        with torch.no_grad():
+            report = known.report(known.measured(figures, metric), {"untrained": before}, "items")
         facts = {
             "model": self.lm.name, "made": repr(self.remaking), **settings, "best step": history.best_step,
-            "validation": values, "command": command,
+            "validation": report, "command": command,
         }  # fmt: skip
         adapter_of(self.remade, facts).save(self.out / Adapter.FILE)
         Card(
@@ -120,7 +135,7 @@ class AdapterLearner:
             f"-m {self.lm.name} --logits-source adapter:file=THIS_FOLDER",
             how=f"`{self.remaking}`, {settings}; best after {history.best_step} steps.",
             command=command,
-            where="On held-out data",
-            columns={"before": history.metrics["0"], "after": history.metrics[str(history.best_step)]},
+            where=f"On {known.said('items')}",
+            columns=columns(report),
         ).write(self.out)
-        return values
+        return report

@@ -7,10 +7,10 @@ which see the text up to there and each other, as a draft's rows without a token
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,14 +24,16 @@ from decodery.models.loaders.store import Progress
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
+from decodery.models.trained.artifact import TrainedPart
 
 from .card import LOSSLESS, Card
 from .corpus import Corpus, TrainingText
+from .held_out import HeldOut, columns
 from .loop import History, TrainingPlan, batches, train
 from .traced import TracedCache
 
-_HELD = 8
-"""Texts that validation reads."""
+_HELD = 16
+"""Held-out texts that are read, half of them by validation."""
 EVERY = 9
 """Every so many texts one is held out where rates are counted: an odd number meets all temperatures."""
 RANKS = 10
@@ -44,6 +46,7 @@ RATED = (
 """What the figures are."""
 _COUNTED, _COUNTED_TEXTS = 48, 16
 """Places of a text where they are counted, and texts."""
+Made = TypeVar("Made", bound=TrainedPart)
 _BELIEF = 32.0
 """How many places outweigh what a rank is assumed to be worth."""
 
@@ -273,77 +276,100 @@ def shares(corpus: Corpus, target: LoadedModel, alpha: float = 0.0, every: int =
     return learned, others
 
 
-def teach(
-    trainee: AheadTrainee,
+@dataclass(frozen=True)
+class AheadPart:
+    """How what was learned is kept.
+
+    Attributes:
+        what: The training, for its progress.
+        file: The file in the output folder.
+        title: What it is called.
+        use: The drafter with its setting.
+        about: What it is.
+        every: One text in so many is held out.
+        alpha: Texts are learned from that hold a run of tokens each at least as likely.
+        rated: Whether it is counted how often guesses are right.
+    """
+
+    what: str
+    file: str
+    title: str
+    use: str
+    about: str
+    every: int = EVERY
+    alpha: float = 0.0
+    rated: bool = True
+
+
+def train_ahead(
+    target: LoadedModel,
     corpus: Corpus,
-    learned: Sequence[int],
-    held: Sequence[int],
     out: Path,
+    trainee: AheadTrainee,
     recipe: AheadRecipe,
+    part: AheadPart,
+    made: Callable[[dict[str, Any], torch.Tensor | None], Made],
+    command: str,
     progress: Progress,
-    what: str,
-) -> History:
-    """Let what learns in `trainee` learn; it goes on from the checkpoint that is in `out`.
+) -> tuple[Made, History]:
+    """Let what learns in `trainee` learn, and leave it in `out`, going on from its checkpoint.
 
     Kept is what has the least cross-entropy on held-out texts: how often guesses are right needs many more places.
+
+    Args:
+        target: The model that drafts.
+        corpus: Texts it wrote.
+        out: The folder.
+        trainee: What learns.
+        recipe: How.
+        part: How it is kept.
+        made: The part, of its facts and of its rates.
+        command: For the card.
+        progress: Called with the steps done.
     """
-    others = [corpus[number] for number in held[:_HELD]]
+    learned, held = shares(corpus, target, part.alpha, part.every)
+    known = HeldOut.of([corpus[number] for number in held[:_HELD]])
+    before = known.measured(trainee.figures, "accepted")
     batch = batches(len(learned), recipe.batch, recipe.seed)
 
     def loss(step: int) -> torch.Tensor:
         random = np.random.default_rng([recipe.seed, step])
         return trainee.loss([corpus[learned[number]] for number in batch(step)], random)
 
-    return train(
+    history = train(
         trainee.parameters,
         loss,
         TrainingPlan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, recipe.steps // 4)),
         out / "training",
-        validate=lambda: trainee.figures(others),
+        validate=lambda: trainee.figures(known.choosing),
         metric="cross_entropy",
         settings={"recipe": asdict(recipe), "corpus": corpus.facts},
         progress=progress,
-        what=what,
+        what=part.what,
     )
-
-
-def facts_of(
-    target: LoadedModel, corpus: Corpus, recipe: AheadRecipe, history: History, command: str
-) -> dict[str, Any]:
-    """What a file says of how it was made."""
-    return {
+    rates = trainee.rates([corpus[number] for number in held], progress) if part.rated else None
+    facts: dict[str, Any] = {
         "model": target.name,
         "vocabulary": target.model.config.vocabulary,
         "command": command,
         "texts": len(corpus),
         "steps": history.step,
         "best_step": history.best_step,
-        "validation": history.figures,
+        "validation": known.report(known.measured(trainee.figures, "accepted"), {"untrained": before}),
         "recipe": asdict(recipe),
     }
-
-
-def card(facts: Mapping[str, Any], corpus: Corpus, history: History, *, title: str, use: str, about: str) -> Card:
-    """The card of what was made.
-
-    Args:
-        facts: See `facts_of`.
-        corpus: What it was learned from.
-        history: How.
-        title: What it is called.
-        use: The drafter with its setting.
-        about: What it is.
-    """
-    model, temperatures = facts["model"], ", ".join(map(str, corpus.facts.get("temperatures", [])))
-    return Card(
-        f"{title} for {model}",
-        f"-m {model} --drafter {use}=THIS_FOLDER",
-        f"{about} {LOSSLESS} Nothing about the model itself was trained.",
-        f"`{facts['recipe']}`, from {facts['texts']} texts that {model} wrote at temperatures {temperatures}; best "
-        "after "
-        f"{facts['best_step']} of {facts['steps']} steps.",
-        facts["command"],
-        "On held-out texts, at positions evenly spread",
-        {"untrained": history.before, "trained": facts["validation"]},
+    found = made(facts, rates)
+    found.save(out / part.file)
+    temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
+    Card(
+        f"{part.title} for {target.name}",
+        f"-m {target.name} --drafter {part.use}=THIS_FOLDER",
+        f"{part.about} {LOSSLESS} Nothing about the model itself was trained.",
+        f"`{facts['recipe']}`, from {len(corpus)} texts that {target.name} wrote at temperatures {temperatures}; best "
+        f"after {history.best_step} of {history.step} steps.",
+        command,
+        f"On {known.said()}, at positions evenly spread",
+        columns(facts["validation"]),
         RATED,
-    )
+    ).write(out)
+    return found, history

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
@@ -19,9 +18,10 @@ from decodery.models.protocol import LanguageModel
 from decodery.monitors.feature import Feature
 from decodery.monitors.sparse_autoencoder import SparseAutoencoder
 
+from .held_out import bootstrap
 from .kind import Kind, Run
 from .kind_data import TextFiles
-from .loop import TrainingPlan, batches, train
+from .loop import TrainingPlan, batches, content, train
 
 _VALIDATED = 2048
 """Rows that a validation looks at."""
@@ -106,7 +106,7 @@ def train_autoencoder(
         "k": k,
         "batch": batch,
         "seed": seed,
-        "rows": [hashlib.sha256(rows.contiguous().numpy().data).hexdigest() for rows in (learned, held)],
+        "rows": content([learned, held]),
     }
     out.mkdir(parents=True, exist_ok=True)
     train(
@@ -152,8 +152,6 @@ def measured(sae: SparseAutoencoder, texts: Ordered[torch.Tensor], seed: int = 0
         shuffled.append(float((sae.decode(active[:, order], rows) - rows).square().sum()))
         total.append(float((rows - mean).square().sum()))
     lost, spread = np.array(apart), np.array(total)
-    drawn = np.random.default_rng(seed).integers(0, len(lost), (1000, len(lost)))
-    low, high = np.percentile(lost[drawn].sum(axis=1) / spread[drawn].sum(axis=1), (2.5, 97.5))
     components = max(round(count / len(whole)), 1)
     sizes = torch.linalg.svdvals(whole - mean).square()
     return {
@@ -162,7 +160,7 @@ def measured(sae: SparseAutoencoder, texts: Ordered[torch.Tensor], seed: int = 0
         "rows": len(whole),
         "L0": round(count / len(whole), 2),
         "unexplained variance": round(float(lost.sum() / spread.sum()), 4),
-        "interval": [round(float(low), 4), round(float(high), 4)],
+        "interval": bootstrap((lost / spread).tolist(), spread.tolist(), seed=seed),
         "dead features": round(1 - float(seen.float().mean()), 4),
         "baselines": {
             f"{components} principal components of these rows": round(float(sizes[components:].sum() / sizes.sum()), 4),

@@ -79,6 +79,35 @@ class Card:
         write_card(out, self.text())
 
 
+def carded(out: Path, title: str, use: str, command: str, figures: Mapping[str, Any]) -> None:
+    """Write the card of a kind that writes none of its own; a card of another title stays as it is.
+
+    Args:
+        out: The folder.
+        title: The heading.
+        use: What follows `decodery generate "..."`.
+        command: The command that made it.
+        figures: What it printed; a mapping of numbers becomes a column.
+    """
+    path = out / CARD
+    if path.is_file() and not path.read_text(encoding="utf-8").startswith(f"# {title}\n"):
+        return
+    nested = dict(figures.get("baselines") or {})
+    nested |= {name: each for name, each in figures.items() if isinstance(each, Mapping) and name != "baselines"}
+    plain = {name: each for name, each in figures.items() if not isinstance(each, Mapping)}
+    compared = {name: each if isinstance(each, Mapping) else {"value": each} for name, each in nested.items()}
+    where = str(plain.pop("tested on", "What the command printed"))
+    Card(title, use, command=command, where=where, columns={"found": plain, **compared}).write(out)
+
+
+def add_hours(out: Path, hours: float) -> None:
+    """Say on the card in a folder how long it took to make."""
+    path = out / CARD
+    if path.is_file():
+        text = path.read_text(encoding="utf-8")
+        write_text(path, text.replace(f"On {machine()}.", f"On {machine()}, in {hours:.3f} hours."))
+
+
 def write_card(out: Path, text: str) -> None:
     """Write a card into a folder."""
     write_text(out / CARD, text)
@@ -92,4 +121,6 @@ def machine() -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " to ".join(map(_shown, value)) if len(value) == 2 else ", ".join(map(_shown, value))
     return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)

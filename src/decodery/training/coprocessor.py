@@ -157,16 +157,16 @@ def train_coprocessor(
     history = examples.learn(
         trainee.tensors,
         trainee.loss,
-        lambda: {"loss": float(trainee.foreseen(examples.held).mean())},
+        lambda some: {"loss": float(trainee.foreseen(some).mean())},
         out,
         data=as_ids(texts),
         what="training a coprocessor",
         progress=progress,
     )
     alone, with_it = (
-        [round(value, 4) for value in trainee.foreseen(examples.held, each).tolist()] for each in (True, False)
+        [round(value, 4) for value in trainee.foreseen(examples.known.tested, each).tolist()] for each in (True, False)
     )
-    facts = examples.facts(command, history, alone=alone, validation=with_it)
+    facts = examples.facts(command, history, **{"nats by place, alone": alone, "nats by place, trained": with_it})
     found = CoprocessorWeights(kept(trainee.tensors), facts, target.model.fingerprint)
     found.save(out / CoprocessorWeights.FILE)
     return found

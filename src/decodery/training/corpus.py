@@ -43,6 +43,11 @@ class TrainingText:
     likely: np.ndarray | None = None
     logprobs: np.ndarray | None = None
 
+    @property
+    def taught(self) -> int:
+        """How many of its tokens are to be learned."""
+        return len(self.tokens) - max(self.written, 1)
+
 
 class Corpus:
     """The texts of a folder, in order; of an unfinished one those that are there.

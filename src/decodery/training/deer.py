@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from .card import LOSSLESS, Card, check_of
 from .corpus import Corpus, TrainingText
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .draft import DraftSettings, check_target, temper, write_draft
+from .held_out import HeldOut
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, rounded, train
@@ -36,6 +38,7 @@ from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predic
 
 check_folder = check_of(DESCRIPTION, "is no block drafter")
 
+_Judged = tuple[TrainingBatch, np.ndarray, np.ndarray]
 _JUDGED = 24
 """Places of a text at which validation drafts."""
 
@@ -190,7 +193,7 @@ class _DEERTraining:
                 f"{corpus.folder} holds too few texts of more than {recipe.block} tokens to learn from and to hold "
                 "some out: write more, or longer ones"
             )
-        self.held = [self._judged(text) for text in whole]
+        self.held = HeldOut.of([self._judged(text) for text in whole])
         temper(draft, training_batch(whole, self.kept, self.place))
         self.parameters = parameters(draft)
         self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
@@ -212,21 +215,25 @@ class _DEERTraining:
             loss,
             TrainingPlan(max(1, round(epochs * len(self.learned) / recipe.batch)), lr=lr, validate_every=50),
             out,
-            validate=self.figures,
+            validate=lambda: self.figures(self.held.choosing),
             metric="cross_entropy",
             settings={**facts, "stage": stage, "recipe": asdict(recipe), "corpus": self.corpus.facts},
             progress=self.progress,
             what=("learning to continue texts", "refining what follows them")[stage - 1],
         )
 
-    def figures(self) -> dict[str, float]:
+    def measured(self) -> dict[str, Any]:
+        """The figures of texts that chose nothing, with an interval."""
+        return rounded(self.held.measured(self.figures, "accepted"))
+
+    def figures(self, held: Sequence[_Judged]) -> dict[str, float]:
         """What validation looks at: blocks of which nothing is known, at places evenly spread along held-out texts.
 
         cross_entropy: of all that is taught there, in nats a token. right_n: how often the most likely token at place n
         of a block is the text's; accepted: how many in a row are, from the first on, on average.
         """
         totals, nats, weight, count = np.zeros(self.recipe.block + 1), 0.0, 0.0, 0
-        for taught, wanted, where in self.held:
+        for taught, wanted, where in held:
             with torch.no_grad():
                 (said,) = predictions(self.draft, taught)
                 nats += float(distance([said], taught) * taught.weight.sum())
@@ -238,7 +245,7 @@ class _DEERTraining:
         found = {f"right_{number}": share for number, share in enumerate(each, start=1)}
         return {"cross_entropy": nats / weight, "accepted": accepted, **found}
 
-    def _judged(self, text: TrainingText) -> tuple[TrainingBatch, np.ndarray, np.ndarray]:
+    def _judged(self, text: TrainingText) -> _Judged:
         """A text with whole blocks, and by place and token of a block the output wanted and the row that says it."""
         found, block = places_of(text, self.recipe.block), self.recipe.block
         found = found[np.linspace(0, len(found) - 1, min(_JUDGED, len(found))).round().astype(np.int64)]
@@ -258,11 +265,11 @@ def train_deer(
     recipe: DeerRecipe | None = None,
     command: str = "",
     progress: Progress = silent,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Train a block drafter for `target` on text it wrote and write it to `out`, for `deer`.
 
-    Returns what `_Course.figures` says of the finished drafter, before it is quantized. Interrupted, it goes on from
-    its last checkpoint in `out` when called again.
+    Returns the report of the finished drafter, before it is quantized; see `HeldOut.report`. Interrupted, it goes on
+    from its last checkpoint in `out` when called again.
 
     Args:
         corpus: See `data.write_texts`, of which every twentieth text is held out.
@@ -276,12 +283,12 @@ def train_deer(
     draft = with_mask(cut_draft(model, shape, kept), recipe.block)
     training_run = _DEERTraining(draft, corpus, recipe, progress)
     facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
-    told, before = [], training_run.figures()
+    told, before = [], training_run.measured()
     stages = ((1, "continuation", recipe.epochs, recipe.lr), (2, "refinement", recipe.refining, recipe.lr / 2))
     for stage, name, epochs, lr in stages:
         if epochs:
             training_run.run(stage, epochs, lr, out / "training" / name, facts)
-            told.append((f"after stage {stage}", training_run.figures()))
+            told.append((f"after stage {stage}", training_run.measured()))
     temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
     card = Card(
         f"A block drafter for {target.name}",
@@ -291,17 +298,17 @@ def train_deer(
         f"`{recipe}`: cut from {target.name} ({target.dtype}) and trained on {len(corpus)} texts that it wrote at "
         f"temperatures {temperatures} (DEER: Draft with Diffusion, Verify with Autoregressive Models, 2025).",
         command,
-        "On held-out texts, at positions evenly spread, in floating point",
+        f"On {training_run.held.said()}, at positions evenly spread, in floating point",
         {"untrained": before, **dict(told)},
         RATED,
     )
     write_draft(quantized(draft), target, out, card)
-    return told[-1][1]
+    return training_run.held.report(told[-1][1], {"untrained": before})
 
 
-def _learn(run: Run) -> dict[str, float]:
+def _learn(run: Run) -> dict[str, Any]:
     shape = run.of(DraftSettings).shape(check_target(run.loaded).config)
-    return rounded(train_deer(run.loaded, own_texts(run), run.out, shape=shape, recipe=run.of(DeerRecipe), **run.how))
+    return train_deer(run.loaded, own_texts(run), run.out, shape=shape, recipe=run.of(DeerRecipe), **run.how)
 
 
 KINDS = {

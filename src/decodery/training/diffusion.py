@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 
 from .card import Card, check_of
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT
+from .held_out import HeldOut
+from .kind import Kind, Run
 from .lists import END, LEAST, MASK, MOST, VOCABULARY, ListExample, canvas_length, examples, ids, known, prompt_length
 from .llada_folder import MODEL, named_tensors, write_llada
 from .loop import History, TrainingPlan, train
@@ -56,6 +56,8 @@ CONTEXT = 256
 """Tokens of a prompt and a canvas together, at most."""
 HELD = 1 << 32
 """Seeds of examples held out begin here; training's steps never come so far."""
+TESTED = 256
+"""Examples that a finished model is tested on, beside as many that choose its best step."""
 
 check_folder = check_of(MODEL, "is no model")
 
@@ -143,45 +145,10 @@ def train_diffusion(
         f"with fillers `_` in front, such as `{example}`; an answer has {recipe.canvas} positions.",
         f"`{recipe}`, `{SIZES[recipe.size]}`. Best after {history.best_step} of {history.step} steps.",
         command,
-        "On held-out examples, in nats a token",
+        "On held-out examples that chose the best step, in nats a token",
         {"trained": {"loss": history.best}},
     ).write(out)
     return history
-
-
-def tune(
-    model: Transformer,
-    loss: Callable[[int], torch.Tensor],
-    held: Callable[[], torch.Tensor],
-    plan: TrainingPlan,
-    out: Path,
-    *,
-    settings: Mapping[str, Any],
-    told: str,
-    progress: Progress,
-    what: str,
-) -> History:
-    """Train a model of `train_diffusion` further and keep it in `out`; called again, it goes on there.
-
-    Args:
-        held: The loss of what training does not see, the least of which tells what model is kept. It has to be of the
-            kind that is trained on: by another one the model that training begins with may well stay the best.
-        told: How it was made, for its card.
-    """
-    check_folder(out)
-    history = train(
-        parameters(model), loss, plan, out / "training",
-        validate=lambda: {"loss": float(held())}, metric="loss", settings=settings, progress=progress, what=what,
-    )  # fmt: skip
-    write_llada(model, out)
-    use, worth = "-m THIS_FOLDER --no-chat-template --diffuse threshold", {"trained": {"loss": history.best}}
-    Card("A small masked diffusion model of lists", use, told, where="On held-out examples", columns=worth).write(out)
-    return history
-
-
-def held_back(model: Transformer, recipe: DiffusionRecipe) -> torch.Tensor:
-    """`distance` on examples that no training sees."""
-    return distance(model, Masked.draw(recipe, 256, HELD))
 
 
 def trained(folder: Path) -> Transformer:
@@ -230,14 +197,20 @@ class Masked:
         return cls(tokens, shown, hidden / (sizes[:, None] * count))
 
 
-def distance(model: Transformer, masked: Masked) -> torch.Tensor:
-    """Mean over examples of the mean cross-entropy of their masked tokens, in nats."""
-    before = masked.shown.shape[1] - masked.weights.shape[1]
-    chosen = np.pad(masked.weights, ((0, 0), (before, 0))).reshape(-1)
+def lost(model: Transformer, masked: Masked) -> torch.Tensor:
+    """[n] the mean cross-entropy of the masked tokens of each example, in nats."""
+    count, length = masked.shown.shape
+    chosen = np.pad(masked.weights, ((0, 0), (length - masked.weights.shape[1], 0))).reshape(-1) * count
     places = torch.from_numpy(np.flatnonzero(chosen))
     wanted = torch.from_numpy(masked.tokens.reshape(-1))[places]
     each = torch.nn.functional.cross_entropy(logits_at(model, masked.shown, places), wanted, reduction="none")
-    return (each * torch.from_numpy(chosen).float()[places]).sum()
+    weighed = each * torch.from_numpy(chosen).float()[places]
+    return torch.zeros(count, dtype=each.dtype, device="cpu").index_add(0, places // length, weighed)
+
+
+def distance(model: Transformer, masked: Masked) -> torch.Tensor:
+    """The mean over examples of `lost`."""
+    return lost(model, masked).mean()
 
 
 def logits_at(model: Transformer, shown: np.ndarray, places: torch.Tensor) -> torch.Tensor:
@@ -318,26 +291,29 @@ def held_out(recipe: DiffusionRecipe, count: int) -> list[ListExample]:
     return examples(recipe.tasks, count, np.random.default_rng([recipe.seed, HELD + 1]), recipe.letters)
 
 
-@dataclass(frozen=True)
-class DiffusionModel(Data):
-    """A model of `decodery train diffusion`.
+def _learn(run: Run) -> dict[str, Any]:
+    recipe = run.of(DiffusionRecipe)
+    train_diffusion(recipe, run.out, **run.how)
+    return tested(run.out, recipe, untrained(recipe))
 
-    Attributes:
-        folder: Its folder.
+
+@torch.no_grad()
+def tested(folder: Path, recipe: DiffusionRecipe, before: Transformer) -> dict[str, Any]:
+    """The report of the model in a folder, on examples that neither taught it nor chose its best step.
+
+    Args:
+        folder: Where it is.
+        recipe: What the examples are drawn by.
+        before: The model that its training began with.
     """
-
-    NOTE = "Interrupt it with Ctrl-C: the same command continues."
-
-    folder: Path = field(default=Path(), metadata={**ARGUMENT, "path": "folder"})
-
-
-def _learn(run: Run) -> dict[str, float]:
-    return held_loss(train_diffusion(run.of(DiffusionRecipe), run.out, **run.how))
-
-
-def held_loss(history: History) -> dict[str, float]:
-    """The figure that is printed of a diffusion model: nats a token on held-out examples."""
-    return {"loss on held-out examples": round(history.best or 0.0, 4)}
+    drawn = Masked.draw(recipe, TESTED, HELD + 2)
+    after, begun = (lost(model, drawn).tolist() for model in (trained(folder), before))
+    known = HeldOut([], list(range(TESTED)))
+    return known.report(
+        known.measured(lambda numbers: {"loss": float(np.mean([after[each] for each in numbers]))}, "loss"),
+        {"before": {"loss": float(np.mean(begun))}},
+        "examples",
+    )
 
 
 KINDS = {

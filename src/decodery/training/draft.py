@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +29,10 @@ from decodery.models.torch.weights import Kept
 from .card import LOSSLESS, PER_TOKEN, Card, check_of
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, TrainingText
+from .held_out import HeldOut, columns
 from .kind import Kind, Run
 from .kind_data import OwnTexts, cut_texts, own_texts
-from .loop import History, TrainingPlan, batches, rounded, train
+from .loop import History, TrainingPlan, batches, train
 from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
 
 check_folder = check_of(DESCRIPTION, "is no draft")
@@ -72,11 +74,11 @@ def train_draft(
     seed: int = 0,
     command: str = "",
     progress: Progress = silent,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Train a draft model for `target` on text it wrote and write it to `out`, ready to be loaded.
 
-    Returns what `judged` says of the finished, quantized draft on the held-out texts. Interrupted, it goes on from its
-    last checkpoint in `out` when called again.
+    Returns what `judged` says of the finished, quantized draft on held-out texts that chose nothing, with an interval.
+    Interrupted, it goes on from its last checkpoint in `out` when called again.
 
     Args:
         corpus: See `data.write_texts`, of which every twentieth text is held out.
@@ -89,7 +91,9 @@ def train_draft(
     learned, held = corpus.split_for(model.vocab_size, target.name)
     kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
     draft = cut_draft(model, shape, kept)
-    training_run = _DraftTraining(draft, kept, [corpus[number] for number in held[:64]], batch, seed, progress)
+    known = HeldOut.of([corpus[number] for number in held[:64]])
+    training_run = _DraftTraining(draft, kept, known.choosing, batch, seed, progress)
+    before = training_run.measured(draft, known)
     facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
     if pretraining is not None:
         numbers, _ = pretraining.split()
@@ -100,7 +104,7 @@ def train_draft(
     history = training_run.run("aligning", corpus, learned, plan, out / "training" / "alignment", facts)
     finished = quantized(draft)
     assert finished.weights.kept is not None
-    scores = judged(finished, training_batch(training_run.held, finished.weights.kept, training_run.place))
+    report = known.report(training_run.measured(finished, known), {"untrained": before})
     config, tokens = finished.config, sum(len(text.tokens) - text.written for text in corpus)
     plain = "" if pretraining is None else f" It was pre-trained on {len(pretraining)} texts cut from files."
     card = Card(
@@ -113,12 +117,12 @@ def train_draft(
         f"predict what it predicted there (FastDraft: How to Train Your Draft, 2024).{plain} `{corpus.facts}`, seed "
         f"{seed}. Best after {history.best_step} of {history.step} steps.",
         command,
-        "On held-out texts, in int8, per token",
-        {"untrained": history.metrics["0"], "trained": scores},
+        f"On {known.said()}, the trained one in int8, per token",
+        columns(report),
         f"{PER_TOKEN} With a number: after so many layers.",
     )
     write_draft(finished, target, out, card)
-    return scores
+    return report
 
 
 class _DraftTraining:
@@ -127,7 +131,7 @@ class _DraftTraining:
     def __init__(
         self, draft: Transformer, kept: Kept, held: Sequence[TrainingText], batch: int, seed: int, progress: Progress
     ) -> None:
-        self.draft, self.kept, self.held = draft, kept, held
+        self.draft, self.kept = draft, kept
         self.batch, self.seed, self.progress = batch, seed, progress
         self.place = np.full(draft.vocab_size, -1)
         self.place[kept.ids.cpu().numpy()] = np.arange(len(kept.ids))
@@ -136,6 +140,16 @@ class _DraftTraining:
         self.parameters = parameters(draft)
         # Products in bfloat16 where the processor computes them, which is twice as fast; the weights stay float32.
         self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
+
+    def measured(self, draft: Transformer, known: HeldOut[TrainingText]) -> dict[str, Any]:
+        """What a draft comes to on texts that chose nothing."""
+        kept = draft.weights.kept
+        assert kept is not None
+        return known.measured(
+            lambda texts: judged(draft, training_batch(texts, kept, self.place)),
+            "agreement",
+            lambda text: text.taught,
+        )
 
     def run(
         self,
@@ -223,14 +237,14 @@ def fitting(shape: DraftShape, config: ModelConfig) -> DraftShape:
     return shape
 
 
-def _learn(run: Run) -> dict[str, float]:
+def _learn(run: Run) -> dict[str, Any]:
     given = run.of(DraftSettings)
     shape = given.shape(check_target(run.loaded).config)
     plain = cut_texts(run, given.pretrain, "text/plain") if given.pretrain else None
     corpus = own_texts(run)
     written = sum(len(text.tokens) - text.written for text in corpus)
     run.say(f"the draft learns {given.epochs:g} times from the {written:,} tokens of {len(corpus):,} texts")
-    scores = train_draft(
+    return train_draft(
         run.loaded,
         corpus,
         run.out,
@@ -240,7 +254,6 @@ def _learn(run: Run) -> dict[str, float]:
         seed=given.seed,
         **run.how,
     )
-    return rounded(scores)
 
 
 @dataclass(frozen=True)
@@ -261,13 +274,12 @@ class NestedSettings:
     seed: int = 0
 
 
-def _learn_nested(run: Run) -> dict[str, float]:
+def _learn_nested(run: Run) -> dict[str, Any]:
     given, config = run.of(NestedSettings), check_target(run.loaded).config
     inner = config.intermediate_size if given.inner is None else given.inner
     shape = fitting(DraftShape(max(given.exits), inner, given.tokens, exits=given.exits), config)
     corpus = own_texts(run)
-    scores = train_draft(run.loaded, corpus, run.out, shape=shape, epochs=given.epochs, seed=given.seed, **run.how)
-    return rounded(scores)
+    return train_draft(run.loaded, corpus, run.out, shape=shape, epochs=given.epochs, seed=given.seed, **run.how)
 
 
 KINDS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from math import cos, pi
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,61 +15,34 @@ from decodery.core.errors import SettingsError
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 
-from .diffusion import (
-    HELD,
-    DiffusionModel,
-    DiffusionRecipe,
-    Masked,
-    check_folder,
-    distance,
-    held_back,
-    held_loss,
-    logits_at,
-    trained,
-    tune,
-)
+from .diffusion import HELD, Masked, check_folder, distance, logits_at, tested, trained
+from .diffusion_tuning import DiffusionModel, TuningRecipe, held_back, tune
 from .kind import Kind, Run
-from .lists import MASK, MOST, VOCABULARY, examples, ids
-from .loop import History, TrainingPlan
+from .lists import MASK, VOCABULARY, examples, ids
+from .loop import History
 
 _MOST_LOSS = 5.0
 
 
 @dataclass(frozen=True)
-class SelfDistillationRecipe:
+class SelfDistillationRecipe(TuningRecipe):
     """How a diffusion model is distilled.
 
     Attributes:
-        tasks: Tasks that the model of FOLDER learned.
-        letters: Letters of the longest list.
-        batch: Examples of a step.
         temperature: Temperature of both distributions.
         first: Weight of the consistency loss in the first tenth of the steps.
         last: Weight of the consistency loss at the end.
         everywhere: Compare also the positions that are masked for the student alone, as published.
-        control: Train a control: as long, without a teacher.
-        seed: Random seed of examples and masks.
     """
 
-    tasks: tuple[str, ...] = DiffusionRecipe.tasks
-    letters: int = MOST
-    steps: int = 1500
-    batch: int = 64
-    lr: float = 2e-4
     temperature: float = 2.0
     first: float = 0.9
     last: float = 0.5
     everywhere: bool = False
-    control: bool = False
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.batch < 1 or not self.temperature > 0 or not 0 <= self.last <= self.first <= 1:
             raise SettingsError("distillation needs an example a step, a temperature above 0 and shares from 1 to 0")
-
-    @property
-    def recipe(self) -> DiffusionRecipe:
-        return DiffusionRecipe(self.tasks, self.letters, steps=self.steps, batch=self.batch, seed=self.seed)
 
     def share(self, step: int) -> float:
         """Of the consistency loss in the whole."""
@@ -165,14 +139,16 @@ def distil(
 
     how = "trained on, as a control," if settings.control else "distilled"
     return tune(
-        student, loss, held, TrainingPlan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
+        student, loss, held, settings.plan, out,
         settings={**asdict(settings), "teacher": teacher.fingerprint},
         told=f"A model {how} by `{command}`.", progress=progress, what="distilling",
     )  # fmt: skip
 
 
-def _learn(run: Run) -> dict[str, float]:
-    return held_loss(distil(run.of(DiffusionModel).folder, run.of(SelfDistillationRecipe), run.out, **run.how))
+def _learn(run: Run) -> dict[str, Any]:
+    folder, settings = run.of(DiffusionModel).folder, run.of(SelfDistillationRecipe)
+    distil(folder, settings, run.out, **run.how)
+    return tested(run.out, settings.recipe, trained(folder))
 
 
 KINDS = {

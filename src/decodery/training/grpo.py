@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,7 +108,7 @@ def train_grpo(
     rewarded: object = None,
     command: str = "",
     progress: Progress = silent,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Train an adapter of `lm` on rewards of its own texts and leave it in the folder `out`.
 
     Each step draws groups of texts from the model as it is, so that no importance weights are needed. One prompt in ten
@@ -125,7 +126,8 @@ def train_grpo(
         progress: Called with the steps done.
 
     Returns:
-        The mean `reward` of one text of each held-out prompt, drawn at the same seeds, and `reward_before`.
+        The mean `reward` of one text of each held-out prompt that chose nothing, drawn at the same seeds, see
+        `HeldOut.report`.
     """
     recipe = recipe or GRPORecipe()
     learner = AdapterLearner(lm, out, remaking or LoRARemaking(seed=recipe.seed))
@@ -155,14 +157,15 @@ def train_grpo(
             losses.append((recipe.beta * distance - torch.from_numpy(worth).to(own) * own).mean())
         return torch.stack(losses).mean()
 
-    def validate() -> dict[str, float]:
-        groups = drawn(held, 1, nth_seed(recipe.seed, 1))
-        found = [value for number, group in zip(held, groups, strict=True) for value in reward(number, group)]
+    def figures(numbers: Sequence[int]) -> dict[str, float]:
+        groups = drawn(numbers, 1, nth_seed(recipe.seed, 1))
+        found = [value for number, group in zip(numbers, groups, strict=True) for value in reward(number, group)]
         return {"reward": float(np.mean(found))}
 
     data = content([list(prompts), rewarded])
     settings = {"prompts": len(prompts), "data": data, "recipe": asdict(recipe)}
-    return learner.train(loss, validate, "reward", recipe.steps, recipe.lr, settings, command, progress, higher=True)
+    how = settings, command, progress
+    return learner.train(loss, figures, held, "reward", recipe.steps, recipe.lr, *how, higher=True)
 
 
 @torch.no_grad()

@@ -29,9 +29,10 @@ from .card import Card, check_of
 from .corpus import Corpus, TrainingText
 from .cut import changeable, parameters, quantized
 from .draft import write_draft
+from .held_out import HeldOut
 from .kind import Kind
 from .kind_data import OwnTexts, from_own_texts
-from .loop import History, TrainingPlan, batches, train
+from .loop import History, TrainingPlan, batches, rounded, train
 
 MODEL = "model"
 """The folder of the tuned model, in the one that is made."""
@@ -241,7 +242,7 @@ class HamburgerTraining:
     parts: MicroSteps
     recipe: HamburgerRecipe
     texts: list[Grouped]
-    held: list[Grouped] = field(default_factory=list)
+    held: HeldOut[Grouped] = field(default_factory=lambda: HeldOut([], []))
 
     def training_batch(self, some: Sequence[Grouped]) -> GroupBatch:
         return GroupBatch.of([text for text, _ in some], [sizes for _, sizes in some], self.recipe.most)
@@ -262,7 +263,7 @@ class HamburgerTraining:
             loss,
             TrainingPlan(steps, lr=recipe.lr, validate_every=max(1, steps // 20)),
             out,
-            validate=self.figures,
+            validate=lambda: self.figures(self.held.choosing),
             metric="loss",
             shares=dict.fromkeys(tuned, recipe.base_lr / recipe.lr),
             settings={"recipe": asdict(recipe), **settings},
@@ -271,7 +272,7 @@ class HamburgerTraining:
         )
 
     @torch.no_grad()
-    def figures(self) -> dict[str, float]:
+    def figures(self, held: Sequence[Grouped]) -> dict[str, float]:
         """Of held-out texts, cut into groups by the model's own entropies: loss.
 
         Nats of what is to be said of a group's first token and of those after it, and how often the most likely token
@@ -279,8 +280,8 @@ class HamburgerTraining:
         """
         totals = dict.fromkeys(("loss", "nats first", "nats after", "right first", "right after", "ends right"), 0.0)
         counts, tokens = {"first": 0, "after": 0}, 0
-        for number in range(0, len(self.held), self.recipe.batch):
-            training_batch = self.training_batch(self.held[number : number + self.recipe.batch])
+        for number in range(0, len(held), self.recipe.batch):
+            training_batch = self.training_batch(held[number : number + self.recipe.batch])
             spoken, stops, logits = losses(self.base, self.parts, training_batch)
             same = logits.argmax(dim=-1) == training_batch.right
             totals["loss"] += float((spoken + ENDS * stops).sum())
@@ -336,16 +337,17 @@ def train_hamburger(
             "learn: give it other prompts, or more texts"
         )
     base = changeable(model)
-    training_run = HamburgerTraining(base, untrained(base, recipe), recipe, learned, held)
+    training_run = HamburgerTraining(base, untrained(base, recipe), recipe, learned, HeldOut.of(held))
+    before = rounded(training_run.held.measured(training_run.figures, "loss"))
     history = training_run.run(out / "training", {"corpus": corpus.facts, "model": model.fingerprint}, progress)
-    values = {name: round(value, 4) for name, value in training_run.figures().items()}
+    values = rounded(training_run.held.measured(training_run.figures, "loss"))
     facts = {
         "model": target.name,
         "command": command,
         "texts": len(corpus),
         "best_step": history.best_step,
-        "before": {name: round(value, 4) for name, value in history.metrics["0"].items()},
-        "validation": values,
+        "before": before,
+        "validation": training_run.held.report(values, {"before": before}),
         "recipe": asdict(recipe),
     }
     named, fingerprint = target.name, model.fingerprint
@@ -363,8 +365,8 @@ def train_hamburger(
         "Texts change: tokens after the first of a group are written by a small decoder, and nothing checks them.",
         f"`{recipe}`, from {len(corpus)} of its own texts; best after {history.best_step} steps.",
         command,
-        "On held-out texts, cut into groups where the model was sure",
-        {"before": history.metrics["0"], "after": values},
+        f"On {training_run.held.said()}, cut into groups where the model was sure",
+        {"before": before, "after": values},
     ).write(out)
     return found
 

@@ -35,6 +35,7 @@ from .embedded import Shown, read_prompts, write_shown
 from .features import FeatureRows, FeatureStore
 from .glancing import glancing
 from .head_batch import DEPTHS, LOSSES, Taught, distance, judged, rank_rates, taught
+from .held_out import HeldOut
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, rounded, train
@@ -88,11 +89,11 @@ def train_head(
     shown: Shown | None = None,
     start: TrainedHead | None = None,
     progress: Progress = silent,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Train a head of a kind on texts that `target` has written; `out` is what its drafter takes.
 
-    Returns what `judged` says of the finished int8 head. Interrupted, it goes on from its last checkpoint in `out` when
-    called again; the best head up to that checkpoint is in `out`, too.
+    Returns the report of the finished int8 head, see `HeldOut.report`. Interrupted, it goes on from its last checkpoint
+    in `out` when called again; the best head up to that checkpoint is in `out`, too.
 
     Args:
         shape: What the kind's `untrained` takes beside the model.
@@ -130,17 +131,18 @@ def train_head(
         seen = _StoredTexts(features, learned_of, held_of[:_HELD])
     steps = max(1, round(recipe.epochs * len(learned) / recipe.batch))
     training_run = _HeadTraining(head, plain, seen, recipe, steps, continues=start is not None)
+    before = training_run.measured(head)
     plan = TrainingPlan(steps, lr=recipe.lr, warmup=0.05, clip=0.5, validate_every=max(1, min(100, steps // 10)))
     begun = {} if start is None else {"start": dict(start.facts)}
     made = {"command": command, "target": target.name, **asdict(recipe)}
 
-    def keep(best: Mapping[str, torch.Tensor], history: History, scores: Mapping[str, float]) -> dict[str, Any]:
+    def keep(best: Mapping[str, torch.Tensor], history: History, scores: Mapping[str, Any]) -> dict[str, Any]:
         """Leave the head with these parameters in `out`; what its file says of it."""
         tensors = Parts(head.parts.tensors | dict(best)).quantized()
         finished = TrainedHead(kind.kind, tensors, settings, model=model.fingerprint)
         bound = kind(finished, model)
-        scores = scores or judged(bound, training_run.held, recipe.decay)
-        facts = {**made, "steps": history.best_step, **scores, "rates": rank_rates(bound, training_run.held)}
+        scores = scores or training_run.measured(bound)
+        facts = {**made, "steps": history.best_step, **scores, "rates": rank_rates(bound, training_run.every)}
         replace(finished, facts=facts).save(out / HEAD)
         return facts
 
@@ -158,13 +160,13 @@ def train_head(
         saved=saved,
     )
     facts = keep(training_run.parameters, history, {})
-    scores = {name: facts[name] for name in history.metrics["0"]}
+    scores = {name: facts[name] for name in before}
     tokens = sum(len(text.tokens) - text.written for text in corpus)
     columns = {
         name: {
             depth: f"{values[each]:.1%}" for depth in range(1, DEPTHS + 1) if (each := f"agreement.{depth}") in values
         }
-        for name, values in (("untrained", history.metrics["0"]), ("trained", scores))
+        for name, values in (("untrained", before), ("trained", scores))
     }
     Card(
         f"A draft head for {target.name}",
@@ -173,10 +175,11 @@ def train_head(
         f"`{recipe}`, on {tokens} tokens that {target.name} wrote in {len(corpus)} texts; best after {facts['steps']} "
         "steps. Linear layers are int8.",
         command,
-        "How often its most likely token is the one of the model on held-out texts, by the number of tokens ahead",
+        "How often its most likely token is the one of the model, by the number of tokens ahead, on "
+        + training_run.held.said(),
         columns,
     ).write(out)
-    return scores
+    return training_run.held.report(scores, {"untrained": before})
 
 
 def _begun(start: TrainedHead, kind: type[BoundHead]) -> TrainedHead:
@@ -229,9 +232,9 @@ class _HeadTraining:
         self._place[ids] = torch.arange(len(ids), device=device)
         self._batch = batches(len(plain.learned), recipe.batch, recipe.seed)
         self._shown = batches(len(shown.learned), recipe.batch, recipe.seed) if shown is not None else self._batch
-        judged, size = shown or plain, recipe.batch
-        held = [judged.features[number] for number in judged.held]
-        self.held = [self._training_batch(held[first : first + size]) for first in range(0, len(held), size)]
+        judged = shown or plain
+        self.every = [self._training_batch([judged.features[number]]) for number in judged.held]
+        self.held = HeldOut.of(self.every)
 
     def loss(self, step: int) -> torch.Tensor:
         texts = [self.plain.features[self.plain.learned[each]] for each in self._batch(step)]
@@ -259,7 +262,11 @@ class _HeadTraining:
             return found + self.head.regret(guesses, training_batch.states, known)
 
     def validate(self) -> dict[str, float]:
-        return judged(self.head, self.held, self.recipe.decay)
+        return judged(self.head, self.held.choosing, self.recipe.decay)
+
+    def measured(self, head: BoundHead) -> dict[str, Any]:
+        """What a head is worth on texts that chose nothing, with an interval."""
+        return rounded(self.held.measured(lambda texts: judged(head, texts, self.recipe.decay), "agreement.1"))
 
     def _training_batch(self, texts: Sequence[FeatureRows]) -> Taught:
         steps = max(self.head.taught, DEPTHS)
@@ -280,7 +287,7 @@ class HeadKind:
     images: Path | None = None
 
 
-def _learn(run: Run) -> dict[str, float]:
+def _learn(run: Run) -> dict[str, Any]:
     asked, own, recipe = run.of(HeadKind), run.of(OwnTexts), run.of(HeadRecipe)
     run.made, shape = head_named(asked.kind)
     loaded, corpus, shown = run.loaded, own_texts(run), None
@@ -294,8 +301,7 @@ def _learn(run: Run) -> dict[str, float]:
             seed=recipe.seed,
             progress=run.progress,
         )
-    scores = train_head(loaded, run.made, corpus, run.out, shape=shape, recipe=recipe, shown=shown, **run.how)
-    return rounded({name: value for name, value in scores.items() if name.startswith("agreement")})
+    return train_head(loaded, run.made, corpus, run.out, shape=shape, recipe=recipe, shown=shown, **run.how)
 
 
 KINDS = {

@@ -27,7 +27,7 @@ from decodery.models.trained.head_gates import HeadGates
 
 from .card import check_of
 from .kind import Kind, Run
-from .kind_data import TextFiles
+from .kind_data import TextFiles, shown
 from .one_by_one import ExampleSplit
 from .traced import TracedCache, differentiable
 
@@ -208,19 +208,20 @@ def train_head_gates(
     trainee = HeadGateTrainee(differentiable(target.model, "head gates"), recipe)
     examples = ExampleSplit(documents, recipe, "documents")
 
-    def validate() -> dict[str, float]:
-        return {"loss": float(torch.stack([trainee.loss(each) for each in examples.held]).mean())}
+    def figures(some: Sequence[Document]) -> dict[str, float]:
+        with torch.no_grad():
+            return {"loss": float(torch.stack([trainee.loss(each) for each in some]).mean())}
 
     history = examples.learn(
         {"gates": trainee.gates},
         lambda document, _: trainee.loss(document),
-        validate,
+        figures,
         out,
         data=[[each.tokens.tolist(), each.rows.tolist()] for each in documents],
         what="training head gates",
         progress=progress,
     )
-    facts = examples.facts(command, history, loss=round(history.best or 0.0, 4))
+    facts = examples.facts(command, history)
     found = HeadGates(trainee.gates.detach().clamp(0, 1).cpu(), facts, target.model.fingerprint)
     found.save(out / HeadGates.FILE)
     return found
@@ -229,7 +230,7 @@ def train_head_gates(
 def _learn(run: Run) -> dict[str, Any]:
     target, recipe = run.floating, run.of(GateRecipe)
     documents = hide_keys(target.tokenizer, run.of(TextFiles).pieces(target), seed=recipe.seed)
-    return {"loss": train_head_gates(target, documents, run.out, recipe=recipe, **run.how).facts["loss"]}
+    return shown(train_head_gates(target, documents, run.out, recipe=recipe, **run.how).facts)
 
 
 KINDS = {

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.transfer import Transfer
 
-from .ahead import EVERY, AheadRecipe, AheadTrainee, after, card, facts_of, shares, teach
+from .ahead import AheadPart, AheadRecipe, AheadTrainee, after, train_ahead
 from .card import check_of
 from .corpus import Corpus
 from .kind import Kind
@@ -117,18 +118,22 @@ def train_transfer(
     recipe = recipe or TransferRecipe()
     check_folder(out)
     trainee = TransferTrainee(target.model, model, recipe)
-    learned, held = shares(corpus, target, every=EVERY)
-    history = teach(trainee, corpus, learned, held, out, recipe, progress, "training maps")
-    rates = trainee.rates([corpus[number] for number in held], progress)
-    facts = facts_of(target, corpus, recipe, history, command)
-    found = Transfer(trainee.maps.detach().cpu(), recipe.layers, rates, facts, target.model.fingerprint)
-    found.save(out / TRANSFER)
     about = (
         f"Maps of the states after layers {', '.join(map(str, recipe.layers))} to those of tokens that are not written "
         "yet (Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration, 2024)."
     )
-    card(facts, corpus, history, title="Hidden transfer", use="hidden-transfer:transfer", about=about).write(out)
-    return found, history
+
+    def made(facts: dict[str, Any], rates: torch.Tensor | None) -> Transfer:
+        assert rates is not None
+        return Transfer(trainee.maps.detach().cpu(), recipe.layers, rates, facts, target.model.fingerprint)
+
+    return train_ahead(
+        *(target, corpus, out, trainee, recipe),
+        AheadPart("training maps", TRANSFER, "Hidden transfer", "hidden-transfer:transfer", about),
+        made,
+        command,
+        progress,
+    )
 
 
 KINDS = {

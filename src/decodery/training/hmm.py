@@ -23,6 +23,8 @@ from decodery.speculative.stores.hmm import HMM
 
 from .card import LOSSLESS, Card, check_of
 from .corpus import Corpus
+from .held_out import HeldOut
+from .held_out import columns as columns_of
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
 from .loop import CHECKPOINT
@@ -202,10 +204,24 @@ def train_hmm(
     texts = [corpus[number].tokens.astype(np.int64) for number in learned]
     hmm, common = begun(texts, vocab_size, recipe, target.model.config.vocabulary)
     columns = hmm.columns.numpy()
-    spelt, judged = [columns[text] for text in texts], [columns[corpus[number].tokens] for number in held]
+    known = HeldOut.of(held)
+    spelt, judged = [columns[text] for text in texts], [columns[corpus[number].tokens] for number in known.choosing]
+
     # Of the tokens that share a column, what each has of it, which no iteration changes.
-    rare = [hmm.rest[corpus[number].tokens.astype(np.int64)] for number in held]
-    within = float(sum(shares[shares > 0].log().sum() for shares in rare))
+    def within(numbers: Sequence[int]) -> float:
+        rare = [hmm.rest[corpus[number].tokens.astype(np.int64)] for number in numbers]
+        return float(sum(shares[shares > 0].log().sum() for shares in rare))
+
+    def bits(of: HMM) -> dict[str, Any]:
+        """Bits per token of texts that chose nothing, with an interval."""
+
+        def figures(numbers: list[int]) -> dict[str, float]:
+            said = counted(of, [columns[corpus[number].tokens] for number in numbers], only_likelihood=True).likelihood
+            size = sum(len(corpus[number].tokens) for number in numbers)
+            return {"bits per token": -(said + within(numbers)) / size / float(np.log(2))}
+
+        return known.measured(figures, "bits per token", lambda number: len(corpus[number].tokens))
+
     run = _Run(out / "training" / CHECKPOINT, {"recipe": asdict(recipe), "corpus": corpus.facts}, hmm)
     size = sum(map(len, spelt))
     while len(run.objective) < recipe.iterations:
@@ -213,7 +229,7 @@ def train_hmm(
         run.objective.append((counts.likelihood + recipe.prior * _log_prior(run.hmm, common)) / size)
         run.hmm = counts.most_likely(run.hmm, recipe.prior, common)
         likelihood = counted(run.hmm, judged, only_likelihood=True).likelihood
-        run.judge((likelihood + within) / sum(map(len, judged)))
+        run.judge((likelihood + within(known.choosing)) / sum(map(len, judged)))
         run.save()
         progress("learning", len(run.objective), recipe.iterations)
     facts: dict[str, Any] = {
@@ -227,10 +243,12 @@ def train_hmm(
         "held": run.held,
         "met": float(np.mean(np.concatenate(judged) < len(hmm.tokens))),
     }
+    tables: dict[str, Any] = dict(run.best)
+    facts["validation"] = known.report(bits(replace(hmm, **tables)), {"begun": bits(hmm)})
     best: dict[str, Any] = {name: table.float() for name, table in run.best.items()}
     found = replace(hmm, **best, rest=hmm.rest.float(), facts=facts)
     found.save(out / HMM.FILE)
-    bits = [round(-each / float(np.log(2)), 4) for each in run.held]
+    by_iteration = [round(-each / float(np.log(2)), 4) for each in run.held]
     Card(
         f"A hidden Markov model of the texts of {target.name}",
         f"-m {target.name} --drafter hmm:model=THIS_FOLDER",
@@ -238,10 +256,10 @@ def train_hmm(
         "have a "
         f"column of their own, which are {facts['met']:.1%} of those held out.",
         f"`{recipe}`, from {size:,} tokens of {len(corpus):,} texts, 5 % of them held out; iteration "
-        f"{facts['best']} of {len(bits)} is kept.",
+        f"{facts['best']} of {len(by_iteration)} is kept.",
         command,
-        "Bits per token of held-out texts",
-        {"first iteration": {"bits": bits[0]}, "kept": {"bits": bits[facts["best"] - 1]}},
+        f"On {known.said()}",
+        columns_of(facts["validation"]),
     ).write(out)
     return found
 
@@ -300,7 +318,7 @@ class _Run:
 
 def _learn(run: Run) -> dict[str, Any]:
     found = train_hmm(run.loaded, own_texts(run), run.out, recipe=run.of(HMMRecipe), **run.how)
-    return {"bits per token on held-out texts": round(-max(found.facts["held"]) / float(np.log(2)), 2)}
+    return dict(found.facts["validation"])
 
 
 KINDS = {

@@ -24,7 +24,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
-from decodery.models.torch.weights import Dense, Kept
+from decodery.models.torch.weights import Dense
 from decodery.sampling.no_citation import Citations
 from decodery.sampling.sampler import Sampler
 
@@ -34,7 +34,7 @@ from .kind import Kind, Run
 from .kind_data import CutFiles, cut_texts
 from .loop import TrainingPlan, batches, train
 from .remade import Remade, Remaking, TrainedForm, TrainingProgress, check_folder
-from .training_batch import distance, predictions, training_batch
+from .training_batch import distance, predictions, whole_batch
 
 _HELD, _CONTEXT, _LAST = 16, 32, 96
 """Texts held out, how much of each is a context to write from, and of what is written the last so many tokens count."""
@@ -134,12 +134,10 @@ def hyperfit(
         )
     learned, others = ([corpus[number] for number in some] for some in (chosen, held))
     remade = Remade(original, WholeRemaking())
-    every = np.arange(original.vocab_size)
-    ids = torch.from_numpy(every).to(original.device)
     batch = batches(len(learned), recipe.batch, recipe.seed)
 
     def loss_of(texts: Sequence[TrainingText]) -> torch.Tensor:
-        taught = training_batch(texts, Kept(ids, ids), every)
+        taught = whole_batch(texts, remade.model)
         return distance(predictions(remade.model, taught), taught)
 
     def validate() -> dict[str, float]:

@@ -18,6 +18,7 @@ from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .loop import History, TrainingPlan, batches, train
 from .mining import HELD_OUT, Examples, Mining, examples, read_questions
+from .ranking import interval
 
 JUDGE = "judge.safetensors"
 
@@ -50,7 +51,13 @@ def fit(
     mean, spread = states.mean(dim=0), states.std(dim=0).clamp_min(1e-3)
     states = (states - mean) / spread
     weights = torch.where(labels > 0, 0.5 / labels.mean(), 0.5 / (1 - labels.mean()))
-    others, truth = (torch.from_numpy(found.states[held]) - mean) / spread, found.valid[held]
+    # Of the held-out questions every other one chooses the best step, and where both kinds allow it the rest nothing.
+    testing = held & (found.question // HELD_OUT % 2 == 1)
+    choosing = held & ~testing
+    if any(len(set(found.valid[part].tolist())) < 2 for part in (testing, choosing)):
+        testing = choosing = held
+    others, truth = (torch.from_numpy(found.states[choosing]) - mean) / spread, found.valid[choosing]
+    tested, right = (torch.from_numpy(found.states[testing]) - mean) / spread, found.valid[testing]
     parameters = {
         "weight": torch.zeros(states.shape[1], dtype=torch.float32, device="cpu"),
         "bias": torch.zeros(1, dtype=torch.float32, device="cpu"),
@@ -83,16 +90,21 @@ def fit(
         progress=progress,
     )
     with torch.no_grad():
-        scores = logits(others).sigmoid().numpy()
+        scores, chance = logits(tested).sigmoid().numpy(), float(np.quantile(logits(others).sigmoid()[~truth], 0.9))
         weight = parameters["weight"] / spread
         bias = float(parameters["bias"] - (weight * mean).sum())
     figures = {
         "examples": len(found.valid),
         "valid": round(float(found.valid.mean()), 4),
         "held_out": int(held.sum()),
-        "auc": round(auc(scores, truth), 4),
-        "threshold_90": round(float(np.quantile(scores[~truth], 0.9)), 4),
-        "kept_at_threshold_90": round(float((scores[truth] > np.quantile(scores[~truth], 0.9)).mean()), 4),
+        "tested on": f"{len(set(found.question[testing]))} questions that "
+        + ("also chose the best step" if testing is choosing else "chose nothing"),
+        "auc": round(auc(scores, right), 4),
+        "interval of auc": [
+            round(each, 4) for each in interval(scores.tolist(), right.tolist(), found.question[testing].tolist())
+        ],
+        "threshold_90": round(chance, 4),
+        "kept_at_threshold_90": round(float((scores[right] > chance).mean()), 4),
     }
     head = Head(weight.detach(), bias, layer, {**(facts or {}), **figures}, model)
     head.save(out / JUDGE)

@@ -73,6 +73,7 @@ class Run:
         progress: Called with what is done.
         command: The command, for the facts about what it makes.
         say: Called with remarks to the user.
+        single: Whether what is written is one file.
 
     Attributes:
         made: What `Kind.learn` leaves for `Kind.ready`.
@@ -88,9 +89,10 @@ class Run:
         progress: Progress,
         command: str = "",
         say: Callable[[str], None] = lambda text: None,
+        single: bool = False,
     ) -> None:
         self.model, self.out, self.settings = model, out, settings
-        self.progress, self.command, self.say = progress, command, say
+        self.progress, self.command, self.say, self.single = progress, command, say, single
 
     def of(self, kind: type[Settings]) -> Settings:
         """The settings of a class."""
@@ -102,9 +104,19 @@ class Run:
         return {"command": self.command, "progress": self.progress}
 
     @property
+    def training(self) -> Path:
+        """The folder of checkpoints: in the output, or beside a file."""
+        return self.out.with_name(f"{self.out.name}.training") if self.single else self.out / "training"
+
+    @property
     def seed(self) -> int:
         """The seed, of the first settings that have one."""
         return int(next(each.seed for each in self.settings if hasattr(each, "seed")))
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What a training is given that is not told the command."""
+        return {"out": self.training, "progress": self.progress}
 
     @property
     def facts(self) -> dict[str, str]:

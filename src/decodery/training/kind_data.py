@@ -169,10 +169,15 @@ def from_pieces(train: Callable[..., Any], recipe: type[Any]) -> Callable[[Run],
 
     def learn(run: Run) -> dict[str, Any]:
         read = run.of(TextFiles).pieces(run.floating)
-        facts = train(run.floating, read, run.out, recipe=run.of(recipe), **run.how).facts
-        return {name: value for name, value in facts.items() if name not in ("command", "recipe")}
+        return shown(train(run.floating, read, run.out, recipe=run.of(recipe), **run.how).facts)
 
     return learn
+
+
+def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a trained part that its command prints."""
+    more = {name: value for name, value in facts.items() if name not in ("command", "recipe", "validation")}
+    return {**facts["validation"], **more}
 
 
 @dataclass(frozen=True)

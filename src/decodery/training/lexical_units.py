@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
-from .ahead import AheadRecipe, AheadTrainee, after, card, facts_of, shares, teach
+from .ahead import AheadPart, AheadRecipe, AheadTrainee, after, train_ahead
 from .card import check_of
 from .corpus import Corpus
 from .kind import Kind
@@ -71,6 +72,10 @@ class PlaceholderTrainee(AheadTrainee):
     def parameters(self) -> dict[str, torch.Tensor]:
         return {"placeholders": self.placeholders}
 
+    def made(self, facts: dict[str, Any], rates: torch.Tensor | None) -> Placeholders:
+        """What was learned, as it is kept."""
+        return Placeholders(self.placeholders.detach().cpu(), facts, rates)
+
     def after(self, place: int, past: torch.Tensor, hidden: Mapping[Tap, torch.Tensor]) -> Segment:
         return after(self.placeholders, place, past)
 
@@ -99,17 +104,18 @@ def train_units(
     recipe = recipe or UnitsRecipe()
     check_folder(out)
     trainee = PlaceholderTrainee(target.model, model, recipe, ahead=recipe.span - 1, alpha=recipe.alpha)
-    learned, held = shares(corpus, target, recipe.alpha)
-    history = teach(trainee, corpus, learned, held, out, recipe, progress, "training placeholders")
-    facts = facts_of(target, corpus, recipe, history, command)
-    found = Placeholders(trainee.placeholders.detach().cpu(), facts)
-    found.save(out / UNITS)
     about = (
         f"{recipe.span - 1} input embeddings that {target.name} reads in place of tokens that are not written yet "
         "(Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs, 2024)."
     )
-    card(facts, corpus, history, title="Placeholders", use="lexical-unit:units", about=about).write(out)
-    return found, history
+    kept: dict[str, Any] = {"every": 20, "alpha": recipe.alpha, "rated": False}
+    return train_ahead(
+        *(target, corpus, out, trainee, recipe),
+        AheadPart("training placeholders", UNITS, "Placeholders", "lexical-unit:units", about, **kept),
+        trainee.made,
+        command,
+        progress,
+    )
 
 
 KINDS = {

@@ -31,6 +31,7 @@ class TrainingPlan:
         lr: At its peak, after `warmup` of the steps; it ends at `final` of that, along a cosine.
         clip: Largest norm of the gradient, infinity for any.
         validate_every: Steps between validations.
+        patience: Validations without gain after which it ends; None for all of the steps.
         save_seconds: Between checkpoints.
     """
 
@@ -43,6 +44,7 @@ class TrainingPlan:
     clip: float = 1.0
     validate_every: int = 100
     save_seconds: float = 30.0
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.validate_every < 1:
@@ -57,6 +59,12 @@ class TrainingPlan:
             return self.lr * (step + 1) / rising
         along = (step - rising) / max(1, self.steps - rising)
         return self.lr * (self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * along)))
+
+
+def even_plan(steps: int, lr: float, weight_decay: float = 0.0, **settings: Any) -> TrainingPlan:
+    """A plan with one learning rate and gradients of any norm, as small parts are trained."""
+    even = {"warmup": 0.0, "final": 1.0, "betas": (0.9, 0.999), "clip": math.inf}
+    return TrainingPlan(steps, lr, weight_decay=weight_decay, **{**even, **settings})
 
 
 @dataclass
@@ -87,19 +95,19 @@ class History:
         return rounded(self.metrics[str(self.best_step)])
 
 
-def rounded(figures: Mapping[str, float], digits: int = 4) -> dict[str, float]:
+def rounded(figures: Mapping[str, Any], digits: int = 4) -> dict[str, Any]:
     """Figures as they are printed and kept."""
-    return {name: round(value, digits) for name, value in figures.items()}
+    return {name: round(value, digits) if isinstance(value, float) else value for name, value in figures.items()}
 
 
 def train(
     parameters: Mapping[str, torch.Tensor],
     loss: Callable[[int], torch.Tensor],
     plan: TrainingPlan,
-    out: Path,
+    out: Path | None,
     *,
-    validate: Callable[[], Mapping[str, float]],
-    metric: str,
+    validate: Callable[[], Mapping[str, float]] | None = None,
+    metric: str = "",
     higher: bool = False,
     enough: Callable[[Mapping[str, float]], bool] = lambda values: False,
     shares: Mapping[str, float] | None = None,
@@ -107,6 +115,7 @@ def train(
     progress: Progress = silent,
     what: str = "training",
     saved: Callable[[Mapping[str, torch.Tensor], History], None] = lambda best, history: None,
+    own: bool = False,
 ) -> History:
     """Train `parameters` in place, and leave in them the values that were best on validation.
 
@@ -114,42 +123,55 @@ def train(
         parameters: What learns, by name; gradients are gathered while it is trained.
         loss: The loss of step s, a scalar that depends on `parameters`, s and nothing else: with batches that are a
             function of the step (see `batches`) a run that was interrupted gives the same bits as one that was not.
-        out: The folder of the checkpoint.
-        validate: Called every `plan.validate_every` steps, at the start and at the end, without gradients.
+        out: The folder of the checkpoint; None to keep none.
+        validate: Called every `plan.validate_every` steps, at the start and at the end, without gradients; None for the
+            values of the last step in place of the best ones.
         metric: The name among its values that decides, the lowest being best unless `higher`.
         enough: Of these values, whether to end before the last step, with the parameters as they are then.
         shares: Of the plan's rate, what parameters of these names learn at in place of all of it.
         settings: Whatever else the run depends on; a checkpoint of other settings is refused.
         progress: Told how many steps of how many are done.
+        own: Whether the checkpoint has a folder of its own in `out` for these settings, as where a command trains
+            several parts.
         saved: Called after each checkpoint, with the values that are best so far.
 
     Raises:
         NumericalError: If the loss is no longer finite.
     """
     made = json.dumps({"plan": asdict(plan), "metric": metric, **(settings or {})}, sort_keys=True)
+    if out is not None and own:
+        out = out / content(made)[:16]
     for value in parameters.values():
         value.requires_grad_(True)
     optimizer = _optimizer(parameters, plan, shares or {})
     best = {name: value.detach().clone() for name, value in parameters.items()}
-    path, history = out / CHECKPOINT, History()
-    if path.is_file():
+    path, history = None if out is None else out / CHECKPOINT, History()
+    if path is not None and path.is_file():
         history = _restore(path, made, parameters, best, optimizer)
     written, total, counted = monotonic(), 0.0, 0
 
+    def over(values: Mapping[str, float]) -> bool:
+        waited = (history.step - history.best_step) // plan.validate_every
+        return enough(values) or (plan.patience is not None and waited >= plan.patience)
+
     def judge() -> bool:
         with torch.no_grad():
-            values = {name: float(value) for name, value in validate().items()}
+            values = {} if validate is None else {name: float(value) for name, value in validate().items()}
         history.metrics[str(history.step)] = values
-        if history.best is None or (values[metric] > history.best if higher else values[metric] < history.best):
-            history.best, history.best_step = values[metric], history.step
+        if (
+            validate is None
+            or history.best is None
+            or (values[metric] > history.best if higher else values[metric] < history.best)
+        ):
+            history.best, history.best_step = values.get(metric), history.step
             for name, value in parameters.items():
                 best[name].copy_(value.detach())
-        return enough(values)
+        return over(values)
 
     if not history.metrics:
         judge()
     # A run that was interrupted after its last step had ended.
-    ended = enough(history.metrics[str(history.step)]) if str(history.step) in history.metrics else False
+    ended = over(history.metrics[str(history.step)]) if str(history.step) in history.metrics else False
     while history.step < plan.steps and not ended:
         for group in optimizer.param_groups:
             group["lr"] = plan.rate(history.step) * group["share"]
@@ -170,7 +192,8 @@ def train(
             total, counted = 0.0, 0
             ended = judge()
         # Only where the mean loss starts anew, so that a resumed run reports the same one.
-        if due and (monotonic() - written > plan.save_seconds or history.step == plan.steps or ended):
+        last = history.step == plan.steps or ended
+        if path is not None and due and (last or monotonic() - written > plan.save_seconds):
             _save(path, made, history, parameters, best, optimizer)
             saved(best, history)
             written = monotonic()
@@ -216,9 +239,18 @@ def _optimizer(
     return torch.optim.AdamW(options, lr=plan.lr, betas=plan.betas)
 
 
+def drawn(count: int, size: int, seed: int, step: int) -> torch.Tensor:
+    """[size] which of `count` items make up the batch of a step, drawn with replacement."""
+    return torch.from_numpy(np.random.default_rng([seed, step]).integers(count, size=size))
+
+
 def content(data: object) -> str:
-    """SHA-256 of what can be written as JSON: what was learned from, for the settings of a run."""
-    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+    """SHA-256 of what was learned from, JSON or tensors, for the settings of a run."""
+    return hashlib.sha256(json.dumps(data, default=_digest).encode()).hexdigest()
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def known_figures(path: Path, settings: Mapping[str, Any], name: str) -> list[float]:

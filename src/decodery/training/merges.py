@@ -125,17 +125,17 @@ def train_merges(
     trainee = MergeTrainee(differentiable(target.model, "merged tokens"), target.tokenizer, recipe)
     long_enough(texts, _LEAST)
     examples = ExampleSplit(texts, recipe)
-    mean = trainee.apart(examples.held, MergeNet.initial(target.model.config.hidden_size, 1))
+    mean = trainee.apart(examples.known.tested, MergeNet.initial(target.model.config.hidden_size, 1))
     history = examples.learn(
         trainee.tensors,
         trainee.loss,
-        lambda: {"loss": trainee.apart(examples.held)},
+        lambda some: {"loss": trainee.apart(some)},
         out,
         data=as_ids(texts),
         what="training merged tokens",
         progress=progress,
     )
-    facts = examples.facts(command, history, mean=round(mean, 4), loss=round(history.best or 0.0, 4))
+    facts = examples.facts(command, history, mean=round(mean, 4))
     found = MergeNet(kept(trainee.tensors), facts, target.model.fingerprint)
     found.save(out / MergeNet.FILE)
     return found

@@ -178,7 +178,7 @@ def train_meta_tokens(
     history = examples.learn(
         trainee.tensors,
         trainee.loss,
-        lambda: {"divergence": trainee.apart(examples.held)},
+        lambda some: {"divergence": trainee.apart(some)},
         out,
         data=as_ids(texts),
         what="training meta-tokens",
@@ -186,7 +186,7 @@ def train_meta_tokens(
         metric="divergence",
         weight_decay=0.01,
     )
-    facts = examples.facts(command, history, divergence=round(history.best or 0.0, 4))
+    facts = examples.facts(command, history)
     found = MetaTokens(kept(trainee.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
     found.save(out / MetaTokens.FILE)
     return found

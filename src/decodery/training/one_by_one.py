@@ -11,6 +11,7 @@ import torch
 from decodery.core.errors import PromptError
 from decodery.models.loaders.store import Progress
 
+from .held_out import HeldOut
 from .loop import History, TrainingPlan, batches, content, train
 
 HELD = 8
@@ -44,7 +45,7 @@ class ExampleSplit(Generic[Example]):
 
     Args:
         kind: What a run's settings and facts call the examples.
-        held: Those that nothing is learned from.
+        held: Those that nothing is learned from, which choose the best step unless there are others.
 
     Raises:
         PromptError: For too few of them.
@@ -54,14 +55,15 @@ class ExampleSplit(Generic[Example]):
         if len(examples) < HELD:
             raise PromptError(f"{len(examples)} {kind} are too few to learn from: give at least {HELD}")
         self.recipe, self.kind, self.count = recipe, kind, len(examples)
-        self.held = examples[HELD - 1 :: HELD]
+        self.known = HeldOut.of(examples[HELD - 1 :: HELD])
+        self.held = self.known.choosing
         self._learned = [each for number, each in enumerate(examples) if number % HELD != HELD - 1]
 
     def learn(
         self,
         tensors: Mapping[str, torch.Tensor],
         loss: Callable[[Example, int], torch.Tensor],
-        validate: Callable[[], dict[str, float]],
+        figures: Callable[[Sequence[Example]], dict[str, float]],
         out: Path,
         *,
         data: object,
@@ -74,28 +76,31 @@ class ExampleSplit(Generic[Example]):
 
         Args:
             loss: Of an example in a step, counted from 0.
+            figures: Of examples that were not learned from.
             data: All examples, as JSON writes them: checkpoints in `out` are gone on from where it is the same.
         """
-        recipe = self.recipe
+        recipe, before = self.recipe, self.known.measured(figures, metric)
         order = batches(len(self._learned), 1, recipe.seed)
-        return train(
+        history = train(
             tensors,
             lambda step: loss(self._learned[order(step)[0]], step),
             TrainingPlan(
                 recipe.steps, lr=recipe.lr, weight_decay=weight_decay, validate_every=max(1, recipe.steps // 6)
             ),
             out / "training",
-            validate=validate,
+            validate=lambda: figures(self.held),
             metric=metric,
             settings={"recipe": vars(recipe), self.kind: content(data)},
             progress=progress,
             what=what,
         )
+        self.report = self.known.report(self.known.measured(figures, metric), {"untrained": before}, self.kind)
+        return history
 
     def facts(self, command: str, history: History, **figures: Any) -> dict[str, Any]:
         """How a part was made, for its file."""
         about = {"command": command, self.kind: self.count, "best_step": history.best_step}
-        return about | figures | {"recipe": dict(vars(self.recipe))}
+        return about | {"validation": self.report} | figures | {"recipe": dict(vars(self.recipe))}
 
 
 def as_ids(texts: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -79,14 +80,14 @@ def train_orpo(
     recipe: ORPORecipe | None = None,
     command: str = "",
     progress: Progress = silent,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Train an adapter of `lm` on (prompt, chosen, rejected) and leave it in the folder `out`.
 
     One pair in ten is held out. Interrupted, it goes on from its last checkpoint when called again.
 
     Returns:
-        Of the held-out pairs the `loss` and the share whose chosen text is more likely per token (`preferred`), each
-        also as `..._before`.
+        Of held-out pairs that chose nothing the `loss` and the share whose chosen text is more likely per token
+        (`preferred`), see `HeldOut.report`.
 
     Raises:
         SettingsError: For too few pairs.
@@ -106,15 +107,15 @@ def train_orpo(
     def loss(step: int) -> torch.Tensor:
         return orpo(*means([learned[int(number)] for number in batch(step)]), recipe.weight).mean()
 
-    def validate() -> dict[str, float]:
+    def figures(some: Sequence[tuple[TrainingText, TrainingText]]) -> dict[str, float]:
         # Logits of all held-out pairs at once might not fit.
-        parts = [means(held[first : first + recipe.batch]) for first in range(0, len(held), recipe.batch)]
+        parts = [means(some[first : first + recipe.batch]) for first in range(0, len(some), recipe.batch)]
         better, worse = (torch.cat(each) for each in zip(*parts, strict=True))
         losses = orpo(better, worse, recipe.weight)
         return {"loss": float(losses.mean()), "preferred": float((better > worse).float().mean())}
 
     settings = {"pairs": len(pairs), "data": content(pairs), "recipe": asdict(recipe)}
-    return learner.train(loss, validate, "loss", recipe.steps, recipe.lr, settings, command, progress)
+    return learner.train(loss, figures, held, "loss", recipe.steps, recipe.lr, settings, command, progress)
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Preferences(Data):
     pairs: Path = field(default=Path(), metadata=ARGUMENT)
 
 
-def _learn(run: Run) -> dict[str, float]:
+def _learn(run: Run) -> dict[str, Any]:
     found, remaking = read_pairs(run.of(Preferences).pairs), run.of(LoRARemaking)
     return train_orpo(run.lm, found, run.out, remaking=remaking, recipe=run.of(ORPORecipe), **run.how)
 

@@ -20,6 +20,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 
+from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
 from .lines import read_json_lines
@@ -105,27 +106,41 @@ def fit_partial(
 
     Args:
         facts: What else to write down beside it. Their "validation" then holds the cross-entropy of the targets held
-            out, in nats per token: of the model alone, and with the second attention.
+            out, in nats per token, and that of the model alone.
     """
     if not isinstance(model, Transformer) or not 1 <= (1 if last is None else last) <= model.config.num_layers:
         raise SettingsError("partial attention needs one of this package's own models, and from 1 to all of its layers")
     if not (echo >= 0 and lr > 0 and steps > 0 and batch > 0):
         raise SettingsError("partial attention needs steps, batch and lr above 0, and echo of at least 0")
     weights = PartialWeights.initial(model, seed, last=last, reset=reset)
-    held = pairs[_HELD - 1 :: _HELD]
+    known = HeldOut.of(pairs[_HELD - 1 :: _HELD])
     learned = [pair for number, pair in enumerate(pairs) if number % _HELD != _HELD - 1]
     plan = TrainingPlan(steps, lr=lr, validate_every=max(1, steps // 4))
     history = train_partial(
-        model, weights, learned, held, plan, out / "training", batch=batch, echo=echo, seed=seed, progress=progress
+        model,
+        weights,
+        learned,
+        known.choosing,
+        plan,
+        out / "training",
+        batch=batch,
+        echo=echo,
+        seed=seed,
+        progress=progress,
     )
-    assert history.best is not None
-    figures = {"alone": history.metrics["0"]["loss"], "with partial attention": history.best}
+
+    def figures(of: PartialWeights | None) -> dict[str, Any]:
+        with torch.no_grad():
+            return known.measured(
+                lambda some: {"loss": float(pair_loss(model, of, some))}, "loss", lambda pair: len(pair[1])
+            )
+
     about = {
         "vocabulary": model.config.vocabulary,
         "pairs": len(pairs),
         "steps": steps,
         "best_step": history.best_step,
-        "validation": {name: round(value, 4) for name, value in figures.items()},
+        "validation": known.report(figures(weights), {"alone": figures(None)}, "pairs"),
     }
     weights = replace(weights, facts=about | dict(facts or {}))
     weights.save(out / PARTIAL)
@@ -214,7 +229,7 @@ class PartialSettings:
     seed: int = 0
 
 
-def _learn(run: Run) -> dict[str, float]:
+def _learn(run: Run) -> dict[str, Any]:
     given, lm = run.of(SourcePairs), LLM(run.load("float32"))
     texts = [
         (

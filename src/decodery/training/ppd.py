@@ -17,7 +17,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
-from .ahead import EVERY, AheadRecipe, card, facts_of, shares, teach
+from .ahead import AheadPart, AheadRecipe, train_ahead
 from .card import check_of
 from .corpus import Corpus
 from .kind import Kind
@@ -71,19 +71,17 @@ def train_ppd(
     recipe = recipe or PPDRecipe()
     check_folder(out)
     trainee = PlaceholderTrainee(target.model, model, recipe, ahead=recipe.ahead, decay=recipe.decay)
-    learned, held = shares(corpus, target, every=EVERY)
-    history = teach(trainee, corpus, learned, held, out, recipe, progress, "training prompt tokens")
-    rates = trainee.rates([corpus[number] for number in held], progress)
-    facts = facts_of(target, corpus, recipe, history, command)
-    found = Placeholders(trainee.placeholders.detach().cpu(), facts, rates)
-    found.save(out / PROMPTS)
     about = (
         f"{recipe.ahead} input embeddings that {target.name} reads in place of tokens that are not written yet "
-        "(Hardware-"
-        "Aware Parallel Prompt Decoding for Memory-Efficient Acceleration of LLM Inference, 2024)."
+        "(Hardware-Aware Parallel Prompt Decoding for Memory-Efficient Acceleration of LLM Inference, 2024)."
     )
-    card(facts, corpus, history, title="Prompt tokens", use="ppd:ppd", about=about).write(out)
-    return found, history
+    return train_ahead(
+        *(target, corpus, out, trainee, recipe),
+        AheadPart("training prompt tokens", PROMPTS, "Prompt tokens", "ppd:ppd", about),
+        trainee.made,
+        command,
+        progress,
+    )
 
 
 KINDS = {

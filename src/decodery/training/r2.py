@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,21 +19,11 @@ from decodery.engine.engine import Engine
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 
-from .diffusion import (
-    DiffusionModel,
-    DiffusionRecipe,
-    Masked,
-    check_folder,
-    distance,
-    held_back,
-    held_loss,
-    logits_at,
-    trained,
-    tune,
-)
+from .diffusion import Masked, check_folder, distance, logits_at, tested, trained
+from .diffusion_tuning import DiffusionModel, TuningRecipe, held_back, tune
 from .kind import Kind, Run
-from .lists import END, MASK, MOST, VOCABULARY, examples, ids
-from .loop import History, TrainingPlan
+from .lists import END, MASK, VOCABULARY, examples, ids
+from .loop import History
 
 _TOGETHER = 64
 _HELD_OUT = 20
@@ -41,7 +32,7 @@ _MASK, _END = VOCABULARY.index(MASK), VOCABULARY.index(END)
 
 
 @dataclass(frozen=True)
-class R2Recipe:
+class R2Recipe(TuningRecipe):
     """How a diffusion model is tuned to r2.
 
     A step learns from `batch` states of those that came out right: what the pass wrote there weighs 1 in the
@@ -49,34 +40,19 @@ class R2Recipe:
     former, in nats.
 
     Attributes:
-        tasks: Tasks that the model of FOLDER learned.
-        letters: Letters of the longest list.
         trajectories: Number of canvases that the model fills.
-        batch: States of a step.
         others: Weight of what a pass left open, beside what it wrote.
         entropy: Weight of the entropy at what a pass wrote.
-        control: Train a control: as long, on new examples.
-        seed: Random seed of examples and states.
     """
 
-    tasks: tuple[str, ...] = DiffusionRecipe.tasks
-    letters: int = MOST
-    trajectories: int = 2000
     steps: int = 1000
-    batch: int = 64
-    lr: float = 2e-4
+    trajectories: int = 2000
     others: float = 0.3
     entropy: float = 0.05
-    control: bool = False
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.trajectories < 1 or self.others < 0 or self.entropy < 0:
             raise SettingsError("tuning needs a trajectory, a state a step, and weights that are not negative")
-
-    @property
-    def recipe(self) -> DiffusionRecipe:
-        return DiffusionRecipe(self.tasks, self.letters, steps=self.steps, batch=self.batch, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -192,17 +168,18 @@ def tune_r2(
 
     how = "trained on, as a control," if settings.control else "tuned to its own hurried decoding"
     history = tune(
-        model, loss, held, TrainingPlan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
+        model, loss, held, settings.plan, out,
         settings={**asdict(settings), "before": before},
         told=f"A model {how} by `{command}`.", progress=progress, what="tuning",
     )  # fmt: skip
     return history, seen
 
 
-def _learn(run: Run) -> dict[str, float]:
-    history, seen = tune_r2(run.of(DiffusionModel).folder, run.of(R2Recipe), run.out, **run.how)
+def _learn(run: Run) -> dict[str, Any]:
+    folder, settings = run.of(DiffusionModel).folder, run.of(R2Recipe)
+    _, seen = tune_r2(folder, settings, run.out, **run.how)
     right = {} if seen is None else {"trajectories that were right and used": round(seen.right, 4)}
-    return right | held_loss(history)
+    return right | tested(run.out, settings.recipe, trained(folder))
 
 
 KINDS = {

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from decodery.compression.base import LINEARS, Change, Part, rebuilt, reported, transformable
@@ -25,19 +24,20 @@ from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
-from decodery.models.torch.weights import Dense, Kept, floating
+from decodery.models.torch.weights import Dense, floating
 
 from .card import PER_TOKEN, Card, check_of
-from .corpus import Corpus
+from .corpus import Corpus, TrainingText
+from .held_out import HeldOut
 from .kind import Run
 from .kind_data import own_texts
-from .loop import History, TrainingPlan, batches, train
-from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
+from .loop import History, TrainingPlan, batches, rounded, train
+from .training_batch import TrainingBatch, distance, judged, predictions, whole_batch
 
 check_folder = check_of(DESCRIPTION, "is not a compressed model")
 
-_HELD = 32
-"""Texts that validation reads."""
+_HELD = 64
+"""Held-out texts that are read, half of them by validation."""
 
 
 @dataclass
@@ -191,11 +191,24 @@ class Learned:
     """What a training came to.
 
     Attributes:
-        held: What copies are judged by, see `judged`.
+        history: How.
+        held: What nothing was learned from.
+        progress_made: That of the forms.
     """
 
     history: History
-    held: TrainingBatch
+    held: HeldOut[TrainingText]
+    progress_made: TrainingProgress
+
+    def measured(self, model: Transformer) -> dict[str, Any]:
+        """What `judged` says of a model on the held-out texts that chose nothing, with an interval."""
+
+        def figures(texts: list[TrainingText]) -> dict[str, float]:
+            batch = whole_batch(texts, model)
+            self.progress_made.written = written_rows(batch, model)
+            return judged(model, batch)
+
+        return rounded(self.held.measured(figures, "cross_entropy", lambda text: text.taught))
 
 
 def learn(
@@ -216,15 +229,13 @@ def learn(
     """
     original = remade.original
     learned, held = corpus.split_for(original.vocab_size, target.name)
-    every = np.arange(original.vocab_size)
-    ids = torch.from_numpy(every).to(original.device)
-    kept = Kept(ids, ids)
-    validation = training_batch([corpus[number] for number in held[:_HELD]], kept, every)
+    known = HeldOut.of([corpus[number] for number in held[:_HELD]])
+    validation = whole_batch(known.choosing, original)
     batch = batches(len(learned), recipe.batch, recipe.seed)
 
     def loss(step: int) -> torch.Tensor:
         remade.progress_made.done = step / recipe.steps
-        taught = training_batch([corpus[learned[each]] for each in batch(step)], kept, every)
+        taught = whole_batch([corpus[learned[each]] for each in batch(step)], original)
         remade.progress_made.written = written_rows(taught, remade.model)
         return distance(predictions(remade.model, taught), taught)
 
@@ -245,7 +256,7 @@ def learn(
         what="training",
     )
     remade.progress_made.done = 1.0
-    return Learned(history, validation)
+    return Learned(history, known, remade.progress_made)
 
 
 def written_rows(taught: TrainingBatch, model: Transformer) -> torch.Tensor:
@@ -265,11 +276,11 @@ def train_copy(
     recipe: CopyRecipe | None = None,
     command: str = "",
     progress: Progress = silent,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Any]]:
     """Train a copy of `target` in another form on texts it has written, and leave it in the folder `out`.
 
-    Returns what `judged` says of the copy on held-out texts, "untrained" and "trained", in the form in which it is
-    kept. Interrupted, it goes on where it was when called again.
+    Returns what `judged` says of the copy on held-out texts that chose nothing, "untrained" and "trained", in the form
+    in which it is kept, with intervals. Interrupted, it goes on where it was when called again.
 
     Args:
         corpus: See `data.write_texts` and `learn`.
@@ -285,7 +296,7 @@ def train_copy(
     untrained = remade.change().model
     learned = learn(remade, target, corpus, out, remaking, recipe, progress)
     change = remade.change()
-    scores = {name: judged(each, learned.held) for name, each in (("untrained", untrained), ("trained", change.model))}
+    scores = {name: learned.measured(each) for name, each in (("untrained", untrained), ("trained", change.model))}
     report = reported(original, [(f"{remaking}, trained for {learned.history.best_step} steps", change)])
     write(out, change.model, report, target)
     Card(
@@ -295,17 +306,18 @@ def train_copy(
         f"`{remaking}`, `{recipe}`: to predict what {target.name} predicted in {len(corpus)} texts that it wrote. Best "
         f"after {learned.history.best_step} of {learned.history.step} steps.",
         command,
-        "On held-out texts, in the form in which it is kept, per token",
+        f"On {learned.held.said()}, in the form in which it is kept, per token",
         scores,
         PER_TOKEN,
     ).write(out)
     return scores
 
 
-def copied(run: Run, remaking: Remaking) -> dict[str, dict[str, float]]:
+def copied(run: Run, remaking: Remaking) -> dict[str, Any]:
     """`train_copy` in a run of a kind, which learns from texts that the model writes."""
     transformable(run.loaded.model)
-    return train_copy(run.loaded, own_texts(run), run.out, remaking, recipe=run.of(CopyRecipe), **run.how)
+    scores = train_copy(run.loaded, own_texts(run), run.out, remaking, recipe=run.of(CopyRecipe), **run.how)
+    return {**scores["trained"], "baselines": {"untrained": scores["untrained"]}}
 
 
 COPY_READY = "The copy is ready: --drafter draft-model:model={out}"

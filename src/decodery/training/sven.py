@@ -20,6 +20,7 @@ from decodery.models.trained.prefix import KVPrefix, Prefixes
 
 from .card import Card, check_of
 from .fixes import built_in_pairs
+from .held_out import HeldOut, columns
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, validation
 from .loop import History, TrainingPlan, batches, content, train
@@ -211,7 +212,8 @@ def train_sven(
             f"{len(pairs)} pairs leave nothing to learn from or nothing to validate with: give at least {_HELD_OUT}, "
             f"none longer than {MOST_TOKENS} tokens"
         )
-    trainee = SVENTrainee(model, recipe)
+    trainee, known = SVENTrainee(model, recipe), HeldOut.of(others)
+    before = known.measured(trainee.figures, "loss")
     batch = batches(len(programs), recipe.batch, recipe.seed)
     steps = max(1, round(recipe.epochs * len(programs) / recipe.batch))
     told = content([[pair.before, pair.after] for pair in pairs])
@@ -221,12 +223,13 @@ def train_sven(
         lambda step: trainee.total(trainee.losses([programs[number] for number in batch(step)], step)),
         LinearDecayPlan(steps, lr=recipe.lr, validate_every=max(1, len(programs) // (2 * recipe.batch))),
         out / "training",
-        validate=lambda: trainee.figures(others),
+        validate=lambda: trainee.figures(known.choosing),
         metric="loss",
         settings=settings,
         progress=progress,
         what="training prefixes",
     )
+    report = known.report(known.measured(trainee.figures, "loss"), {"untrained": before}, "programs")
     facts = {
         "model": target.name,
         "vocabulary": model.config.vocabulary,
@@ -235,7 +238,7 @@ def train_sven(
         "programs": len(programs),
         "steps": history.step,
         "best_step": history.best_step,
-        "validation": history.figures,
+        "validation": report,
         "recipe": dict(vars(recipe)),
     }
     learned = {name: KVPrefix(each.detach().cpu()) for name, each in trainee.parameters.items()}
@@ -253,8 +256,8 @@ def train_sven(
         f"`{recipe}`, from {len(programs)} programs of {len(pairs)} pairs; best after {history.best_step} of "
         f"{history.step} steps.",
         command,
-        "On held-out pairs, in nats per token but for the share",
-        {"untrained": history.before, "trained": history.figures},
+        f"On {known.said('programs')}, in nats per token but for the share",
+        columns(report),
         "language: the cross-entropy of changed tokens. contrast: how little more likely they are than under the other "
         "prefix. kl: how far both prefixes move the model where nothing changed. right: the share of changed tokens "
         "that are more likely under their own prefix. loss: the sum that was minimised.",

@@ -17,6 +17,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.scorers.process_reward import ProcessHead
 
+from .evaluation import figures
 from .judge import auc
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
@@ -95,15 +96,17 @@ def train_text_prm(
     groups: dict[tuple[int, ...], list[JudgedText]] = {}
     for each in judged:
         groups.setdefault(tuple(each.prompt), []).append(each)
-    parts: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-    labels: tuple[list[float], list[float]] = [], []
+    # What is learned, what chooses the best step, and what chooses nothing.
+    parts: tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] = [], [], []
+    labels: tuple[list[float], list[float], list[float]] = [], [], []
+    prompts = list[str]()
     reader = _PromptReader(model, tap)
     # Good texts may be so rare that a tenth of all prompts has none.
     kinds = [0, 0]
     for number, (prompt, texts) in enumerate(groups.items()):
         good = max(each.reward for each in texts) > 0.5
         kinds[good] += 1
-        held = kinds[good] % _HELD_OUT == 1
+        held = 0 if kinds[good] % _HELD_OUT != 1 else 1 + kinds[good] // _HELD_OUT % 2
         for each in texts:
             ends = step_ends(tokenizer, each.text, recipe.delimiter)
             of_steps = [each.reward] * len(ends) if each.labels is None else each.labels
@@ -115,6 +118,7 @@ def train_text_prm(
             if ends and len(prompt) + len(each.text) <= model.config.max_positions:
                 parts[held].append(reader.states(prompt, each.text)[ends])
                 labels[held].extend(of_steps)
+                prompts += [str(number)] * len(ends) if held == 2 else []
         progress("reading texts", number + 1, len(groups))
     for known, name in ((labels[0], "learn from"), (labels[1], "validate with")):
         if len(set(known)) < 2:
@@ -122,7 +126,8 @@ def train_text_prm(
                 f"the texts to {name} all have one reward: give more prompts with good texts and with others"
             )
     learned, held_out = (
-        (torch.cat(s), torch.tensor(y, dtype=torch.float32, device="cpu")) for s, y in zip(parts, labels, strict=True)
+        (torch.cat(s), torch.tensor(y, dtype=torch.float32, device="cpu"))
+        for s, y in zip(parts[:2], labels[:2], strict=True)
     )
     settings = {"recipe": asdict(recipe), "model": model.fingerprint, "beginnings": len(learned[1])}
     head, scores, costs = fitted(
@@ -138,6 +143,11 @@ def train_text_prm(
         "auc": round(auc(scores, held_out[1].numpy() > 0.5), 4),
         **costs,
     }
+    if len({label > 0.5 for label in labels[2]}) == 2:
+        wrong, tested = [label <= 0.5 for label in labels[2]], -head.logits(torch.cat(parts[2]))
+        facts |= {"tested on": f"{len(set(prompts))} prompts that chose nothing"} | figures(
+            tested.tolist(), wrong, prompts
+        )
     found = replace(head, facts=facts)
     found.save(out / PRM)
     return found
@@ -234,7 +244,8 @@ def _learn(run: Run) -> dict[str, Any]:
         for prompt, text, reward, labels in given.read()
     ]
     facts = train_text_prm(lm.model, lm.tokenizer, judged, run.out, recipe=recipe, **run.how).facts or {}
-    return {name: facts[name] for name in ("auc", "cross_entropy", "cross_entropy_of_the_mean")}
+    shown = ("tested on", "items", "auroc", "interval", "auc", "cross_entropy", "cross_entropy_of_the_mean")
+    return {name: facts[name] for name in shown if name in facts}
 
 
 def _publish(run: Run, given: JudgedFile, recipe: TextPRMRecipe) -> dict[str, float]:

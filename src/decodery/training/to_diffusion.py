@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +31,9 @@ from decodery.models.torch.weights import Dense
 
 from .adapter import LoRARemaking
 from .card import Card, check_of
-from .diffusion import held_loss
+from .held_out import HeldOut, columns
 from .kind import Kind, Run
-from .loop import History, TrainingPlan, train
+from .loop import TrainingPlan, train
 from .remade import Remade
 
 check_folder = check_of(DESCRIPTION, "is no adapted model")
@@ -240,10 +241,10 @@ class AdaptedModel:
 
 def adapt(
     loaded: LoadedModel, settings: Adaptation, out: Path, *, command: str = "", progress: Progress = silent
-) -> History:
+) -> dict[str, Any]:
     """Adapt a model to fill canvases with answers about lists of words, and leave it in the folder `out`.
 
-    Interrupted, it goes on from its last checkpoint when called again.
+    Interrupted, it goes on from its last checkpoint when called again. Returns its report, see `HeldOut.report`.
 
     Args:
         loaded: In floating point.
@@ -254,22 +255,28 @@ def adapt(
     check_folder(out)
     adapted = AdaptedModel(loaded, settings)
     draws = np.random.default_rng([settings.seed, _HELD])
-    held = [adapted.masked(draw_tasks(settings, number, 16, draws), draws) for number in range(_HELD_BATCHES)]
+    known = HeldOut.of(
+        [adapted.masked(draw_tasks(settings, number, 16, draws), draws) for number in range(2 * _HELD_BATCHES)]
+    )
 
     def loss(step: int) -> torch.Tensor:
         draws = np.random.default_rng([settings.seed, step])
         share = min(1.0, (step + 1) / max(settings.annealing * settings.steps, 1.0))
         return adapted.loss(adapted.masked(draw_tasks(settings, step, settings.batch, draws), draws), share, draws)
 
-    def validation() -> dict[str, float]:
-        return {"loss": float(np.mean([float(adapted.loss(each, 1.0, draws)) for each in held]))}
+    def figures(some: Sequence[MaskedTasks]) -> dict[str, float]:
+        with torch.no_grad():
+            return {"loss": float(np.mean([float(adapted.loss(each, 1.0, draws)) for each in some]))}
+
+    before = known.measured(figures, "loss")
 
     history = train(
         adapted.parameters, loss,
         TrainingPlan(settings.steps, lr=settings.lr, validate_every=max(1, settings.steps // 20)),
-        out / "training", validate=validation, metric="loss", settings={**asdict(settings), "of": loaded.name},
-        progress=progress, what="adapting",
+        out / "training", validate=lambda: figures(known.choosing), metric="loss",
+        settings={**asdict(settings), "of": loaded.name}, progress=progress, what="adapting",
     )  # fmt: skip
+    report = known.report(known.measured(figures, "loss"), {"untrained": before}, "batches of 16 lists")
     change = adapted.change()
     write(out, change.model, reported(adapted.original, [("adapted to fill canvases", change)]), loaded)
     example = held_out(settings, 1)[0].prompt.replace("\n", "\\n")
@@ -281,14 +288,14 @@ def adapt(
         f"`{settings}`: thin matrices and a row for the mask token were trained. Best after {history.best_step} of "
         f"{history.step} steps.",
         command,
-        "On held-out lists, in nats a token",
-        {"trained": {"loss": history.best}},
+        f"On {report['tested on']}, in nats a token",
+        columns(report),
     ).write(out)
-    return history
+    return report
 
 
-def _learn(run: Run) -> dict[str, float]:
-    return held_loss(adapt(run.load("float32"), run.of(Adaptation), run.out, **run.how))
+def _learn(run: Run) -> dict[str, Any]:
+    return adapt(run.load("float32"), run.of(Adaptation), run.out, **run.how)
 
 
 KINDS = {

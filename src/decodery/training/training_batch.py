@@ -69,6 +69,13 @@ def training_batch(texts: Sequence[TrainingText], kept: Kept, place: np.ndarray)
     return of_parts([BatchPart.read(text) for text in texts], kept, place)
 
 
+def whole_batch(texts: Sequence[TrainingText], model: Transformer) -> TrainingBatch:
+    """What texts teach a model that predicts every token."""
+    every = np.arange(model.vocab_size)
+    ids = torch.from_numpy(every).to(model.device)
+    return training_batch(texts, Kept(ids, ids), every)
+
+
 def of_parts(parts: Sequence[BatchPart], kept: Kept, place: np.ndarray) -> TrainingBatch:
     """Where the target said what it finds likely, that is learned, elsewhere the text's own next token.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -24,6 +24,7 @@ from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer, judge
 from decodery.step.sequence import Sequence
 
+from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
 from .lines import read_json_lines
@@ -31,6 +32,8 @@ from .restart import compared
 
 _TOGETHER = 16
 _CHUNK = 512
+_HELD = 5
+"""One prompt in so many is held out."""
 
 Judged = tuple[Ordered[int], Ordered[int], float]
 """Prompt, what was written after it, and how good that is."""
@@ -238,21 +241,44 @@ class ValueSettings(Data):
         self.read()
 
 
-def _learn(run: Run) -> None:
+def _learn(run: Run) -> dict[str, Any]:
     given, lm = run.of(ValueSettings), run.lm
     found = given.read()
+    places = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _, _ in found))}
 
-    def judged() -> Iterator[Judged]:
+    def judged(held: bool) -> Iterator[Judged]:
         for number, (prompt, text, reward) in enumerate(found, start=1):
-            tokens = lm.encode(prompt, apply_chat_template=given.apply_chat_template)
-            yield tokens, lm.tokenizer.encode(text, special=False), reward
+            if (places[prompt] % _HELD == _HELD - 1) == held:
+                tokens = lm.encode(prompt, apply_chat_template=given.apply_chat_template)
+                yield tokens, lm.tokenizer.encode(text, special=False), reward
             run.progress("reading texts", number, len(found))
 
     if given.switch:
-        hard = ((prompt, reward < 0.5) for prompt, _, reward in judged())
-        fit_switch(lm.model, hard, tap=given.tap, ridge=given.ridge).save(run.out)
+        hard = ((prompt, reward < 0.5) for prompt, _, reward in judged(held=False))
+        head = fit_switch(lm.model, hard, tap=given.tap, ridge=given.ridge)
+        tested = [
+            (states_of(lm.model, (), prompt, head.tap)[:-1].mean(dim=0), float(reward < 0.5))
+            for prompt, _, reward in judged(held=True)
+        ]
     else:
-        fit_value(lm.model, judged(), tap=given.tap, ridge=given.ridge).save(run.out)
+        head = fit_value(lm.model, judged(held=False), tap=given.tap, ridge=given.ridge)
+        tested = [
+            (states_of(lm.model, prompt, text, head.tap)[-1], reward) for prompt, text, reward in judged(held=True)
+        ]
+    head.save(run.out)
+    return _error([(float(state @ head.weight.double() + head.bias), reward) for state, reward in tested])
+
+
+def _error(tested: Ordered[tuple[float, float]]) -> dict[str, Any]:
+    """The report of values beside the rewards of held-out texts: the squared error, and that of one value for all."""
+    if len(tested) < 2:
+        return {"tested on": "nothing: there are too few prompts to hold some out"}
+    known = HeldOut([], list(tested))
+    mean = sum(reward for _, reward in tested) / len(tested)
+    return known.report(
+        known.measured(lambda some: {"error": sum((a - b) ** 2 for a, b in some) / len(some)}, "error"),
+        {"the mean of these": {"error": sum((mean - reward) ** 2 for _, reward in tested) / len(tested)}},
+    )
 
 
 def _ready(run: Run) -> str:

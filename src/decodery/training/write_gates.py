@@ -225,14 +225,14 @@ def train_write_gate(
     history = examples.learn(
         trainee.tensors,
         trainee.loss,
-        lambda: trainee.figures(examples.held),
+        trainee.figures,
         out,
         data=as_ids(texts),
         what="training a write gate",
         progress=progress,
         weight_decay=0.01,
     )
-    facts = examples.facts(command, history, validation=history.figures)
+    facts = examples.facts(command, history)
     levels = trainee.levels(texts)
     found = WriteGates(kept(trainee.tensors), recipe.layer, levels, facts, target.model.fingerprint)
     found.save(out / WriteGates.FILE)

@@ -15,6 +15,7 @@ from safetensors import safe_open
 
 from commands import inside
 from covering import some
+from decodery.cli import train_common
 from decodery.models.loaders import store
 from decodery.training import loop, los
 from trained_kinds import KINDS, made_files
@@ -39,6 +40,8 @@ def ticking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         object.__setattr__(plan, "validate_every", 1)
 
     monkeypatch.setattr(loop, "monotonic", lambda: float(next(clock)))
+    # Hours are said of a run, and two runs take different ones.
+    monkeypatch.setattr(train_common, "monotonic", lambda: 0.0)
     monkeypatch.setattr(loop.TrainingPlan, "__post_init__", often)
     monkeypatch.setitem(los.train_los.__wrapped__.__kwdefaults__, "epochs", 6)
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))

@@ -238,7 +238,7 @@ def test_the_command_trains_the_last_layers_and_says_what_it_brings(tmp_path: Pa
     assert done.exit_code == 0, done.output
     found = PartialWeights.load(tmp_path / "out" / "partial.safetensors", model.config)
     figures = found.facts["validation"]
-    assert figures["with partial attention"] < figures["alone"] and found.reset
+    assert figures["loss"] < figures["baselines"]["alone"]["loss"] and found.reset
     assert not found.layers[0] and found.layers[1]["output"].abs().max() > 0
     (tmp_path / "pairs.jsonl").write_text('{"source": "a"}\n')
     with pytest.raises(PromptError, match='"source" and "target"'):

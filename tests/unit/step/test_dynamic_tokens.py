@@ -147,7 +147,8 @@ def test_a_network_begins_as_the_mean_and_learns_what_the_whole_prompt_says(tmp_
     texts = [TOKENIZER.encode(" ".join(draws.choice(words, 12)), special=False)[:40] for _ in range(32)]
     recipe = MergeRecipe(steps=120, lr=1e-2, width=64, most=0.2)
     net = train_merges(target, texts, tmp_path / "net", recipe=recipe)
-    held = texts[7::8]
+    # Of those held out, the ones that chose nothing.
+    held = texts[7::8][1::2]
     model = target.model
     assert isinstance(model, Transformer)
     trainee = MergeTrainee(model, target.tokenizer, recipe)

@@ -189,7 +189,7 @@ def test_the_commands_make_copies_that_draft(command: list[str], target: LoadedM
     prompts.write_text("ab\nba\n")
     learning = ["--texts", "20", "--max-new-tokens", "8", "--steps", "3", "--prompts", str(prompts)]
     code, output, errors = inside("train", *command, "-m", model, "--out", copy, *learning)
-    assert code == 0 and f"draft-model:model={copy}" in output and '"trained"' in output, errors
+    assert code == 0 and f"draft-model:model={copy}" in output and '"untrained"' in output, errors
     drafting = ["--drafter", f"draft-model:model={copy}", "--max-new-tokens", "8"]
     code, drafted, errors = inside("generate", "ab", "-m", model, *drafting)
     assert code == 0, errors

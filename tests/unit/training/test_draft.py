@@ -31,7 +31,8 @@ from decodery.testing import check_batch, check_identical, check_state
 from decodery.training.cut import DraftShape, cut_draft, keep_tokens, quantized
 from decodery.training.data import Corpus, TrainingText, write_texts
 from decodery.training.draft import train_draft
-from decodery.training.loop import TrainingPlan
+from decodery.training.held_out import HeldOut
+from decodery.training.loop import TrainingPlan, rounded
 from decodery.training.training_batch import distance, judged, predictions, training_batch
 from tiny_models import VOCAB, tiny_loaded
 
@@ -142,15 +143,16 @@ def test_training_helps_and_the_folder_is_a_draft(
     kept = keep_tokens([corpus[n] for n in corpus.split()[0]], 80, target.model, (257,))
     place = np.full(VOCAB, -1)
     place[kept.ids] = np.arange(80)
-    taught = training_batch([corpus[n] for n in corpus.split()[1]], kept, place)
+    held = HeldOut.of([corpus[n] for n in corpus.split()[1]])
+    taught = training_batch(held.tested, kept, place)
     before = judged(cut_draft(target.model, SHAPE, kept), taught)
     assert scores["cross_entropy"] < 0.8 * before["cross_entropy"]
     assert scores["acceptance"] > 1.5 * before["acceptance"]
     loaded = load(out)
-    assert loaded.dtype == "int8" and judged(loaded.model, taught) == scores
+    assert loaded.dtype == "int8" and rounded(judged(loaded.model, taught)).items() <= scores.items()
     assert loaded.tokenizer.fingerprint() == target.tokenizer.fingerprint()
     card = (out / "README.md").read_text()
-    assert f"{100 * scores['agreement']:.1f} %" in card and "tiny" in card
+    assert f"{scores['agreement']:.4f}" in card and "tiny" in card
     # Tokens without an output are never predicted, and every row is a law over the others.
     logits = _logits(loaded.model, np.arange(5, 25))[0]
     assert logits.shape == (20, VOCAB) and torch.isfinite(logits).sum(dim=1).tolist() == [80] * 20

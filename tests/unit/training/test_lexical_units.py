@@ -199,7 +199,7 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
     model, recipe = target.model, UnitsRecipe(span=3, alpha=0.0, steps=10, lr=0.1, places=4)
     assert isinstance(model, Transformer)
     before = model.weights.embedding.clone()
-    found, history = train_units(target, model, written, tmp_path / "whole", recipe=recipe)
+    found, _ = train_units(target, model, written, tmp_path / "whole", recipe=recipe)
     trainee, taught = PlaceholderTrainee(model, model, recipe, ahead=2), [written[number] for number in range(12)]
     losses = [float(trainee.loss(taught, np.random.default_rng(0)).detach())]
     with torch.no_grad():
@@ -220,8 +220,8 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
     again, _ = train_units(target, model, written, tmp_path / "twice", recipe=recipe)
     assert torch.equal(again.data, found.data)
     kept = Placeholders.load(tmp_path / "twice" / UNITS)
-    assert torch.equal(kept.data, found.data) and kept.facts["validation"]["cross_entropy"] == pytest.approx(
-        history.best, abs=1e-4
+    assert torch.equal(kept.data, found.data) and (
+        kept.facts["validation"]["cross_entropy"] < kept.facts["validation"]["baselines"]["untrained"]["cross_entropy"]
     )
     with pytest.raises(DecoderyError, match="float32"):
         train_units(target, to_int8(model), written, tmp_path / "int8", recipe=recipe)

@@ -63,7 +63,7 @@ def test_orpo_prefers_what_was_chosen_and_goes_on_where_it_stopped(tmp_path: Pat
     pairs = [(f"{number}?", "yes", "no") if number % 2 else (f"{number}?", "yes", "nay") for number in range(12)]
     recipe = ORPORecipe(steps=5, batch=4, lr=1e-2)
     found = train_orpo(tiny_lm(), pairs, tmp_path / "a", remaking=FORM, recipe=recipe)
-    assert found["loss"] < found["loss_before"] - 0.1 and found["preferred"] == 1.0
+    assert found["loss"] < found["baselines"]["untrained"]["loss"] - 0.1 and found["preferred"] == 1.0
     assert train_orpo(tiny_lm(), pairs, tmp_path / "a", remaking=FORM, recipe=recipe) == found
     with pytest.raises(SettingsError, match="other data"):
         train_orpo(tiny_lm(), [*pairs[:-1], ("?", "a", "b")], tmp_path / "a", remaking=FORM, recipe=recipe)
@@ -95,8 +95,10 @@ def test_grpo_learns_what_is_rewarded(tmp_path: Path) -> None:
         for rule in (reward, against)
     )
     # The same training with the reward turned round goes the other way.
-    assert found["reward"] > found["reward_before"] + 0.2 and -worse["reward"] < found["reward"] - 0.2
-    assert len(held) == 2 * (1 + recipe.steps), "held-out texts are drawn before and after each step, no more"
+    before = found["baselines"]["untrained"]["reward"]
+    assert found["reward"] > before + 0.2 and -worse["reward"] < found["reward"] - 0.2
+    # For the report, to choose the best step, and for the report.
+    assert len(held) == 2 * (1 + 1 + recipe.steps + 1), "held-out texts are drawn no more often than that"
     with pytest.raises(SettingsError, match="other data"):
         train_grpo(
             tiny_lm(), prompts, reward, tmp_path / "reward", remaking=FORM, recipe=recipe, rewarded="other answers"
@@ -115,8 +117,8 @@ def test_passes_are_bounded_and_at_the_temperature_of_the_texts(tmp_path: Path, 
     monkeypatch.setattr(grpo, "AdapterLearner", Recording)
     recipe = ORPORecipe(steps=1, batch=2)
     train_orpo(tiny_lm(), [("a", "b", "c")] * 31, tmp_path / "a", remaking=FORM, recipe=recipe)
-    # Four held-out pairs, before and after.
-    assert read == [(4, 1.0)] * 5
+    # Of four held-out pairs two choose, and two are reported before and after, together and one by one.
+    assert read == [(4, 1.0), (2, 1.0), (2, 1.0), *[(4, 1.0)] * 4, (2, 1.0), (2, 1.0)]
     read.clear()
     drawn = GRPORecipe(group=2, batch=1, steps=1, max_new_tokens=1, temperature=0.5)
     train_grpo(

@@ -1,0 +1,94 @@
+"""Figures of data that chose nothing, with intervals and what stands beside them: what kinds of training print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from .loop import rounded
+
+Item = TypeVar("Item")
+
+
+def columns(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The columns of a card of what `HeldOut.report` says: the baselines, and what was trained."""
+    own = {name: value for name, value in report.items() if name not in ("tested on", "baselines")}
+    return {**report["baselines"], "trained": own}
+
+
+def bootstrap(
+    values: Sequence[float], weights: Sequence[float] | None = None, *, draws: int = 1000, seed: int = 0
+) -> list[float]:
+    """The 95 % interval of a weighted mean, by drawing its items with replacement.
+
+    Args:
+        values: Of the items.
+        weights: What each counts, all the same by default.
+        draws: How often they are drawn.
+        seed: Of the draws.
+    """
+    each, counts = np.asarray(values, dtype=float), np.asarray(weights or [1.0] * len(values), dtype=float)
+    drawn = np.random.default_rng(seed).integers(0, len(each), (draws, len(each)))
+    means = (each * counts)[drawn].sum(axis=1) / counts[drawn].sum(axis=1).clip(min=1e-12)
+    return [round(float(edge), 4) for edge in np.percentile(means, (2.5, 97.5))]
+
+
+@dataclass(frozen=True)
+class HeldOut(Generic[Item]):
+    """What nothing is learned from: one half chooses the best step, the other half chooses nothing.
+
+    Attributes:
+        choosing: The items by which the best step is chosen.
+        tested: The others; the same where there is one item alone.
+    """
+
+    choosing: list[Item]
+    tested: list[Item]
+
+    @classmethod
+    def of(cls, items: Sequence[Item]) -> HeldOut[Item]:
+        """Every other item for each."""
+        choosing = list(items[::2])
+        return cls(choosing, list(items[1::2]) if len(items) > 1 else choosing)
+
+    def report(
+        self, after: Mapping[str, Any], baselines: Mapping[str, Mapping[str, Any]], unit: str = "texts"
+    ) -> dict[str, Any]:
+        """What a kind prints: what it was tested on, its figures, and those of its baselines.
+
+        Args:
+            after: What `measured` said of what was trained.
+            baselines: The same of what it is compared with, by name.
+            unit: What an item is, in the plural.
+        """
+        compared = {name: rounded(each) for name, each in baselines.items()}
+        return {"tested on": self.said(unit), **rounded(after), "baselines": compared}
+
+    def said(self, unit: str = "texts") -> str:
+        """What was tested on, for a report.
+
+        Args:
+            unit: What an item is, in the plural.
+        """
+        alone = self.tested is self.choosing
+        return f"{len(self.tested)} {unit} that {'also chose the best step' if alone else 'chose nothing'}"
+
+    def measured(
+        self,
+        figures: Callable[[list[Item]], Mapping[str, float]],
+        name: str,
+        weight: Callable[[Item], float] = lambda item: 1.0,
+    ) -> dict[str, Any]:
+        """Figures of the items that chose nothing, and a 95 % interval over items under "interval of".
+
+        Args:
+            figures: Of items.
+            name: The figure that has an interval.
+            weight: What an item counts in the figure.
+        """
+        whole, weights = figures(self.tested), [weight(item) for item in self.tested]
+        each = [figures([item])[name] for item in self.tested] if len(weights) > 1 else [whole[name]]
+        return {**whole, f"interval of {name}": bootstrap(each, weights)}

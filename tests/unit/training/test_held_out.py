@@ -1,0 +1,73 @@
+"""Figures of data that chose nothing: which items they are of, and that their interval holds what is true."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.training import loop
+from decodery.training.held_out import HeldOut, bootstrap, columns
+
+
+def test_half_chooses_and_the_other_half_is_tested() -> None:
+    known = HeldOut.of([1.0, 2.0, 3.0, 4.0])
+    assert (known.choosing, known.tested) == ([1.0, 3.0], [2.0, 4.0])
+    found = known.measured(lambda some: {"mean": float(np.mean(some))}, "mean")
+    assert found["mean"] == 3.0 and found["interval of mean"] == [2.0, 4.0]
+    report = known.report(found, {"untrained": {"mean": 0.123456}}, "texts")
+    assert report["tested on"] == "2 texts that chose nothing" and report["baselines"]["untrained"]["mean"] == 0.1235
+    assert list(columns(report)) == ["untrained", "trained"] and "tested on" not in columns(report)["trained"]
+
+
+def test_one_item_alone_is_said_to_have_chosen() -> None:
+    assert HeldOut.of(["one"]).said() == "1 texts that also chose the best step"
+    # Items that are equal are still two.
+    assert HeldOut.of(["one", "one"]).said() == "1 texts that chose nothing"
+
+
+def wrong(values: list[float], weights: list[float] | None = None) -> list[float]:
+    """The spread of single items in place of that of their mean."""
+    return np.percentile(values, (2.5, 97.5)).tolist()
+
+
+def covered(interval: object, truth: float = 0.0, trials: int = 200, size: int = 40) -> float:
+    """How often the interval of draws around `truth` holds it, and is not much wider than it needs to be."""
+    found = 0
+    for trial in range(trials):
+        low, high = interval(np.random.default_rng(trial).normal(truth, 1.0, size).tolist())  # type: ignore[operator]
+        found += low <= truth <= high and high - low < 4 * 2 / size**0.5
+    return found / trials
+
+
+def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
+    assert 0.88 < covered(bootstrap) <= 0.99
+    assert covered(wrong) < 0.5
+
+
+def test_an_item_counts_by_its_weight() -> None:
+    low, high = bootstrap([0.0, 1.0], [1e9, 1.0])
+    assert low == 0.0 and high in (0.0, 1.0)
+    assert bootstrap([0.25]) == [0.25, 0.25]
+
+
+def descent(steps: int, **settings: object) -> tuple[torch.Tensor, loop.History]:
+    weight = torch.zeros(1, dtype=torch.float32)
+    history = loop.train(
+        {"weight": weight},
+        lambda step: (weight - 1).square().sum(),
+        loop.even_plan(steps, 0.1, validate_every=1, **settings),
+        None,
+        **({"validate": lambda: {"loss": 1.0}, "metric": "loss"} if settings else {}),  # type: ignore[arg-type]
+    )
+    return weight, history
+
+
+def test_without_validation_the_last_step_is_kept_and_nothing_is_written() -> None:
+    weight, history = descent(5)
+    assert float(weight) == pytest.approx(0.5, abs=0.05) and history.step == history.best_step == 5
+
+
+def test_a_training_without_gain_ends() -> None:
+    weight, history = descent(50, patience=3)
+    assert history.step == 3 and history.best_step == 0 and float(weight) == 0.0
