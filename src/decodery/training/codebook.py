@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy, layer_norm
 
 from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.noise import nth_seed
 from decodery.models.config import ModelConfig
 from decodery.models.hooks import OF_LAYERS, HookPoint, Hooks, hook_point
 from decodery.models.loaders.store import Progress, silent
@@ -22,8 +24,10 @@ from decodery.models.torch.weights import Dense
 from decodery.monitors.codebook import Codebooks, mean_of, nearest
 
 from .cut import parameters
+from .held_out import bootstrap
 from .kind import Kind, Run
 from .kind_data import TextFiles
+from .loop import content, even_plan, train
 
 
 class Coding(Hooks):
@@ -87,6 +91,7 @@ def train_codebook(
     held: torch.Tensor | None = None,
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
+    out: Path | None = None,
     progress: Progress = silent,
 ) -> Codebooks:
     """Codebooks of these hook points, begun at rows of the first texts.
@@ -97,6 +102,7 @@ def train_codebook(
         whole: Train the model's own weights as well, in place, as the paper does; else it stays as it is, and the
             codebooks are for it.
         held: [texts, length] tokens that `draw` never gives, for the report in `facts`, see `compared`.
+        out: The folder of the checkpoint.
 
     Raises:
         UnsupportedModel: For a model whose passes have no gradients.
@@ -107,22 +113,31 @@ def train_codebook(
     draws = torch.Generator().manual_seed(seed)
     books = _begun(model, draw(draws), sites, codes, draws, whole)
     begun = {tap: each.detach().clone() for tap, each in books.items()}
-    learned: list[torch.Tensor] = list(books.values())
+    learned = {f"codes.{number}": each for number, each in enumerate(books.values())}
     if whole:
-        learned += list(parameters(model).values())
-    optimizer = torch.optim.Adam(learned, lr=lr)
-    kept = [float("inf"), 0.0]
-    for step in range(steps):
-        tokens = draw(draws)
+        learned |= parameters(model)
+
+    def told(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of what is predicted in a step, and the distance from what the codes replace."""
+        tokens = draw(torch.Generator().manual_seed(nth_seed(seed, step + 1)))
         hooks = Coding({places[tap]: books[tap] for tap in sites}, k, whole)
         logits = predicted(model, tokens[:, :-1], hooks)
         loss = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-        lost = torch.stack(hooks.lost).sum()
-        optimizer.zero_grad()
-        (loss + lost).backward()
-        optimizer.step()
-        kept = [float(loss.detach()), float(lost.detach())]
-        progress("training codebooks", step + 1, steps)
+        return loss, torch.stack(hooks.lost).sum()
+
+    made = {"sites": list(sites), "codes": codes, "k": k, "seed": seed, "model": model.fingerprint}
+    train(
+        learned,
+        lambda step: torch.stack(told(step)).sum(),
+        even_plan(steps, lr),
+        out,
+        settings={**made, "begun": content(list(begun.values()))},
+        progress=progress,
+        what="training codebooks",
+        own=True,
+    )
+    with torch.no_grad():
+        kept = [float(each) for each in told(steps)]
     tensors = {f"codes.{number}": books[tap].detach() for number, tap in enumerate(sites)}
     about = {**(facts or {}), "steps": steps, "seed": seed, "loss": round(kept[0], 4), "lost": round(kept[1], 6)}
     about["whole"] = whole
@@ -161,15 +176,14 @@ def compared(
 
     plain, coded = losses({}, k), losses(books, k)
     means = {tap: each.mean(dim=1, keepdim=True) for tap, each in begun.items()}
-    random, apart = np.random.default_rng(0), coded - plain
-    drawn = apart[random.integers(0, len(apart), (1000, len(apart)))].mean(axis=1)
+    apart = coded - plain
     return {
         "tested on": "texts that nothing was learned from",
         "texts": len(held),
         "without codes": round(float(plain.mean()), 4),
         "with codes": round(float(coded.mean()), 4),
         "more than without": round(float(apart.mean()), 4),
-        "interval": [round(float(edge), 4) for edge in np.percentile(drawn, (2.5, 97.5))],
+        "interval": bootstrap(apart.tolist()),
         "baselines": {
             "codes as begun": round(float(losses(begun, k).mean()), 4),
             "the mean alone": round(float(losses(means, 1).mean()), 4),
@@ -245,7 +259,7 @@ def _learn(run: Run) -> dict[str, Any]:
         held=torch.tensor(held, dtype=torch.int64, device="cpu"),
         seed=given.seed,
         facts={"model": loaded.name, "command": run.command},
-        progress=run.progress,
+        **run.kept,
     )
     trained.save(run.out / Codebooks.FILE)
     return {"sites": list(trained.sites), "k": given.k, **trained.facts["report"]}

@@ -227,6 +227,7 @@ def _learn(run: Run) -> dict[str, Any]:
         chat=chat,
         tokens=tokens,
         facts=run.facts,
+        out=run.training,
         **vars(given),
     )
     trained, report = evaluated(read, learn, given.top, asked.seed)

@@ -27,7 +27,7 @@ from .data import read_prompts
 from .judge import auc
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
-from .loop import rounded
+from .loop import content, even_plan, rounded, train
 
 _HELD_OUT = 10
 """One prompt in so many is kept for validation, and one for the test."""
@@ -122,12 +122,22 @@ def labelled(
 
 
 def fit_filter(
-    found: LabelledBlocks, *, model: str = "", epochs: int = 3000, lr: float = 3e-3, seed: int = 0, rho: float = 0.96
+    found: LabelledBlocks,
+    *,
+    model: str = "",
+    epochs: int = 3000,
+    lr: float = 3e-3,
+    seed: int = 0,
+    rho: float = 0.96,
+    out: Path | None = None,
+    progress: Progress = silent,
 ) -> tuple[Filter, dict[str, float]]:
     """The filter that does best on prompts held out, and how well it does on others.
 
     auc: how often it ranks a final proposal above one that is not, and plain_auc the confidence itself; precision: of
     what is above rho, the part that is final; recall: of what is final, the part above rho.
+
+    It goes on from a checkpoint in the folder `out`.
 
     Raises:
         SettingsError: For too few prompts.
@@ -136,20 +146,21 @@ def fit_filter(
     if not all(len(each.prompt) for each in (learned, held, judged)):
         raise SettingsError(f"a filter is trained, chosen and judged on different prompts: give at least {_HELD_OUT}")
     made = Filter.untrained(learned.confidence.shape[1], seed, model)
-    tensors = [each.requires_grad_() for each in (made.weight, made.bias, made.out, made.out_bias)]
-    optimizer = torch.optim.AdamW(tensors, lr=lr)
-    best, least = [each.detach().clone() for each in tensors], float("inf")
-    for epoch in range(epochs + 1):
-        if epoch % 50 == 0 or epoch == epochs:
-            with torch.no_grad():
-                value = float(_loss(made, held))
-            if value < least:
-                least, best = value, [each.detach().clone() for each in tensors]
-        optimizer.zero_grad()
-        _loss(made, learned).backward()
-        optimizer.step()
-    weight, bias, out, out_bias = best
-    chosen = Filter(weight, bias, out, out_bias, model)
+    parts: dict[str, Any] = {name: getattr(made, name) for name in ("weight", "bias", "out", "out_bias")}
+    if epochs:
+        train(
+            parts,
+            lambda step: _loss(made, learned),
+            even_plan(epochs, lr, weight_decay=1e-2, validate_every=min(50, epochs)),
+            out,
+            validate=lambda: {"loss": float(_loss(made, held))},
+            metric="loss",
+            settings={"blocks": content([found.confidence, found.final, found.open, found.prompt]), "seed": seed},
+            progress=progress,
+            what="training a filter",
+            own=True,
+        )
+    chosen = replace(made, **{name: each.detach() for name, each in parts.items()})
     with torch.no_grad():
         odds = torch.sigmoid(chosen.logits(judged.confidence))[judged.open].numpy()
     truth, plain = judged.final[judged.open].numpy(), judged.confidence[judged.open].numpy()
@@ -202,7 +213,7 @@ def _learn(run: Run) -> dict[str, float]:
     encoded = [lm.encode(line, apply_chat_template=given.apply_chat_template) for line in lines]
     how: dict[str, Any] = {"eos_ids": lm.tokenizer.eos_ids, "progress": run.progress}
     found = labelled(lm.engine(), lm.model, encoded, given.max_new_tokens, given.block, **how)
-    learned, figures = fit_filter(found, model=lm.model.fingerprint, epochs=given.epochs, seed=given.seed)
+    learned, figures = fit_filter(found, model=lm.model.fingerprint, epochs=given.epochs, seed=given.seed, **run.kept)
     facts = {"prompts": len(lines), "places": given.block, "epochs": given.epochs, "command": run.command}
     replace(learned, facts=facts).save(run.out)
     least = {"least_passes": round(found.passes / found.static, 4)}

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
+from decodery.core.noise import nth_seed
 from decodery.core.threads import one_thread
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.los import EVERY, MOST_TOKENS, LOSHead, LOSNet
@@ -20,6 +22,7 @@ from decodery.monitors.threshold import Threshold
 from .activations import Answered, Questions
 from .evaluation import keep_evaluated
 from .kind import Kind, Run
+from .loop import batches, content, even_plan, train
 from .probe import evaluated
 from .ranking import parts, require_kinds
 
@@ -44,6 +47,7 @@ def train_los(
     chat: bool | None = None,
     tokens: int | None = None,
     facts: Mapping[str, Any] | None = None,
+    out: Path | None = None,
     progress: Progress = silent,
 ) -> LOSHead:
     """The network with the least cross-entropy on the validation part.
@@ -54,38 +58,54 @@ def train_los(
             epochs without gain, but not before 400 steps without: few answers make short epochs.
         every: Tokens between two evaluations of a text; the threshold is of the highest of them.
         rate, chat, tokens: See `train_probe`, and for what is raised.
+        out: The folder of the checkpoint.
     """
     part = parts([each.question.group for each in answers], seed)
     wrong = torch.tensor([float(each.wrong) for each in answers], dtype=torch.float32, device="cpu")
     require_kinds(wrong.bool().numpy(), part)
     numbers, lengths = padded(answers, k)
     learned, held = (torch.from_numpy(np.flatnonzero(part == name)) for name in ("train", "validation"))
-    torch.manual_seed(seed)
-    net = LOSNet(k, width, layers, dropout)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=lr)
-    random = torch.Generator().manual_seed(seed)
-    per_epoch = -(-len(learned) // _BATCH)
-    patience = max(_PATIENCE, -(-_STEPS // per_epoch))
-    best, kept, since, epoch = float("inf"), net.state_dict(), 0, 0
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = LOSNet(k, width, layers, dropout)
     cost = torch.nn.functional.binary_cross_entropy_with_logits
-    for epoch in range(epochs):
-        net.train()
-        for batch in learned[torch.randperm(len(learned), generator=random, device="cpu")].split(_BATCH):
-            optimizer.zero_grad()
-            cost(net(numbers[batch], lengths[batch]), wrong[batch]).backward()
-            optimizer.step()
+    size = min(_BATCH, len(learned))
+    chosen, per_epoch = batches(len(learned), size, seed), -(-len(learned) // size)
+
+    def loss(step: int) -> torch.Tensor:
+        batch = learned[chosen(step)]
+        # What is dropped out in a step depends on the step alone.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(nth_seed(seed, step))
+            net.train()
+            return cost(net(numbers[batch], lengths[batch]), wrong[batch])
+
+    def validate() -> dict[str, float]:
         net.eval()
-        with torch.no_grad():
-            value = float(cost(net(numbers[held], lengths[held]), wrong[held]))
-        since += 1
-        if value < best:
-            best, since = value, 0
-            kept = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
-        progress("training LOS-Net", epoch + 1, epochs)
-        if since >= patience:
-            break
+        return {"cross_entropy": float(cost(net(numbers[held], lengths[held]), wrong[held]))}
+
+    patience = max(_PATIENCE, -(-_STEPS // per_epoch))
+    history = train(
+        dict(net.named_parameters()),
+        loss,
+        even_plan(epochs * per_epoch, lr, weight_decay=1e-2, validate_every=per_epoch, patience=patience),
+        out,
+        validate=validate,
+        metric="cross_entropy",
+        settings={
+            "answers": content([numbers, lengths, wrong]),
+            "k": k,
+            "width": width,
+            "layers": layers,
+            "seed": seed,
+        },
+        progress=progress,
+        what="training LOS-Net",
+        own=True,
+    )
+    kept = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
     about = {**(facts or {}), "k": k, "width": width, "layers": layers, "every": every, "seed": seed}
-    about |= {"answers": len(answers), "wrong": round(float(wrong.mean()), 4), "steps": (epoch + 1) * per_epoch}
+    about |= {"answers": len(answers), "wrong": round(float(wrong.mean()), 4), "steps": history.step}
     unset = LOSHead(kept, Threshold(0.5, rate, 0, data), about)
     harmless = [each for each, name in zip(answers, part, strict=True) if name == "calibration" and not each.wrong]
     set_on = Threshold.calibrated(highest(unset, harmless), rate, data, chat=chat, tokens=tokens)
@@ -132,7 +152,7 @@ class LOSSettings:
 def _learn(run: Run) -> dict[str, Any]:
     asked, k = run.of(Questions), run.of(LOSSettings).k
     answers, form = asked.answers(run, (), k, whole=True)
-    how: dict[str, Any] = {"k": k, "rate": asked.rate, "seed": asked.seed, "facts": run.facts, "progress": run.progress}
+    how: dict[str, Any] = {"k": k, "rate": asked.rate, "seed": asked.seed, "facts": run.facts, **run.kept}
     head, report = evaluated(answers, partial(train_los, **how, **form), highest, asked.seed)
     return keep_evaluated(head, report, run.out / LOSHead.FILE)
 

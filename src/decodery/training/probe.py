@@ -7,6 +7,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -23,6 +24,8 @@ from decodery.monitors.threshold import Threshold
 from .activations import Answered, Questions, Sites
 from .evaluation import Evaluation, keep_evaluated
 from .kind import Kind, Run
+from .loop import content, drawn, even_plan
+from .loop import train as learn
 from .ranking import auroc, parts, require_kinds
 from .shift import train_shift
 
@@ -51,6 +54,7 @@ def train_probe(
     chat: bool | None = None,
     tokens: int | None = None,
     facts: Mapping[str, Any] | None = None,
+    out: Path | None = None,
 ) -> Probe:
     """The probe of the hook point that ranks wrong answers of the validation part highest (AUROC).
 
@@ -65,6 +69,7 @@ def train_probe(
             `steps` steps the one that ranks validation best is kept.
         chat, tokens: Whether the prompts had the chat template, and how long answers could be, which is what the
             threshold is for.
+        out: The folder of the checkpoints.
 
     Raises:
         SettingsError: If a part lacks right or wrong answers.
@@ -75,7 +80,7 @@ def train_probe(
     swept: dict[str, float] = {}
     best: tuple[float, str, dict[str, torch.Tensor]] | None = None
     for site in sites:
-        found, value = _fit(answers, part, site, rows, INNER[rows] if inner is None else inner, steps, lr, seed)
+        found, value = _fit(answers, part, site, rows, INNER[rows] if inner is None else inner, steps, lr, seed, out)
         swept[site] = round(value, 4)
         if best is None or value > best[0]:
             best = value, site, found
@@ -165,6 +170,7 @@ def _fit(
     steps: int,
     lr: float,
     seed: int,
+    out: Path | None,
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Tensors of the best probe at a hook point, and how well it ranks the answers of the validation part."""
     learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
@@ -182,32 +188,43 @@ def _fit(
     draws = torch.Generator().manual_seed(seed)
     sizes = [data.shape[1], *inner, 1]
     tensors: dict[str, torch.Tensor] = {}
-    for number, (into, out) in enumerate(pairwise(sizes)):
+    for number, (into, width) in enumerate(pairwise(sizes)):
         weight = (
-            torch.randn(out, into, generator=draws, dtype=torch.float32, device="cpu")
+            torch.randn(width, into, generator=draws, dtype=torch.float32, device="cpu")
             * (2 / into) ** 0.5
-            * (0.1 if out == 1 else 1.0)
+            * (0.1 if width == 1 else 1.0)
         )
-        tensors[f"weight.{number}"] = weight.requires_grad_()
-        tensors[f"bias.{number}"] = torch.zeros(out, requires_grad=True, dtype=torch.float32, device="cpu")
-    optimizer = torch.optim.AdamW(tensors.values(), lr=lr, weight_decay=1e-2)
-    best, kept = -1.0, dict[str, torch.Tensor]()
-    for step in range(steps):
-        batch = torch.randint(len(data), (_BATCH,), generator=draws, device="cpu")
-        optimizer.zero_grad()
+        tensors[f"weight.{number}"] = weight
+        tensors[f"bias.{number}"] = torch.zeros(width, dtype=torch.float32, device="cpu")
+
+    def loss(step: int) -> torch.Tensor:
+        batch = drawn(len(data), _BATCH, seed, step)
         logits = data[batch]
         for number in range(len(sizes) - 1):
             logits = logits @ tensors[f"weight.{number}"].T + tensors[f"bias.{number}"]
             logits = logits.relu() if number + 2 < len(sizes) else logits
-        torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], labels[batch]).backward()
-        optimizer.step()
-        if (step + 1) % _EVERY:
-            continue
-        now = {name: tensor.detach().clone() for name, tensor in tensors.items()} | {"mean": mean, "scale": scale}
-        value = auroc(worst(Probe(now, site, rows, Threshold(0.5, 0.5, 0, "")), held), [each.wrong for each in held])
-        if value > best:
-            best, kept = value, now
-    return kept, best
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], labels[batch])
+
+    def made() -> dict[str, torch.Tensor]:
+        return {**{name: tensor.detach() for name, tensor in tensors.items()}, "mean": mean, "scale": scale}
+
+    def ranks() -> dict[str, float]:
+        probe = Probe(made(), site, rows, Threshold(0.5, 0.5, 0, ""))
+        return {"auroc": auroc(worst(probe, held), [each.wrong for each in held])}
+
+    history = learn(
+        tensors,
+        loss,
+        even_plan(steps, lr, weight_decay=1e-2, validate_every=min(_EVERY, steps)),
+        out,
+        validate=ranks,
+        metric="auroc",
+        higher=True,
+        settings={"rows": content([data, labels]), "site": site, "inner": list(inner), "seed": seed},
+        own=True,
+    )
+    assert history.best is not None
+    return made(), history.best
 
 
 @dataclass(frozen=True)
@@ -230,8 +247,8 @@ def _learn(run: Run) -> dict[str, Any]:
     sites = run.of(Sites).of(lm)
     answers, form = asked.answers(run, sites, 1, whole=given.rows == "new")
     how: dict[str, Any] = {"rate": asked.rate, "seed": asked.seed, "model": lm.model.fingerprint, "facts": run.facts}
-    learn = partial(train_probe, sites=sites, rows=given.rows, **how, **form)
-    trained, report = evaluated(answers, learn, worst, asked.seed)
+    train = partial(train_probe, sites=sites, rows=given.rows, out=run.training, **how, **form)
+    trained, report = evaluated(answers, train, worst, asked.seed)
     figures = keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
     if given.intervene:
         _shift(run, answers, asked.seed, bool(form["chat"]))
@@ -243,7 +260,7 @@ def _shift(run: Run, answers: Ordered[Answered], seed: int, chat: bool) -> None:
     part = parts([each.question.group for each in answers], seed)
     learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
     lm = LLM(run.load("float32"))
-    found = train_shift(lm, learned, chat=chat, seed=seed, facts=run.facts, progress=run.progress)
+    found = train_shift(lm, learned, chat=chat, seed=seed, facts=run.facts, **run.kept)
     found.save(run.out / Shift.FILE)
 
 

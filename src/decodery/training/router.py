@@ -24,6 +24,8 @@ from decodery.search.router import RouterHead
 from .data import read_prompts
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
+from .loop import content, even_plan
+from .loop import train as learn
 from .value import states_of
 
 _HELD_OUT = 4
@@ -92,7 +94,15 @@ def decisions(
 
 
 def fit_router(
-    found: Decisions, tap: int, model: str = "", *, inner: int = 32, steps: int = 300, lr: float = 1e-2, seed: int = 0
+    found: Decisions,
+    tap: int,
+    model: str = "",
+    *,
+    inner: int = 32,
+    steps: int = 300,
+    lr: float = 1e-2,
+    seed: int = 0,
+    out: Path | None = None,
 ) -> tuple[RouterHead, float]:
     """The router that predicts best on held-out texts which of two steps is better, and its accuracy.
 
@@ -114,33 +124,44 @@ def fit_router(
     rows = (rows - mean) / spread
     generator = torch.Generator().manual_seed(seed)
     width = rows.shape[1]
-    weight = (
-        torch.randn(inner, width, generator=generator, dtype=torch.float64, device="cpu") / width**0.5
-    ).requires_grad_()
-    bias, out, out_bias = (
-        torch.zeros(size, dtype=torch.float64, requires_grad=True, device="cpu") for size in ((inner,), (inner,), ())
-    )
-    with torch.no_grad():
-        out += torch.randn(inner, generator=generator, dtype=torch.float64, device="cpu") / inner**0.5
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
+
+    parts = {
+        "weight": random(inner, width) / width**0.5,
+        "bias": torch.zeros(inner, dtype=torch.float64, device="cpu"),
+        "out": random(inner) / inner**0.5,
+        "out_bias": torch.zeros((), dtype=torch.float64, device="cpu"),
+    }
     weights = torch.where(labels > 0, 0.5 / labels.mean(), 0.5 / (1 - labels.mean()))
-    optimizer = torch.optim.AdamW([weight, bias, out, out_bias], lr=lr, weight_decay=1e-2)
-    best, kept = -2.0, None
-    for step in range(steps):
-        optimizer.zero_grad()
-        logits = torch.tanh(rows @ weight.T + bias) @ out + out_bias
-        torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, weight=weights).backward()
-        optimizer.step()
-        if (step + 1) % 10 == 0 or step + 1 == steps:
-            with torch.no_grad():
-                # What the states were divided by goes into the weights.
-                scaled = weight / spread
-                parts = [each.detach().clone().float() for each in (scaled, bias - scaled @ mean, out, out_bias)]
-            router = RouterHead(parts[0], parts[1], parts[2], parts[3], tap, model)
-            rank = spearman(router.better(others.states, others.escalated), others.advantage)
-            if rank > best:
-                best, kept = rank, router
-    assert kept is not None
-    return kept, best
+
+    def loss(step: int) -> torch.Tensor:
+        logits = torch.tanh(rows @ parts["weight"].T + parts["bias"]) @ parts["out"] + parts["out_bias"]
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, weight=weights)
+
+    def made() -> RouterHead:
+        # What the states were divided by goes into the weights.
+        scaled = parts["weight"] / spread
+        tensors = (scaled, parts["bias"] - scaled @ mean, parts["out"], parts["out_bias"])
+        first, second, third, fourth = (each.detach().clone().float() for each in tensors)
+        return RouterHead(first, second, third, fourth, tap, model)
+
+    def rank(of: Decisions) -> float:
+        return spearman(made().better(of.states, of.escalated), of.advantage)
+
+    learn(
+        parts,
+        loss,
+        even_plan(steps, lr, weight_decay=1e-2, validate_every=min(10, steps)),
+        out,
+        validate=lambda: {"spearman": rank(others)},
+        metric="spearman",
+        higher=True,
+        settings={"decisions": content([found.states, found.escalated, found.advantage, found.text]), "seed": seed},
+        own=True,
+    )
+    return made(), rank(others)
 
 
 def spearman(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -208,7 +229,7 @@ def _learn(run: Run) -> dict[str, float]:
         requests.append(request)
     small = search.second(lm.model)
     found = decisions(lm.engine(), small, requests, progress=run.progress)
-    learned, rank = fit_router(found, small.config.num_layers, small.fingerprint, seed=given.seed)
+    learned, rank = fit_router(found, small.config.num_layers, small.fingerprint, seed=given.seed, out=run.training)
     learned.save(run.out)
     better = float((found.advantage > 0).double().mean())
     return {"steps": len(found.text), "better": round(better, 4), "spearman": round(rank, 4)}

@@ -21,6 +21,7 @@ from decodery.monitors.sae import HeadCodes
 from decodery.monitors.threshold import Threshold
 
 from .lines import read_labelled
+from .loop import content, drawn, even_plan, train
 
 _NAMES = ("Mary", "John", "Anna", "Paul", "Lisa", "Mark", "Emma", "Tom", "Kate", "Jack", "Rose", "Adam")
 _ROWS = 1024
@@ -115,6 +116,7 @@ def train_sae(
     chat: bool | None = None,
     tokens: int | None = None,
     facts: Mapping[str, Any] | None = None,
+    out: Path | None = None,
 ) -> HeadCodes:
     """Codes of all heads, from half of the examples; the threshold is set on the others of the other half.
 
@@ -126,6 +128,7 @@ def train_sae(
         rate: Of examples without the behaviour that it flags at most.
         top: Heads that the threshold is for, and pairs of heads that `facts` list as edges.
         chat, tokens: Of these texts, see `Threshold`.
+        out: The folder of the checkpoint.
 
     Raises:
         SettingsError: If a half lacks one of the two kinds, or is too small for the rate.
@@ -138,7 +141,7 @@ def train_sae(
     learned = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     for kind in (True, False):
         learned[torch.nonzero(labels == kind)[::2, 0]] = True
-    tensors = _encoder(rows[learned].flatten(0, 1), features, sparsity, steps, lr, seed)
+    tensors = _encoder(rows[learned].flatten(0, 1), features, sparsity, steps, lr, seed, out)
     about = {**(facts or {}), "layers": rows.shape[1] // heads, "heads": heads, "dim": rows.shape[2]}
     unset = HeadCodes(tensors, Threshold(0.5, rate, 0, data), about)
     codes = unset.of(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
@@ -216,7 +219,7 @@ def shares(own: torch.Tensor, codes: torch.Tensor, heads: Ordered[int]) -> torch
 
 @one_thread()
 def _encoder(
-    rows: torch.Tensor, features: int, sparsity: float, steps: int, lr: float, seed: int
+    rows: torch.Tensor, features: int, sparsity: float, steps: int, lr: float, seed: int, out: Path | None
 ) -> dict[str, torch.Tensor]:
     """The encoder's tensors. rows: [n, dim] float32."""
     mean, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-3)
@@ -231,15 +234,14 @@ def _encoder(
         "out": weight.T.clone(),
         "shift": torch.zeros_like(mean),
     }
-    tensors = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
-    optimizer = torch.optim.Adam(tensors.values(), lr=lr)
-    for _ in range(steps):
+
+    def loss(step: int) -> torch.Tensor:
         # All heads of a large model on all examples are tens of thousands of rows.
-        given = whole[torch.randint(len(whole), (_ROWS,), generator=draws, device="cpu")]
+        given = whole[drawn(len(whole), _ROWS, seed, step)]
         active = (given @ tensors["weight"].T + tensors["bias"]).relu()
         made = active @ tensors["out"].T + tensors["shift"]
-        loss = (made - given).square().mean() + sparsity * active.abs().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        return (made - given).square().mean() + sparsity * active.abs().mean()
+
+    settings = {"rows": content(rows), "sparsity": sparsity, "seed": seed}
+    train(tensors, loss, even_plan(steps, lr), out, settings=settings, own=True)
     return {name: tensors[name].detach() for name in ("weight", "bias")} | {"mean": mean, "scale": scale}

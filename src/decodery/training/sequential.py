@@ -215,6 +215,7 @@ def train_sequential(
     seed: int = 0,
     data: str = "",
     facts: Mapping[str, Any] | None = None,
+    out: Path | None = None,
 ) -> Probe:
     """A probe that tells complete beginnings from others.
 
@@ -227,7 +228,9 @@ def train_sequential(
     Raises:
         SettingsError: If a part has too few.
     """
-    found = train_probe(judged(heard), sites, "prompt", model=model, rate=rate, seed=seed, data=data, facts=facts)
+    found = train_probe(
+        judged(heard), sites, "prompt", model=model, rate=rate, seed=seed, data=data, facts=facts, out=out
+    )
     part = parts([each.talk.group for each in heard], seed)
     harmless = [
         each for each, own in zip(heard, part, strict=True) if own == "calibration" and each.talk.completes is None
@@ -332,6 +335,7 @@ def _learn(run: Run) -> dict[str, Any]:
     sites = run.of(Sites).of(lm)
     data, model = str(asked.conversations or "built-in conversations"), lm.model.fingerprint
     how: dict[str, Any] = {"model": model, "rate": asked.rate, "seed": asked.seed, "data": data, "facts": run.facts}
+    how["out"] = run.training
     heard = hear(lm, asked.talks(), sites, run.progress)
     trained, report = evaluated(heard, partial(train_sequential, sites=sites, **how), asked.seed)
     return keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from decodery.models.protocol import OpenModel, is_open
 from decodery.monitors.factcheckmate import SITE, Shift
 
 from .activations import Answered
+from .loop import content, drawn, even_plan, train
 
 _INNER, _BATCH, _APART = 256, 64, 0.1
 
@@ -46,6 +48,7 @@ def train_shift(
     lr: float = 1e-3,
     seed: int = 0,
     facts: Mapping[str, Any] | None = None,
+    out: Path | None = None,
     progress: Progress = silent,
 ) -> Shift:
     """The MLP, of three layers, that makes right answers more likely where the model was wrong.
@@ -56,6 +59,7 @@ def train_shift(
         answers: To learn from, those of one part; of questions answered wrongly it learns the right answer, token by
             token, and of those answered rightly to leave the distribution as it is (0.1 of the divergence from it).
         chat: Whether the questions have the chat template.
+        out: The folder of the checkpoint.
 
     Raises:
         SettingsError: Without wrong answers.
@@ -70,22 +74,25 @@ def train_shift(
     random = torch.Generator().manual_seed(seed)
     width = taught.states.shape[1]
     sizes, tensors = (width, _INNER, _INNER, width), dict[str, torch.Tensor]()
-    for number, (into, out) in enumerate(pairwise(sizes)):
+    for number, (into, width_out) in enumerate(pairwise(sizes)):
         # The last layer begins at nothing: the first shift is the identity.
         weight = (
-            torch.randn(out, into, generator=random, dtype=torch.float32, device="cpu")
+            torch.randn(width_out, into, generator=random, dtype=torch.float32, device="cpu")
             * (2 / into) ** 0.5
             * (number < 2)
         )
-        tensors[f"weight.{number}"] = weight.requires_grad_()
-        tensors[f"bias.{number}"] = torch.zeros(out, requires_grad=True, dtype=torch.float32, device="cpu")
-    optimizer = torch.optim.AdamW(tensors.values(), lr=lr, weight_decay=1e-2)
-    for step in range(steps):
-        batch = torch.randint(len(taught.states), (_BATCH,), generator=random, device="cpu")
-        optimizer.zero_grad()
-        _loss(model, tensors, taught, batch).backward()
-        optimizer.step()
-        progress("training the shift", step + 1, steps)
+        tensors[f"weight.{number}"] = weight
+        tensors[f"bias.{number}"] = torch.zeros(width_out, dtype=torch.float32, device="cpu")
+    train(
+        tensors,
+        lambda step: _loss(model, tensors, taught, drawn(len(taught.states), _BATCH, seed, step)),
+        even_plan(steps, lr, weight_decay=1e-2),
+        out,
+        settings={"rows": content([taught.states, taught.tokens, taught.wrong]), "seed": seed},
+        progress=progress,
+        what="training the shift",
+        own=True,
+    )
     kept = {name: tensor.detach() for name, tensor in tensors.items()}
     about = {**(facts or {}), "steps": steps, "seed": seed, "rows": len(taught.states)}
     return Shift(kept, about, model.fingerprint)
