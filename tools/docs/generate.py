@@ -46,6 +46,7 @@ import seeking  # noqa: E402
 import sizing  # noqa: E402
 import steering  # noqa: E402
 import systems  # noqa: E402
+import teaching  # noqa: E402
 import timing  # noqa: E402
 import watching  # noqa: E402
 from figures import ROOT  # noqa: E402
@@ -209,6 +210,7 @@ MADE: dict[str, Callable[[], str]] = {
     **hearing.SECTIONS,
     **loads.SECTIONS,
     **building.SECTIONS,
+    **teaching.SECTIONS,
     **changing.SECTIONS,
     **sizing.SECTIONS,
 }

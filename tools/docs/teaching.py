@@ -1,0 +1,70 @@
+"""The generated part of the documentation about trained kinds: what each came to at its smallest size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from figures import load, recorded, table
+
+from decodery.cli.train import KV
+from decodery.cli.train import SECTIONS as COMMANDS
+
+_CONTROL = "shuffled labels"
+_FIGURES = ("auroc", "unexplained variance", "more than without")
+"""Figures whose interval is called no more than "interval"."""
+
+
+def trained_kinds() -> str:
+    """A row for each kind of `decodery train`: held-out figure, interval, baselines, control and hours."""
+    if not recorded("trained-kinds"):
+        return "No run was recorded yet."
+    found = load("trained-kinds")
+    rows = [_row(kind, found["rows"].get(kind)) for kind in _kinds()]
+    head = ["kind", "figure", "held out", "95 % interval", "baselines", "control", "hours"]
+    return f"`{found['command']}`, with `{found['settings']['model']}`.\n\n" + table(head, rows)
+
+
+def _kinds() -> list[str]:
+    """All kinds, in the order of the help."""
+    plain = [name for names in COMMANDS.values() for name in names if name != "kv"]
+    return [*plain, *(f"kv {name}" for names in KV.values() for name in names)]
+
+
+def _row(kind: str, row: Mapping[str, Any] | None) -> list[str]:
+    if row is None or "printed" not in row:
+        why = "no time was left" if row is None else row["not run"]
+        return [f"`{kind}`", f"not run: {why}", "", "", "", "", ""]
+    printed, hours = row["printed"], f"{row['hours']:.3f}"
+    name, interval = _figure(printed)
+    if not name:
+        plain = ", ".join(f"{each} {_said(value)}" for each, value in printed.items() if isinstance(value, int | float))
+        return [f"`{kind}`", "chooses or counts; nothing is held out", plain, "", "", "", hours]
+    baselines = ", ".join(
+        f"{each} {_said(value.get(name) if isinstance(value, dict) else value)}"
+        for each, value in printed.get("baselines", {}).items()
+    )
+    control = printed.get(_CONTROL)
+    shown = f"{_said(control[name])} ({_between(control['interval'])})" if control else ""
+    return [f"`{kind}`", name, _said(printed.get(name)), _between(interval), baselines, shown, hours]
+
+
+def _figure(printed: Mapping[str, Any]) -> tuple[str, list[float] | None]:
+    """The figure with an interval, and the interval; "" for none."""
+    for each, value in printed.items():
+        if each.startswith("interval of "):
+            return each.removeprefix("interval of "), value
+    name = next((each for each in _FIGURES if each in printed), "")
+    return name, printed.get("interval")
+
+
+def _between(interval: list[float] | None) -> str:
+    return "" if interval is None else " to ".join(map(_said, interval))
+
+
+def _said(value: Any) -> str:
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"trained-kinds": trained_kinds}
+"""Of the pages, by name."""
