@@ -10,6 +10,7 @@ from figures import load, recorded, table
 from decodery.cli.train import KV
 from decodery.cli.train import SECTIONS as COMMANDS
 
+_COMMAND = "python benchmarks/trained_kinds.py --out benchmarks/results/trained-kinds.json"
 _CONTROL = "shuffled labels"
 _FIGURES = ("auroc", "unexplained variance", "more than without")
 """Figures whose interval is called no more than "interval"."""
@@ -18,7 +19,7 @@ _FIGURES = ("auroc", "unexplained variance", "more than without")
 def trained_kinds() -> str:
     """A row for each kind of `decodery train`: held-out figure, interval, baselines, control and hours."""
     if not recorded("trained-kinds"):
-        return "No run was recorded yet."
+        return f"No run was recorded yet: `{_COMMAND}`."
     found = load("trained-kinds")
     rows = [_row(kind, found["rows"].get(kind)) for kind in _kinds()]
     head = ["kind", "figure", "held out", "95 % interval", "baselines", "control", "hours"]
