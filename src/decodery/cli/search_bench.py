@@ -106,7 +106,8 @@ def search_bench(problems: Path, model: str, dtype: str, out: Path, limit: int |
         raise SettingsError("--budgets is a list of integers, such as 1,4,16") from None
     seconds, pattern = given.pop("seconds"), given.pop("pattern") or ""
     settings = Settings(tuple(given.pop("searches")), budgets, stop=tuple(given.pop("stop")), pattern=pattern, **given)
-    job = SearchJob(load(model, dtype=dtype), read_problems(problems)[:limit], settings, out, seconds)
+    asked = read_problems(problems)[:limit]
+    job = SearchJob(load(model, dtype=dtype), asked, settings, out, seconds)
     with stop_on_interrupt() as stopped, progress_bar() as report:
         result = job.run(report, stopped)
     click.echo(table(result["rows"]))

@@ -95,3 +95,7 @@ class OutOfMemory(DecoderyError):
 
 class ServerError(DecoderyError):
     """A server that was asked for texts is not there, went away, or does not answer as such servers do."""
+
+
+class ServerRefused(ServerError):
+    """A server refuses a request for what it says, and would refuse it again."""

@@ -92,6 +92,7 @@ class AdaptiveSampling(JudgedSearch):
                 errors += [error] * (drawn - begun)
                 if isinstance(error, ServerError):
                     pool.complete = False
+                    count("cut")
         count("drawn", drawn)
         ranked = [seq for seq in pool.texts[:drawn] if seq.score is not None]
         if not ranked and isinstance(errors[0], ContextFull | ServerError):

@@ -65,6 +65,8 @@ class Pipeline(Search):
                 raise
             warnings.warn(f"this is what was found before: {error}", stacklevel=2)
             found, calls.complete = calls.standing, False
+            if isinstance(error, ServerError):
+                count("cut")
         count("discarded", calls.trace.ledger.tokens - len(found[0].generated))
         credit(calls.trace, found[0])
         answers = as_answers(calls, found)

@@ -113,6 +113,8 @@ class TextPool:
     def unjudged(self, error: DecoderyError) -> list[Sequence]:
         """The texts in the order they were drawn, because the judge failed or went away."""
         warnings.warn(f"these texts were not judged: {error}", stacklevel=2)
+        if isinstance(error, ServerError):
+            count("cut")
         self.complete = False
         return self.texts
 

@@ -346,6 +346,8 @@ class Growth:
 
         begun = {id(seq): seq.position for seq in texts}
         yield from write_on(self.engine, texts, trace or self.trace, goes_on, note)
+        if cut := sum(not seq.complete for seq in texts):
+            count("cut", cut)
         prompt = self.root.seq
         if prompt.scheduling.prompt_owner is not None:
             share_prompt(prompt, prompt.scheduling.prompt_owner)

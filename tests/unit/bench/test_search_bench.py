@@ -95,6 +95,9 @@ def test_figures_are_shares_with_intervals() -> None:
         and second["gain_low"] < 0 < second["gain_high"]
     )
     assert "| `b<` | 1 | 4 | 75 % [30, 95] | +25" in table(found) and "b&lt;" in plot(found)
+    # A search may have marks of its own that would end a row or a cell.
+    marked = table([first | {"search": 'dvts:delimiter="\n",pattern=a|b'}])
+    assert marked.count("\n") == 2 and '| `dvts:delimiter="\\n",pattern=a\\|b` |' in marked
     # A point has a price where the gain is beyond chance.
     assert "tokens_per_point" not in second
     always = [each | {"right": each["search"] == "b<"} for each in records]

@@ -73,11 +73,17 @@ def table(found: Sequence[Row]) -> str:
             else ""
         )
         accuracy = f"{100 * row['accuracy']:.0f} % [{100 * row['low']:.0f}, {100 * row['high']:.0f}]"
-        cells = (f"`{row['search']}`", row["budget"] or "", row["problems"], accuracy, gain)
+        cells = (in_a_cell(row["search"]), row["budget"] or "", row["problems"], accuracy, gain)
         cost = f"{row['tokens_per_point']:.0f}" if "tokens_per_point" in row else ""
         spent = f"{row['tokens']:.0f} | {row['scorer_calls']:.1f} | {row['seconds']:.1f} | {cost}"
         lines.append(f"| {' | '.join(map(str, cells))} | {spent} |")
     return "\n".join(lines)
+
+
+def in_a_cell(search: str) -> str:
+    """A search's text in a cell of a Markdown table, which no line feed or bar of its own may end."""
+    shown = search.replace("\n", "\\n").replace("|", "\\|")
+    return f"`{shown}`"
 
 
 def plot(found: Sequence[Row]) -> str:

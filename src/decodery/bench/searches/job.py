@@ -7,15 +7,17 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from decodery.core.errors import SettingsError
+from decodery.core.errors import PromptError, ServerError, SettingsError
 from decodery.core.registry import resolve
 from decodery.engine.request import Request
 from decodery.llm.llm import LLM
+from decodery.models.loaders.store import make_directory, write_text
 from decodery.scorers.sandbox import Sandbox
 from decodery.search.answers import AnswerExtractor, Kind
 from decodery.search.base import Search
@@ -30,6 +32,8 @@ SEARCHES = "searches"
 _BUDGET, _SCORER = "{n}", "{examples}"
 _PROBLEMS = 4
 """Problems of which texts are written in the same passes."""
+_RECORD = {"problem", "digest", "search", "budget", "right", "tokens", "scorer_calls", "seconds"}
+_BROKEN = "a server broke off all texts"
 Report = Callable[[str, int, int], None]
 
 
@@ -92,6 +96,10 @@ class SearchJob:
     out: Path
     seconds: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not self.seconds > 0:
+            raise SettingsError(f"--seconds is a number above 0, not {self.seconds:g}")
+
     @cached_property
     def sandbox(self) -> Sandbox:
         """Where programs run."""
@@ -105,14 +113,21 @@ class SearchJob:
     def run(self, report: Report = lambda what, done, total: None, stopped: Callable[[], bool] = lambda: False) -> Row:
         """Run what is missing, several problems at a time, and write the files after every batch of texts.
 
+        What a server broke off is not kept, so that a later run asks for it again.
+
         Args:
             report: Called with what is done, and how many problems are.
             stopped: Whether to end early.
 
         Returns:
             The result.
+
+        Raises:
+            SettingsError: For what no problem can be answered with, before anything is asked.
+            ServerError: If a server answers nothing of a batch of texts.
         """
-        self.out.mkdir(parents=True, exist_ok=True)
+        self._check()
+        make_directory(self.out)
         records, until = self._known(), math.inf if self.seconds is None else time.monotonic() + self.seconds
         for begin in range(0, len(self.problems), _PROBLEMS):
             done = {(each["problem"], each["search"], each["budget"]) for each in records}
@@ -120,12 +135,28 @@ class SearchJob:
                 if stopped() or time.monotonic() > until:
                     return self._save(records)
                 report(self.problems[batch[0].number].name, begin, len(self.problems))
-                fresh = [self._record(each) for each in run_together(self.lm.engine(), batch)]
+                ended = run_together(self.lm.engine(), batch)
+                fresh = [self._record(each) for each in ended if not each.found.lost]
+                if not fresh:
+                    raise ServerError(f"{ended[0].found.error or _BROKEN}; the same command goes on from {self.out}")
                 with (self.out / "records.jsonl").open("a", encoding="utf-8") as file:
                     file.write("".join(f"{json.dumps(each)}\n" for each in fresh))
                 records += fresh
                 self._save(records)
         return self._save(records)
+
+    def _check(self) -> None:
+        """Refuse what would fail for every problem."""
+        _ = self.answers
+        with suppress(PromptError):
+            self._request(0)
+        for run in self.settings.runs:
+            problem = next((each for each in self.problems if run in self._runs(each)), None)
+            if problem is not None:
+                search = self._made(problem, *run)
+                search.fits(self.lm.model)
+                with suppress(PromptError):
+                    self.lm.engine().open(replace(self._request(self.problems.index(problem)), search=search))
 
     def _tasks(self, numbers: Iterable[int], done: set[tuple[str, str, int]]) -> list[Task]:
         """What is missing of these problems: the samples of each, then the other searches one after the other."""
@@ -153,14 +184,15 @@ class SearchJob:
         """The records of an earlier run.
 
         Raises:
-            SettingsError: If that had other settings.
+            SettingsError: If that had other settings or problems.
         """
-        path, own = self.out / "records.jsonl", {"model": self.lm.name, **asdict(self.settings)}
+        path, own = self.out / "records.jsonl", {"model": self.lm.name, "dtype": self.lm.dtype, **asdict(self.settings)}
         # Further searches and budgets may be added.
         fixed = {name: value for name, value in own.items() if name not in ("searches", "budgets")}
         fixed = json.loads(json.dumps(fixed))
         if not path.is_file():
-            path.write_text(json.dumps({"settings": fixed}) + "\n", encoding="utf-8")
+            # Whole or not at all: without its first line the file would be that of other settings.
+            write_text(path, json.dumps({"settings": fixed}) + "\n")
             return []
         found, text = [], path.read_text("utf-8")
         if not text.endswith("\n"):
@@ -172,14 +204,29 @@ class SearchJob:
             except ValueError:
                 # The last line of a run that was killed.
                 continue
-        if not found or found[0].get("settings") != fixed:
+        if not found or found[0] != {"settings": fixed}:
             raise SettingsError(f"{path} was made with other settings: give another folder as --out")
-        return found[1:]
+        known = {each.name: each.digest for each in self.problems}
+        for each in found[1:]:
+            if not isinstance(each, dict) or not each.keys() >= _RECORD:
+                raise SettingsError(f"{path} has lines of another version: give another folder as --out")
+            if known.get(each["problem"], each["digest"]) != each["digest"]:
+                raise SettingsError(
+                    f"{path} has answers to another problem {each['problem']!r} than this file: give another folder as "
+                    "--out"
+                )
+        return [each for each in found[1:] if each["problem"] in known]
 
     def _record(self, done: Done) -> Row:
         problem, found = self.problems[done.number], done.found
         right = not found.error and problem.right(found.text, self.answers, self.sandbox)
-        row: Row = {"problem": problem.name, "search": done.run[0], "budget": done.run[1], "right": right}
+        row: Row = {
+            "problem": problem.name,
+            "digest": problem.digest,
+            "search": done.run[0],
+            "budget": done.run[1],
+            "right": right,
+        }
         row |= {"tokens": found.tokens, "scorer_calls": found.scorer_calls, "seconds": round(done.seconds, 3)}
         return row | ({"error": found.error} if found.error else {"text": found.text})
 
@@ -215,7 +262,7 @@ class SearchJob:
             "problems": len(self.problems),
             "rows": found,
         }
-        (self.out / "results.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        (self.out / "table.md").write_text(table(found) + "\n", encoding="utf-8")
-        (self.out / "accuracy.svg").write_text(plot(found), encoding="utf-8")
+        write_text(self.out / "results.json", json.dumps(result, indent=1) + "\n")
+        write_text(self.out / "table.md", table(found) + "\n")
+        write_text(self.out / "accuracy.svg", plot(found))
         return result

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from decodery.core.errors import DecoderyError, OutOfMemory
+from decodery.core.errors import DecoderyError, OutOfMemory, ServerError, ServerRefused
 from decodery.core.ledger import charged
 from decodery.core.trace import Trace
 from decodery.engine.engine import Engine
@@ -29,12 +29,20 @@ class Found:
         tokens: Written for it, the first n of the samples.
         scorer_calls: Of it.
         error: Why there is no text.
+        lost: Whether a server went away in the middle, so that this says nothing of the search.
     """
 
     text: str
     tokens: int
     scorer_calls: int
     error: str = ""
+    lost: bool = False
+
+    @classmethod
+    def failed(cls, error: DecoderyError, tokens: int = 0, scorer_calls: int = 0) -> Found:
+        """Nothing, because of an error."""
+        lost = isinstance(error, ServerError) and not isinstance(error, ServerRefused)
+        return cls("", tokens, scorer_calls, str(error), lost)
 
 
 class Pooled(Search):
@@ -78,9 +86,11 @@ class Pooled(Search):
                 else:
                     best = (yield from search.decide(own))[0]
                 text = best.text.text if best.text is not None else ""
-                self.found.append(Found(text, tokens, charged().scorer_calls - before))
+                # Without the samples that were cut, the first n are others.
+                lost = "cut" in charged().counts
+                self.found.append(Found(text, tokens, charged().scorer_calls - before, lost=lost))
             except DecoderyError as error:
-                self.found.append(Found("", tokens, charged().scorer_calls - before, str(error)))
+                self.found.append(Found.failed(error, tokens, charged().scorer_calls - before))
         return pool.texts
 
     @staticmethod
@@ -90,7 +100,7 @@ class Pooled(Search):
         for number, seq in enumerate(texts):
             try:
                 yield from search.score_from(texts[: number + 1], number)
-            except OutOfMemory:
+            except (OutOfMemory, ServerError):
                 raise
             except DecoderyError as error:
                 # The search leaves such a text out too.

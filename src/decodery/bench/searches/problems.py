@@ -7,6 +7,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from doctest import DocTestParser
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,12 @@ class Problem:
     tests: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
 
+    @cached_property
+    def digest(self) -> str:
+        """Tells it from another problem of its name."""
+        parts = json.dumps([self.question, self.answer, self.tests, self.examples])
+        return sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
     def scorer(self, sandbox: Sandbox) -> ProgramTests | None:
         """The examples as a scorer of programs; None without any."""
         return ProgramTests(tests=self.examples, head=self.question, sandbox=sandbox) if self.examples else None
@@ -66,7 +74,8 @@ def read_problems(path: str | Path) -> list[Problem]:
     try:
         if Path(path).stat().st_size > _MOST_BYTES:
             raise SettingsError(f"{path} is larger than 256 MiB: give a smaller file of problems")
-        lines = Path(path).read_text("utf-8").splitlines()
+        # Texts may hold the other marks that end lines.
+        lines = Path(path).read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read problems from {path}: {error}") from error
     found = [_problem(line, number, str(path)) for number, line in enumerate(lines, 1) if line.strip()]

@@ -97,11 +97,11 @@ def _find(engine: Engine, task: Task) -> ForwardCoroutine[list[Sequence]]:
 def _found(task: Task, job: CoroutineTask[list[Sequence]]) -> list[Found]:
     """What each run of a task found."""
     if isinstance(job.error, DecoderyError):
-        return [Found("", 0, 0, str(job.error))] * len(task.runs)
+        return [Found.failed(job.error)] * len(task.runs)
     if job.error is not None:
         raise job.error
     if isinstance(task.search, Pooled):
         return task.search.found
     best = (job.result or [])[0]
-    ledger = best.trace.ledger
-    return [Found("" if best.text is None else best.text.text, ledger.tokens, ledger.scorer_calls)]
+    ledger, text = best.trace.ledger, "" if best.text is None else best.text.text
+    return [Found(text, ledger.tokens, ledger.scorer_calls, lost="cut" in ledger.counts)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from decodery.core.errors import ServerError, SettingsError
+from decodery.core.errors import ServerError, ServerRefused, SettingsError
 
 if TYPE_CHECKING:
     import httpx
@@ -24,6 +24,7 @@ NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """What leaves a distribution as it is: without them vLLM takes those of the model's generation_config.json, and
 llama.cpp cuts the distribution by defaults of its own. Not every server has these fields."""
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
+_REFUSED = {400, 413, 422}
 """Statuses after which the same request may succeed later."""
 _MOST_EVENT, _MOST_REPLY = 1 << 22, 1 << 24
 _CONNECT_SECONDS, _PROBE_SECONDS = 10.0, 120.0
@@ -181,7 +182,8 @@ class Endpoint:
                         wait = _pause(reply, wait, until)
                         continue
                     if reply.status_code != 200:
-                        raise ServerError(f"{self.base} answers {reply.status_code}: {_words(reply)}")
+                        kind = ServerRefused if reply.status_code in _REFUSED else ServerError
+                        raise kind(f"{self.base} answers {reply.status_code}: {_words(reply)}")
                     for event in _events(reply, until):
                         if "error" in event:
                             raise ServerError(f"{self.base} ends a text with an error: {str(event['error'])[:_SAID]}")
