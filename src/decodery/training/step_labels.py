@@ -140,15 +140,20 @@ def _labelled(
 ) -> Iterator[StepLabels]:
     reference = steps_of(exercise.reference, delimiter)
     wanted, *given = answers.of([exercise.reference, *exercise.solutions])
-    for number, (text, answer) in enumerate(zip(exercise.solutions, given, strict=True)):
+    counts, engine, writing = list[int](), lm.engine(), []
+    for number, text in enumerate(exercise.solutions):
         steps = steps_of(text, delimiter)
         constraint = None if writes(lm.model) else schema(len(steps), len(reference))
         prompt = request_for(exercise.question, reference, steps)
-        said = lm.generate(
+        request = lm.request_for(
             prompt, constraint=constraint, max_new_tokens=max_new_tokens, seed=nth_seed(seed, number), drafter=None
         )
-        right = answer is not None and answer == wanted
-        labels, alignment, errors = labels_of(said.text, len(steps), right, missing)
+        counts.append(len(steps))
+        writing.append(engine.submit(request))
+    engine.run(writing)
+    for text, answer, count, seq in zip(exercise.solutions, given, counts, writing, strict=True):
+        said, right = lm.output(seq), answer is not None and answer == wanted
+        labels, alignment, errors = labels_of(said.text, count, right, missing)
         yield StepLabels(exercise.question, text, labels, float(right), alignment, errors, len(said.tokens))
     every = tuple((number,) for number in range(1, len(reference) + 1))
     yield StepLabels(exercise.question, exercise.reference, (1.0,) * len(reference), 1.0, every, ("",) * len(reference))
