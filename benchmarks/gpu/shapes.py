@@ -14,7 +14,6 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 from decodery.testing import tiny_transformer
 
-_BUDGET = 1 << 26
 """Bytes for the caches of passes at fixed shapes, off CUDA."""
 
 
@@ -90,7 +89,7 @@ def with_static(model: Transformer) -> Transformer:
     Off CUDA it gives up the processor's own kernels, so that all passes are those of a GPU, in the weights' precision.
     """
     if model.static is None and model.config.static_shapes:
-        model.static = StaticPasses(_BUDGET)
+        model.static = StaticPasses()
         _torch_alone(model)
     return model
 

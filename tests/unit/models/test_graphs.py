@@ -1,11 +1,13 @@
-"""Passes at fixed shapes give what ordinary passes give, whatever the caches go through.
+"""Passes at fixed shapes, and attention of all texts in one call, give what ordinary passes give.
 
-All but the capture itself is an ordinary function and is tested on the CPU; capture and replay need a CUDA device.
+All but the capture itself is an ordinary function and is tested on the CPU, with a recording in the place of a graph;
+capture and replay need a CUDA device.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from covering import in_turn
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.config import ModelConfig, Rope
-from decodery.models.cuda.graphs import MOST_ROWS, StaticPasses
+from decodery.models.config import Rope
+from decodery.models.cuda import graphs
+from decodery.models.cuda.graphs import MOST_APART, MOST_ROWS, StaticPass, StaticPasses
 from decodery.models.hooks import Hooks
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.load import load
@@ -28,7 +33,6 @@ from decodery.testing import Garbage, Oracle, check_batch, check_identical, chec
 from methods import DRAFTERS, SAMPLERS
 from tiny_models import CASES, assert_same_logits, make_model, save
 
-BUDGET = 1 << 26
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4, [11], list(range(2, 40))]
 CHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -61,16 +65,12 @@ def to(value: Any, *args: Any) -> Any:
     return value
 
 
-def model_of(config: ModelConfig, weights: Any, *, static: bool, budget: int = BUDGET) -> Transformer:
-    model = Transformer(config, weights)
-    model.static = StaticPasses(budget) if static else None
+def tiny(changes: str = "plain", *, static: bool = True, together: bool = False, device: str = "cpu") -> Transformer:
+    """A model whose passes are static, or together in one call per layer, or those of every text by itself."""
+    base = tiny_transformer(0, max_positions=8192)
+    model = Transformer(replace(base.config, **CHANGES[changes]), to(base.weights, device))
+    model.static, model.pages_together = StaticPasses() if static else None, together
     return model
-
-
-def tiny(changes: str = "plain", *, static: bool = True, budget: int = BUDGET, device: str = "cpu") -> Transformer:
-    base = tiny_transformer(0, max_positions=1024)
-    config = replace(base.config, **CHANGES[changes])
-    return model_of(config, to(base.weights, device), static=static, budget=budget)
 
 
 def forward(model: Transformer, batch: Batch, taps: tuple[int, ...] = ()) -> Scores:
@@ -78,11 +78,10 @@ def forward(model: Transformer, batch: Batch, taps: tuple[int, ...] = ()) -> Sco
         return model.forward(batch, taps=taps)
 
 
-def shapes(model: Transformer) -> set[tuple[int, int, int]]:
-    """Places, capacity and rows of all passes there have been."""
+def shapes(model: Transformer) -> set[tuple[int, int]]:
+    """Texts and rows of all passes there have been."""
     assert model.static is not None
-    arenas = model.static._arenas.items()
-    return {(*key, rows) for key, arena in arenas for rows, _ in arena._passes}
+    return {(shape.texts, shape.rows) for shape in model.static.shapes}
 
 
 @dataclass
@@ -103,8 +102,8 @@ class Twins:
 class Pair:
     """The same passes and cache operations on both models, compared after each."""
 
-    def __init__(self, changes: str, seed: int, device: str = "cpu") -> None:
-        self.static = tiny(changes, device=device)
+    def __init__(self, changes: str, seed: int, device: str = "cpu", *, together: bool = False) -> None:
+        self.static = tiny(changes, device=device, static=not together, together=together)
         self.ordinary = tiny(changes, static=False, device=device)
         self.random = np.random.default_rng(seed)
         self.twins: list[Twins] = []
@@ -183,10 +182,23 @@ def test_every_family_equals_transformers(case: str, tmp_path: Path, monkeypatch
         # Such models run at the shapes of their passes, on a GPU too.
         assert not ours.config.static_shapes
         return
-    ours.static = StaticPasses(BUDGET)
+    ours.static = StaticPasses()
     with torch.no_grad():
         assert_same_logits(ours, theirs)
-    assert shapes(ours) == {(1, 256, rows) for rows in (1, 4, 8, 16)}
+    assert shapes(ours) == {(1, rows) for rows in (1, 4, 8, 16)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_family_equals_transformers_with_its_texts_together(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    theirs = make_model(case)
+    ours = load(save(theirs, tmp_path / "model"), dtype="float32", device="cpu").model
+    assert isinstance(ours, Transformer)
+    ours.pages_together = True
+    with torch.no_grad():
+        assert_same_logits(ours, theirs)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -194,37 +206,105 @@ def test_every_family_equals_transformers(case: str, tmp_path: Path, monkeypatch
 def test_batches_trees_forks_and_cuts_equal_the_ordinary_pass(changes: str, seed: int) -> None:
     pair = Pair(changes, seed)
     go_through_everything(pair, 60)
-    assert {places for places, _, _ in shapes(pair.static)} >= {1, 2, 4}
+    assert len(shapes(pair.static)) > 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("changes", CHANGES)
+def test_texts_together_equal_each_by_itself(changes: str, seed: int) -> None:
+    go_through_everything(Pair(changes, seed, together=True), 60)
+
+
+def test_texts_that_cannot_be_taken_together_are_computed_beside_the_others() -> None:
+    model, other = tiny(static=False, together=True), tiny(static=False)
+    logits = []
+    for each in (model, other):
+        plain, evicted = each.new_cache(), each.new_cache()
+        forward(each, Batch([Segment.chunk(range(20), plain), Segment.chunk(range(30), evicted)]))
+        plain.keep(range(20))
+        evicted.keep(range(30))
+        evicted.evict(0, [3])
+        own = Segment(np.arange(4), np.arange(4))
+        segments = [Segment.chunk([7], evicted), Segment.chunk([1, 2, 3], plain), own]
+        logits.append(forward(each, Batch(segments)).logits)
+    assert torch.allclose(*logits, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("changes", CHANGES)
-def test_growing_caches_go_to_larger_arenas(changes: str) -> None:
+def test_a_layer_makes_one_call_for_any_number_of_texts(changes: str) -> None:
+    counts = []
+    for texts in (2, 9):
+        model = tiny(changes, static=False, together=True)
+        caches = [model.new_cache() for _ in range(texts)]
+        forward(model, Batch([Segment.chunk([1] * 20, cache) for cache in caches]))
+        for cache in caches:
+            cache.keep(range(20))
+        calls = Calls()
+        with calls:
+            forward(model, Batch([Segment.chunk([2], cache) for cache in caches]))
+        counts.append(calls.names)
+    assert counts[0] == counts[1] and counts[0]["aten.scaled_dot_product_attention"] <= len(CHANGES)
+
+
+class Calls(TorchDispatchMode):
+    """Counts PyTorch's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[str(func.overloadpacket)] += 1
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_texts_that_grow_beyond_what_tables_hold_are_captured_anew(changes: str) -> None:
     pair = Pair(changes, 0)
     pair.add()
     pair.add()
     while pair.twins[0].ordinary.length < 530:
         pair.score(most_rows=32)
-    assert {capacity for _, capacity, _ in shapes(pair.static)} == {256, 512, 1024}
+    assert {texts for texts, _ in shapes(pair.static)} >= {1, 2}
 
 
-def test_a_cache_does_not_go_back_when_rows_become_fewer() -> None:
-    model = tiny()
-    cache = model.new_cache()
-    for _ in range(4):
-        forward(model, Batch([Segment.chunk([1] * 60, cache)]))
-        cache.keep(range(60))
-    for rows in (17, 1, 1, 17, 1):
-        forward(model, Batch([Segment.chunk([1] * rows, cache)]))
-    assert shapes(model) == {(1, 256, 64), (1, 512, 1), (1, 512, 32)}
+def test_positions_beyond_the_first_angles_are_turned_alike() -> None:
+    model, other = tiny(), tiny(static=False)
+    logits = []
+    for each in (model, other):
+        cache, positions = each.new_cache(), np.array([4090, 4100])
+        forward(each, Batch([Segment.chunk([1], cache)]))
+        cache.keep([0])
+        logits.append(forward(each, Batch([Segment(positions, np.array([2, 3]), cache=cache)])).logits)
+    assert torch.allclose(*logits, rtol=0, atol=1e-10) and shapes(model) == {(1, 2)}
 
 
 def test_rows_are_padded_to_few_shapes() -> None:
     model = tiny()
     cache = model.new_cache()
-    for n in range(1, MOST_ROWS + 1):
+    for n in range(1, MOST_APART + 1):
         forward(model, Batch([Segment.chunk([1] * n, cache)]))
         cache.keep([])
-    assert shapes(model) == {(1, 256, rows) for rows in (1, 2, 4, 8, 16, 32, 64)}
+    assert shapes(model) == {(1, rows) for rows in (1, 2, 4, 8, 16, 32, 64)}
+
+
+def test_with_a_kernel_shapes_have_up_to_512_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel takes rows as they come; here each row's attention stands for it."""
+    monkeypatch.setattr(graphs, "kernel_for", lambda pool: True)
+    model, other = tiny(), tiny(static=False)
+    counts, logits = [1] * 60 + [16, 3, 40, 350], []
+    for each in (model, other):
+        caches = [each.new_cache() for _ in counts]
+        segments = [Segment.chunk([5] * n, cache, [n - 1]) for n, cache in zip(counts, caches, strict=True)]
+        logits.append(forward(each, Batch(segments)).logits)
+    assert torch.allclose(*logits, rtol=0, atol=1e-10) and shapes(model) == {(64, 512)}
+    cache = model.new_cache()
+    found = set()
+    for n in range(1, MOST_ROWS + 60, 9):
+        forward(model, Batch([Segment.chunk([1] * n, cache)]))
+        cache.keep([])
+        found |= shapes(model)
+    assert {rows for texts, rows in found if texts == 1} <= {1, 2, 4, 8, 16, 32, 64, *range(128, 513, 64)}
 
 
 @pytest.mark.parametrize(("drafter", "sampler"), in_turn(["prompt-lookup", "draft-model"], ["greedy", "nucleus"]))
@@ -275,22 +355,6 @@ def test_rows_stay_in_a_cache_that_the_arena_holds() -> None:
     Twins(*caches).agree()
 
 
-def test_what_all_arenas_work_in_stays_within_the_budget() -> None:
-    config = tiny().config
-    budget = 5 * 2 * config.num_kv_heads * 256 * config.head_dim * 8
-    pair = Pair("plain", 1)
-    pair.static.static = StaticPasses(budget)
-    for _ in range(4):
-        pair.add()
-    used = set()
-    for step in range(40):
-        pair.score(sequences=1 + step % 4)
-        assert pair.static.static.bytes <= budget
-        used |= shapes(pair.static)
-    # Never all of them at once: places for 1, 2 and 4 caches would be 7 capacities.
-    assert {places for places, _, _ in used} == {1, 2, 4}
-
-
 def test_padding_leaves_the_pages_of_others_alone() -> None:
     """A text that was cut holds pages after its end with a fork that still reads them."""
     model, other = tiny(), tiny(static=False)
@@ -304,28 +368,27 @@ def test_padding_leaves_the_pages_of_others_alone() -> None:
     Twins(fork, expected).agree()
 
 
-def test_there_are_never_many_arenas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decodery.models.cuda.graphs._MOST_ARENAS", 2)
+def test_there_are_never_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decodery.models.cuda.graphs._MOST_SHAPES", 2)
     pair = Pair("plain", 2)
     for _ in range(4):
         pair.add()
     for step in range(12):
         pair.score(sequences=1 + step % 4)
-        assert pair.static.static is not None and len(pair.static.static._arenas) <= 2
+        assert pair.static.static is not None and len(pair.static.static.shapes) <= 2
 
 
-def test_a_budget_too_small_or_a_full_device_means_the_ordinary_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny(budget=1000)
-    check_identical(model, PROMPTS, drafter=Garbage())
-    assert not shapes(model)
+def test_a_full_device_means_the_ordinary_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
 
-    def full(*args: Any, **kwargs: Any) -> None:
+    def full(self: StaticPass, model: Any) -> None:
+        tried.append(self.shape)
         raise torch.OutOfMemoryError("the device is full")
 
     model = tiny()
-    monkeypatch.setattr("decodery.models.cuda.graphs._Arena", full)
+    monkeypatch.setattr(StaticPass, "replay", full)
     check_identical(model, PROMPTS, drafter=Garbage())
-    assert model.static is not None and model.static.budget == 0
+    assert not shapes(model) and tried and len(tried) == len(set(tried))
 
 
 def test_what_a_place_held_before_cannot_be_seen() -> None:
@@ -348,10 +411,54 @@ def test_every_padded_row_sees_something() -> None:
         for cache in caches:
             cache.keep([0])
     assert model.static is not None
-    (arena,) = model.static._arenas.values()
-    (step,) = arena._passes.values()
-    masks = step._fields(step._inputs)[-1]
-    assert masks.shape == (2, 4, 8, 256) and masks.any(dim=-1).all()
+    (step,) = model.static._passes.values()
+    rest = step._inputs.split(step._sizes)[-1]
+    _, _, _, begins, bits, _ = step.layout.fields(rest)
+    assert begins.shape == (2, 16) and (bits != 0).any(dim=-1).all()
+
+
+class Recording(TorchDispatchMode):
+    """What a graph is on a CUDA device: the operations of one call, done again with the tensors of that call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket not in WAITS, f"{func} needs what the device has not computed yet"
+        found = func(*args, **kwargs or {})
+        self._done.append((func, args, kwargs or {}, tree_leaves(found)))
+        return found
+
+    def replay(self) -> None:
+        for func, args, kwargs, before in self._done:
+            for old, new in zip(before, tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+WAITS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select)
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_recorded_passes_equal_the_ordinary_pass(changes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of a pass is decided by numbers of the pass that was recorded, and nothing waits for the device."""
+    recorded = 0
+
+    def replay(self: StaticPass, model: Transformer) -> Any:
+        nonlocal recorded
+        if self._capture is None:
+            recorded += 1
+            with Recording() as recording:
+                self._result = self.run(model)
+            self._capture = recording
+        self._capture.replay()
+        return self._result
+
+    monkeypatch.setattr(StaticPass, "replay", replay)
+    pair = Pair(changes, 0)
+    go_through_everything(pair, 80)
+    assert pair.static.static is not None and 3 < recorded < 60
 
 
 def test_what_does_not_fit_is_left_to_the_ordinary_pass() -> None:
@@ -363,8 +470,7 @@ def test_what_does_not_fit_is_left_to_the_ordinary_pass() -> None:
     evicted.evict(0, [3])
     tokens, positions = np.array([1, 2]), np.arange(2)
     left = {
-        "too many rows": [Segment.chunk([1] * (MOST_ROWS + 1), model.new_cache())],
-        "too many rows with padding": [Segment.chunk([1] * n, model.new_cache()) for n in (MOST_ROWS // 2, 1, 1)],
+        "too many rows": [Segment.chunk([1] * (MOST_APART + 1), model.new_cache())],
         "no cache": [Segment(positions, tokens)],
         "embeddings": [Segment(positions, states=torch.zeros(2, 32, dtype=torch.float64), cache=model.new_cache())],
         "evicted": [Segment.chunk([1], evicted)],
@@ -398,7 +504,7 @@ def test_threads_that_share_a_model_do_not_meet() -> None:
     assert [found[number] for number in range(len(PROMPTS))] == alone
 
 
-def test_arenas_made_in_inference_mode_work_outside_of_it() -> None:
+def test_shapes_made_in_inference_mode_work_outside_of_it() -> None:
     model = tiny()
     with torch.inference_mode():
         decode(model, PROMPTS[:1])

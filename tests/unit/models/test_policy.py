@@ -321,8 +321,8 @@ def test_backends_that_cannot_ask_say_so() -> None:
     model = make("float64")
     with torch.no_grad():
         expected = model.forward(Batch([tree(prefilled(model, 20, Window(2, 4)))])).logits
-        model.static = StaticPasses(1 << 24)
+        model.static = StaticPasses()
         cache = prefilled(model, 20)
-        assert model.static.bytes > 0, "a cache without a policy runs at a fixed shape"
+        assert model.static.shapes, "a cache without a policy runs at a fixed shape"
         assert not same(model.forward(Batch([tree(cache)])).logits, expected)
         assert same(model.forward(Batch([tree(prefilled(model, 20, Window(2, 4)))])).logits, expected)

@@ -23,6 +23,7 @@ from decodery.core.native.structs import PageRowsStruct
 
 from ..mapped_memory import discard
 from . import coded
+from .device_tables import DeviceTables
 from .memory_limit import current_limit
 
 SLOTS = 16
@@ -234,6 +235,7 @@ class TensorPool(PagePool):
 
     def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
         super().__init__(row, dtype, device, size)
+        self._tables: dict[tuple[int, int], DeviceTables] = {}
         self.data = torch.zeros(2, 0, SLOTS, row, dtype=dtype, device=device)
         if device.type == "cpu" and sys.platform != "win32":
             one = 2 * SLOTS * row * dtype.itemsize
@@ -259,6 +261,15 @@ class TensorPool(PagePool):
         old, new = (torch.from_numpy(each.astype(np.int64)).to(self.device) for each in (pages, to))
         with self.still():
             self.data[:, new] = self.data[:, old]
+
+    def tables(self, layers: int, kv_heads: int) -> DeviceTables:
+        """The tables of texts with so many layers and key-value heads, on the pool's device."""
+        known = self._tables.get((layers, kv_heads))
+        if known is None:
+            # Rows that only fill up a pass read and write a page that no text holds.
+            fresh = DeviceTables(layers, kv_heads, self.device, int(self.take(1)[0]))
+            known = self._tables.setdefault((layers, kv_heads), fresh)
+        return known
 
     @contextmanager
     def still(self) -> Iterator[None]:

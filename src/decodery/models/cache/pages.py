@@ -24,6 +24,7 @@ class PageTable:
     Attributes:
         pool: Where the pages are.
         version: Grows whenever the address of the table changes.
+        changes: Grows whenever the table holds other pages.
         windowed: Layers whose rows stop seeing old slots.
         passed: How many of the first pages they no longer hold.
         written_from: Slots that are known to be this text's to write, in all layers: another tuple once that may have
@@ -43,7 +44,7 @@ class PageTable:
         layers, kv_heads, row = shape
         self.nothing = torch.empty((layers, 2, kv_heads, 0, row), dtype=dtype, device=device)
         self.pool: PagePool = pool_of(row, dtype, device)
-        self.windowed, self.passed, self.version = tuple(windowed), 0, 0
+        self.windowed, self.passed, self.version, self.changes = tuple(windowed), 0, 0, 0
         self._room = np.full((layers, kv_heads, 4), NO_PAGE, dtype=np.int32)
         self._columns = 0
         self._held: np.ndarray | None = None
@@ -127,6 +128,7 @@ class PageTable:
                 self.pool.drop(old)
             span[needed] = pages
             self._held = None
+            self.changes += 1
         self._columns = max(self._columns, end)
         # Pages are owned as a whole.
         self.written_from = int(starts.max()) // SLOTS * SLOTS, -(-int(stops.min()) // SLOTS) * SLOTS
@@ -171,7 +173,8 @@ class PageTable:
             lengths: [layers] or [layers, kv_heads].
         """
         clone = object.__new__(PageTable)
-        clone.nothing, clone.pool, clone.windowed, clone.version = self.nothing, self.pool, self.windowed, 0
+        clone.nothing, clone.pool, clone.windowed = self.nothing, self.pool, self.windowed
+        clone.version = clone.changes = 0
         clone._held = None
         clone._columns = min(-(-int(lengths.max(initial=0)) // SLOTS), self._columns)
         clone._room = self._room[:, :, : max(clone._columns, 1)].copy()
@@ -186,6 +189,7 @@ class PageTable:
         self.pool.drop(self.held)
         self._room.fill(NO_PAGE)
         self._columns, self.written_from, self._held = 0, (0, 0), None
+        self.changes += 1
 
     def release_passed(self, slot: int) -> None:
         """Give back the pages of windowed layers that end before `slot`."""
@@ -206,6 +210,7 @@ class PageTable:
             pages = table[gone]
             table[gone] = NO_PAGE
             self.written_from, self._held = (0, 0), None
+            self.changes += 1
             self.pool.drop(pages)
 
     def _tables(self, layers: Sequence[int] | None, head: int | None) -> np.ndarray:

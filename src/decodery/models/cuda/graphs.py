@@ -1,236 +1,224 @@
-"""Passes over few rows at fixed shapes, each of which a CUDA device replays as one graph.
+"""Passes at fixed shapes, each of which a CUDA device replays as one graph.
 
 Launching the kernels of a small pass one by one takes longer than running them. A graph launches them all at once, but
-its shapes and addresses are those it was captured with. So rows are padded, inputs go through buffers that stay where
-they are, and page tables are an input too. Off CUDA the same function runs without a graph.
+its shapes and addresses are those it was captured with. So rows are padded, inputs go through a buffer that stays where
+it is, and page tables are read from where they lie. Off CUDA the same function runs without a graph.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from ..batch import Batch, Cost, Scores
+from ..batch import Batch, Cost, Scores, Segment
+from ..cache import coded
 from ..cache.cache import KVCache
-from ..cache.page_pool import SLOTS, TensorPool
-from ..hooks import HookPoint, Hooks, Tap
+from ..cache.page_pool import TensorPool
+from ..hooks import HookPoint, Hooks
 from ..layer_plan import WHOLE, layer_steps
-from ..torch.attention import capped, shares, visibility
+from ..torch.paged_rows import Layout, PagedRows, kernel_for, rows_of_tile, serves, windows_of
 
 if TYPE_CHECKING:
     from ..torch.transformer import Transformer
 
-MOST_ROWS = 64
+MOST_ROWS = 512
 """Padded rows of a pass, up to which it runs at a fixed shape; beyond, arithmetic hides the launches."""
-_LEAST_CAPACITY = 256
-_MOST_ARENAS = 16
+MOST_APART = 64
+"""The same where PyTorch attends, row by row: each row's keys and values are then copied."""
+_STEP = 64
+"""Beyond so many rows, shapes are multiples of it, and no powers of two."""
+_MOST_SHAPES = 48
+_FEW_POSITIONS = 4096
 
 Result = tuple[torch.Tensor, dict[HookPoint, torch.Tensor]]
 
 
-class StaticPasses:
-    """The fixed shapes one model runs at, and the memory they work in.
+@dataclass(frozen=True)
+class Shape:
+    """What a graph is captured for.
 
-    A shape is (places, capacity, rows): so many caches side by side, room for so many tokens in each, so many rows of
-    each; all are powers of two. Shapes of equal places and capacity share an arena.
-
-    Args:
-        budget: Bytes that all arenas of a thread work in, a layer's keys and values side by side; the least recently
-            used arena is given up when a new one would exceed it, or when there are `_MOST_ARENAS`.
+    Attributes:
+        texts, rows: Of the pass, rounded up.
+        outputs: Rows whose logits are wanted, rounded up.
+        taps: What is read on the way.
     """
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    texts: int
+    rows: int
+    outputs: int
+    taps: tuple[HookPoint, ...] = ()
+
+
+class Capture(Protocol):
+    """Work that a device has recorded."""
+
+    def replay(self) -> None:
+        """Do it once more, at the same addresses."""
+
+
+class StaticPasses:
+    """The fixed shapes that one model runs at.
+
+    Shapes of the calling thread are its own: what one thread writes its inputs to, no other may run.
+
+    Attributes:
+        shapes: What has been captured, or would be on a CUDA device.
+    """
+
+    def __init__(self) -> None:
         self._of_thread = threading.local()
         self._lock = threading.Lock()
+        self._too_large: set[Shape] = set()
 
     @property
-    def _arenas(self) -> OrderedDict[tuple[int, int], _Arena]:
-        """Those of the calling thread: what one writes its inputs to, no other thread may run."""
-        if not hasattr(self._of_thread, "arenas"):
-            self._of_thread.arenas = OrderedDict()
-        arenas: OrderedDict[tuple[int, int], _Arena] = self._of_thread.arenas
-        return arenas
+    def _passes(self) -> OrderedDict[Shape, StaticPass]:
+        if not hasattr(self._of_thread, "passes"):
+            self._of_thread.passes = OrderedDict()
+            self._of_thread.fixed = ()
+        passes: OrderedDict[Shape, StaticPass] = self._of_thread.passes
+        return passes
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """What passes of the calling thread have been captured for, the least recently used first."""
+        return list(self._passes)
 
     def forward(self, model: Transformer, batch: Batch, hooks: Hooks) -> Scores | None:
         """What the model's own pass returns; None, and nothing done, where the batch does not fit.
 
-        It fits if it has at most `MOST_ROWS` padded rows, all tokens with complete caches, in a causal model and
-        without gradients, if nothing is read or changed but the residual stream is read, and if its arena is within
-        the budget.
+        It fits if it has at most `MOST_ROWS` padded rows, or `MOST_APART` without a kernel for attention, all tokens
+        with complete caches, in a causal model and without gradients, and if nothing is changed, and nothing read but
+        the residual stream.
         """
         caches = _caches(model, batch)
         if not caches or hooks.changes() or any(place.name != "residual" for place in hooks.where.values()):
             return None
-        places, rows = _power(len(caches)), _power(max(map(len, batch.segments)))
-        if places * rows > MOST_ROWS:
-            return None
-        # Pages stay, so that a text does not go to and fro between arenas as the number of rows changes.
-        needed = max(max(cache.length + rows, cache.capacity) for cache in caches)
-        capacity = max(_LEAST_CAPACITY, _power(max(needed, int(batch.positions.max()) + 1)))
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            pool = caches[0].pages.pool
-            if not isinstance(pool, TensorPool) or pool.dtype != model.dtype:
-                return None
-            arena = self._arena(model, pool, places, capacity)
-            return None if arena is None else arena.forward(model, batch, caches, rows, hooks.where)
-
-    def _arena(self, model: Transformer, pool: TensorPool, places: int, capacity: int) -> _Arena | None:
-        key, config = (places, capacity), model.config
-        if key in self._arenas:
-            self._arenas.move_to_end(key)
-            return self._arenas[key]
-        free = self.budget - 2 * places * config.num_kv_heads * capacity * config.head_dim * model.dtype.itemsize
-        if free < 0:
-            return None
-        while self._arenas and (self.bytes > free or len(self._arenas) >= _MOST_ARENAS):
-            self._arenas.popitem(last=False)
-        try:
-            self._arenas[key] = _Arena(model, pool, places, capacity)
-        except torch.OutOfMemoryError:
-            self.budget = self.bytes
-            return None
-        return self._arenas[key]
-
-    @property
-    def bytes(self) -> int:
-        """What all arenas of this thread work in."""
-        return sum(arena.bytes for arena in self._arenas.values())
-
-
-class _Arena:
-    """So many caches of a pool side by side, and the passes over them, by rows and taps.
-
-    Attributes:
-        pool: Where the caches' pages are. All that a masked slot may hold is finite, because it counts zero times that.
-        spare: A page that rows which are padding write to.
-        bytes: A layer's keys and values, side by side.
-    """
-
-    def __init__(self, model: Transformer, pool: TensorPool, places: int, capacity: int) -> None:
-        config = self.config = model.config
-        self.pool, self.places, self.capacity = pool, places, capacity
-        self.bytes = 2 * places * config.num_kv_heads * capacity * config.head_dim * pool.dtype.itemsize
-        self.spare = pool.take(1)
-        self._generation = pool.generation
-        # Layers differ in their mask and their angles by nothing but whether they slide, and by which rotation.
-        each = [(slides, config.turns_locally(layer)) for layer, slides in enumerate(config.sliding_layers)]
-        kinds = {kind: layer for layer, kind in enumerate(each)}
-        self.kinds = [list(kinds).index(kind) for kind in each]
-        self.examples = list(kinds.values())
-        self.tables: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for layer in self.examples:
-            cos, sin = model.angles(config.layer_rope(layer), np.arange(capacity))
-            self.tables.append((cos[:, None].to(model.dtype), sin[:, None].to(model.dtype)))
-        # Sharing a pool, graphs reuse each other's intermediate memory: they never run at the same time.
-        self.graphs = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
-        self._passes: dict[tuple[int, tuple[HookPoint, ...]], _StaticPass] = {}
-
-    def forward(
-        self, model: Transformer, batch: Batch, caches: list[KVCache], rows: int, where: dict[Tap, HookPoint]
-    ) -> Scores:
-        taps = tuple(sorted(set(where.values())))
-        for segment, cache in zip(batch.segments, caches, strict=True):
-            cache.reserve(segment.positions)
-        with self.pool.still():
-            if self._generation != self.pool.generation:
-                # Graphs were captured with the addresses of before.
-                self._passes.clear()
-                self._generation = self.pool.generation
-            if (rows, taps) not in self._passes:
-                self._passes[rows, taps] = _StaticPass(self, rows, taps)
-            step = self._passes[rows, taps]
-            step.fill(batch)
-            logits, tapped = step.run(model) if self.graphs is None else step.replay(model)
-        for cache in caches:
-            cache.wrote(range(self.config.num_layers))
+        pool, last = caches[0].pages.pool, int(batch.positions.max())
         wanted, bounds = batch.logit_rows
+        taps = tuple(sorted(set(hooks.where.values())))
+        shape = Shape(_bucket(len(caches)), _bucket(batch.rows), _bucket(max(len(wanted), 1)), taps)
+        if not isinstance(pool, TensorPool) or pool.dtype != model.dtype or last >= model.config.max_positions:
+            return None
+        if shape.rows > (MOST_APART if kernel_for(pool) is None else MOST_ROWS) or shape in self._too_large:
+            return None
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            for segment, cache in zip(batch.segments, caches, strict=True):
+                cache.reserve(segment.positions)
+            step = self._step(model, pool, caches, shape, last)
+            with pool.still():
+                step.fill(batch)
+                try:
+                    logits, tapped = step.replay(model)
+                except torch.OutOfMemoryError:
+                    self._too_large.add(shape)
+                    del self._passes[shape]
+                    return None
+        for cache in caches:
+            cache.wrote(range(model.config.num_layers))
         # The next replay overwrites what this one returns, so the caller gets copies.
-        hidden = {tap: tapped[place][: batch.rows].clone() for tap, place in where.items()}
-        row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.pool.dtype.itemsize
-        costs = [Cost.of(segment, WHOLE, self.config.num_layers, row_bytes) for segment in batch.segments]
+        hidden = {tap: tapped[place][: batch.rows].clone() for tap, place in hooks.where.items()}
+        row_bytes = 2 * model.config.num_kv_heads * coded.row_bytes(model.config.head_dim, pool.dtype)
+        costs = [Cost.of(segment, WHOLE, model.config.num_layers, row_bytes) for segment in batch.segments]
         return Scores(logits[: len(wanted)].clone(), bounds, hidden, batch.offsets, costs)
 
-    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "spare") and not ending():
-            self.pool.drop(self.spare)
+    def _step(self, model: Transformer, pool: TensorPool, caches: list[KVCache], shape: Shape, last: int) -> StaticPass:
+        """The pass of a shape, captured anew where what it reads has moved. last: the last position of the rows."""
+        passes = self._passes
+        tables = pool.tables(*caches[0].pages.table.shape[:2])
+        places = tables.places([cache.pages for cache in caches])
+        turns = min(max(_FEW_POSITIONS, 1 << last.bit_length()), model.config.max_positions)
+        fixed = (id(pool), pool.generation, tables.generation)
+        known_fixed, known_turns = self._of_thread.fixed or ((), 0)
+        if fixed != known_fixed or turns > known_turns:
+            passes.clear()
+            self._of_thread.fixed = fixed, turns
+            self._of_thread.angles = _angles(model, turns)
+            # Sharing memory, graphs reuse each other's intermediate results: they never run at the same time.
+            self._of_thread.memory = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
+        if shape not in passes:
+            while len(passes) >= _MOST_SHAPES:
+                passes.popitem(last=False)
+            passes[shape] = StaticPass(model, pool, shape, self._of_thread.angles, self._of_thread.memory)
+        passes.move_to_end(shape)
+        passes[shape].places = places
+        return passes[shape]
 
 
-class _StaticPass:
-    """The passes of one shape: every place of an arena has `rows` rows, padded with rows that see only themselves.
+class StaticPass:
+    """The passes of one shape. Rows beyond a pass's own belong to nobody's text, whose pages no text reads.
 
-    Row r of place p is row p * rows + r. Inputs lie one after another in one buffer of bytes, filled by one copy:
-    tokens, positions, own (the rows that are no padding) and wanted (those whose logits are), each [places * rows]
-    int64; lengths [places] int64, the first slot to write; pages [places, layers, kv_heads, capacity / SLOTS] int64;
-    masks [kinds of layers, places, rows, capacity] bool.
+    Inputs lie one after another in one buffer of int32, filled by one copy: tokens and positions [rows], wanted
+    [outputs], the rows whose logits are; and what attention goes by, see `Layout`.
+
+    Args:
+        model: The model.
+        pool: Where the texts' pages are.
+        shape: Sizes.
+        angles: By rotation, see `_angles`.
+        memory: That graphs share, None where nothing is captured.
+
+    Attributes:
+        places: [texts] where the tables of the texts lie.
     """
 
-    def __init__(self, arena: _Arena, rows: int, taps: tuple[HookPoint, ...]) -> None:
-        places, capacity, device, config = arena.places, arena.capacity, arena.pool.device, arena.config
-        self._arena, self._rows, self._taps = arena, rows, taps
-        self._masks = (len(arena.tables), places, rows, capacity)
-        self._pages = (places, config.num_layers, config.num_kv_heads, capacity // SLOTS)
-        self._ints = [places * rows] * 4 + [places, int(np.prod(self._pages))]
-        size = 8 * sum(self._ints) + int(np.prod(self._masks))
-        self._inputs = torch.zeros(size, dtype=torch.uint8, device=device)
-        self._graph: torch.cuda.CUDAGraph | None = None
+    places: np.ndarray
+
+    def __init__(
+        self,
+        model: Transformer,
+        pool: TensorPool,
+        shape: Shape,
+        angles: dict[bool, tuple[torch.Tensor, torch.Tensor]],
+        memory: Any,
+    ) -> None:
+        config = model.config
+        self.shape, self._pool, self._angles, self._memory = shape, pool, angles, memory
+        self._windows = windows_of(config)
+        tile_rows = rows_of_tile(-(-shape.rows // shape.texts), config)
+        words, kinds = max(shape.rows // 32, 1), len(self._windows)
+        self.layout = Layout(shape.rows, words, kinds, shape.texts + shape.rows // tile_rows, tile_rows)
+        self._sizes = [shape.rows, shape.rows, shape.outputs, self.layout.size]
+        self._inputs = torch.zeros(sum(self._sizes), dtype=torch.int32, device=pool.device)
+        self._capture: Capture | None = None
 
     def fill(self, batch: Batch) -> None:
-        """Write the inputs of `batch`, whose segments have reserved their tentative rows."""
+        """Write the inputs of a batch, whose caches have made room."""
         # Pinned memory is not handed out again before the copy from it is done, so no pass waits for another.
-        host = torch.zeros(
-            len(self._inputs), dtype=torch.uint8, pin_memory=self._arena.graphs is not None, device="cpu"
-        )
-        tokens, positions, own, wanted, lengths, pages, masks = (field.numpy() for field in self._fields(host))
-        pages[:] = self._arena.spare
-        counts = np.zeros(len(lengths), dtype=np.int64)
-        parts = []
-        for place, segment in enumerate(batch.segments):
-            assert segment.cache is not None and segment.tokens is not None
-            n, length = len(segment), segment.cache.length
-            rows = place * self._rows + np.arange(n)
-            tokens[rows], positions[rows] = segment.tokens, segment.positions
-            counts[place], lengths[place] = n, length
-            # Others may hold the pages after the rows, which padding must not write to.
-            table = segment.cache.pages.table[:, :, : -(-(length + n) // SLOTS)]
-            pages[place, :, :, : table.shape[2]] = np.where(table < 0, self._arena.spare, table)
-            for kind, layer in enumerate(self._arena.examples):
-                seen = visibility(segment, layer, self._arena.config.window(layer))
-                masks[kind, place, :n, : length + n] = True if seen is None else seen
-            parts.append(rows)
-        for place, n in enumerate(counts.tolist()):
-            padding = np.arange(n, self._rows)
-            masks[:, place, padding, lengths[place] + padding] = True
-        own[: batch.rows] = np.concatenate(parts)
+        host = torch.zeros(len(self._inputs), dtype=torch.int32, pin_memory=self._memory is not None, device="cpu")
+        tokens, positions, wanted, rest = (field.numpy() for field in host.split(self._sizes))
+        tokens[: batch.rows] = np.concatenate([_tokens(segment) for segment in batch.segments])
+        positions[: batch.rows] = batch.positions
         logit_rows, _ = batch.logit_rows
-        wanted[: len(logit_rows)] = own[logit_rows]
+        wanted[: len(logit_rows)] = logit_rows
+        self.layout.fill(rest, batch.segments, self.places, self._windows)
         self._inputs.copy_(host, non_blocking=True)
 
     def run(self, model: Transformer) -> Result:
-        """Logits [places * rows, vocab] of the wanted rows and tapped states of the own ones; what follows is void."""
-        tokens, positions, own, wanted, lengths, pages, masks = self._fields(self._inputs)
-        step = StaticStep(self._arena, model, positions, lengths, pages, masks)
-        hooks = Hooks.reading(self._taps)
-        hidden = hooks.visit(HookPoint("residual", 0), model.embed_tokens(tokens))
-        hidden = model.blocks(hidden, step, layer_steps(WHOLE, self._arena.config.num_layers), hooks)
-        return model.head(hidden[wanted]), {place: state[own] for place, state in hooks.states.items()}
+        """Logits [outputs, vocab] of the wanted rows and tapped states [rows, hidden]; what follows is void."""
+        tokens, positions, wanted, rest = self._inputs.split(self._sizes)
+        tables = self._pool.tables(model.config.cache_layers, model.config.num_kv_heads)
+        rows = PagedRows(self.layout, rest, self._pool, tables)
+        step = StaticStep(model, rows, self._windows, positions.long(), self._angles)
+        hooks = Hooks.reading(self.shape.taps)
+        hidden = hooks.visit(HookPoint("residual", 0), model.embed_tokens(tokens.long()))
+        hidden = model.blocks(hidden, step, layer_steps(WHOLE, model.config.num_layers), hooks)
+        return model.head(hidden[wanted.long()]), dict(hooks.states)
 
     def replay(self, model: Transformer) -> Result:
         """The same by one launch; the first call captures it."""
-        if self._graph is None:
-            self._capture(model)
-        assert self._graph is not None
-        self._graph.replay()
+        if self._memory is None:
+            return self.run(model)
+        if self._capture is None:
+            self._capture = self._captured(model)
+        self._capture.replay()
         return self._result
 
-    def _capture(self, model: Transformer) -> None:
+    def _captured(self, model: Transformer) -> Capture:
         with torch.cuda.device(model.device):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -239,82 +227,61 @@ class _StaticPass:
                 self.run(model)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._arena.graphs, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._memory, stream=stream, capture_error_mode="thread_local"):
                 self._result = self.run(model)
-        self._graph = graph
-
-    def _fields(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        ints, masks = buffer.tensor_split([8 * sum(self._ints)])
-        *numbers, pages = ints.view(torch.int64).split(self._ints)
-        return [*numbers, pages.view(self._pages), masks.view(torch.bool).view(self._masks)]
+        return graph
 
 
 class StaticStep:
-    """What all layers of one static pass share: rotation angles, masks and page tables."""
+    """What all layers of one static pass share: rotation angles, and the rows.
+
+    Args:
+        model: The model.
+        rows: The rows on the device.
+        windows: By the number of their kind.
+        positions: [rows] int64.
+        angles: By rotation, see `_angles`.
+    """
 
     def __init__(
         self,
-        arena: _Arena,
         model: Transformer,
+        rows: PagedRows,
+        windows: list[int | None],
         positions: torch.Tensor,
-        lengths: torch.Tensor,
-        pages: torch.Tensor,
-        masks: torch.Tensor,
+        angles: dict[bool, tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
-        """Take what a pass begins with, see `_StaticPass`.
-
-        Args:
-            arena: The caches.
-            model: The model.
-            positions: [places * rows].
-            lengths: [places].
-            pages: Page tables.
-            masks: [kinds, places, rows, capacity].
-        """
-        self._arena, self._model = arena, model
-        rows = masks.shape[2]
-        # Padding ends where the arena does.
-        slots = (lengths[:, None] + torch.arange(rows, device=masks.device)).clamp(max=arena.capacity - 1)
-        self._pages, self._columns, self._rows = pages, (slots // SLOTS)[:, None], (slots % SLOTS)[:, None]
-        self._angles = [(cos[positions], sin[positions]) for cos, sin in arena.tables]
-        if (grows := arena.config.temperature) is not None:
+        self._model, self._rows, self._windows = model, rows, windows
+        self._angles = {local: (cos[positions], sin[positions]) for local, (cos, sin) in angles.items()}
+        if (grows := model.config.temperature) is not None:
             steps = ((positions + grows.offset) // grows.length).double()
             self._tempers = (1.0 + grows.scale * steps.log1p()).to(model.dtype)[:, None, None]
-        bias = arena.pool.data.new_zeros(masks.shape).masked_fill_(~masks, -torch.inf)
-        group = arena.config.num_heads // arena.config.num_kv_heads
-        self._biases = bias[:, :, None].repeat(1, 1, 1, group, 1)
 
     def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of all rows, each [places * rows, 1, head_dim / 2]."""
-        return self._angles[self._arena.kinds[layer]]
+        """Cosines and sines of all rows, each [rows, 1, head_dim / 2]."""
+        return self._angles[self._model.config.turns_locally(layer)]
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Write the rows' keys and values [N, kv_heads, head_dim] and attend.
 
         [N, heads, head_dim] -> [N, hidden].
         """
-        if self._arena.config.tempers(layer):
+        config = self._model.config
+        if config.tempers(layer):
             queries = queries * self._tempers
-        pages = self._pages[:, layer]
-        (places, kv_heads, _), rows, dim = pages.shape, self._rows.shape[-1], keys.shape[-1]
-        written = pages.gather(2, self._columns.expand(-1, kv_heads, -1))
-        cached = []
-        for held, new in zip(self._arena.pool.data, (keys, values), strict=True):
-            held[written, self._rows] = new.view(places, rows, kv_heads, dim).transpose(1, 2)
-            cached.append(held[pages].flatten(2, 3))
-        # As in the ordinary pass: query heads that share a key-value head are rows of that head.
-        grouped = queries.view(places, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
-        own, config = grouped.reshape(places, kv_heads, -1, dim), self._arena.config
-        bias, (cached_keys, cached_values) = self._biases[self._arena.kinds[layer]], cached
-        if config.unusual_softmax:
-            scores = capped(own @ cached_keys.transpose(-1, -2) * config.attention_scale, config.attention_cap)
-            sinks = self._model.weights.layers[layer].sinks
-            result = shares(scores + bias, sinks) @ cached_values
-        else:
-            result = scaled_dot_product_attention(
-                own, cached_keys, cached_values, attn_mask=bias, scale=config.attention_scale
-            )
-        return result.view(places, kv_heads, -1, rows, dim).permute(0, 3, 1, 2, 4).reshape(places * rows, -1)
+        kind, sinks = self._windows.index(config.window(layer)), self._model.weights.layers[layer].sinks
+        scale, cap = config.attention_scale, config.attention_cap
+        return self._rows.attend(layer, kind, queries, keys, values, scale, cap, sinks)
+
+
+def _angles(model: Transformer, positions: int) -> dict[bool, tuple[torch.Tensor, torch.Tensor]]:
+    """Cosines and sines [positions, 1, head_dim / 2], by whether layers turn as windowed ones do."""
+    config, found = model.config, dict[bool, tuple[torch.Tensor, torch.Tensor]]()
+    for layer in range(config.num_layers):
+        if (local := config.turns_locally(layer)) not in found:
+            cos, sin = model.angle_table(config.layer_rope(layer), positions)
+            found[local] = cos[:, None].to(model.dtype), sin[:, None].to(model.dtype)
+    return found
 
 
 def _caches(model: Transformer, batch: Batch) -> list[KVCache]:
@@ -323,18 +290,18 @@ def _caches(model: Transformer, batch: Batch) -> list[KVCache]:
         return []
     caches = []
     for segment in batch.segments:
-        if (
-            segment.states is not None
-            or segment.cache is None
-            or segment.cache.evicted
-            or segment.retained
-            or segment.sparse
-        ):
+        if segment.states is not None or segment.retained or not serves(segment, model.config):
             return []
+        assert segment.cache is not None
         caches.append(segment.cache)
     return caches
 
 
-def _power(number: int) -> int:
-    """The least power of two that is no smaller."""
-    return 1 << max(number - 1, 0).bit_length()
+def _tokens(segment: Segment) -> np.ndarray:
+    assert segment.tokens is not None
+    return segment.tokens
+
+
+def _bucket(number: int) -> int:
+    """So many rows or texts as a shape has room for, where there are `number`."""
+    return 1 << (number - 1).bit_length() if number <= _STEP else -(-number // _STEP) * _STEP

@@ -28,13 +28,19 @@ from .weights import Layer, Weights
 
 
 class TorchLayers:
-    """Runs the layers of `Weights` as `ModelConfig` describes them."""
+    """Runs the layers of `Weights` as `ModelConfig` describes them.
+
+    Attributes:
+        pages_together: Whether attention of all texts of a pass is one call, over pages that lie on the device. Off the
+            CPU it is; there every text has its own, whose result does not depend on the others.
+    """
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self.weights = weights
         self.dtype = weights.dtype
         self.device = weights.norm.device
+        self.pages_together = self.device.type != "cpu"
         self._tables: dict[tuple[Rope, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._mixtures: dict[int, Mixture] = {}
         kinds = ((Recurrence, config.recurrent), (GatedConvolution, config.convolves))

@@ -18,6 +18,7 @@ from ..batch import Batch, Segment
 from ..cache.kept_rows import parents
 from ..config import ModelConfig, Rope
 from .attention import attend, attend_by_policy, visibility
+from .paged_rows import PagedRows, serves, windows_of
 from .short_conv import ShortConvolution
 
 if TYPE_CHECKING:
@@ -55,6 +56,12 @@ class Pass:
         self._masks: dict[tuple[int, bool, int], torch.Tensor | None] = {}
         self._lines: dict[int, torch.Tensor | None] = {}
         self._reused: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._together = [n for n, each in enumerate(batch.segments) if model.pages_together and self._pages(each)]
+        self._paged: PagedRows | None = None
+        if self._together:
+            self._windows = windows_of(model.config)
+            segments = [batch.segments[number] for number in self._together]
+            self._paged = PagedRows.of(segments, model.config, self._windows)
         self.inputs = torch.empty(0, dtype=model.dtype, device=model.device)
 
     def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,26 +76,60 @@ class Pass:
 
         [N, heads, head_dim] -> [N, hidden].
         """
-        if self.model.config.tempers(layer):
+        config = self.model.config
+        if config.tempers(layer):
             queries = queries * self._tempered
-        parts = []
-        for number, (segment, first, last) in enumerate(self.spans):
-            seen_keys, seen_values = self._seen(number, layer, keys[first:last], values[first:last])
-            own, config = queries[first:last], self.model.config
-            if segment.cache is not None and (segment.cache.policy is not None or segment.steered):
-                own = own * config.attention_scale
-                if config.head_shapes or config.reused_layers:
-                    raise UnsupportedModel("rows of a model whose layers share keys cannot be steered: leave that out")
-                if config.sinks:
-                    raise UnsupportedModel("rows of a model whose heads have sinks cannot be steered: leave that out")
-                window, cap = config.window(layer), config.attention_cap
-                part = attend_by_policy(own, seen_keys, seen_values, segment, layer, window, cap)
-            else:
-                mask, scale = self.mask(number, layer), config.attention_scale
-                sinks = self.model.weights.layers[layer].sinks
-                part = attend(own, seen_keys, seen_values, mask, scale, config.attention_cap, sinks)
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        paged, rest = self._paged, range(len(self.spans))
+        if paged is None:
+            parts = [self._alone(number, layer, queries, keys, values) for number in rest]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        for number in self._together:
+            cache = self.spans[number][0].cache
+            assert cache is not None
+            cache.written[layer] = cache.tentative
+        kind, sinks = self._windows.index(config.window(layer)), self.model.weights.layers[layer].sinks
+        settings = config.attention_scale, config.attention_cap, sinks
+        if len(self._together) == len(self.spans):
+            with paged.pool.still():
+                return paged.attend(layer, kind, queries, keys, values, *settings)
+        context = queries.new_empty(len(queries), queries[0].numel())
+        with paged.pool.still():
+            index = self._index
+            context[index] = paged.attend(layer, kind, queries[index], keys[index], values[index], *settings)
+        for number in sorted({*rest} - {*self._together}):
+            context[self.spans[number][1] : self.spans[number][2]] = self._alone(number, layer, queries, keys, values)
+        return context
+
+    def _pages(self, segment: Segment) -> bool:
+        """Whether attention of a segment is computed with that of others."""
+        config = self.model.config
+        apart = config.keeps_order or config.head_shapes or config.reused_layers or torch.is_grad_enabled()
+        return not apart and serves(segment, config)
+
+    @cached_property
+    def _index(self) -> torch.Tensor:
+        """The rows of the segments that are taken together."""
+        rows = [np.arange(*self.spans[number][1:]) for number in self._together]
+        return to_device(np.concatenate(rows), self.model.device)
+
+    def _alone(
+        self, number: int, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """`attend` of one segment by itself."""
+        (segment, first, last), config = self.spans[number], self.model.config
+        seen_keys, seen_values = self._seen(number, layer, keys[first:last], values[first:last])
+        own = queries[first:last]
+        if segment.cache is not None and (segment.cache.policy is not None or segment.steered):
+            own = own * config.attention_scale
+            if config.head_shapes or config.reused_layers:
+                raise UnsupportedModel("rows of a model whose layers share keys cannot be steered: leave that out")
+            if config.sinks:
+                raise UnsupportedModel("rows of a model whose heads have sinks cannot be steered: leave that out")
+            window, cap = config.window(layer), config.attention_cap
+            return attend_by_policy(own, seen_keys, seen_values, segment, layer, window, cap)
+        sinks = self.model.weights.layers[layer].sinks
+        mask = self.mask(number, layer)
+        return attend(own, seen_keys, seen_values, mask, config.attention_scale, config.attention_cap, sinks)
 
     def _seen(
         self, number: int, layer: int, keys: torch.Tensor, values: torch.Tensor

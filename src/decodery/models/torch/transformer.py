@@ -62,8 +62,7 @@ class Transformer(TorchLayers):
             self._mixtures = mixtures(weights, config, self._activation)
         self.static: StaticPasses | None = None
         if self.device.type == "cuda" and config.static_shapes:
-            free, _ = torch.cuda.mem_get_info(self.device)
-            self.static = StaticPasses(budget=free // 4)
+            self.static = StaticPasses()
 
     @property
     def vocab_size(self) -> int:

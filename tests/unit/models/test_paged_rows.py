@@ -1,0 +1,200 @@
+"""Attention of all texts of a pass in one call equals that of each text, in PyTorch and in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.page_pool import TensorPool
+from decodery.models.config import ModelConfig
+from decodery.models.torch.attention import attend, visible
+from decodery.models.torch.paged_rows import PagedRows, kernel_for, serves, windows_of
+from decodery.step.draft_tree import DraftTree
+from decodery.testing import tiny_transformer
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+if not CUDA:
+    # Before the kernels are read for the first time: they then run on the CPU.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+pytestmark = [
+    pytest.mark.usefixtures("pools_of_pytorch"),
+    # On a GPU all of it runs there, and compiled, by `benchmarks/gpu` as well.
+    *([pytest.mark.cuda] if CUDA else []),
+]
+
+
+def kernel() -> Callable[..., torch.Tensor]:
+    pytest.importorskip("triton")
+    from decodery.models.cuda.paged_kernel import attend as found
+
+    return found
+
+
+def config_of(random: np.random.Generator, window: int | None) -> ModelConfig:
+    kv_heads, group = (int(random.integers(1, most)) for most in (4, 5))
+    return replace(
+        tiny_transformer().config,
+        num_heads=kv_heads * group,
+        num_kv_heads=kv_heads,
+        head_dim=int(random.choice([8, 16, 24, 40])),
+        sliding_window=None if window is None else abs(window),
+        sliding_layers=(window is not None, False),
+        chunked=window is not None and window < 0,
+    )
+
+
+def texts_of(random: np.random.Generator, config: ModelConfig, dtype: torch.dtype, most_rows: int) -> list[Segment]:
+    """Texts of some length, some of them forks, whose next rows are a token, a tree or the rest of a prompt."""
+    shape = config.num_layers, config.num_kv_heads, config.head_dim
+    caches: list[KVCache] = []
+    for _ in range(random.integers(1, 6)):
+        if caches and random.random() < 0.3:
+            caches.append(caches[-1].fork())
+            continue
+        cache, length = KVCache(*shape, dtype=dtype, device=DEVICE), int(random.integers(0, 90))
+        if length:
+            cache.reserve(np.arange(length))
+            for layer in range(config.num_layers):
+                cache.write(layer, *numbers(random, 2, length, *shape[1:], dtype=dtype))
+            cache.keep(range(length))
+        caches.append(cache)
+    segments = []
+    for cache in caches:
+        n = int(random.choice([1, 1, 3, most_rows]))
+        parents = [-1, *(int(random.integers(0, node)) for node in range(1, n))]
+        tree = DraftTree(np.zeros(n, dtype=np.int64), np.array(parents), "sampled")
+        chain = random.random() < 0.5
+        positions = cache.next_position + (np.arange(n) if chain else tree.depths)
+        cache.reserve(positions)
+        segments.append(Segment(positions, tree.tokens, mask=None if chain else tree.ancestor_mask(), cache=cache))
+    return segments
+
+
+def numbers(random: np.random.Generator, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(random.standard_normal(shape)).to(DEVICE, dtype)
+
+
+def compare(
+    seed: int, dtype: torch.dtype, window: int | None, cap: float, sinks: bool, attend_by: Callable[..., Any] | None,
+    most_rows: int = 40,
+) -> None:  # fmt: skip
+    """A layer's attention beside the float64 attention of each text by itself, over the same keys and values."""
+    random = np.random.default_rng(seed)
+    config = config_of(random, window)
+    segments = texts_of(random, config, dtype, most_rows)
+    assert all(serves(segment, config) for segment in segments)
+    rows, windows = sum(map(len, segments)), windows_of(config)
+    queries = numbers(random, rows, config.num_heads, config.head_dim, dtype=dtype)
+    keys, values = numbers(random, 2, rows, config.num_kv_heads, config.head_dim, dtype=dtype)
+    sink = numbers(random, config.num_heads, dtype=dtype) if sinks else None
+    scale = config.head_dim**-0.5
+    step = PagedRows.of(segments, config, windows)
+    if attend_by is not None:
+        step.kernel = attend_by
+    for layer in range(config.num_layers):
+        kind = windows.index(config.window(layer))
+        found = step.attend(layer, kind, queries, keys, values, scale, cap, sink)
+        first, parts = 0, []
+        for segment in segments:
+            cache = segment.cache
+            assert cache is not None
+            last = first + len(segment)
+            own = cache.view(layer)
+            assert torch.equal(own[0][:, cache.length :].transpose(0, 1), keys[first:last])
+            assert torch.equal(own[1][:, cache.length :].transpose(0, 1), values[first:last])
+            mask = torch.from_numpy(visible(segment, layer, config.window(layer))).to(DEVICE)
+            wide = (queries[first:last].double(), own[0].double(), own[1].double(), mask, scale, cap)
+            parts.append(attend(*wide, None if sink is None else sink.double()))
+            first = last
+        allowed = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+        assert (found.double() - torch.cat(parts)).abs().max() < allowed
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("window", "cap", "sinks"), [(None, 0.0, False), (7, 0.0, True), (-16, 3.0, False), (20, 2.0, True)]
+)
+def test_pytorch_equals_attention_text_by_text(window: int | None, cap: float, sinks: bool, seed: int) -> None:
+    compare(seed, torch.float64, window, cap, sinks, None)
+
+
+# The interpreter multiplies the bits of bfloat16 as integers.
+@pytest.mark.parametrize(
+    ("dtype", "parts"), [(torch.float32, 1), (torch.float16, 4), *([(torch.bfloat16, 2)] if CUDA else [])]
+)
+@pytest.mark.parametrize(
+    ("window", "cap", "sinks"), [(None, 0.0, False), (7, 0.0, True), (-16, 3.0, False), (20, 2.0, True)]
+)
+def test_kernels_equal_attention_text_by_text(
+    window: int | None, cap: float, sinks: bool, dtype: torch.dtype, parts: int
+) -> None:
+    seed = 10 * parts + (window or 0)
+    compare(abs(seed), dtype, window, cap, sinks, partial(kernel(), parts=parts), most_rows=18)
+
+
+def test_kernels_share_the_slots_of_few_texts_out() -> None:
+    compare(1, torch.float32, None, 0.0, False, kernel(), most_rows=1)
+
+
+def test_there_is_a_kernel_for_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = TensorPool(8, torch.float32, torch.device("cpu"), 1 << 20)
+    assert kernel_for(pool) is None
+    pytest.importorskip("triton")
+    monkeypatch.setattr(pool, "device", torch.device("cuda"))
+    assert kernel_for(pool) is kernel()
+    monkeypatch.setattr("decodery.models.torch.paged_rows.find_spec", lambda name: None)
+    assert kernel_for(pool) is None
+    for wrong in ({"dtype": torch.float64}, {"row": 512}):
+        other = TensorPool(8, torch.float32, torch.device("cpu"), 1 << 20)
+        monkeypatch.undo()
+        vars(other).update(device=torch.device("cuda"), **wrong)
+        assert kernel_for(other) is None
+
+
+def test_page_tables_are_uploaded_when_they_change() -> None:
+    config = tiny_transformer().config
+    cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, device=DEVICE)
+    pool = cache.pages.pool
+    assert isinstance(pool, TensorPool)
+    tables = pool.tables(config.num_layers, config.num_kv_heads)
+    cache.reserve(np.arange(20))
+    (place,) = tables.places([cache.pages])
+    for _ in range(3):
+        tables.places([cache.pages])
+    assert tables.uploads == 1 and place > 0
+    held = tables.held[place].cpu().numpy()
+    assert (held[:, :, :2] == cache.pages.table).all() and (held[:, :, 2:] == tables.spare).all()
+    cache.wrote(range(config.num_layers))
+    cache.keep(range(20))
+    fork = cache.fork()
+    fork.reserve(np.arange(20, 21))
+    first, second = tables.places([cache.pages, fork.pages])
+    assert (tables.held[int(first)] != tables.held[int(second)]).any() and tables.uploads == 2
+    cache.truncate(0)
+    cache.shrink(0)
+    tables.places([cache.pages])
+    assert tables.uploads == 3 and (tables.held[int(first)] == tables.spare).all()
+
+
+def test_places_of_texts_that_ended_are_used_again() -> None:
+    config = tiny_transformer().config
+    shape = config.num_layers, config.num_kv_heads, config.head_dim
+    tables = None
+    for _ in range(100):
+        cache = KVCache(*shape, device=DEVICE)
+        cache.reserve(np.arange(3))
+        assert isinstance(cache.pages.pool, TensorPool)
+        tables = cache.pages.pool.tables(*shape[:2])
+        tables.places([cache.pages])
+    assert tables is not None and len(tables.held) <= 64
