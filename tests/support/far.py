@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,10 @@ class FarTensor(torch.Tensor):
     ) -> Any:
         return done(func, args, kwargs or {})
 
+    def __getitem__(self, index: Any) -> Any:
+        # PyTorch would make a tensor of a list on a device that is none, whose numbers are lost.
+        return super().__getitem__(torch.tensor(index, dtype=torch.int64) if isinstance(index, list) else index)
+
     def tolist(self) -> Any:
         return self.near.tolist()
 
@@ -57,6 +62,8 @@ class Devices(TorchDispatchMode):
 def done(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What an operation gives, on the device of its operands; raises RuntimeError where these are several."""
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
+    if any(each.is_meta and not isinstance(each, FarTensor) for each in tensors):
+        raise RuntimeError(f"{func}: a tensor was made on a device that is none without a copy, and has no numbers")
     homes = {each.device for each in tensors if each.device != HERE or each.dim() > 0}
     if len(homes) > 1 and not str(func).startswith(_MIXES):
         raise RuntimeError(f"{func}: expected all tensors on one device, found {', '.join(map(str, homes))}")
@@ -69,6 +76,17 @@ def done(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func._schema.is_mutable and tensors:
         return args[0] if args else found
     return found if home == HERE else tree_map_only(torch.Tensor, lambda each: FarTensor(each, home), found)
+
+
+def moved(value: Any, device: str) -> Any:
+    """Weights with all their tensors on another device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, list):
+        return [moved(item, device) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: moved(getattr(value, each.name), device) for each in fields(value)})
+    return value
 
 
 class Far(Counted):

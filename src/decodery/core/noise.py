@@ -55,6 +55,8 @@ _NEAR = 4.0
 """How far below the top, in nats, tokens are tried first."""
 _DIRECT = 4096
 """Up to this many candidates, hashing them costs less than bounding them by the noise of all tokens."""
+_TOGETHER = 64
+"""Rows whose noise is made at a time on a device."""
 _TIES = 8
 """Tokens at most between which a native sweep leaves the choice; of more there are ties without noise."""
 
@@ -101,6 +103,43 @@ def gumbel(seed: int, position: int | Sequence[int], tokens: torch.Tensor, strea
     if tokens.device.type == "cpu":
         return torch.from_numpy(_gumbel(_bits(seed, position, tokens.numpy(), stream)))
     return uniform(seed, position, tokens, stream).log_().neg_().log_().neg_()
+
+
+def keys(seeds: np.ndarray, positions: np.ndarray, stream: int = TOKEN) -> np.ndarray:
+    """[n] int64 that decide the noise of a row each, whose seeds and positions are its own; see `keyed_argmax`.
+
+    Args:
+        seeds: [n] uint64.
+        positions: [n] int64.
+        stream: What the noise is for.
+    """
+    state = np.zeros(len(seeds), dtype=np.int64)
+    for word in (seeds.view(np.int64), np.int64(stream), positions):
+        state = (state ^ word) + _signed(_STEP)
+        for count, factor in ((30, _FIRST), (27, _SECOND)):
+            state ^= _shift(state, count)
+            state *= _signed(factor)
+        state ^= _shift(state, 31)
+    return state
+
+
+def keyed_argmax(log_probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """`gumbel_argmax` of rows with noise of their own, on the device that they lie on and without waiting for it.
+
+    Args:
+        log_probs: [n, V] float.
+        keys: [n] int64 on the same device, see `keys`.
+
+    Returns:
+        [n] int64.
+    """
+    tokens = torch.arange(log_probs.shape[1], device=log_probs.device) * _signed(_STEP)
+    chosen = []
+    # A few rows at a time, whose noise takes less memory than their logits.
+    for rows, own in zip(log_probs.split(_TOGETHER), keys.split(_TOGETHER), strict=True):
+        uniforms = _hash(tokens + own[:, None]).double().add_(0.5).mul_(2.0**-52)
+        chosen.append(uniforms.log_().neg_().log_().neg_().add_(rows).argmax(dim=-1))
+    return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
 
 
 def gumbel_argmax(log_probs: torch.Tensor, seed: int, positions: Sequence[int], stream: int = TOKEN) -> torch.Tensor:

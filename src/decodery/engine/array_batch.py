@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
+import torch
+
 from decodery.models.cache.account import resident
-from decodery.models.native.array_step import ArraySteps
+from decodery.models.cache.page_pool import MappedPool, PagePool, TensorPool
 from decodery.models.protocol import LanguageModel
+from decodery.models.step_arrays import StepArrays
+from decodery.models.tokenizers.vocabularies import Padding
+from decodery.models.torch.transformer import Transformer
 from decodery.models.torch_state import in_plain_state
+from decodery.sampling.batched import batched_processors
+from decodery.sampling.native_processors import NativeProcessors, native_processors
 from decodery.step.bound_request import BoundRequest
 from decodery.step.draft_batch import DraftBatch
 from decodery.step.forward_request import ForwardRequest, ForwardResult
@@ -15,7 +24,8 @@ from decodery.step.sequence import Sequence
 
 from .array_commit import ArrayTimes, commit
 from .array_drafts import draft_batches
-from .array_text import ArrayText, as_left, in_arrays, is_open
+from .array_text import ArrayText, ProcessorsOf, as_left, in_arrays, is_open
+from .device_steps import DeviceSteps
 from .draft_budgets import DraftBudgets
 from .schedule import Schedule
 from .task import SchedulerEntry, Task
@@ -46,13 +56,23 @@ class ArrayBatch:
         self._drafts: list[DraftBatch] = []
         self._alone = self._failed = False
         self._changes = -1
-        self._steps: ArraySteps | None = None
+        self._steps: StepArrays | None = None
         self._known: dict[int, ArrayText] = {}
         self._refused: dict[int, BoundRequest] = {}
         self._times = ArrayTimes(0.0, 0.0, 0.0, 0, 0)
         # Tokens of a text on average, at the last step with a look.
         self._context = 0.0
-        self._make = getattr(type(model), "array_steps", None)
+        self._make: Callable[[Padding | None], StepArrays | None] | None = None
+        self._processors_of: ProcessorsOf = native_processors
+        self._pool: type[PagePool] = MappedPool
+        if DeviceSteps.serves(model):
+            self._make, self._processors_of, self._pool = self._on_device, batched_processors, TensorPool
+        elif (native := getattr(type(model), "array_steps", None)) is not None:
+            self._make = partial(native, model)
+
+    def _on_device(self, padding: Padding | None) -> StepArrays:
+        assert isinstance(self._model, Transformer)
+        return DeviceSteps(self._model, padding)
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -131,14 +151,14 @@ class ArrayBatch:
             return None
         if self._refused.get(id(seq)) is seq.request:
             return None
-        if not is_open(seq):
+        if not is_open(seq, self._pool):
             # What it held is not kept for it.
             self._known.pop(id(seq), None)
             return None
         if (known := self._known.get(id(seq))) is not None and known.run is run and known.request is seq.request:
             known.follow()
             return known
-        processors = in_arrays(seq, self._model) if self._serves(seq) else None
+        processors = in_arrays(seq, self._model, self._processors_of) if self._serves(seq) else None
         if processors is None:
             if seq.scheduling.prompt_owner is None:
                 self._refused[id(seq)] = seq.request
@@ -150,7 +170,7 @@ class ArrayBatch:
         """Whether there are native steps for the model, without the ids that no text is to choose."""
         padding = seq.request.padding
         if self._steps is None and self._make is not None:
-            self._steps = self._make(self._model, padding)
+            self._steps = self._make(padding)
             self._padding = padding
             if self._steps is None:
                 self._make = None
@@ -179,9 +199,9 @@ class ArrayBatch:
             seq = text.seq
             steps.last[place] = seq.tokens[-1]
             steps.seeds[place], steps.drawn[place] = seq.request.seed, seq.position
-            steps.processors[place], steps.processor_counts[place] = text.processors.address, text.processors.count
+            steps.assign(place, text.processors)
             steps.greedy[place] = text.sampler.greedy
-            if text.stateful:
+            if isinstance(text.processors, NativeProcessors):
                 text.processors.follow(seq.processor_states)
         steps.stand()
         steps.turn_to(max([text.most for text in texts]))
@@ -279,25 +299,25 @@ class ArrayBatch:
             self.release()
         return {id(text.run) for text in self._texts}
 
-    def request(self, begin: float, every: list[Sequence]) -> ForwardRequest | None:
-        """The rows of all texts, with their drafts; None where there are no texts.
+    def requests(self, begin: float, every: list[Sequence]) -> list[ForwardRequest]:
+        """The rows of all texts, with their drafts; empty where there are no texts.
 
         Args:
             begin: When the step began.
             every: The texts that take part in it.
         """
         if not self._texts or self._steps is None:
-            return None
+            return []
         self._times = ArrayTimes(begin, 0.0, 0.0, 0, 0)
         if self._drafts:
             self._propose(every)
-        return ForwardRequest(self._model, self._steps.segment())
+        return [ForwardRequest(self._model, segment) for segment in self._steps.segments()]
 
-    def choose(self, answer: ForwardResult | Exception, begin: float, rows: int, texts: int) -> None:
+    def choose(self, answers: list[ForwardResult | Exception], begin: float, rows: int, texts: int) -> None:
         """Choose tokens by a pass that was shared with others; without one the batch is given up.
 
         Args:
-            answer: Their logits.
+            answers: To `requests`.
             begin: When the pass began.
             rows: Of the pass.
             texts: Tasks that shared it.
@@ -305,9 +325,12 @@ class ArrayBatch:
         times, steps = self._times, self._steps
         assert steps is not None
         try:
-            if isinstance(answer, Exception):
-                raise answer
-            steps.choose(answer.logits)
+            logits = list[torch.Tensor]()
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+                logits.append(answer.logits)
+            steps.choose(logits[0] if len(logits) == 1 else torch.cat(logits))
         except Exception:
             self._fail()
         times.proposed, times.scored, times.rows, times.texts = begin, perf_counter(), rows, texts

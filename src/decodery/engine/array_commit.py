@@ -9,7 +9,7 @@ from itertools import repeat
 from time import perf_counter
 
 from decodery.core.trace import Step
-from decodery.models.native.array_step import ArraySteps
+from decodery.models.step_arrays import StepArrays
 from decodery.models.torch_state import in_plain_state
 from decodery.step.draft_batch import DraftBatch
 
@@ -39,7 +39,7 @@ class ArrayTimes:
 
 
 def commit(
-    steps: ArraySteps,
+    steps: StepArrays,
     texts: Ordered[ArrayText],
     drafts: Ordered[DraftBatch],
     times: ArrayTimes,
@@ -149,7 +149,7 @@ class Trees:
         texts: How many are in it.
     """
 
-    def __init__(self, steps: ArraySteps, texts: int) -> None:
+    def __init__(self, steps: StepArrays, texts: int) -> None:
         self.sizes: list[int] = steps.sizes[:texts].tolist()
         self._steps = steps
         self._first, self._kept = steps.first[:texts].tolist(), steps.kept[:texts].tolist()
@@ -185,7 +185,7 @@ class Trees:
         return step
 
 
-def fail(steps: ArraySteps, place: int, text: ArrayText, count: int, error: Exception) -> None:
+def fail(steps: StepArrays, place: int, text: ArrayText, count: int, error: Exception) -> None:
     """End a text whose drafter failed: nothing of the step stays."""
     text.rows.keep(count + 1)
     text.rows.cut(count + 1)
@@ -194,12 +194,12 @@ def fail(steps: ArraySteps, place: int, text: ArrayText, count: int, error: Exce
 
 
 @in_plain_state
-def look(steps: ArraySteps, place: int, text: ArrayText) -> _Choices | None:
+def look(steps: StepArrays, place: int, text: ArrayText) -> _Choices | None:
     """See `ArrayText.look`."""
     return text.look(steps, place)
 
 
-def learn(batch: DraftBatch, steps: ArraySteps, ended: Ordered[int]) -> dict[int, Exception]:
+def learn(batch: DraftBatch, steps: StepArrays, ended: Ordered[int]) -> dict[int, Exception]:
     """What went wrong, by text; an error that ends all of its texts is that of each."""
     try:
         return batch.learn(steps, ended)

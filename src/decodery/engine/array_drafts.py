@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Ordered
 
 from decodery.core.threads import one_thread
-from decodery.models.native.array_step import ArraySteps
+from decodery.models.step_arrays import StepArrays
 from decodery.models.torch_state import in_plain_state
 from decodery.step.draft_batch import DraftBatch, JointBudget
 from decodery.step.draft_length_policy import Budget
@@ -60,7 +60,7 @@ class TextDrafts(DraftBatch):
         self._drafting: list[int] = []
 
     @in_plain_state
-    def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
+    def propose(self, steps: StepArrays, budget: JointBudget) -> int:
         texts, drafted = self._texts, 0
         self._trees, self._drafting = {}, []
         groups: dict[Drafter, list[tuple[int, Budget]]] = {}
@@ -96,7 +96,7 @@ class TextDrafts(DraftBatch):
         return drafted
 
     @in_plain_state
-    def learn(self, steps: ArraySteps, ended: Ordered[int]) -> dict[int, Exception]:
+    def learn(self, steps: StepArrays, ended: Ordered[int]) -> dict[int, Exception]:
         failed: dict[int, Exception] = {}
         groups: dict[Drafter, list[tuple[int, VerificationFeedback]]] = {}
         for place in sorted({*self._drafting, *(place for place in ended if place in self.places)}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from operator import attrgetter
 
@@ -9,9 +10,12 @@ import numpy as np
 
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.open_rows import OpenRows
-from decodery.models.native.array_step import ArraySteps
+from decodery.models.cache.page_pool import PagePool
 from decodery.models.protocol import LanguageModel
-from decodery.sampling.native_processors import NativeProcessors, native_processors
+from decodery.models.step_arrays import StepArrays
+from decodery.sampling.batched import BatchedProcessors
+from decodery.sampling.native_processors import NativeProcessors
+from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.step.acceptance_rule import NodeDistributions
 from decodery.step.bound_request import BoundRequest
@@ -26,12 +30,17 @@ _RULE = Coupled()
 TOKENS, STEPS = attrgetter("tokens"), attrgetter("steps")
 
 
-def in_arrays(seq: Sequence, model: LanguageModel) -> NativeProcessors | None:
-    """What kernels apply to a text's logits; None where it needs more than the model and these.
+Processors = NativeProcessors | BatchedProcessors
+ProcessorsOf = Callable[[Sampler, int], Processors | None]
+
+
+def in_arrays(seq: Sequence, model: LanguageModel, processors_of: ProcessorsOf) -> Processors | None:
+    """What is applied to a text's logits in arrays; None where it needs more than the model and these.
 
     Args:
         seq: The text.
         model: The engine's.
+        processors_of: Makes the processors of a sampler, None where some are applied text by text.
     """
     request = seq.request
     if request.model is not model or request.acceptance_rule != _RULE:
@@ -42,15 +51,22 @@ def in_arrays(seq: Sequence, model: LanguageModel) -> NativeProcessors | None:
         return None
     if request.logprobs is not None or request.return_draft_trees or seq.scheduling.prompt_owner is not None:
         return None
-    return native_processors(request.sampler, request.vocab_size)
+    return processors_of(request.sampler, request.vocab_size)
 
 
-def is_open(seq: Sequence) -> bool:
-    """Whether a text has read all but its last token, into a cache that kernels can append to."""
+def is_open(seq: Sequence, pool: type[PagePool]) -> bool:
+    """Whether a text has read all but its last token, into a cache that steps can append to.
+
+    Args:
+        seq: The text.
+        pool: The kind of memory that steps write to.
+    """
     cache = seq.cache
     if not seq.position or seq.segment_end is not None or seq.scheduling.branches is not None:
         return False
-    return isinstance(cache, KVCache) and cache.next_position == len(seq.tokens) - 1 and OpenRows.serves(cache)
+    if not isinstance(cache, KVCache) or cache.next_position != len(seq.tokens) - 1:
+        return False
+    return isinstance(cache.pages.pool, pool) and OpenRows.serves(cache)
 
 
 def _most_drafted(request: BoundRequest) -> int:
@@ -96,7 +112,7 @@ class ArrayText:
 
     Args:
         run: The scheduler's entry.
-        processors: What the kernels apply to its logits.
+        processors: What is applied to its logits.
     """
 
     __slots__ = (
@@ -104,7 +120,7 @@ class ArrayText:
         "seq", "stateful", "steps", "stream", "tokens", "windowed",
     )  # fmt: skip
 
-    def __init__(self, run: SchedulerEntry, processors: NativeProcessors) -> None:
+    def __init__(self, run: SchedulerEntry, processors: Processors) -> None:
         assert isinstance(run.task, Sequence)
         seq = self.seq = run.task
         self.run, self.processors = run, processors
@@ -155,7 +171,7 @@ class ArrayText:
         except Exception as error:
             self.seq.fail(error)
 
-    def look(self, steps: ArraySteps, place: int) -> list[tuple[int, int]] | None:
+    def look(self, steps: StepArrays, place: int) -> list[tuple[int, int]] | None:
         """Choose where kernels could not tell numbers apart; returns `choices`, None where it failed.
 
         Args:
@@ -180,4 +196,5 @@ class ArrayText:
         """Let the sampler's processors remember a token; the kernels go by them from now."""
         seq = self.seq
         seq.processor_states = self.sampler.follow(seq.processor_states, token)
-        self.processors.follow(seq.processor_states)
+        if isinstance(self.processors, NativeProcessors):
+            self.processors.follow(seq.processor_states)

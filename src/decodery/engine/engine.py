@@ -296,7 +296,7 @@ class Engine:
         clock, begin = StepClock(), perf_counter()
         begun, texts = self._schedule.starting(), self._schedule.texts
         ids = self._arrays.join(begun)
-        joined = self._arrays.request(begin, texts)
+        joined = self._arrays.requests(begin, texts)
         drafting_together = self._begin_all([each for each in begun if id(each[0]) not in ids], texts)
         for run in self._schedule.active:
             if (run.lost or run.forgotten) and run.waiting is None:
@@ -315,7 +315,7 @@ class Engine:
         if places is None:
             # Not all texts fit into the pass: each waits for its own turn.
             self._arrays.release()
-            joined, apart = None, [each for each in begun if id(each[0]) in ids]
+            joined, apart = [], [each for each in begun if id(each[0]) in ids]
             drafting_together += self._begin_all(apart, texts)
             runs += [run for run, _, _ in apart]
             asked += [(run, numbers) for run, _, _ in apart if (numbers := run.unanswered)]
@@ -324,8 +324,8 @@ class Engine:
         blocked = [run for run in runs if run.blocked]
         advanced = {id(run) for run in (*blocked, *drafting, *together, *(run for run, _ in places))}
         self._runner.rows = 0
-        if places or joined is not None:
-            shared = None if joined is None else (self._arrays, joined)
+        if places or joined:
+            shared = (self._arrays, joined) if joined else None
             self._runner.run(places, clock, side=False, joined=shared)
             self._arrays.commit(self._runner.passes - 1)
             rows, count = self._runner.rows, len(places) + len(together)

@@ -84,7 +84,7 @@ class PassRunner:
         clock: StepClock,
         *,
         side: bool,
-        joined: tuple[ArrayBatch, ForwardRequest] | None = None,
+        joined: tuple[ArrayBatch, list[ForwardRequest]] | None = None,
     ) -> None:
         """Answer these asks, and let those go on who have all that they have asked for.
 
@@ -97,8 +97,10 @@ class PassRunner:
         if joined is None:
             found = answer([run.requests[number] for run, number in places])
         else:
-            segments.append(joined[1].segment)
-            *found, own = answer([*(run.requests[number] for run, number in places), joined[1]])
+            segments += [request.segment for request in joined[1]]
+            found = answer([*(run.requests[number] for run, number in places), *joined[1]])
+            own = found[len(places) :]
+            del found[len(places) :]
             texts += len(joined[0])
         rows = sum(len(segment) for segment in segments)
         scored = perf_counter()

@@ -44,7 +44,7 @@ class TopP(LogitsProcessor):
         if self.neutral:
             return logits
         if logits.device.type != "cpu":
-            return _keep_prefix(logits, self.p)
+            return keep_prefix(logits, self.p)
         probs = logits.softmax(dim=-1)
         return keep(logits, (_nucleus(*row, self.p) for row in zip(logits.numpy(), probs.numpy(), strict=True)))
 
@@ -65,8 +65,13 @@ def _nucleus(row: np.ndarray, probs: np.ndarray, p: float) -> np.ndarray:
     return np.concatenate([ids[values > -negated], equal[:needed]])
 
 
-def _keep_prefix(logits: torch.Tensor, p: float) -> torch.Tensor:
-    """The same by a full sort, without waiting for the device."""
+def keep_prefix(logits: torch.Tensor, p: float | torch.Tensor) -> torch.Tensor:
+    """The nucleus of each row by a full sort, without waiting for the device.
+
+    Args:
+        logits: [n, V].
+        p: One for all rows, or float64 [n, 1].
+    """
     ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
     mass = logits.softmax(dim=-1).gather(-1, ids).cumsum(dim=-1, dtype=torch.float64)
     ordered[:, 1:].masked_fill_(mass[:, :-1] >= p, -torch.inf)

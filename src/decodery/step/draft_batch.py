@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decodery.core.abstract import Contract
-from decodery.models.native.array_step import ArraySteps
+from decodery.models.step_arrays import StepArrays
 
 from .draft_length_policy import at_rows
 from .pass_prices import PassPrices
@@ -61,7 +61,7 @@ class DraftBatch(Contract):
         self.rests = 0
 
     @abstractmethod
-    def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
+    def propose(self, steps: StepArrays, budget: JointBudget) -> int:
         """Write the trees of the texts that draft in this step.
 
         Args:
@@ -73,7 +73,7 @@ class DraftBatch(Contract):
         """
 
     @abstractmethod
-    def learn(self, steps: ArraySteps, ended: Ordered[int]) -> dict[int, Exception]:
+    def learn(self, steps: StepArrays, ended: Ordered[int]) -> dict[int, Exception]:
         """Update the drafters after the step, when its tokens have become text.
 
         Args:

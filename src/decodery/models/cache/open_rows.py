@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +51,6 @@ class OpenRows:
             and not cache.tentative
             and not cache.evicted
             and cache.slot_positions.table[1] == 0
-            and isinstance(cache.pages.pool, MappedPool)
         )
 
     @property
@@ -102,6 +102,12 @@ class OpenRows:
     def keep(self, rows: int) -> None:
         """Note that a kernel has made content of `rows` more rows."""
         self.cache.next_position += rows
+
+    def settle(self, rows: Sequence[int]) -> None:
+        """Make content of these tentative rows, which a pass has written; `keep` notes how many."""
+        stands = self.cache.next_position
+        self.cache.keep(rows)
+        self.cache.next_position = stands
 
     def cut(self, rows: int) -> None:
         """Forget the last `rows` rows of the content, which the kernel has just made."""

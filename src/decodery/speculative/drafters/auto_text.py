@@ -11,8 +11,8 @@ import numpy as np
 
 from decodery.core.errors import NumericalError
 from decodery.core.topk import NAN
-from decodery.models.native.array_step import ArraySteps
 from decodery.models.protocol import LanguageModel
+from decodery.models.step_arrays import StepArrays
 from decodery.step.draft_batch import DraftBatch, JointBudget
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
@@ -261,7 +261,7 @@ class AutoBatch(DraftBatch):
         # Seconds that are not paid for yet, and those of this step.
         self._planned, self._owed, self._took = 0, perf_counter() - begin, 0.0
 
-    def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
+    def propose(self, steps: StepArrays, budget: JointBudget) -> int:
         begin, known = perf_counter(), self._native.state
         if self._planned:
             self._return()
@@ -291,7 +291,7 @@ class AutoBatch(DraftBatch):
             known.balance += SHARE * (self._planned - self.rests)
         known.resting, self.rests, self._planned = self.rests, 0, 0
 
-    def learn(self, steps: ArraySteps, ended: Ordered[int]) -> dict[int, Exception]:
+    def learn(self, steps: StepArrays, ended: Ordered[int]) -> dict[int, Exception]:
         begin = perf_counter()
         failed = [] if self.resting else self._native.learn(steps)
         for place in ended:

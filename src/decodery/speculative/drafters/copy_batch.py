@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from decodery.core.native.kernels import library
-from decodery.models.native.array_step import ArraySteps
+from decodery.models.step_arrays import StepArrays
 from decodery.step.draft_batch import DraftBatch, JointBudget
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
@@ -99,7 +99,7 @@ class CopyBatch(DraftBatch):
         stores = [seq.states[seq.request.drafter or drafter].native for seq in sequences]
         return CopyBatch(places, sequences, stores, length=length, wraps=wraps)
 
-    def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
+    def propose(self, steps: StepArrays, budget: JointBudget) -> int:
         self._limits[:] = np.minimum(self._most, self._lasts - steps.next[self._numbers]).clip(0, budget.nodes)
         numbers, limits, counts = self._arrays
         return int(
@@ -108,7 +108,7 @@ class CopyBatch(DraftBatch):
             )
         )
 
-    def learn(self, steps: ArraySteps, ended: Ordered[int]) -> dict[int, Exception]:
+    def learn(self, steps: StepArrays, ended: Ordered[int]) -> dict[int, Exception]:
         self._lib.decodery_copies_follow(self._texts_at, self._arrays[0], len(self._stores), steps.address)
         return {}
 

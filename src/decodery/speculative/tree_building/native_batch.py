@@ -9,7 +9,7 @@ import numpy as np
 
 from decodery.core.native.kernels import address, library
 from decodery.core.native.structs import DraftingStruct, ProposedStruct
-from decodery.models.native.array_step import ArraySteps
+from decodery.models.step_arrays import StepArrays
 from decodery.step.draft_batch import JointBudget
 from decodery.step.pass_prices import MARGIN, REMEMBERED, ROWS, NativePrices, PassPrices, Promises
 from decodery.step.sequence import Sequence
@@ -97,7 +97,7 @@ class NativeBatch:
         if not drafting.skipped:
             drafting.look = self._promises.looked(drafting.sequences, latest)
 
-    def propose(self, steps: ArraySteps, budget: JointBudget) -> int:
+    def propose(self, steps: StepArrays, budget: JointBudget) -> int:
         """Write the texts' trees into the batch.
 
         Args:
@@ -138,7 +138,7 @@ class NativeBatch:
         drafting.kept, drafting.promised = self._promises.addresses(count)
         drafting.look = self._promises.look(count)
 
-    def learn(self, steps: ArraySteps) -> list[int]:
+    def learn(self, steps: StepArrays) -> list[int]:
         """Learn of the step; returns the numbers of texts whose logits hold NaN, of which nothing is learned."""
         lib = self._lib
         assert lib is not None
