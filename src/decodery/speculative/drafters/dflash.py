@@ -150,7 +150,8 @@ class DFlashHead(DraftHead):
             _, keys, values = layer.heads(context, places)
             for memory, own, seen in zip(memories, keys.split(lengths), values.split(lengths), strict=True):
                 memory.held[number].write(own, seen, text=True)
-        anchors = torch.tensor([int(tokens[-1]) for _, _, tokens, _ in texts], dtype=torch.int64, device=context.device)
+        last = [int(tokens[-1]) for _, _, tokens, _ in texts]
+        anchors = torch.tensor(last, dtype=torch.int64, device="cpu").to(context.device, non_blocking=True)
         for memory, _, _, positions in texts:
             memory.positions = np.concatenate((memory.positions, positions))
         for memory, rows in zip(memories, self._predicted(memories, anchors), strict=True):
@@ -210,7 +211,7 @@ class DFlashHead(DraftHead):
                 end = held.length + held.rows
                 if layer.shape.sliding is not None:
                     near, own = self._near(layer.shape.sliding, torch.from_numpy(memory.positions), start)
-                    seen = torch.cat((near, own), dim=1)
+                    seen = torch.cat((near, own), dim=1).to(queries.device, non_blocking=True)
                 scale = layer.shape.head_dim**-0.5
                 keys, values = held.read(0, end)
                 found.append(attend(queries, keys, values, seen, scale))

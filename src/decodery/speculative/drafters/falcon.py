@@ -242,6 +242,7 @@ class FalconHead(DraftHead):
         if mask is not None:
             seen = torch.from_numpy(np.concatenate((np.ones((len(mask), held.length), dtype=bool), mask), axis=1))
         keys, values = held.read(0, end)
+        seen = None if seen is None else seen.to(queries.device, non_blocking=True)
         return attend(queries, keys, values, seen, self.layer.shape.head_dim**-0.5)
 
     def _behind(self, rows: torch.Tensor, context: torch.Tensor) -> torch.Tensor:

@@ -77,9 +77,8 @@ class PEAGLEHead(EAGLE3Head):
         """The feature and the embedding of a row whose token is not known: [1, hidden] each."""
         states = self.parts["mask_states.weight"].chunk(len(self.taps))
         features = self.enter({tap: state[None] for tap, state in zip(self.taps, states, strict=True)})
-        return features, self.embed(
-            torch.tensor([self.trained.settings["mask_token"]], dtype=torch.int64, device=self.model.device)
-        )
+        mask = torch.tensor([self.trained.settings["mask_token"]], dtype=torch.int64, device="cpu")
+        return features, self.embed(mask)
 
 
 @register(

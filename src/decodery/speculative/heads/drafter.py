@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.errors import SettingsError
 from decodery.core.method_spec import given, parts, spelled
 from decodery.core.registry import methods
 from decodery.core.requirements import Requirements
@@ -130,17 +130,7 @@ class HeadDrafter(TrainedDrafter):
 
 
 def bound(kind: type[K], trained: TrainedHead, model: Reader) -> K:
-    """A trained head of a kind beside its target, the same one for all texts.
-
-    Raises:
-        UnsupportedModel: If the target is on another device than the processor: heads are trained there, and what they
-            remember of a text while they draft is kept on the processor.
-    """
-    if model.device.type != "cpu":
-        raise UnsupportedModel(
-            f"a head for {kind.kind} drafts on the processor, and this model is on {model.device}: load the model with "
-            "device='cpu', or use another drafter"
-        )
+    """A trained head of a kind beside its target, on the target's device; the same one for all texts."""
     heads = _bound.setdefault(model, {})
     if id(trained) not in heads:
         heads[id(trained)] = kind(trained, model)

@@ -272,6 +272,7 @@ class BoundHead(ABC):
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """[n] ids -> [n, hidden]: the target's embeddings, or the head's own."""
+        tokens = tokens.to(self.model.device, non_blocking=True)
         if self.own_embedding:
             return self.parts.rows(OWN_EMBEDDING, tokens)
         return self.model.embed_tokens(tokens).to(self.dtype)
@@ -307,6 +308,11 @@ class BoundHead(ABC):
     def vocabulary(self) -> torch.Tensor | None:
         """[outputs] int64, the tokens it can draft; None: all of the target's."""
         return self.parts["vocabulary"].long() if "vocabulary" in self.parts else None
+
+    @cached_property
+    def words(self) -> np.ndarray | None:
+        """`vocabulary` on the processor."""
+        return None if self.vocabulary is None else self.vocabulary.cpu().numpy()
 
     @cached_property
     def shared(self) -> Linear:

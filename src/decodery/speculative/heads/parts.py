@@ -274,6 +274,7 @@ class DecoderLayer:
         elif not own.all():
             seen = torch.from_numpy(np.concatenate((np.ones((rows, before - first), dtype=bool), own), axis=1))
         keys, values = held.read(first, end)
+        seen = None if seen is None else seen.to(queries.device, non_blocking=True)
         return attend(queries, keys, values, seen, self.scale)
 
     def left(self, stream: torch.Tensor) -> torch.Tensor:

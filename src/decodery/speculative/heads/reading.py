@@ -143,8 +143,8 @@ class HeadReading:
             best = self.root.best
             return [best[0][:k]], [best[1][:k]]
         places, chances = likeliest(logits, k)
-        known = self.head.vocabulary
-        return (places if known is None else known.numpy()[places]).tolist(), chances.tolist()
+        known = self.head.words
+        return (places if known is None else known[places]).tolist(), chances.tolist()
 
 
 def read_all(readings: Ordered[HeadReading]) -> None:

@@ -1,0 +1,64 @@
+"""Heads of a model on another device draft there, and draft what they draft on the processor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.torch.transformer import Transformer
+from decodery.sampling import Sampler
+from decodery.speculative.drafters.kangaroo import Kangaroo
+from decodery.speculative.heads.drafter import HeadDrafter, TrainedDrafter
+from decodery.speculative.heads.head import TrainedHead
+from decodery.step.drafter import Drafter
+from decodery.testing import tiny_transformer
+from far import Devices, moved
+from methods import DRAFTERS
+
+TARGET = tiny_transformer(0, num_layers=4)
+KINDS = [name for name, make in DRAFTERS.items() if isinstance(make(TARGET), HeadDrafter | Kangaroo)]
+NUCLEUS = Sampler.from_settings(temperature=0.8, top_p=0.9)
+
+
+def shaken(name: str) -> TrainedDrafter:
+    """A drafter whose head has numbers of its own everywhere, so that each of its parts counts."""
+    drafter = DRAFTERS[name](TARGET)
+    assert isinstance(drafter, TrainedDrafter) and drafter.trained is not None
+    own = drafter.trained
+    tensors = {
+        part: each * (1 + 0.1 * (each.double() * 37).sin().to(each)) if each.is_floating_point() else each
+        for part, each in own.tensors.items()
+    }
+    return replace(drafter, head=TrainedHead(own.kind, tensors, own.settings))
+
+
+def texts(model: Any, drafter: Drafter) -> list[tuple[list[int], int, int, int]]:
+    engine = Engine(model)
+    asked = [
+        engine.submit(Request(prompt, sampler=NUCLEUS, seed=seed, drafter=drafter, max_new_tokens=10))
+        for seed, prompt in enumerate(([1, 2, 3], [4, 5, 6, 7, 8, 4, 5]))
+    ]
+    engine.run(asked)
+    return [
+        (
+            text.generated,
+            text.trace.passes,
+            sum(s.nodes for s in text.trace.steps),
+            sum(s.accepted for s in text.trace.steps),
+        )
+        for text in asked
+    ]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_heads_draft_where_their_model_is(name: str) -> None:
+    drafter = shaken(name)
+    here = texts(TARGET, drafter)
+    with Devices():
+        there = Transformer(TARGET.config, moved(TARGET.weights, "meta:0"))
+        assert texts(there, drafter) == here
+    assert sum(nodes for _, _, nodes, _ in here) > 10
