@@ -90,6 +90,7 @@ def with_static(model: Transformer) -> Transformer:
     """
     if model.static is None and model.config.static_shapes:
         model.static = StaticPasses()
+        model.pages_together = True
         _torch_alone(model)
     return model
 

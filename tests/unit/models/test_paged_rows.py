@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -198,3 +200,31 @@ def test_places_of_texts_that_ended_are_used_again() -> None:
         tables = cache.pages.pool.tables(*shape[:2])
         tables.places([cache.pages])
     assert tables is not None and len(tables.held) <= 64
+
+
+COMPILED = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from decodery.models.cuda import paged_kernel
+
+SIZES = {"HEADS": 8, "GROUP": 4, "DIM": 64, "WIDE": 64, "ROWS": 16, "BLOCK": 64}
+SIZES |= {"CAPPED": True, "SINKS": True, "PARTS": 4}
+KINDS = {name: "*bf16" for name in ("queries", "key_pages", "value_pages", "keys", "values", "sinks")}
+KINDS |= {name: "*i32" for name in ("table", "tiles", "begins", "bits", "places", "slots")}
+KINDS |= {name: "*fp32" for name in ("largest", "sums", "found", "parts")} | {"scale": "fp32", "cap": "fp32"}
+for kernel in (paged_kernel._write, paged_kernel._attend, paged_kernel._join):
+    names = kernel.arg_names
+    kinds = {name: "constexpr" if name in SIZES else KINDS.get(name, "i32") for name in names}
+    source = ASTSource(kernel, kinds, constexprs={name: size for name, size in SIZES.items() if name in names})
+    print(len(compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]))
+"""
+
+
+def test_kernels_compile_for_a_card() -> None:
+    """Machine code of an H100 comes out, which needs none to be made."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert [int(line) > 1000 for line in done.stdout.split()] == [True] * 3

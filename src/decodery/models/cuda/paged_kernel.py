@@ -37,8 +37,8 @@ def _write(  # type: ignore[no-untyped-def]
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
     queries, key_pages, value_pages, table, tiles, begins, bits, sinks, found, largest, sums,
-    scale, cap, rows, query_row, of_place, of_head,
-    WORDS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
+    scale, cap, rows, query_row, of_place, of_head, words,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -74,7 +74,7 @@ def _attend(  # type: ignore[no-untyped-def]
         tentative = slot - length
         known = (tentative >= 0) & inside
         word = tl.load(
-            bits + row[:, None] * WORDS + (tentative // 32)[None, :], mask=valid[:, None] & known[None, :], other=0
+            bits + row[:, None] * words + (tentative // 32)[None, :], mask=valid[:, None] & known[None, :], other=0
         )
         ancestor = ((word >> (tentative % 32)[None, :]) & 1) != 0
         seen = tl.where(known[None, :], ancestor, (slot[None, :] >= begin[:, None]) & inside[None, :])
@@ -170,8 +170,9 @@ def attend(
         best, mass = torch.empty((2, parts, rows, heads), dtype=torch.float32, device=queries.device)
     _attend[layout.tiles, kv_heads, parts](
         queries, pages[0], pages[1], table, step.tiles, step.begins[kind], step.bits[kind],
-        found if sinks is None else sinks, into, best, mass, scale, cap, rows, queries.stride(0), of_place, of_head,
-        WORDS=layout.words, HEADS=heads, GROUP=group, DIM=dim, WIDE=wide,
+        found if sinks is None else sinks, into, best, mass,
+        scale, cap, rows, queries.stride(0), of_place, of_head, layout.words,
+        HEADS=heads, GROUP=group, DIM=dim, WIDE=wide,
         ROWS=max(triton.next_power_of_2(layout.tile_rows * group), 16), BLOCK=_BLOCK, CAPPED=cap != 0.0,
         SINKS=sinks is not None, PARTS=parts,
     )  # fmt: skip
