@@ -106,7 +106,7 @@ def gumbel(seed: int, position: int | Sequence[int], tokens: torch.Tensor, strea
 
 
 def keys(seeds: np.ndarray, positions: np.ndarray, stream: int = TOKEN) -> np.ndarray:
-    """[n] int64 that decide the noise of a row each, whose seeds and positions are its own; see `keyed_argmax`.
+    """[n] int64 that decide the noise of rows with seeds and positions of their own.
 
     Args:
         seeds: [n] uint64.
@@ -124,7 +124,7 @@ def keys(seeds: np.ndarray, positions: np.ndarray, stream: int = TOKEN) -> np.nd
 
 
 def keyed_argmax(log_probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """`gumbel_argmax` of rows with noise of their own, on the device that they lie on and without waiting for it.
+    """`gumbel_argmax` of rows with noise of their own, without waiting for their device.
 
     Args:
         log_probs: [n, V] float.

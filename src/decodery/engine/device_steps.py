@@ -1,4 +1,4 @@
-"""Whole steps of many texts on a device: one pass, tokens chosen where the logits lie, and one copy of them back."""
+"""Whole steps of many texts on a device: one pass, tokens chosen there, and one copy of them back."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def batched_processors(sampler: Sampler, vocab_size: int) -> BatchedProcessors |
 
 
 class BatchedSampling:
-    """How the rows of some texts choose their tokens, with the rows of texts of the same processors side by side.
+    """How the rows of some texts choose their tokens; rows with the same processors are taken together.
 
     Args:
         texts: The processors of each text.

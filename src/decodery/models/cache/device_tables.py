@@ -1,4 +1,4 @@
-"""Page tables of texts on the device that holds their pages: what was uploaded stays there until it changes."""
+"""Page tables of texts on the device of their pages: what was uploaded stays until it changes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class DeviceTables:
     def places(self, texts: Sequence[PageTable]) -> np.ndarray:
         """[texts] int32, where the tables of these texts are found in `held`, as they are now."""
         with self._lock:
-            self._make_room(len(texts), max(text.table.shape[2] for text in texts))
+            fresh = sum(id(text) not in self._known for text in texts)
+            self._make_room(fresh, max(text.table.shape[2] for text in texts))
             known = [self._place(text) for text in texts]
             stale = [(text, each) for text, each in zip(texts, known, strict=True) if each.changes != text.changes]
             if stale:

@@ -150,7 +150,7 @@ class StaticPasses:
 
 
 class StaticPass:
-    """The passes of one shape. Rows beyond a pass's own belong to nobody's text, whose pages no text reads.
+    """The passes of one shape; rows beyond a pass's own belong to no text, and no text reads their page.
 
     Inputs lie one after another in one buffer of int32, filled by one copy: tokens and positions [rows], wanted
     [outputs], the rows whose logits are; and what attention goes by, see `Layout`.

@@ -1,4 +1,4 @@
-"""Attention over pages of keys and values as Triton kernels: one launch for the rows of all texts of a pass."""
+"""Attention over pages of keys and values as Triton kernels: one launch for all texts of a pass."""
 
 from __future__ import annotations
 

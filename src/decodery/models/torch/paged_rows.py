@@ -165,7 +165,7 @@ class PagedRows:
 
     @classmethod
     def of(cls, segments: Sequence[Segment], config: ModelConfig, windows: list[int | None]) -> PagedRows:
-        """The rows of these texts, which are brought to the device by one copy; and changed page tables by another."""
+        """The rows of these texts, brought to the device by one copy, and changed page tables by another."""
         caches = [segment.cache for segment in segments if segment.cache is not None]
         pool, counts = caches[0].pages.pool, [len(segment) for segment in segments]
         assert isinstance(pool, TensorPool)
