@@ -56,6 +56,11 @@ def halves(numbers: np.ndarray, *, high_first: bool = False) -> torch.Tensor:
     return torch.from_numpy((low | high << 4).astype(np.uint8))
 
 
+def shuffled_groups(order: np.ndarray) -> np.ndarray:
+    """Groups of inputs in another order, the same for all matrices that read as many inputs."""
+    return np.random.default_rng(len(order)).permutation(order)
+
+
 def steps(random: Random, *shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     return torch.from_numpy(random.uniform(0.005, 0.02, shape).astype(np.float32)).to(dtype)
 
@@ -82,7 +87,7 @@ def gptq(
         zeros = stored + less if bits == 3 else zeros
         order, scales = np.arange(inputs) // GROUP, steps(random, groups, outputs, dtype=dtype)
         if shuffled:
-            order = random.permutation(order)
+            order = shuffled_groups(order)
         exact = plain(scales)[order] * (numbers - zeros[order]).astype(np.float32)
         tensors = {
             "qweight": strings(numbers.T, bits).T.contiguous(),
@@ -135,7 +140,7 @@ def packed(
         zero = random.integers(-middle, middle, (outputs, groups)) if zeros else np.zeros((outputs, groups), np.int64)
         scale, order = steps(random, outputs, groups, dtype=dtype), np.arange(inputs) // width
         if shuffled:
-            order = random.permutation(order)
+            order = shuffled_groups(order)
         exact = (numbers - zero[:, order]).astype(np.float32) * plain(scale)[:, order]
         tensors = {
             "weight_packed": strings(numbers + middle, bits),
@@ -348,10 +353,13 @@ LAYOUTS: dict[str, Layout] = {
         gptq(4, less=0), _GPTQ | {"bits": 4, "sym": False, "checkpoint_format": "gptq_v2"}, _FIVE, _HALF
     ),
     "GPTQ 4 bits, act-order": Layout(
-        gptq(4, zero=8, shuffled=True), _GPTQ | {"bits": 4, "desc_act": True}, dtype=_HALF
+        gptq(4, zero=8, shuffled=True), _GPTQ | {"bits": 4, "desc_act": True}, _FOUR, _HALF
     ),
     "GPTQ 4 bits, steps in float32": Layout(gptq(4, zero=8, dtype=torch.float32), _GPTQ | {"bits": 4}, dtype=_HALF),
     "GPTQ 8 bits": Layout(gptq(8, zero=128), _GPTQ | {"bits": 8}, (Form.BLOCKS8,), _HALF),
+    "GPTQ 8 bits, act-order": Layout(
+        gptq(8, zero=128, shuffled=True), _GPTQ | {"bits": 8, "desc_act": True}, (Form.BLOCKS8,), _HALF
+    ),
     "GPTQ 8 bits, any zeros": Layout(gptq(8), _GPTQ | {"bits": 8, "sym": False}, dtype=_HALF),
     "GPTQ 3 bits": Layout(gptq(3), _GPTQ | {"bits": 3}, _FIVE, _HALF),
     "GPTQ 2 bits": Layout(gptq(2, zero=2), _GPTQ | {"bits": 2}, _FOUR, _HALF),
@@ -388,7 +396,7 @@ LAYOUTS: dict[str, Layout] = {
         packed(4, None, dtype=torch.float32), _compressed("pack-quantized", _integer(4, "channel")), (Form.ROWS8,)
     ),
     "compressed-tensors W4A16, act-order": Layout(
-        packed(4, shuffled=True), _compressed("pack-quantized", _integer(4, actorder="group"))
+        packed(4, shuffled=True), _compressed("pack-quantized", _integer(4, actorder="group")), _FOUR
     ),
     "compressed-tensors W8A16": Layout(packed(8), _compressed("pack-quantized", _integer(8)), (Form.BLOCKS8,)),
     "compressed-tensors 3 bits": Layout(packed(3), _compressed("pack-quantized", _integer(3)), _FOUR),

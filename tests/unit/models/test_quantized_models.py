@@ -18,17 +18,20 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders import fused
 from decodery.models.loaders.folder import FolderCheckpoint
 from decodery.models.loaders.load import load
+from decodery.models.loaders.quantized.integers import unpacked
 from decodery.models.native.floats import Float4Linear
+from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear
+from decodery.models.native.reordered import ReorderedLinear
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
-from quantized_weights import LAYOUTS, quantize_folder
+from quantized_weights import LAYOUTS, quantize_folder, strings
 from tiny_models import SHAPE, assert_same_logits, make_model, random_ids, randomize, reference, save
 
 MODELS = (
     *(
         "GPTQ 4 bits, act-order",
-        "GPTQ 8 bits",
+        "GPTQ 8 bits, act-order",
         "AWQ gemv",
         "FP8, blocks of 48 by 40",
         "compressed-tensors W4A16, any zeros",
@@ -103,6 +106,61 @@ def test_layers_of_floats_are_kept_in_a_file_and_others_are_refused(name: str, h
             save_file(tensors | {stem + last: other.contiguous()}, path)
             with pytest.raises(CorruptFile, match="do not fit their configuration"):
                 fused.read(path, model.config, model.device)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_layers_in_act_order_run_natively(bits: int, home: Path, tmp_path: Path) -> None:
+    """Every matrix keeps its blocks and its order, in a file, too; near `transformers`, which another order is not."""
+    layout, folder = LAYOUTS[f"GPTQ {bits} bits, act-order"], save(make_model("llama"), tmp_path / "model")
+    exact = quantize_folder(folder, layout)
+    wanted, ids = reference_of(folder, exact, tmp_path / "exact"), random_ids(40)
+    ours, path = model_of(folder), tmp_path / "weights.safetensors"
+    assert ours.native is not None
+    matrices = [getattr(layer, name) for layer in ours.weights.layers for name in ("qkv", "output", "gate_up", "down")]
+    assert all(isinstance(each, ReorderedLinear) and each.form == layout.forms[0] for each in matrices)
+
+    def error(model: Transformer) -> float:
+        found = model.forward(Batch([Segment.chunk(ids)])).logits
+        return float((found - reference(wanted, ids)).norm() / reference(wanted, ids).norm())
+
+    fused.save(path, ours.weights)
+    again = fused.read(path, ours.config, ours.device)
+    assert error(ours) == error(Transformer(ours.config, again)) < 0.05
+    tensors = load_file(path)
+    name = "layers.1.down.order"
+    save_file(tensors | {name: tensors[name].flip(0)}, path)
+    assert error(Transformer(ours.config, fused.read(path, ours.config, ours.device))) > 2 * error(ours)
+    for wrong in (tensors[name][:-1], tensors[name].long(), tensors[name].clamp(min=1)):
+        save_file(tensors | {name: wrong.clone()}, path)
+        with pytest.raises(CorruptFile, match="do not fit their configuration"):
+            fused.read(path, ours.config, ours.device)
+
+
+def test_weights_whose_orders_kernels_cannot_take_are_made_16_bits(home: Path, tmp_path: Path) -> None:
+    """Parts of a matrix in different orders, and experts; and what is made of four bits anew has no order."""
+    layout, folder = LAYOUTS["GPTQ 4 bits, act-order"], save(make_model("llama"), tmp_path / "model")
+    exact = quantize_folder(folder, layout)
+    path, name = folder / "model.safetensors", "model.layers.1.self_attn.k_proj"
+    tensors = load_file(path)
+    moved = torch.arange(len(tensors[f"{name}.g_idx"])).roll(1)
+    exact[f"{name}.weight"] = exact[f"{name}.weight"][:, moved]
+    whole = unpacked(tensors[f"{name}.qweight"].T, 4, len(moved))[:, moved].numpy()
+    change = {f"{name}.qweight": strings(whole, 4).T.contiguous(), f"{name}.g_idx": tensors[f"{name}.g_idx"][moved]}
+    save_file(tensors | change, path, metadata={"format": "pt"})
+    ours = model_of(folder)
+    assert isinstance(ours.weights.layers[1].qkv, Dense) and isinstance(ours.weights.layers[0].qkv, ReorderedLinear)
+    assert_same_logits(model_of(folder, "float32"), reference_of(folder, exact, tmp_path / "exact"))
+
+    mixed = save(make_model("mixtral"), tmp_path / "mixed")
+    quantize_folder(mixed, layout)
+    assert not any(isinstance(layer.down, ReorderedLinear) for layer in model_of(mixed).weights.layers)
+
+    eight = save(make_model("llama"), tmp_path / "eight")
+    exact = quantize_folder(eight, LAYOUTS["GPTQ 8 bits, act-order"])
+    four = model_of(eight, "int4").weights.layers[2].output
+    assert isinstance(four, Int4Linear)
+    wanted = exact["model.layers.2.self_attn.o_proj.weight"]
+    assert float((four.dense() - wanted).norm() / wanted.norm()) < 0.15
 
 
 @pytest.mark.parametrize("case", OTHERS)

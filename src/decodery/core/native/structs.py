@@ -9,7 +9,7 @@ from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint64, c_voi
 class LinearStruct(ctypes.Structure):
     _fields_ = [
         ("weight", c_void_p), ("scale", c_void_p), ("bias", c_void_p), ("inputs", c_int32), ("outputs", c_int32),
-        ("form", c_int32),
+        ("form", c_int32), ("order", c_void_p),
     ]  # fmt: skip
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .gguf_model import GGUFCheckpoint
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
+_NAMES |= {torch.int32: "I32"}
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {Form.ROWS8: "int8", Form.BFLOAT16: "bfloat16", Form.FLOAT16: "float16"}
 """Forms that are not blocks, by what they are called."""
@@ -63,6 +64,10 @@ class Parts(Protocol):
         """Rows of a part in one of these forms, but for those of 16 bits."""
         ...
 
+    def columns(self, slot: str) -> torch.Tensor | None:
+        """[in] which input each column of a slot's blocks belongs to, None where these are the inputs in turn."""
+        ...
+
 
 def write(
     path: Path,
@@ -92,12 +97,17 @@ def write(
     if placed is not None:
         stored = [slot for slot in stored if slot.name not in placed.slots]
     plan = {name: entry for slot in stored for name, entry in _layout(slot, kinds[slot]).items()}
+    columns = _columns(stored, kinds, parts)
+    plan |= {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in columns.items()}
     for slot in stored:
         _check_shapes(slot, [parts.shape(name) for name in slot.parts])
     with replacing(path) as temporary, temporary.open("wb") as file:
         offsets = write_header(file, plan, {} if placed is None else {IN_PLACE: placed.text()})
         total = max(offset + _size(*plan[name]) for name, offset in offsets.items())
         done = 0
+        for name, tensor in columns.items():
+            file.seek(offsets[name])
+            file.write(tensor.numpy().data)
         for slot in stored:
             first = 0
             for name in slot.parts:
@@ -147,6 +157,18 @@ def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts, config: Model
             form = Form.ROWS8
         found[slot] = _STORED.get(form, form)
     return found
+
+
+def _columns(stored: Sequence[Slot], kinds: dict[Slot, _Kept], parts: Parts) -> dict[str, torch.Tensor]:
+    """By name, the orders that slots of blocks have columns in, where blocks are the checkpoint's own."""
+    found = {
+        slot: parts.columns(slot.name)
+        for slot in stored
+        if isinstance(kinds[slot], Form) and kinds[slot] in _shared(parts, slot)
+    }
+    return {
+        f"{slot.name.removesuffix('weight')}order": order.int() for slot, order in found.items() if order is not None
+    }
 
 
 def _is_narrow(slot: Slot, parts: Parts) -> bool:

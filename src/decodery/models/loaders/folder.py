@@ -26,9 +26,9 @@ from ..families.tensor_names import is_mtp, stores_less_one, tensor_name
 from ..families.zamba2 import is_copy
 from ..tokenizers.tokenizer import TextFacts, Tokenizer, add_beginning
 from .fields import Either, Fields, Flag, Kind, Listed, Record, Text, read_json
-from .fused_slots import slots
+from .fused_slots import LINEARS, slots
 from .quantized.formats import folder_floats, folder_format
-from .quantized.parts import QuantizedParts, most_bits
+from .quantized.parts import FLOATS, QuantizedParts, most_bits
 from .quantized.weight import Native
 from .shards import COMPUTED, KINDS, Shards
 
@@ -44,6 +44,7 @@ _SETTINGS: dict[str, Kind] = {
 }
 _TURNED = ("gpt2", "zamba2")
 """Families of which no quantized folders are read: their layers are stored as [in, out], or named anew."""
+_FLOATS = tuple(FLOATS.values())
 _MOST_COMPARED = 1 << 12
 """Rows of a head that are compared with the embedding at a time."""
 
@@ -149,13 +150,38 @@ class FolderCheckpoint:
         """The forms of native layers that hold a part as it is; none of a folder that is not quantized."""
         if not isinstance(factor := self._factor(name), float) or factor != 1.0:
             return ()
-        return self._quantized.forms(self._names(name), self._name(name))
+        found = self._quantized.forms(self._names(name), self._name(name))
+        return tuple(form for form in found if form in _FLOATS) if name in self._columns[1] else found
 
     def blocks(self, name: str, begin: int, end: int, form: Form) -> Native:
         """Rows of a part in one of its forms of integers."""
         weight = self._quantized.weight(self._names(name))
         assert weight is not None
         return weight.layer(self._rows(name, weight.shape[0], kept=True)[begin:end], form)
+
+    def columns(self, slot: str) -> torch.Tensor | None:
+        """See `convert.Parts`."""
+        return self._columns[0].get(slot)
+
+    @cached_property
+    def _columns(self) -> tuple[dict[str, torch.Tensor], set[str]]:
+        """The orders of columns by slots, and the parts that have one that their slot cannot have.
+
+        Parts of a slot are read together, and kernels put rows into an order for one matrix at a time.
+        """
+        every = [slot for slot in slots(self.config) if self._quantized and slot.linear]
+        alone = {slot.name.split(".")[-2] for slot in every if slot.name.startswith("layers.")} <= {*LINEARS}
+        found: dict[str, torch.Tensor] = {}
+        others: set[str] = set()
+        for slot in every:
+            orders = {part: self._quantized.columns(self._names(part)) for part in slot.parts}
+            first, *rest = orders.values()
+            same = first is not None and all(each is not None and torch.equal(first, each) for each in rest)
+            if first is not None and same and alone and not self.config.experts and slot.name.startswith("layers."):
+                found[slot.name] = first
+            else:
+                others |= {part for part, order in orders.items() if order is not None}
+        return found, others
 
     def _own_rows(self, part: str, count: int | None) -> torch.Tensor | None:
         """Which rows of its tensor a part is, None for all. count: how many a quantized one has."""

@@ -18,6 +18,7 @@ from ..native.floats import Float4Linear, Float8Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.packed import BITS, BLOCK, CODE_GROUP, FLOAT_GROUP, SUPER
+from ..native.reordered import ReorderedLinear
 from ..native.rounded_inputs import LEVELS, MOST_SHIFT, RoundedInputs
 from ..native.super_blocks import SuperBlockLinear, has_least, super_form
 from ..native.ternary import PER_BYTE, TernaryLinear
@@ -75,6 +76,13 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
     _check(path, config, tensors, placed)
 
     def linear(name: str) -> Linear:
+        found = plain(name)
+        if (order := tensors.get(f"{name}.order")) is not None:
+            assert isinstance(found, Int4Linear | BlockLinear)
+            return ReorderedLinear(found, order)
+        return found
+
+    def plain(name: str) -> Linear:
         if (rows := placed.get(f"{name}.weight")) is not None:
             return in_place(rows, tensors.get(f"{name}.bias"))
         weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
@@ -155,7 +163,7 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
 
 _BESIDE = (
     *("scale", "step", "least", "scales", "super_scales", "integers", "levels", "shifts", "half_steps", "group_scales"),
-    "code_scales",
+    *("code_scales", "order"),
 )
 """Tensors that may stand beside the weight of a linear layer."""
 
@@ -181,6 +189,8 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
         other = {"embedding.weight": "head.weight", "head.weight": "embedding.weight"}.get(slot.name)
         return other in tensors
     stem = slot.name.removesuffix("weight")
+    if not _orders(tensors, stem, slot):
+        return False
     floats = (torch.float32, torch.bfloat16, torch.float16)
     if not slot.linear or found.dtype in floats:
         whole = tuple(found.shape) == slot.shape and found.dtype in floats
@@ -229,6 +239,16 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
         part is not None and tuple(part.shape) == wanted[name] and part.dtype == types[name]
         for name, part in parts.items()
     )
+
+
+def _orders(tensors: dict[str, torch.Tensor], stem: str, slot: Slot) -> bool:
+    """Whether a layer's columns stand in no order of their own, or in one that names every input, in blocks of 32."""
+    if (order := tensors.get(f"{stem}order")) is None:
+        return True
+    if order.dtype != torch.int32 or not slot.linear or tuple(order.shape) != slot.shape[1:]:
+        return False
+    blocks = f"{stem}scales" in tensors or f"{stem}step" in tensors
+    return blocks and torch.equal(order.sort().values.long(), torch.arange(len(order), device=order.device))
 
 
 def _rounds(tensors: dict[str, torch.Tensor], stem: str, inputs: int) -> bool:

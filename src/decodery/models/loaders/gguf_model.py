@@ -130,6 +130,10 @@ class GGUFCheckpoint:
         weight, first, second = self._rows(name, begin, end, lambda *span: map(torch.from_numpy, read(*span)))
         return block_layer(form, weight, first, second)
 
+    def columns(self, slot: str) -> torch.Tensor | None:
+        """See `convert.Parts`: no file has them in another order."""
+        return None
+
     @property
     def size(self) -> int:
         """Of the file in bytes."""

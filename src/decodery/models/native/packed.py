@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .floats import Float4Linear, Float8Linear, NF4Linear
     from .int4 import Int4Linear
     from .int8 import Int8Linear
+    from .reordered import ReorderedLinear
     from .super_blocks import SuperBlockLinear
     from .ternary import TernaryLinear
 
@@ -87,7 +88,7 @@ class Packed:
         gated: Panels of 16 gates and the 16 values they open.
     """
 
-    def __init__(self, linear: Packable, arena: Arena | None = None, *, gated: bool = False) -> None:
+    def __init__(self, linear: Packable | ReorderedLinear, arena: Arena | None = None, *, gated: bool = False) -> None:
         lib = library()
         assert lib is not None
         self.outputs, self.inputs = linear.shape
@@ -96,15 +97,19 @@ class Packed:
         self._weight = (Arena(size) if arena is None else arena).take(size)
         packed, form = self._weight.ctypes.data, linear.form
         self._scale = None
-        if (rows := getattr(linear, "rows", None)) is not None:
+        # Which inputs its columns belong to, where these are not the inputs in turn.
+        self._columns = getattr(linear, "order", None)
+        matrix: Any = getattr(linear, "inner", linear)
+        if (rows := getattr(matrix, "rows", None)) is not None:
             rows.pack(order, packed)
         else:
-            self._lay_out(linear, order, packed)
+            self._lay_out(matrix, order, packed)
         if form in (Form.ROWS8, Form.ROWS2, Form.FLOAT4):
-            self._scale = self._spread(linear.scale, order)  # type: ignore[union-attr]
+            self._scale = self._spread(matrix.scale, order)
         self._bias = None if linear.bias is None else self._spread(linear.bias, order)
         scale, bias = (None if values is None else values.ctypes.data for values in (self._scale, self._bias))
-        self.struct = LinearStruct(packed, scale, bias, self.inputs, self.outputs, form)
+        columns = None if self._columns is None else address(self._columns, torch.int32, self.inputs)
+        self.struct = LinearStruct(packed, scale, bias, self.inputs, self.outputs, form, columns)
 
     def _lay_out(self, linear: Packable, order: np.ndarray, packed: int) -> None:
         """From tensors to an address."""
@@ -207,7 +212,7 @@ class Native(ABC):
         return self._packed(rows.float())
 
 
-def packed_size(linear: Packable, *, gated: bool = False) -> int:
+def packed_size(linear: Packable | ReorderedLinear, *, gated: bool = False) -> int:
     """Bytes `Packed` takes from an arena."""
     outputs, inputs = linear.shape
     panels = -(-(outputs // 2) // (PANEL // 2)) if gated else -(-outputs // PANEL)

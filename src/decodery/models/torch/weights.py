@@ -16,6 +16,7 @@ from ..native.block_linear import BlockLinear
 from ..native.floats import Float4Linear, Float8Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
+from ..native.reordered import ReorderedLinear
 from ..native.rounded_inputs import RoundedInputs
 from ..native.super_blocks import SuperBlockLinear
 from ..native.ternary import TernaryLinear
@@ -67,6 +68,7 @@ QUANTIZED = (
     Float4Linear,
     Float8Linear,
     NF4Linear,
+    ReorderedLinear,
 )
 """Linear layers of fewer than 16 bits, which take rows in float32."""
 

@@ -33,13 +33,15 @@ enum Blocks : int32_t {
     q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8, q4_k = 12, q5_k = 13, q6_k = 14, iq4_nl = 20, iq4_xs = 23
 };
 
-// bias [panels * 32] may be null, and so is scale but for rows8, rows2 and float4.
+// bias [panels * 32] may be null, and so is scale but for rows8, rows2 and float4. order: [in] which input each column of the
+// weight belongs to, or null; only weights of integers have one, and not those of experts or latents.
 struct Linear {
     const uint8_t* weight;
     const float* scale;
     const float* bias;
     int32_t in, out;
     Form form;
+    const int32_t* order;
 };
 
 struct Mixer;

@@ -21,15 +21,16 @@ static void quantize_halves(int32_t row, int32_t super, const Quantized& a) {
     a.least_step[index] = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest * (1.0f / least_most);
 }
 
-// One row of n floats, for weights of a form; the bytes after n are zero.
-static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a, Form form) {
+// One row of n floats, for weights of a form, in an order if there is one; the bytes after n are zero.
+static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a, Form form, const int32_t* order = nullptr) {
     int8_t* q = a.q + int64_t(row) * a.width;
     for (int32_t g = 0; g < a.groups(); ++g, q += group_size) {
         f16 v[4];
         i16 top = isplat(0);
         for (int32_t i = 0; i < 4; ++i) {
             const int32_t left = n - g * group_size - i * 16;
-            v[i] = left > 0 ? load(x + g * group_size + i * 16, left) : splat(0.0f);
+            const int32_t at = g * group_size + i * 16;
+            v[i] = left <= 0 ? splat(0.0f) : order == nullptr ? load(x + at, left) : load_ordered(x, order + at, left);
             // As integers, magnitudes keep their order and NaN is the largest.
             top = larger(bits(magnitude(v[i])), top);
         }

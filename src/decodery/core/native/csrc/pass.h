@@ -80,7 +80,7 @@ struct Runner {
             const float* x = pass.hidden + int64_t(row) * model.hidden;
             if (weight != nullptr) normalize(x, weight, model.hidden, model.eps, normed);
             else __builtin_memcpy(normed, x, size_t(model.hidden) * sizeof(float));
-            if (whole) quantize(normed, model.hidden, row, state.narrow, form);
+            if (whole) quantize(normed, model.hidden, row, state.narrow, form, linear.order);
         }
         meet(stage_norm);
     }
@@ -92,7 +92,8 @@ struct Runner {
     }
     void quantize_own(const float* x, int32_t n, const Quantized& a, const Linear& linear) const {
         const Range mine = my_rows();
-        for (int32_t row = mine.begin; row < mine.end && !is_floating(linear.form); ++row) quantize(x + int64_t(row) * n, n, row, a, linear.form);
+        for (int32_t row = mine.begin; row < mine.end && !is_floating(linear.form); ++row)
+            quantize(x + int64_t(row) * n, n, row, a, linear.form, linear.order);
     }
 
     void project(const Linear& linear, const Quantized& a, float* y, float cap = 0.0f) { project_apart(linear, a, y, linear.out, cap); }

@@ -118,6 +118,12 @@ INLINE void store_part(float* p, f16 x, int32_t n) {
 }
 #endif
 INLINE f16 load(const float* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
+// The first n of 16 lanes, each from a place of its own.
+static __attribute__((noinline)) f16 load_ordered(const float* p, const int32_t* places, int32_t n) {
+    float lanes[16] = {};
+    for (int32_t i = 0; i < n && i < 16; ++i) lanes[i] = p[places[i]];
+    return load(lanes);
+}
 INLINE void store(float* p, f16 x, int32_t n) { n >= 16 ? store(p, x) : store_part(p, x, n); }
 
 static __attribute__((noinline)) f16 load_part(const Bf16* p, int32_t n) {

@@ -56,10 +56,22 @@ class Integers(Weight):
         return found if self.order is None else self.order
 
     @cached_property
+    def columns(self) -> torch.Tensor | None:
+        """See `Weight.columns`: the inputs sorted by groups, where these are no neighbours."""
+        if self.order is None or bool((self.order.diff() >= 0).all()):
+            return None
+        return self.order.argsort(stable=True)
+
+    @cached_property
+    def _sorted(self) -> torch.Tensor:
+        """[in] the group of each column."""
+        return self._each if self.columns is None else self._each[self.columns]
+
+    @cached_property
     def forms(self) -> tuple[Form, ...]:
         """Those whose half-precision steps are the file's, with room for all numbers less zeros."""
         every, inputs = torch.arange(self.shape[0], device="cpu"), self.shape[1]
-        if not torch.equal(self._each, torch.arange(inputs, device="cpu") // self.group):
+        if not torch.equal(self._sorted, torch.arange(inputs, device="cpu") // self.group):
             return ()
         steps, zeros = self.steps(every).float(), self.zeros(every).int()
         least, most = -int(zeros.max()), (1 << self.bits) - 1 - int(zeros.min())
@@ -80,7 +92,8 @@ class Integers(Weight):
 
     def layer(self, rows: torch.Tensor, form: Form) -> BlockKind | Int8Linear:
         """See `Weight.layer`."""
-        numbers, zeros, each = self.numbers(rows).int().contiguous(), self.zeros(rows).int(), self._each
+        numbers, zeros, each = self.numbers(rows).int(), self.zeros(rows).int(), self._sorted
+        numbers = numbers.contiguous() if self.columns is None else numbers[:, self.columns]
         if form == Form.ROWS8:
             return Int8Linear((numbers - zeros).to(torch.int8), self.steps(rows)[:, 0].float().contiguous())
         if form == Form.BLOCKS4:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import torch
+
 from decodery.core.native.kernels import Form
 
 from ...native.packed import BITS
@@ -43,7 +45,8 @@ class QuantizedParts:
     def forms(self, names: Sequence[str], name: str) -> tuple[Form, ...]:
         """The forms of native layers that hold a weight as it is.
 
-        What has no form of integers is made what the format's own readers make it.
+        What has no form of integers is made what the format's own readers make it, and so may be what has columns in
+        another order.
 
         Args:
             names: What the weight may be called.
@@ -53,7 +56,18 @@ class QuantizedParts:
             return ()
         weight = self.weight(names)
         kind = self._default if weight is not None else self._shelf.info(name)[0]
-        return (weight.forms if weight is not None else ()) or ((FLOATS[kind],) if kind in FLOATS else ())
+        own = weight.forms if weight is not None else ()
+        ordered = weight is None or weight.columns is None
+        return own if own and ordered else own + ((FLOATS[kind],) if kind in FLOATS else ())
+
+    def columns(self, names: Sequence[str]) -> torch.Tensor | None:
+        """[in] which input each column of a weight's native layers belongs to, None where these are the inputs in turn.
+
+        Args:
+            names: What the weight may be called.
+        """
+        weight = self.weight(names)
+        return None if weight is None else weight.columns
 
     def is_beside(self, name: str) -> bool:
         """Whether weights do not depend on a tensor."""

@@ -103,6 +103,11 @@ class Weight(ABC):
         """The forms of native layers that hold the weights without rounding, the one of fewest bytes first."""
         return ()
 
+    @property
+    def columns(self) -> torch.Tensor | None:
+        """[in] int64 which input each column of `layer` belongs to, None where these are the inputs in turn."""
+        return None
+
     @abstractmethod
     def dense(self, rows: torch.Tensor) -> torch.Tensor:
         """Some outputs [n, in] float32, as the format's reference computes them in float32.
