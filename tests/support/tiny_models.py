@@ -47,6 +47,12 @@ _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16}
 
 _STATES = {"state_size": 8, "conv_kernel": 4, "expand": 2, "chunk_size": 16, "pad_token_id": 0}
+_SELECTIVE = {"state_size": 8, "conv_kernel": 4, "expand": 2, "time_step_rank": 3, "pad_token_id": 0}
+_JAMBA = {
+    "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+    "expert_layer_offset": 1, "num_experts": 5, "num_experts_per_tok": 2, "mamba_d_state": 8, "mamba_d_conv": 4,
+    "mamba_dt_rank": 4, "pad_token_id": 0,
+}  # fmt: skip
 _BAMBA = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_d_conv": 4,
     "mamba_chunk_size": 16, "attn_layer_indices": [1], "pad_token_id": 0,
@@ -229,6 +235,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                    "attention_out_multiplier": 0.7, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.9,
                    "mlp_multipliers": [1.4, 0.5], "ssm_multipliers": [0.6, 1.1, 0.7, 1.5, 0.8]},
     ),
+    "mamba": ("mamba", _SELECTIVE),
+    "falcon_mamba": ("falcon_mamba", _SELECTIVE | {"state_size": 24, "mixer_rms_eps": 1e-3}),
+    "jamba": ("jamba", _JAMBA),
+    "jamba, dense": ("jamba", _JAMBA | {"num_experts": 1, "attn_layer_period": 3, "attn_layer_offset": 1,
+                                        "mamba_d_conv": 3, "mamba_dt_rank": 5, "tie_word_embeddings": True}),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 32, "pad_token_id": 0}),
     "olmoe, normed, biases": (

@@ -107,6 +107,31 @@ class Mamba(States):
 
 
 @dataclass(frozen=True)
+class Selective(States):
+    """Mamba-1 layers (2023): channels are heads of one number; steps come of rows after the convolution.
+
+    Attributes:
+        rank: Of the matrices that make steps.
+        step_eps: Of the norms of what makes steps and leads into states and out, None where they are not normed.
+        weighted: Whether these norms have weights.
+    """
+
+    rank: int = 1
+    step_eps: float | None = None
+    weighted: bool = False
+
+    @property
+    def channels(self) -> int:
+        """The rows alone."""
+        return self.inner
+
+    @property
+    def steps(self) -> int:
+        """None: they are made anew of what is kept."""
+        return 0
+
+
+@dataclass(frozen=True)
 class GatedDelta(States):
     """Gated DeltaNet layers (Gated Delta Networks, 2024): `heads` of values, `groups` of queries and keys.
 
@@ -251,7 +276,7 @@ class ModelConfig:
         learned_positions: Every position has an embedding that is added to the token's.
         joined_norms: A layer's two norms are those of the stream with what its sublayers found, and the last one is
             that of embeddings.
-        mamba, delta: The layers that are marked in state_layers keep states in place of keys and values.
+        mamba, selective, delta: The layers that are marked in state_layers keep states in place of keys and values.
         attending_layers: Which recurrent layers attend as well, () for none: side by side with their state, or where
             there are `shared` blocks, in one of these.
         latent: What attention keeps in place of keys and values, of which there is one head.
@@ -335,6 +360,7 @@ class ModelConfig:
     learned_positions: bool = False
     joined_norms: bool = False
     mamba: Mamba | None = None
+    selective: Selective | None = None
     delta: GatedDelta | None = None
     state_layers: tuple[bool, ...] = ()
     attending_layers: tuple[bool, ...] = ()
@@ -453,9 +479,9 @@ class ModelConfig:
         return self.states is not None or self.short_conv is not None or self.gated_conv > 0
 
     @property
-    def states(self) -> Mamba | GatedDelta | None:
+    def states(self) -> Mamba | Selective | GatedDelta | None:
         """What its recurrent layers keep."""
-        return self.mamba or self.delta
+        return self.mamba or self.selective or self.delta
 
     def convolves(self, layer: int) -> bool:
         """Whether a layer has a convolution between two gates in place of attention."""

@@ -19,7 +19,7 @@ from tiny_models import assert_same_logits, in_float32, make_model, random_ids, 
 CASES = [
     "deepseek_v2", "deepseek_v3", "deepseek_v2, queries in two steps, yarn", "glm4_moe_lite, in groups, other pairs",
     "gemma4", "gemma4, values of keys", "gemma4, experts", "gemma4_unified",
-    "falcon_h1", "nemotron_h", "nemotron_h, experts",
+    "falcon_h1", "nemotron_h", "nemotron_h, experts", "mamba", "falcon_mamba", "jamba", "jamba, dense",
 ]  # fmt: skip
 
 

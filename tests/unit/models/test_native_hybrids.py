@@ -11,7 +11,7 @@ import torch
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.native.kernels import choose, kernel_sets
 from decodery.models.batch import Batch, Segment
-from decodery.models.config import GatedDelta, Mamba, ModelConfig
+from decodery.models.config import GatedDelta, Mamba, ModelConfig, Selective
 from decodery.models.loaders.config_check import check_config
 from decodery.models.native.stack import NativeStack
 from decodery.models.native.super_blocks import SuperBlockLinear
@@ -44,6 +44,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "mamba": Mamba(heads=4, head_dim=18, groups=2, state=12, kernel=4), "gated": False, "activation": "relu2",
         "num_layers": 4, "state_layers": (True, False, False, True), "mixing_layers": (True, False, True, True),
         "mlp_layers": (False, True, False, False),
+    },
+    "channels that decay apart": {
+        "selective": Selective(70, 1, 1, 12, 4, rank=5, step_eps=1e-4, weighted=True), "residual_scale": 0.5,
+        "state_layers": (True, False, True),
+    },
+    "channels without norms": {
+        "selective": Selective(72, 1, 1, 20, 3, rank=3), "intermediate_size": 0, "state_layers": (True, True, True),
     },
     "mamba without MLPs": {
         "mamba": Mamba(heads=4, head_dim=16, groups=1, state=16, kernel=4), "intermediate_size": 0,
@@ -129,6 +136,7 @@ def test_a_text_without_rows_shares_a_pass(model: Transformer) -> None:
     [
         (SHAPES["gated delta"] | {"gated_conv": 3, "conv_layers": (False, True, False)}, "of one kind"),
         (SHAPES["gated delta"] | {"mamba": SHAPES["mamba"]["mamba"]}, "of one kind"),
+        ({"selective": Selective(12, 2, 1, 8, 4), "state_layers": (True,) * 3}, "channels of 2 numbers"),
         (SHAPES["mamba"] | {"sliding_window": 4, "sliding_layers": (True, False, False)}, "those that attend"),
         (SHAPES["gated convolution"] | {"sliding_window": 4, "sliding_layers": (False, False, True)}, "that attend"),
         ({"inners": (8, 16, 8)}, "shapes or inputs of their own"),

@@ -303,6 +303,24 @@ def test_linear_layers_in_int8_say_nearly_the_same(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
+    ("case", "change", "error", "named"),
+    [
+        ("mamba", {"use_bias": True}, UnsupportedModel, "use_bias"),
+        ("mamba", {"d_model": 32}, CorruptFile, "d_model is 32"),
+        ("mamba", {"time_step_rank": 0}, CorruptFile, "time_step_rank"),
+        ("jamba", {"mamba_proj_bias": True}, UnsupportedModel, "mamba_proj_bias"),
+        ("jamba", {"attn_layer_period": 0}, CorruptFile, "attn_layer_period"),
+        ("jamba", {"secret": 1}, UnsupportedModel, "the field secret is not known"),
+    ],
+)
+def test_states_of_channels_that_do_not_fit_are_refused(
+    case: str, change: dict, error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        read_config(make_model(case).config.to_dict() | change)
+
+
+@pytest.mark.parametrize(
     ("change", "error", "named"),
     [
         ({"mamba_proj_bias": True}, UnsupportedModel, "mamba_proj_bias"),
@@ -318,7 +336,7 @@ def test_states_that_do_not_fit_are_refused(change: dict, error: type[Exception]
         read_config(make_model("bamba").config.to_dict() | change)
 
 
-@pytest.mark.parametrize("case", ["mamba2", "zamba2, rotated, blocks in turns", "falcon_h1"])
+@pytest.mark.parametrize("case", ["mamba", "mamba2", "zamba2, rotated, blocks in turns", "falcon_h1"])
 def test_gradients_come_through_a_recurrent_layer_that_says_the_same_without_them(case: str, tmp_path: Path) -> None:
     model = changeable(loaded(case, tmp_path))
     batch = Batch([Segment(np.arange(20), random_ids(20))])

@@ -53,7 +53,7 @@ class Form(IntEnum):
 class Rule(IntEnum):
     """How a layer's state goes on from row to row: `Rule` in csrc/abi.h."""
 
-    MAMBA2, GATED_DELTA, GATED_CONV = range(3)
+    MAMBA2, GATED_DELTA, GATED_CONV, MAMBA1 = range(4)
 
 
 # As `decodery_size` in csrc/native.cpp.

@@ -119,6 +119,8 @@ class MixerStruct(ctypes.Structure):
         ("gate_norm", c_void_p), ("heads", c_int32), ("head_dim", c_int32), ("groups", c_int32), ("state", c_int32),
         ("kernel", c_int32), ("least_step", c_float), ("most_step", c_float), ("eps", c_float), ("rule", c_int32),
         ("in_turns", c_int32), ("slot_count", c_int32), ("slots", c_void_p), ("state_at", c_int64),
+        ("select_in", c_void_p), ("select_out", c_void_p), ("select_norm", c_void_p), ("rank", c_int32),
+        ("step_eps", c_float),
     ]  # fmt: skip
 
 

@@ -33,6 +33,7 @@ FUSED: dict[str, dict[str, str]] = {
     "llama4_text": {},
     "gpt2": {name: LAYERS_OF["gpt2"][name] for name in "qkv"},
     **{family: {} for family in GATED},
+    **{family: {} for family in ("mamba", "falcon_mamba", "jamba")},
     "granitemoehybrid": dict.fromkeys(("gate", "up", "shared_gate", "shared_up"), "shared_mlp.input_linear"),
     "granitemoeshared": dict.fromkeys(("shared_gate", "shared_up"), "shared_mlp.input_linear"),
 }
@@ -58,6 +59,9 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
         return _order(config)
     if config.gated_attention and (found := gated_rows(names[2], config, _order(config))) is not None:
         return found
+    if (states := config.selective) is not None and names[2] == "qkv":
+        # Checkpoints have the rows before their gates.
+        return torch.arange(2 * states.inner, device="cpu").roll(-states.inner)
     name, dim, inner = names[2], config.head_dim, config.intermediate_size
     queries, keys = config.num_heads * dim, config.num_kv_heads * dim
     fused = name in FUSED[config.family]

@@ -13,8 +13,9 @@ from .gemma import GEMMA
 from .mixed import MIXED
 from .recurrent import RECURRENT
 from .routed import ROUTED
+from .selective import SELECTIVE
 
-SWITCHED: dict[str, Family] = {**DENSE, **MIXED, **ROUTED, **GATED_DELTA, **RECURRENT, **GEMMA}
+SWITCHED: dict[str, Family] = {**DENSE, **MIXED, **ROUTED, **GATED_DELTA, **RECURRENT, **SELECTIVE, **GEMMA}
 _WINDOWS = ("sliding_window", "layer_types", "use_sliding_window")
 
 

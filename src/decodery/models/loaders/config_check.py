@@ -52,10 +52,12 @@ def check_config(config: ModelConfig, origin: str) -> None:
         states.heads % states.groups or states.inner % states.groups or len(config.state_layers) != config.num_layers
     ):
         raise CorruptFile(f"{origin}: {states.groups} groups do not fit {states.heads} states, or the layers do not")
+    if (channels := config.selective) is not None and (channels.head_dim, channels.groups) != (1, 1):
+        raise CorruptFile(f"{origin}: channels of {channels.head_dim} numbers in {channels.groups} groups are none")
     for marked in (config.mixing_layers, config.mlp_layers):
         if len(marked) not in (0, config.num_layers):
             raise CorruptFile(f"{origin}: the layers of each kind do not fit {config.num_layers} layers")
-    if sum(each is not None for each in (config.mamba, config.delta)) + bool(config.gated_conv) > 1:
+    if sum(each is not None for each in (config.mamba, config.selective, config.delta)) + bool(config.gated_conv) > 1:
         raise CorruptFile(f"{origin}: layers of one model keep states, or convolutions, of one kind")
     if bool(config.gated_conv) != bool(config.conv_layers) or len(config.conv_layers) not in (0, config.num_layers):
         raise CorruptFile(f"{origin}: the layers that convolve do not fit {config.num_layers} layers")

@@ -442,6 +442,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "expand": 2,
         "vocab_size": 32_768,
     },
+    **dict.fromkeys(
+        ("mamba", "falcon_mamba"),
+        {"hidden_size": 768, "num_hidden_layers": 32, "vocab_size": 50_280, "layer_norm_epsilon": 1e-5}
+        | {"tie_word_embeddings": True},
+    ),
+    "jamba": _WIDE | {"num_key_value_heads": 8, "max_position_embeddings": 262_144, "vocab_size": 65_536},
     "bamba": _WIDE
     | {
         "max_position_embeddings": 262_144,

@@ -65,7 +65,7 @@ class Parts(Protocol):
         ...
 
     def columns(self, slot: str) -> torch.Tensor | None:
-        """[in] which input each column of a slot's blocks belongs to, None where these are the inputs in turn."""
+        """[in] which input each column of a slot's blocks belongs to, None for the inputs in turn."""
         ...
 
 

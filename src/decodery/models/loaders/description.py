@@ -31,6 +31,7 @@ from ..config import (
     Mamba,
     ModelConfig,
     Rope,
+    Selective,
     Shared,
     ShortConv,
     Temperature,
@@ -68,6 +69,7 @@ _MAMBA: dict[str, Kind] = {
     **dict.fromkeys(("least_step", "most_step"), Number(0.0, 1e30)),
     "normed": Flag(),
 }
+_SELECTIVE: dict[str, Kind] = {**_STATES, "heads": WIDTH, "rank": WIDTH, "step_eps": EPS, "weighted": Flag()}
 _LATENT: dict[str, Kind] = {
     **dict.fromkeys(("rank", "turned", "plain", "value"), HEAD_DIM),
     "queries": Whole(0, WIDTH.most),
@@ -103,6 +105,7 @@ _CONFIG: dict[str, Kind] = {
     **{name: Flag() for name in ("tie_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "causal")},
     **dict.fromkeys(("sandwich_norms", "shifted", "shortcuts"), Flag()),
     "mamba": Record(_MAMBA),
+    "selective": Record(_SELECTIVE),
     "delta": Record(_DELTA),
     "temperature": Record(_TEMPERATURE),
     **dict.fromkeys(("state_layers", "attending_layers", "conv_layers", "dense_layers"), Listed(Flag(), MOST_LAYERS)),
@@ -157,6 +160,7 @@ _TUPLES = (
 )
 _PARTS: dict[str, tuple[type, dict[str, Kind]]] = {
     "mamba": (Mamba, _MAMBA),
+    "selective": (Selective, _SELECTIVE),
     "delta": (GatedDelta, _DELTA),
     "shared": (Shared, _SHARED),
     "short_conv": (ShortConv, _SHORT_CONV),

@@ -242,7 +242,7 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
 
 
 def _orders(tensors: dict[str, torch.Tensor], stem: str, slot: Slot) -> bool:
-    """Whether a layer's columns stand in no order of their own, or in one that names every input, in blocks of 32."""
+    """Whether columns of a layer of blocks stand in an order of all inputs, or in none of their own."""
     if (order := tensors.get(f"{stem}order")) is None:
         return True
     if order.dtype != torch.int32 or not slot.linear or tuple(order.shape) != slot.shape[1:]:

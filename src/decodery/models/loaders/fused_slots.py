@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..config import Mamba, ModelConfig, Shared
+from ..config import Mamba, ModelConfig, Selective, Shared
 
 LINEARS = ("qkv", "output", "gate_up", "down")
 MORE_LINEARS = (
@@ -194,6 +194,14 @@ def _mixer(config: ModelConfig, prefix: str, names: tuple[str, str]) -> Iterator
     if isinstance(shape, Mamba):
         sizes |= {names[0]: (shape.inner + shape.width, config.hidden_size), "skip": (shape.heads,)}
         sizes |= {"conv_bias": (shape.channels,)} | ({"gate_norm": (shape.inner,)} if shape.normed else {})
+    elif isinstance(shape, Selective):
+        led = shape.rank + 2 * shape.state
+        sizes |= {names[0]: (2 * shape.inner, config.hidden_size), "skip": (shape.heads,), "conv_bias": (shape.inner,)}
+        sizes |= {"decay": (shape.heads, shape.state), "select_in": (led, shape.inner)}
+        sizes["select_out"] = (shape.inner, shape.rank)
+        if shape.weighted:
+            parts = tuple(f"{prefix}{part}_norm.weight" for part in ("dt", "b", "c"))
+            yield Slot(f"{prefix}select_norm.weight", (led,), parts)
     else:
         sizes["gate_norm"] = (shape.head_dim,)
     for name, size in sizes.items():

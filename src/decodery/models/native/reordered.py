@@ -1,4 +1,4 @@
-"""Linear layers of integers whose columns stand in an order of their own, as act-order of GPTQ sorts them by groups."""
+"""Linear layers of integers whose columns stand in an order of their own, as in GPTQ's act-order."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from decodery.core.native.kernels import Rule, address, check, library
 from decodery.core.native.structs import MixedStruct, MixerStruct
 
-from ..config import GatedDelta, Mamba
+from ..config import GatedDelta, Mamba, Selective
 
 
 class NativeScan:
@@ -22,26 +22,37 @@ class NativeScan:
     Args:
         tensors: Convolution [channels, kernel], its bias or None, the steps' bias, decay < 0 and skip [heads] each, and
             the gated norm [inner] or None, all float32 on the CPU. Of Gated DeltaNet there is no skip, and the norm is
-            that of a head.
+            that of a head. Of Mamba-1 decay is [heads, state], and three more follow: `Layer.select_in`, `select_out`
+            and `select_norm` or None.
     """
 
-    def __init__(self, shape: Mamba | GatedDelta, tensors: Sequence[torch.Tensor | None], eps: float) -> None:
+    def __init__(
+        self, shape: Mamba | Selective | GatedDelta, tensors: Sequence[torch.Tensor | None], eps: float
+    ) -> None:
         self._shape = shape
         delta = isinstance(shape, GatedDelta)
         self._alive = [None if each is None else each.detach().contiguous() for each in tensors]
         channels, heads = (shape.channels,), (shape.heads,)
         norm = (shape.head_dim if delta else shape.inner,)
-        sizes = (*channels, shape.kernel), channels, heads, heads, heads, norm
+        decay: tuple[int, ...] = heads
+        more: list[tuple[int, ...]] = []
+        if isinstance(shape, Selective):
+            led, decay = shape.rank + 2 * shape.state, (shape.heads, shape.state)
+            more = [(led, shape.heads), (shape.heads, shape.rank), (led,)]
+        sizes = (*channels, shape.kernel), channels, heads, decay, heads, norm, *more
         pointers = [
             None if each is None else address(each, torch.float32, *size)
             for each, size in zip(self._alive, sizes, strict=True)
         ]
-        bounds = (0.0, 1e30) if isinstance(shape, GatedDelta) else (shape.least_step, shape.most_step)
-        rule = Rule.GATED_DELTA if delta else Rule.MAMBA2
+        bounds = (shape.least_step, shape.most_step) if isinstance(shape, Mamba) else (0.0, 1e30)
+        rule = Rule.GATED_DELTA if delta else Rule.MAMBA1 if more else Rule.MAMBA2
         self.struct = MixerStruct(
-            *pointers, shape.heads, shape.head_dim, shape.groups, shape.state, shape.kernel, *bounds, eps, rule,
+            *pointers[:6], shape.heads, shape.head_dim, shape.groups, shape.state, shape.kernel, *bounds, eps, rule,
             isinstance(shape, GatedDelta) and shape.in_turns,
         )  # fmt: skip
+        if isinstance(shape, Selective):
+            self.struct.select_in, self.struct.select_out, self.struct.select_norm = pointers[6:]
+            self.struct.rank, self.struct.step_eps = shape.rank, shape.step_eps or 0.0
         sides = (shape.state, shape.head_dim) if delta else (shape.head_dim, shape.state)
         self._state = shape.heads, *sides
 

@@ -27,6 +27,7 @@ from ..config import ModelConfig
 from ..native.scan import NativeScan
 from .gated_delta import DeltaRule
 from .mamba import MambaRule
+from .selective import SelectiveRule
 from .weights import Layer
 
 CHUNK = 64
@@ -85,10 +86,10 @@ class Recurrence:
         self._rows = KeptRows(slots_of(config, index), self._shape.width, room)
         self._conv = layer.conv.to(self._dtype)
         self._conv_bias = None if layer.conv_bias is None else layer.conv_bias.to(self._dtype)
-        kind = MambaRule if config.mamba is not None else DeltaRule
+        self._native: NativeScan | None = None
+        kind = DeltaRule if config.delta is not None else MambaRule if config.mamba is not None else SelectiveRule
         rule = kind(layer, config, self._dtype)
         self._rule: StateRule = rule
-        self._native: NativeScan | None = None
         if self._dtype == torch.float32 and layer.decay.device.type == "cpu" and library() is not None:
             tensors = self._conv, self._conv_bias, *rule.tensors
             self._native = NativeScan(self._shape, tensors, config.norm_eps)

@@ -115,6 +115,8 @@ class Layer:
             it.
         conv: [channels, kernel].
         conv_bias: [channels]; step_bias, decay (the logarithm of -a) and skip: [heads].
+        select_in, select_out: Of Mamba-1, [rank + 2 state, channels] what steps and what leads into states and out are
+            made by, normed by select_norm [rank + 2 state], and [channels, rank]; decay is [channels, state].
         gate_norm: [inner], or of Gated DeltaNet [head_dim], None where nothing is normed.
         heads_up: [heads * (plain + value), rank].
         short_out: [rank * kernel, qkv's outputs].
@@ -153,6 +155,9 @@ class Layer:
     conv_bias: torch.Tensor | None = None
     step_bias: torch.Tensor | None = None
     decay: torch.Tensor | None = None
+    select_in: torch.Tensor | None = None
+    select_out: torch.Tensor | None = None
+    select_norm: torch.Tensor | None = None
     skip: torch.Tensor | None = None
     gate_norm: torch.Tensor | None = None
     mix_in: Linear | None = None

@@ -260,10 +260,13 @@ struct Guess {
 // gated_delta: channels are queries and keys [groups][state] and values [heads][head_dim]; gate_norm: [head_dim]. Where
 // in_turns is set, groups take turns from head to head; else the heads of a group follow each other.
 // gated_conv: one head of `head_dim` numbers without a state, convolved between two gates; conv: [kernel][channels].
+// mamba1: channels are heads of one number and all that is kept of a row, and decay is [heads][state]. Of a row behind the
+// convolution select_in [rank + 2 * state][heads] makes what steps are made of, b and c, each normed by select_norm [rank + 2 *
+// state], or without weights, where step_eps is above 0; select_out [heads][rank] makes steps.
 // In a pass: what is kept of rows lies in the layers slots [slot_count] of a cache, one after another, keys before values;
 // states begin at `state_at` of all layers' states. A row of `qkv` and `steps` is the gate [heads * head_dim] and what is kept,
 // of gated_conv two gates, before and after the convolution, and the row.
-enum Rule : int32_t { mamba2, gated_delta, gated_conv };
+enum Rule : int32_t { mamba2, gated_delta, gated_conv, mamba1 };
 struct Mixer {
     const float *conv, *conv_bias, *step_bias, *decay, *skip, *gate_norm;
     int32_t heads, head_dim, groups, state, kernel;
@@ -272,6 +275,9 @@ struct Mixer {
     int32_t in_turns, slot_count;
     const int32_t* slots;
     int64_t state_at;
+    const float *select_in, *select_out, *select_norm;
+    int32_t rank;
+    float step_eps;
 };
 
 // Rows that it mixes. held: [reach + rows][channels + heads], `reach` rows of content and then all tentative ones, each

@@ -94,7 +94,7 @@ struct Mix {
             const int64_t at = span.at + rows.reach;
             parts.rows[parts.count] = rows;
             parts.mixings[parts.count] = {&mixer, parts.rows + parts.count, state.mix.mixed + at * channels, state.mix.steps + at * mixer.heads,
-                                          state.mix.left + at * mixer.heads, state.mix.room, state.mix.room_stride, channels};
+                                          state.mix.left + at * mixed_left(mixer), state.mix.room, state.mix.room_stride, channels};
             ++parts.count;
         };
         if (more > 0) add({held, nullptr, span.begins ? begin : after, after, nullptr, nullptr, 0, span.reach, more, 0});
@@ -155,10 +155,17 @@ struct Mix {
             stage(turn, [&](const Parts& parts) {
                 for (int32_t i = 0; i < parts.count; ++i) mix_inputs(parts.mixings[i], thread, threads);
             });
-            if (mixer.rule == gated_delta)
+            const auto each = [&](const auto& work) {
                 stage(turn, [&](const Parts& parts) {
-                    for (int32_t i = 0; i < parts.count; ++i) mix_lengths(parts.mixings[i], thread, threads);
+                    for (int32_t i = 0; i < parts.count; ++i) work(parts.mixings[i], thread, threads);
                 });
+            };
+            if (mixer.rule == gated_delta) each(mix_lengths);
+            if (mixer.rule == mamba1) {
+                each(mix_leads);
+                each(mix_lead_norms);
+                each(mix_steps);
+            }
             stage(turn, [&](const Parts& parts) { mix_states(parts.mixings, parts.count, thread, threads); });
             if (turn + 1 == turns)
                 stage(turn, [&](const Parts& parts) { mix_gates(parts.mixings[parts.count - 1], thread, threads); });

@@ -270,7 +270,7 @@ void arrange_mixing(const Mixer& mixer, State& state, Layout& layout) {
     if (mixer.rule == gated_conv) return;
     layout.take(state.mix.mixed, held * mixed_channels(mixer));
     layout.take(state.mix.steps, held * mixer.heads);
-    layout.take(state.mix.left, held * mixer.heads);
+    layout.take(state.mix.left, held * mixed_left(mixer));
     layout.take(state.mix.room, usable_threads() * state.mix.room_stride);
 }
 
@@ -753,7 +753,7 @@ EXPORT int32_t decodery_mix(const Mixer* mixer, const Mixed* rows) {
         layout = Layout{arena.memory};
         layout.take(mixing.mixed, int64_t(rows->rows) * mixing.channels);
         layout.take(mixing.steps, int64_t(rows->rows) * mixer->heads);
-        layout.take(mixing.left, int64_t(rows->rows) * mixer->heads);
+        layout.take(mixing.left, int64_t(rows->rows) * mixed_left(*mixer));
         layout.take(mixing.room, usable_threads() * mixing.room_stride);
         if (!arena.reserve(layout.used)) return 1;
     }

@@ -30,6 +30,47 @@ static void convolve(const Mixing& mixing, int32_t c) {
     }
 }
 
+static float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+// x times y, of n numbers.
+static float product(const float* x, const float* y, int32_t n) {
+    f16 sums[2] = {splat(0.0f), splat(0.0f)};
+    int32_t i = 0;
+    for (; i + 32 <= n; i += 32)
+        for (int32_t u = 0; u < 2; ++u) sums[u] = sums[u] + load(x + i + 16 * u) * load(y + i + 16 * u);
+    for (; i < n; i += 16) sums[0] = sums[0] + load(x + i, n - i) * load(y + i, n - i);
+    return total(sums[0] + sums[1]);
+}
+
+// Of mamba1: what a row's steps are made of, what leads into its states and out of them, and how long its steps are.
+static void lead(const Mixing& mixing, int32_t at) {
+    const Mixer& mixer = *mixing.mixer;
+    const int32_t width = mixed_left(mixer);
+    const float* weight = mixer.select_in + int64_t(at) * mixer.heads;
+    for (int32_t row = 0; row < mixing.rows->rows; ++row)
+        mixing.left[int64_t(row) * width + at] = product(weight, mixing.mixed + int64_t(row) * mixing.channels, mixer.heads);
+}
+static void norm_leads(const Mixing& mixing, int32_t row) {
+    const Mixer& mixer = *mixing.mixer;
+    float* led = mixing.left + int64_t(row) * mixed_left(mixer);
+    const float* weight = mixer.select_norm;
+    const int32_t sizes[3] = {mixer.rank, mixer.state, mixer.state};
+    for (const int32_t n : sizes) {
+        const float scale = 1.0f / sqrtf(product(led, led, n) / float(n) + mixer.step_eps);
+        for (int32_t i = 0; i < n; ++i) led[i] = led[i] * scale * (weight != nullptr ? weight[i] : 1.0f);
+        led += n;
+        if (weight != nullptr) weight += n;
+    }
+}
+static void widen(const Mixing& mixing, int32_t channel) {
+    const Mixer& mixer = *mixing.mixer;
+    const float* weight = mixer.select_out + int64_t(channel) * mixer.rank;
+    for (int32_t row = 0; row < mixing.rows->rows; ++row) {
+        const float x = product(weight, mixing.left + int64_t(row) * mixed_left(mixer), mixer.rank);
+        mixing.steps[int64_t(row) * mixer.heads + channel] = softplus(x + mixer.step_bias[channel]);
+    }
+}
+
 // How long every head's step is at one row, and what it leaves of a state.
 static void step(const Mixing& mixing, int32_t row) {
     const Mixer& mixer = *mixing.mixer;
@@ -40,7 +81,7 @@ static void step(const Mixing& mixing, int32_t row) {
     if (delta) raw += heads;
     for (int32_t head = 0; head < heads; ++head) {
         const float x = raw[head] + mixer.step_bias[head];
-        float wide = x > 20.0f ? x : log1pf(expf(x));
+        float wide = softplus(x);
         wide = wide < mixer.least_step ? mixer.least_step : wide > mixer.most_step ? mixer.most_step : wide;
         mixing.steps[int64_t(row) * heads + head] = delta ? 1.0f / (1.0f + expf(-written[head])) : wide;
         mixing.left[int64_t(row) * heads + head] = expf(wide * mixer.decay[head]);
@@ -78,6 +119,38 @@ static void scan(const Mixing& mixing, int32_t head, int32_t p, float* room) {
         if (said < 0) continue;
         for (int32_t q = 0; q < Q; ++q)
             rows.out[int64_t(said) * inner + at + q] = total(sums[q]) + mixed[at + q] * mixer.skip[head];
+    }
+}
+
+// The states of Q channels of mamba1, [Q][state] from channel c on, through all rows.
+template <int32_t Q>
+static void scan_channels(const Mixing& mixing, int32_t c, float* room) {
+    const Mixer& mixer = *mixing.mixer;
+    const Mixed& rows = *mixing.rows;
+    const int32_t size = mixer.state, inner = mixer.heads;
+    const float *begin = rows.state + int64_t(c) * size, *decay = mixer.decay + int64_t(c) * size;
+    float* after = rows.after == nullptr ? nullptr : rows.after + int64_t(c) * size;
+    for (int32_t row = 0; row < rows.rows; ++row) {
+        const float* mixed = mixing.mixed + int64_t(row) * mixing.channels + c;
+        const float *led = mixing.left + int64_t(row) * mixed_left(mixer) + mixer.rank, *told = led + size;
+        const int32_t parent = rows.parents != nullptr ? rows.parents[row] : row - 1;
+        const int64_t place = rows.parents != nullptr ? row : 0, last = rows.parents != nullptr ? parent : 0;
+        float* to = after != nullptr ? after : room + place * Q * size;
+        const float* from = parent < 0 ? begin : after != nullptr ? after : room + last * Q * size;
+        const int32_t said = row - (rows.rows - rows.said);
+        for (int32_t q = 0; q < Q; ++q) {
+            const float wide = mixing.steps[int64_t(row) * inner + c + q];
+            const f16 added = splat(wide * mixed[q]), width = splat(wide);
+            f16 sum = splat(0.0f);
+            for (int32_t s = 0; s < size; s += 16) {
+                const int32_t n = size - s;
+                const f16 left = exponential(load(decay + q * size + s, n) * width);
+                const f16 state = load(from + q * size + s, n) * left + load(led + s, n) * added;
+                store(to + q * size + s, state, n);
+                sum = sum + state * load(told + s, n);
+            }
+            if (said >= 0) rows.out[int64_t(said) * inner + c + q] = total(sum) + mixed[q] * mixer.skip[c + q];
+        }
     }
 }
 
@@ -190,7 +263,19 @@ static void mix_inputs(const Mixing& mixing, int32_t thread, int32_t threads) {
     const Range parts = share((mixing.channels + 15) / 16, thread, threads);
     for (int32_t i = parts.begin; i < parts.end; ++i) convolve(mixing, i * 16);
     const Range own = share(mixing.rows->rows, thread, threads);
-    for (int32_t row = own.begin; row < own.end; ++row) step(mixing, row);
+    for (int32_t row = own.begin; row < own.end && mixing.mixer->rule != mamba1; ++row) step(mixing, row);
+}
+static void mix_leads(const Mixing& mixing, int32_t thread, int32_t threads) {
+    const Range own = share(mixed_left(*mixing.mixer), thread, threads);
+    for (int32_t at = own.begin; at < own.end; ++at) lead(mixing, at);
+}
+static void mix_lead_norms(const Mixing& mixing, int32_t thread, int32_t threads) {
+    const Range own = share(mixing.rows->rows, thread, threads);
+    for (int32_t row = own.begin; row < own.end && mixing.mixer->step_eps > 0.0f; ++row) norm_leads(mixing, row);
+}
+static void mix_steps(const Mixing& mixing, int32_t thread, int32_t threads) {
+    const Range own = share(mixing.mixer->heads, thread, threads);
+    for (int32_t channel = own.begin; channel < own.end; ++channel) widen(mixing, channel);
 }
 static void mix_lengths(const Mixing& mixing, int32_t thread, int32_t threads) {
     const Range heads = share(mixing.rows->rows * 2 * mixing.mixer->groups, thread, threads);
@@ -199,6 +284,17 @@ static void mix_lengths(const Mixing& mixing, int32_t thread, int32_t threads) {
 // Of several mixings of one layer: each begins where the one before it ends.
 static void mix_states(const Mixing* mixings, int32_t count, int32_t thread, int32_t threads) {
     const Mixer& mixer = *mixings->mixer;
+    if (mixer.rule == mamba1) {
+        const Range own = share((mixer.heads + 3) / 4, thread, threads);
+        float* room = mixings->room + thread * mixings->room_stride;
+        for (int32_t item = own.begin; item < own.end; ++item)
+            for (int32_t i = 0; i < count; ++i) {
+                const int32_t c = 4 * item;
+                if (c + 4 <= mixer.heads) scan_channels<4>(mixings[i], c, room);
+                else for (int32_t q = c; q < mixer.heads; ++q) scan_channels<1>(mixings[i], q, room);
+            }
+        return;
+    }
     const bool delta = mixer.rule == gated_delta;
     const int32_t step_of = delta ? 16 : 4, pieces = (mixer.head_dim + step_of - 1) / step_of;
     const Range items = share(mixer.heads * pieces, thread, threads);
@@ -224,6 +320,14 @@ static void run_mix(void* context, int32_t thread, Team& team) {
     team.barrier(thread);
     if (mixing.mixer->rule == gated_delta) {
         mix_lengths(mixing, thread, team.threads);
+        team.barrier(thread);
+    }
+    if (mixing.mixer->rule == mamba1) {
+        mix_leads(mixing, thread, team.threads);
+        team.barrier(thread);
+        mix_lead_norms(mixing, thread, team.threads);
+        team.barrier(thread);
+        mix_steps(mixing, thread, team.threads);
         team.barrier(thread);
     }
     mix_states(&mixing, 1, thread, team.threads);

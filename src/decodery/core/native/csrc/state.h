@@ -233,19 +233,22 @@ constexpr int32_t mix_chunk = 64;      // rows of content that are mixed at once
 // What is kept of a row, what it is made of, and what is said.
 inline int32_t mixed_width(const Mixer& mixer) {
     if (mixer.rule == gated_conv) return mixer.head_dim;
+    if (mixer.rule == mamba1) return mixer.heads;
     return mixer.heads * (mixer.head_dim + (mixer.rule == gated_delta ? 2 : 1)) + 2 * mixer.groups * mixer.state;
 }
 
 inline int32_t mixed_inner(const Mixer& mixer) { return mixer.heads * mixer.head_dim; }
 inline int32_t mixed_row(const Mixer& mixer) { return mixed_width(mixer) + mixed_inner(mixer) * (mixer.rule == gated_conv ? 2 : 1); }
-inline int32_t mixed_channels(const Mixer& mixer) { return mixed_inner(mixer) + 2 * mixer.groups * mixer.state; }
+inline int32_t mixed_channels(const Mixer& mixer) { return mixed_inner(mixer) + (mixer.rule == mamba1 ? 0 : 2 * mixer.groups * mixer.state); }
+// Numbers of `Mixing::left`.
+inline int32_t mixed_left(const Mixer& mixer) { return mixer.rule == mamba1 ? mixer.rank + 2 * mixer.state : mixer.heads; }
 // Numbers that a thread needs for the states of `rows` rows.
 inline int64_t mixing_room(const Mixer& mixer, int64_t rows) {
     return rows * (mixer.rule == gated_delta ? 16 * mixer.state : round_up(4 * mixer.state, 16));
 }
 
 // What mixing rows works in. mixed: [rows][channels], behind the convolution; steps, left: [rows][heads], the steps (of
-// gated_delta how much is written) and what is left of a state; room: per thread, states of four rows of a head, or of 16
+// gated_delta how much is written) and what is left of a state, of mamba1 [rows][rank + 2 * state] what select_in makes; room: per thread, states of four rows of a head, or of 16
 // values, of every row where rows branch.
 struct Mixing {
     const Mixer* mixer;

@@ -61,7 +61,7 @@ class QuantizedParts:
         return own if own and ordered else own + ((FLOATS[kind],) if kind in FLOATS else ())
 
     def columns(self, names: Sequence[str]) -> torch.Tensor | None:
-        """[in] which input each column of a weight's native layers belongs to, None where these are the inputs in turn.
+        """[in] which input each column of a weight's native layers belongs to, None for the inputs in turn.
 
         Args:
             names: What the weight may be called.

@@ -105,7 +105,7 @@ class Weight(ABC):
 
     @property
     def columns(self) -> torch.Tensor | None:
-        """[in] int64 which input each column of `layer` belongs to, None where these are the inputs in turn."""
+        """[in] int64 which input each column of `layer` belongs to, None for the inputs in turn."""
         return None
 
     @abstractmethod
