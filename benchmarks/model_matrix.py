@@ -6,8 +6,9 @@ Each family is built from the smallest configuration that has layers of every ki
 there. Compared with plain calls of `transformers` in float32: a prompt in chunks, single tokens, the nodes of a tree
 where the model takes them, what follows an accepted path, a fork, and a cache that was cut. The greedy text of 12
 tokens must be that of plain calls, without a drafter, with drafts that are chains, and with trees. Models with images
-read texts. Writes benchmarks/results/model_matrix.json. FAMILIES on the command line: these alone, whose rows take the
-place of those that the file has.
+read texts. Writes benchmarks/results/model_matrix.json, or with --newest model_matrix-newest.json: of the newest
+`transformers` that is allowed, where the other file is of the oldest one. FAMILIES on the command line: these alone,
+whose rows take the place of those that the file has.
 """
 
 from __future__ import annotations
@@ -134,20 +135,21 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    named, rows = sys.argv[1:], {}
+    named, rows = [each for each in sys.argv[1:] if each != "--newest"], {}
+    newest = " --newest" * ("--newest" in sys.argv)
     for family in named or (*FAMILIES, *WITH_IMAGES):
         begin = time.perf_counter()
         with tempfile.TemporaryDirectory() as home:
             os.environ["DECODERY_HOME"] = str(Path(home) / "home")
             rows[family] = outcome(family, Path(home) / "model")
         print(family, rows[family], f"{time.perf_counter() - begin:.1f} s", flush=True)
-    path = ROOT / "benchmarks" / "results" / "model_matrix.json"
-    if named:
+    path = ROOT / "benchmarks" / "results" / f"model_matrix{'-newest' * bool(newest)}.json"
+    if named and path.is_file():
         before = read_result(path)
         if before["transformers"] != transformers.__version__:
             raise SystemExit(f"{path} is of transformers {before['transformers']}: run all families")
         rows = before["rows"] | rows
-    command = "OMP_NUM_THREADS=1 PYTHONPATH=tests/support python benchmarks/model_matrix.py"
+    command = f"OMP_NUM_THREADS=1 PYTHONPATH=tests/support python benchmarks/model_matrix.py{newest}"
     write_result(path, {"command": command, "transformers": transformers.__version__, "rows": rows})
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from figures import load, table
+from figures import load, recorded, table
 
 
 def parity() -> str:
@@ -35,6 +35,31 @@ def matrix() -> str:
     return f"{head}\n\n{table(['family', 'class', 'runs', 'drafts', 'keeps', 'difference'], rows)}"
 
 
+def matrix_newest() -> str:
+    """What the newest `transformers` that is allowed changes."""
+    old, new = load("model_matrix"), load("model_matrix-newest")
+    before, after = old["rows"], new["rows"]
+
+    def way(row: dict[str, Any]) -> str:
+        return f"{row['runs']} with {_SAID[row['drafts']]}" if "drafts" in row else row["runs"]
+
+    same = [name for name in after if name in before and way(before[name]) == way(after[name])]
+    changes = [
+        f"`{name}` {way(before[name])}, then {way(row)}"
+        for name, row in after.items()
+        if name in before and name not in same
+    ]
+    added = [f"`{name}` {way(row)}" for name, row in after.items() if name not in before]
+    gone = [f"`{name}`" for name in before if name not in after]
+    far = max(row["difference"] for row in after.values() if "difference" in row)
+    right = all(row["greedy"] for row in after.values() if "greedy" in row)
+    parts = [f"{len(same)} of {len(after)} classes run the same way", f"greatest difference {far:.0e}"]
+    parts += ["every greedy text is that of plain calls"] if right else ["some greedy texts differ"]
+    for said, names in (("changed", changes), ("new", added), ("gone", gone)):
+        parts += [f"{said}: {', '.join(names)}"] if names else []
+    return f"`{new['command']}`, `transformers` {new['transformers']}: {'; '.join(parts)}."
+
+
 def matrix_refused() -> str:
     """Every causal class that is refused, with the reason, and those that no small configuration makes."""
     found = load("model_matrix")["rows"]
@@ -56,4 +81,5 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "parity": parity,
     "model-matrix": matrix,
     "model-matrix-refused": matrix_refused,
+    **({"model-matrix-newest": matrix_newest} if recorded("model_matrix-newest") else {}),
 }

@@ -86,11 +86,36 @@ def starts() -> str:
     return f"{found['machine']['processor']}, {found['machine']['kernels']}.\n\n{table(head, rows)}"
 
 
+def families() -> str:
+    """Passes of models with states, latents and experts: rows, trees, chains, and llama.cpp on the same files."""
+    found = load("hybrid-passes")
+    speeds, rows = [], []
+    for name, row in found["rows"].items():
+        milliseconds = row["milliseconds"]
+        one, chains = milliseconds["1 rows"], next(each for each in milliseconds if each.endswith(" chains"))
+        share = f"{100 * milliseconds['reading'] / one:.0f} %"
+        times = [f"{milliseconds[f'{n} rows'] / one:.2f}" for n in (2, 4, 8, 16)]
+        tree, apart = milliseconds["tree"], milliseconds[chains]
+        ends = [f"{tree:.1f}", f"{apart:.1f}", f"{apart / tree:.2f}"]
+        rows.append([name, f"{row['bytes'] / 1e6:.0f}", f"{one:.1f}", share, *times, *ends])
+        for what in ("written", "read"):
+            both = [row["tokens_per_s"].get(f"{what}, {who}") for who in ("ours", "llama.cpp")]
+            if both[1] is not None:
+                action = {"written": "plain decoding", "read": "prompt of 64"}[what]
+                speeds.append([name, action, *(f"{each:.1f}" for each in both), f"{both[0] / both[1]:.2f}"])
+    head = f"`{found['command']}`: {found['machine']['processor']}, {found['machine']['kernels']}."
+    columns = ["model", "MB a row", "1 row, ms", "of bandwidth", "2 rows, times one", "4 rows", "8 rows", "16 rows"]
+    columns += ["tree of 8, ms", "its chains, ms", "chains / tree"]
+    beside = table(["model", "what", "decodery, tokens/s", "llama.cpp", "ratio"], speeds)
+    return f"{head}\n\n{table(columns, rows)}\n\nThe same files in llama.cpp, in turns:\n\n{beside}"
+
+
 _MADE = {
     "bigger": (bigger, "bigger"),
     "bigger-passes": (passes, "bigger"),
     "bits": (bits, "bits"),
     "starts": (starts, "llama-cpp-speed"),
     "formats": (formats, "formats"),
+    "families": (families, "hybrid-passes"),
 }
 SECTIONS: dict[str, Callable[[], str]] = {name: made for name, (made, file) in _MADE.items() if recorded(file)}
