@@ -279,7 +279,7 @@ def _save(
     from safetensors.torch import save_file
 
     tensors = {f"now.{name}": value.detach().contiguous() for name, value in parameters.items()}
-    tensors |= {f"best.{name}": value for name, value in best.items()}
+    tensors |= {f"best.{name}": value.contiguous() for name, value in best.items()}
     for name, value in parameters.items():
         state = optimizer.state[value]
         tensors |= {f"{moment}.{name}": state[moment].contiguous() for moment in _MOMENTS}
