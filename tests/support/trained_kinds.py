@@ -20,7 +20,7 @@ KINDS = {
     "hmm": f"{OWN} --states 4 --tokens 32 --iterations 3",
     "ppd": f"{OWN} --steps 4",
     "hidden-transfer": f"{OWN} --layers 1/2 --steps 4",
-    "lexical-units": f"{OWN} --steps 4",
+    "lexical-units": "-m {model} --texts 20 --max-new-tokens 12 --alpha 0 --steps 4",
     "swift": f"{OWN} --proposals 4 --read 4 --ratio 0.6",
     "ngram-cache": OWN,
     "ngrams": OWN,

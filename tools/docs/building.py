@@ -182,7 +182,7 @@ def dynamic_tokens() -> str:
     ]
     about = (
         f"`{found['command']}` ({found['texts']} prompts of {found['prompt']} tokens, nats a token of the "
-        f"{found['behind']} after)"
+        f"{found['scored']} after)"
     )
     made = [f"The network: `{found['net']['command']}`"] if "net" in found else []
     return "\n\n".join([about, *made, table(["merged", "shorter by", *keys.values()], rows)])

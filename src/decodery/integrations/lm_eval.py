@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
     absent = "decodery.integrations.lm_eval needs lm-evaluation-harness: run `pip install lm_eval`"
     if __name__ == "__main__":
         sys.exit(absent)
-    raise SettingsError(absent) from error
+    raise ModuleNotFoundError(absent, name=error.name) from error
 
 __all__ = ["Harness"]
 

@@ -112,7 +112,7 @@ def check_identical(
     for expected, got in zip(plain, drafted, strict=True):
         if (got.generated, got.finish_reason) != (expected.generated, expected.finish_reason):
             at = first_difference(expected.generated, got.generated)
-            if excuses > 0 and margin(expected.model, expected, got, at) < near_tie:
+            if excuses > 0 and margin(expected.request.model, expected, got, at) < near_tie:
                 excuses -= 1
                 continue
             raise LawBroken(

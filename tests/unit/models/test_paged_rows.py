@@ -26,7 +26,7 @@ from decodery.testing import tiny_transformer
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 if not CUDA:
-    # Before the kernels are read for the first time: they then run on the CPU.
+    # As tests/conftest.py says, for the GPU kit, which collects this file alone.
     os.environ["TRITON_INTERPRET"] = "1"
 
 pytestmark = [

@@ -310,7 +310,7 @@ def test_linear_layers_in_int8_say_nearly_the_same(tmp_path: Path, monkeypatch: 
         ("mamba", {"time_step_rank": 0}, CorruptFile, "time_step_rank"),
         ("jamba", {"mamba_proj_bias": True}, UnsupportedModel, "mamba_proj_bias"),
         ("jamba", {"attn_layer_period": 0}, CorruptFile, "attn_layer_period"),
-        ("jamba", {"secret": 1}, UnsupportedModel, "the field secret is not known"),
+        ("jamba", {"secret": 1}, UnsupportedModel, "the field secret = 1 is not known"),
     ],
 )
 def test_states_of_channels_that_do_not_fit_are_refused(

@@ -183,7 +183,7 @@ def test_the_score_is_the_activation_at_the_newest_row_and_steering_adds_directi
     (report,) = monitor_reports(text)
     rows = EXACT.forward(Batch([Segment.chunk(text.tokens[:-1], EXACT.new_cache())]), taps=[sae.site]).hidden[sae.site]
     wanted = sae.encode(rows[len(prompt) - 1 :])[:, [1, 4]].max(dim=1).values
-    assert report.scores == pytest.approx(wanted.tolist(), abs=1e-6)
+    assert report.scores == pytest.approx(wanted.tolist(), rel=1e-6)
     (change,) = Feature(sae, (1, 4), 3.0, action="switch").changes("features")
     added = change.change(rows, None) - rows  # type: ignore[arg-type]
     torch.testing.assert_close(added, (3.0 * (sae.decoder[1] + sae.decoder[4])).expand_as(added).to(added.dtype))

@@ -124,9 +124,10 @@ def test_codes_stand_for_states_and_can_be_forced() -> None:
         SettingsError, match=r"no code 1:0:12, .* 0 \(head_out.0\), 1 \(mlp_out.1\), with 1 groups of 12"
     ):
         Codebook(books, ((1, 0, 12),))
+    tokens = torch.randint(0, 64, (4, 12), generator=torch.Generator().manual_seed(3))
     trained = train_codebook(
         tiny_transformer(0, dtype=torch.float32),
-        lambda draws: torch.randint(0, 64, (4, 12), generator=draws),
+        lambda draws: tokens,
         ("mlp_out.0", "head_out.1"),
         codes=16,
         k=2,
@@ -135,7 +136,7 @@ def test_codes_stand_for_states_and_can_be_forced() -> None:
     )
     begun = train_codebook(
         tiny_transformer(0, dtype=torch.float32),
-        lambda draws: torch.randint(0, 64, (4, 12), generator=draws),
+        lambda draws: tokens,
         ("mlp_out.0", "head_out.1"),
         codes=16,
         k=2,

@@ -68,7 +68,7 @@ def test_narrowing_down_equals_a_full_sort(size: int, share: float) -> None:
     rows = distinct_rows(18, size, seed=5)
     rows = torch.cat([rows, (rows[:6] * 2).round() / 2, torch.zeros(1, size)])
     context = contexts_for(len(rows))
-    assert torch.equal(TopP(share).process(rows, context), top_p_file._keep_prefix(rows, share))
+    assert torch.equal(TopP(share).process(rows, context), top_p_file.keep_prefix(rows, share))
     log_probs = rows.log_softmax(dim=-1)
     expected = typical_file.entropy(log_probs)
     by_sort = typical_file._keep_nearest(rows, log_probs, expected, share)

@@ -1,16 +1,17 @@
-"""Long tests take turns: each row runs for one seed in seven, whichever other tests there are."""
+"""Rows of tests take turns: those of long tests run for one seed in seven, whichever other tests there are."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from turns import TURNS, name_of, off_turn, recorded, take_turns
+from turns import OTHERS, TURNS, name_of, off_turn, recorded, take_turns
 
 TESTS = Path(__file__).parents[2]
 ROWS = [f"tests/unit/a/test_a.py::test_long[{row}-{column}]" for row in range(9) for column in range(TURNS)]
 ONE = "tests/unit/b/test_b.py::test_one"
 SHORT = "tests/unit/b/test_b.py::test_short[0]"
+SHORTS = [f"tests/unit/b/test_b.py::test_shorts[{row}]" for row in range(10)]
 COSTS = {"test_a.py::test_long": [0.5, 63], "test_b.py::test_one": [2.0, 1]}
 
 
@@ -22,8 +23,10 @@ def test_every_row_of_a_long_test_runs_for_one_of_the_seeds_in_a_row() -> None:
     runs = [on_turn([*ROWS, ONE, SHORT], seed) for seed in range(5, 5 + TURNS)]
     for node in (*ROWS, ONE):
         assert sum(node in run for run in runs) == 1
-    assert all(SHORT in run for run in runs), "what has no recorded cost runs always"
+    assert all(SHORT in run for run in runs), "what has few rows and no recorded cost runs always"
     assert all(sum(node in run for node in ROWS) == len(ROWS) / TURNS for run in runs)
+    days = [on_turn(SHORTS, seed) for seed in range(OTHERS)]
+    assert all(len(day) == len(SHORTS) / OTHERS for day in days) and set.union(*days) == set(SHORTS)
     # Rows are not those of one column.
     assert all(len({node[-2] for node in run & set(ROWS)}) > 1 for run in runs)
 
