@@ -93,7 +93,7 @@ def tensor(slot: Slot) -> Any:
 
 def random_model(name: str) -> Transformer:
     config = read_config(SHAPES[name])
-    parts: list[dict[str, Any]] = [{} for _ in range(config.layers)]
+    parts: list[dict[str, Any]] = [{} for _ in range(config.num_layers)]
     whole: dict[str, Any] = {}
     inputs: dict[str, Any] = {}
     for slot in slots(config):
@@ -219,7 +219,7 @@ def of_shape(name: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     model = random_model(name)
     found = passes(model, matrix_bytes(model), dict, options.rounds)
-    return {"layers": model.config.layers} | found
+    return {"layers": model.config.num_layers} | found
 
 
 def main() -> None:
