@@ -107,7 +107,7 @@ def families() -> str:
     columns = ["model", "MB a row", "1 row, ms", "of bandwidth", "2 rows, times one", "4 rows", "8 rows", "16 rows"]
     columns += ["tree of 8, ms", "its chains, ms", "chains / tree"]
     beside = table(["model", "what", "decodery, tokens/s", "llama.cpp", "ratio"], speeds)
-    return f"{head}\n\n{table(columns, rows)}\n\nThe same files in llama.cpp, in turns:\n\n{beside}"
+    return f"{head}\n\n{table(columns, rows)}\n\nThe same files in llama.cpp, in alternating rounds:\n\n{beside}"
 
 
 _MADE = {

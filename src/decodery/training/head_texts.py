@@ -228,6 +228,7 @@ def _learn(run: Run) -> dict[str, Any]:
         tokens=tokens,
         facts=run.facts,
         out=run.training,
+        progress=run.progress,
         **vars(given),
     )
     trained, report = evaluated(read, learn, given.top, asked.seed)

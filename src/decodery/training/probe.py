@@ -16,6 +16,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
 from decodery.llm.llm import LLM
+from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.factcheckmate import Shift
 from decodery.monitors.los import LOSHead
 from decodery.monitors.probe import Probe
@@ -55,6 +56,7 @@ def train_probe(
     tokens: int | None = None,
     facts: Mapping[str, Any] | None = None,
     out: Path | None = None,
+    progress: Progress = silent,
 ) -> Probe:
     """The probe of the hook point that ranks wrong answers of the validation part highest (AUROC).
 
@@ -80,7 +82,9 @@ def train_probe(
     swept: dict[str, float] = {}
     best: tuple[float, str, dict[str, torch.Tensor]] | None = None
     for site in sites:
-        found, value = _fit(answers, part, site, rows, INNER[rows] if inner is None else inner, steps, lr, seed, out)
+        found, value = _fit(
+            answers, part, site, rows, INNER[rows] if inner is None else inner, steps, lr, seed, out, progress
+        )
         swept[site] = round(value, 4)
         if best is None or value > best[0]:
             best = value, site, found
@@ -171,6 +175,7 @@ def _fit(
     lr: float,
     seed: int,
     out: Path | None,
+    progress: Progress,
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Tensors of the best probe at a hook point, and how well it ranks the answers of the validation part."""
     learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
@@ -221,6 +226,8 @@ def _fit(
         metric="auroc",
         higher=True,
         settings={"rows": content([data, labels]), "site": site, "inner": list(inner), "seed": seed},
+        progress=progress,
+        what=f"training the probe of {site}",
         own=True,
     )
     assert history.best is not None
@@ -247,7 +254,7 @@ def _learn(run: Run) -> dict[str, Any]:
     sites = run.of(Sites).of(lm)
     answers, form = asked.answers(run, sites, 1, whole=given.rows == "new")
     how: dict[str, Any] = {"rate": asked.rate, "seed": asked.seed, "model": lm.model.fingerprint, "facts": run.facts}
-    train = partial(train_probe, sites=sites, rows=given.rows, out=run.training, **how, **form)
+    train = partial(train_probe, sites=sites, rows=given.rows, out=run.training, progress=run.progress, **how, **form)
     trained, report = evaluated(answers, train, worst, asked.seed)
     figures = keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
     if given.intervene:

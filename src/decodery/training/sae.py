@@ -117,6 +117,7 @@ def train_sae(
     tokens: int | None = None,
     facts: Mapping[str, Any] | None = None,
     out: Path | None = None,
+    progress: Progress = silent,
 ) -> HeadCodes:
     """Codes of all heads, from half of the examples; the threshold is set on the others of the other half.
 
@@ -141,7 +142,7 @@ def train_sae(
     learned = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     for kind in (True, False):
         learned[torch.nonzero(labels == kind)[::2, 0]] = True
-    tensors = _encoder(rows[learned].flatten(0, 1), features, sparsity, steps, lr, seed, out)
+    tensors = _encoder(rows[learned].flatten(0, 1), features, sparsity, steps, lr, seed, out, progress)
     about = {**(facts or {}), "layers": rows.shape[1] // heads, "heads": heads, "dim": rows.shape[2]}
     unset = HeadCodes(tensors, Threshold(0.5, rate, 0, data), about)
     codes = unset.of(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
@@ -219,7 +220,14 @@ def shares(own: torch.Tensor, codes: torch.Tensor, heads: Ordered[int]) -> torch
 
 @one_thread()
 def _encoder(
-    rows: torch.Tensor, features: int, sparsity: float, steps: int, lr: float, seed: int, out: Path | None
+    rows: torch.Tensor,
+    features: int,
+    sparsity: float,
+    steps: int,
+    lr: float,
+    seed: int,
+    out: Path | None,
+    progress: Progress,
 ) -> dict[str, torch.Tensor]:
     """The encoder's tensors. rows: [n, dim] float32."""
     mean, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-3)
@@ -243,5 +251,6 @@ def _encoder(
         return (made - given).square().mean() + sparsity * active.abs().mean()
 
     settings = {"rows": content(rows), "sparsity": sparsity, "seed": seed}
-    train(tensors, loss, even_plan(steps, lr), out, settings=settings, own=True)
+    plan = even_plan(steps, lr)
+    train(tensors, loss, plan, out, settings=settings, progress=progress, what="training the autoencoder", own=True)
     return {name: tensors[name].detach() for name in ("weight", "bias")} | {"mean": mean, "scale": scale}

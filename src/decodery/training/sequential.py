@@ -216,6 +216,7 @@ def train_sequential(
     data: str = "",
     facts: Mapping[str, Any] | None = None,
     out: Path | None = None,
+    progress: Progress = silent,
 ) -> Probe:
     """A probe that tells complete beginnings from others.
 
@@ -229,7 +230,16 @@ def train_sequential(
         SettingsError: If a part has too few.
     """
     found = train_probe(
-        judged(heard), sites, "prompt", model=model, rate=rate, seed=seed, data=data, facts=facts, out=out
+        judged(heard),
+        sites,
+        "prompt",
+        model=model,
+        rate=rate,
+        seed=seed,
+        data=data,
+        facts=facts,
+        out=out,
+        progress=progress,
     )
     part = parts([each.talk.group for each in heard], seed)
     harmless = [
@@ -335,7 +345,7 @@ def _learn(run: Run) -> dict[str, Any]:
     sites = run.of(Sites).of(lm)
     data, model = str(asked.conversations or "built-in conversations"), lm.model.fingerprint
     how: dict[str, Any] = {"model": model, "rate": asked.rate, "seed": asked.seed, "data": data, "facts": run.facts}
-    how["out"] = run.training
+    how |= {"out": run.training, "progress": run.progress}
     heard = hear(lm, asked.talks(), sites, run.progress)
     trained, report = evaluated(heard, partial(train_sequential, sites=sites, **how), asked.seed)
     return keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
