@@ -29,7 +29,7 @@ class _Known:
 class DeviceTables:
     """The page tables of all texts of one shape, side by side in one tensor.
 
-    A text keeps its place in it as long as it lives. Place 0 is nobody's: all of its pages are the spare one.
+    A text keeps its place in it as long as it lives. Place 0 belongs to no text: all of its pages are the spare one.
 
     Args:
         layers, kv_heads: Of the texts.
