@@ -17,6 +17,7 @@ import pytest
 import torch
 import training
 from correctness import Correctness
+from filelock import FileLock
 from kit import Kit, NotRunError
 from parts import PartsError, cut, join
 from ready import missing
@@ -45,7 +46,7 @@ def ran(folder: Path, *options: str) -> Run:
 def wheel(folder: Path, name: str, text: str) -> Path:
     """A wheel of one module."""
     path, about = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{name}.py", text)
         archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -57,10 +58,16 @@ def wheel(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("kit")
-    wheel(folder / "wheels", "brought_along", "found = 3\n")
-    return ran(folder, "--wheels", str(folder / "wheels"))
+def whole(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Run:
+    """One run for all processes that test: it takes long."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "gpu-kit"
+    printed = folder / "printed.txt"
+    with FileLock(f"{folder}.lock"):
+        if not printed.exists():
+            wheel(folder / "wheels", "brought_along", "found = 3\n")
+            printed.write_text(ran(folder, "--wheels", str(folder / "wheels"))[1])
+    return json.loads((folder / "out" / "gpu.json").read_text()), printed.read_text(), folder / "out"
 
 
 def rows(result: dict[str, Any], part: str) -> dict[str, dict[str, Any]]:
