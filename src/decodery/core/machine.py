@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,13 @@ def describe() -> dict[str, Any]:
     from .native import kernels
 
     name, instructions = processor()
+    memory = physical_memory()
     return {
         "processor": name,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "instructions": instructions,
-        "memory_gib": _memory(),
+        "memory_gib": None if memory is None else round(memory / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -51,8 +54,15 @@ def processor() -> tuple[str, list[str]]:
     return name, [flag for flag in _X86 + _ARM if flag in flags]
 
 
-def _memory() -> float | None:
+@cache
+def physical_memory() -> int | None:
+    """Bytes of memory that this machine has, None where the system does not tell."""
+    if sys.platform == "win32":
+        # MEMORYSTATUSEX: its own length in four bytes, four of load, then what there is in eight.
+        status = (ctypes.c_uint64 * 8)(64)
+        found = ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
+        return int(status[1]) if found else None
     try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
         return None

@@ -1,16 +1,39 @@
-"""Memory that can be given back: of tensors mapped from a file, and what other libraries freed."""
+"""Memory by the page: anonymous, of tensors mapped from a file, and what other libraries freed."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
 _MAPS = Path("/proc/self/maps")
+_NO_RESERVE = 0x4000
+"""Linux's MAP_NORESERVE, which Python does not name: if addresses counted as memory, the process could not fork."""
+
+
+def anonymous(size: int, *, private: bool) -> mmap.mmap:
+    """Zeros that take memory where they are touched, on huge pages where the system grants them.
+
+    Args:
+        size: Bytes.
+        private: Whether a process that was forked writes to them for itself alone; on Windows nothing forks.
+
+    Raises:
+        OSError: If the system has not so many addresses, or on Windows not so much memory, to give.
+    """
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    own = mmap.MAP_PRIVATE | (_NO_RESERVE if sys.platform == "linux" else 0) if private else mmap.MAP_SHARED
+    memory = mmap.mmap(-1, size, flags=own | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def mapped_files() -> list[tuple[int, int]]:
@@ -40,13 +63,13 @@ def discards() -> bool:
 
 
 def discard(begin: int, end: int) -> None:
-    """Give back the whole pages of memory between two addresses.
+    """Give back the whole pages of memory between two addresses; Windows keeps them.
 
-    It is read as its file has it, or as zeros.
+    They are read as their file has them, or as zeros.
     """
     page = mmap.PAGESIZE
     begin, end = -(-begin // page) * page, end // page * page
-    if end > begin:
+    if end > begin and sys.platform != "win32":
         _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from decodery.constraints.base import ConstraintSpec
 from decodery.core.errors import SettingsError
+from decodery.core.machine import physical_memory
 from decodery.search.base import Search
 from decodery.step.monitor import Monitor
 from decodery.step.scorer import Scorer
@@ -111,10 +111,8 @@ def kv_bytes(gib: float | None) -> int:
 
 def quarter_of_memory() -> int:
     """Bytes of a quarter of this machine's memory; 2 GiB where that cannot be told."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    except (ValueError, OSError, AttributeError):
-        return 2 * GIB
+    found = physical_memory()
+    return 2 * GIB if found is None else found // 4
 
 
 def memory_bytes(gib: float | None) -> int:

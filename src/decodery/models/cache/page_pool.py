@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import sys
 import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -18,10 +17,11 @@ import torch
 
 from decodery.core.abstract import Contract
 from decodery.core.errors import OutOfMemory
+from decodery.core.machine import physical_memory
 from decodery.core.native.kernels import address, library
 from decodery.core.native.structs import PageRowsStruct
 
-from ..mapped_memory import discard
+from ..mapped_memory import anonymous, discard
 from . import coded
 from .device_tables import DeviceTables
 from .memory_limit import current_limit
@@ -31,8 +31,6 @@ SLOTS = 16
 SLAB = 2 << 20
 """Bytes that go back to the system together, once all pages in them are free."""
 SHORTER = "use a shorter prompt or fewer sequences at once"
-_NO_RESERVE = 0x4000
-"""Linux's MAP_NORESERVE, which Python does not name: if addresses counted as memory, the process could not fork."""
 _FIRST = 16 << 20
 _MOST_PAGES = 2**31 - 1
 _WITHOUT_LIMIT = 64 << 30
@@ -334,26 +332,22 @@ def _memory_of(device: torch.device) -> int:
     """Bytes of memory that a device has."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    if device.type == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return _WITHOUT_LIMIT
+    found = physical_memory() if device.type == "cpu" else None
+    return _WITHOUT_LIMIT if found is None else found
 
 
 def _reserved(size: int) -> mmap.mmap:
     """Addresses of so many bytes, or of fewer where the system has not so many to give."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_NO_RESERVE if sys.platform == "linux" else 0)
+    if sys.platform == "win32":
+        # They count as memory there, touched or not.
+        size = min(size, max(_memory_of(torch.device("cpu")) // 4, 32 * SLAB))
     while True:
         try:
-            memory = mmap.mmap(-1, size, flags=flags)
+            return anonymous(size, private=True)
         except OSError as error:
             if size <= 32 * SLAB:
                 raise _no_memory(size) from error
             size //= 2
-            continue
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        return memory
 
 
 def _no_memory(size: int) -> OutOfMemory:

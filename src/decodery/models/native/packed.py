@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from abc import ABC, abstractmethod
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -14,6 +13,8 @@ import torch
 from decodery.core.native import kernels
 from decodery.core.native.kernels import Form, address, check, library
 from decodery.core.native.structs import LinearStruct
+
+from ..mapped_memory import anonymous
 
 if TYPE_CHECKING:
     from ..torch.weights import Dense
@@ -65,10 +66,7 @@ class Arena:
     """
 
     def __init__(self, size: int, *, private: bool = False) -> None:
-        own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if private else {}
-        self._memory = mmap.mmap(-1, max(size, 64), **own)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = anonymous(max(size, 64), private=private)
         self._bytes = np.frombuffer(self._memory, dtype=np.uint8)
         self._used = 0
 

@@ -3,6 +3,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(_WIN32)
+#define EXPORT extern "C" __declspec(dllexport)
+#else
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
 // How the weights of a linear layer are kept, in panels of 32 outputs. `in` is padded to a multiple of 64 but for the last two.
 // rows8: [panel][in / 4][2][16][4] unsigned bytes (value + 128), with a scale per output.
 // rows2: [panel][in / 8][16][4] bytes of four numbers of two bits (value + 1, value -1, 0 or 1), with a scale per output: in

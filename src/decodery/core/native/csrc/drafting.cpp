@@ -8,8 +8,6 @@
 
 #include "abi.h"
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 // See prices.cpp.
 extern "C" void decodery_prices(Prices* p, int32_t texts, double context, int32_t nodes, double* seconds);
 extern "C" int32_t decodery_knows_plain(const Prices* p, int32_t texts, double context);

@@ -3,8 +3,6 @@
 // has a few dozen candidates a text, and finding them one by one in Python takes as long as two layers of a small model.
 #include "expect.h"
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 // See native.cpp: the k largest of rows anywhere; strange [count] is set where a row holds no number.
 void topk_of_rows(const float* const* rows, int32_t count, int32_t n, int32_t k, int32_t* ids, bool* strange);
 

@@ -1,9 +1,9 @@
 // The C interface Python calls: choice of instruction set, working memory, packing, measuring.
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include <algorithm>
+#include <new>
 #include <vector>
 
 #include "pages.h"
@@ -20,8 +20,6 @@
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
 
@@ -109,14 +107,15 @@ int32_t usable_threads() { return allowed > 0 && allowed < all_threads ? allowed
 
 // Working memory of the calling thread, kept from pass to pass.
 struct Arena {
+    static constexpr std::align_val_t line{64};
     char* memory = nullptr;
     size_t size = 0;
-    ~Arena() { free(memory); }
+    ~Arena() { operator delete(memory, line); }
     bool reserve(size_t wanted) {
         if (wanted <= size) return true;
-        free(memory);
+        operator delete(memory, line);
         wanted += wanted / 4;
-        memory = static_cast<char*>(aligned_alloc(64, (wanted + 63) / 64 * 64));
+        memory = static_cast<char*>(operator new(wanted, line, std::nothrow));
         size = memory != nullptr ? wanted : 0;
         return memory != nullptr;
     }

@@ -129,6 +129,7 @@ void close(Pool* pool) {
 Pool* current = nullptr;
 pthread_mutex_t one_job = PTHREAD_MUTEX_INITIALIZER;
 
+#if !defined(_WIN32)
 // A forked child has none of its parent's workers; it starts its own at its first job.
 void before_fork() { pthread_mutex_lock(&one_job); }
 void parent_after_fork() { pthread_mutex_unlock(&one_job); }
@@ -137,6 +138,7 @@ void child_after_fork() {
     pthread_mutex_init(&one_job, nullptr);
 }
 const int registered = pthread_atfork(before_fork, parent_after_fork, child_after_fork);
+#endif
 
 }  // namespace
 

@@ -7,8 +7,6 @@
 
 #include "abi.h"
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 namespace {
 
 constexpr int32_t kinds = 18, magnitudes = 8;

@@ -3,8 +3,6 @@
 
 #include "state.h"
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 extern "C" int32_t decodery_layers(const Model* model, Pass* pass, int64_t* ticks);
 extern "C" int32_t decodery_head(const Model* model, const float* hidden, int32_t rows, float* logits);
 extern "C" int32_t decodery_sample(const Sampling* sampling);
