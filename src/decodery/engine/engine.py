@@ -300,7 +300,7 @@ class Engine:
         drafting_together = self._begin_all([each for each in begun if id(each[0]) not in ids], texts)
         for run in self._schedule.active:
             if (run.lost or run.forgotten) and run.waiting is None:
-                run.interrupt(again(run, self._schedule.limits.rows))
+                run.interrupt(again(run, self._schedule.budget.rows_to_restore(self._schedule.active)))
                 self._runner.resume(run)
         answered = self._blocking.collect(0)
         for run in answered:

@@ -61,6 +61,11 @@ class PassBudget:
         works = [each for each in runs if isinstance(each.task, CoroutineTask)]
         return max(1, min(parts[runs.index(run)], self._room(runs, works) // max(len(works), 1)))
 
+    def rows_to_restore(self, runs: list[SchedulerEntry]) -> int:
+        """Rows of a pass by which a search reads again what was taken from it: beside texts, as slowly as prompts."""
+        alone = self.seconds is None or all(isinstance(run.task, CoroutineTask) for run in runs)
+        return self.rows if alone else min(LEAST_ROWS, self.rows)
+
     def places(
         self,
         asked: list[tuple[SchedulerEntry, list[int]]],
@@ -84,19 +89,22 @@ class PassBudget:
             Asks, without those of `joined`; None where not all of these have room.
         """
         every = [(run, number) for run, numbers in asked for number in numbers]
-        texts = [each for each in asked if not isinstance(each[0].task, CoroutineTask)]
-        works = [each for each in asked if isinstance(each[0].task, CoroutineTask)]
+        alone = not joined and all(isinstance(run.task, CoroutineTask) for run, _ in asked)
+        restored = None if alone else self._next_restored(asked)
+        texts = [each for each in asked if each[0] is restored or not isinstance(each[0].task, CoroutineTask)]
+        works = [each for each in asked if each[0] is not restored and isinstance(each[0].task, CoroutineTask)]
         if not works or len(asked) + len(joined) < 2 or self.seconds is None or side:
             if rows + sum(run.unanswered_rows for run, _ in asked) <= self.rows:
                 return every
             return None if joined else self._fill(asked, self.rows)
-        if not texts and not joined:
+        if alone:
             return self._fill(asked, self._room([run for run, _ in asked], [run for run, _ in works]))
         for_texts = rows + sum(run.unanswered_rows for run, _ in texts)
         # Owners who have searches alone get their part of the rows nevertheless.
         wants = [*(run.unanswered_rows for run, _ in asked), *divided([self.rows] * len(joined), rows)]
         parts = fair([run.owner for run in (*(run for run, _ in asked), *joined)], wants, self.rows)
-        kept = sum(part for (run, _), part in zip(asked, parts, strict=False) if isinstance(run.task, CoroutineTask))
+        searches = {id(run) for run, _ in works}
+        kept = sum(part for (run, _), part in zip(asked, parts, strict=False) if id(run) in searches)
         longest, numbers = min(works, key=lambda each: each[0].served)
         ask = min(len(longest.requests[numbers[0]].segment), self.rows)
         least = least_rows(
@@ -111,6 +119,14 @@ class PassBudget:
         taken = sum(len(run.requests[number].segment) for run, number in found)
         self._beside.spend(taken)
         return [*(self._fill(texts, max(self.rows - rows - taken, 1)) if texts else ()), *found]
+
+    def _next_restored(self, asked: list[tuple[SchedulerEntry, list[int]]]) -> SchedulerEntry | None:
+        """The search that reads again what was taken from it, as a text reads its prompt, one at a time.
+
+        By rows that searches save for, it would take as long as what it had done.
+        """
+        runs = [run for run, _ in asked if run.waiting is not None and run.unanswered_rows <= LEAST_ROWS]
+        return min(runs, key=lambda run: run.served, default=None)
 
     def _fill(self, asked: list[tuple[SchedulerEntry, list[int]]], room: int) -> list[Place]:
         """As many of these asks as there is room for, in fair parts; the task that has waited longest gets one.

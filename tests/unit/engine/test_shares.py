@@ -16,7 +16,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.pace import Pace
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.engine.share import PassBudget, divided, fair
+from decodery.engine.share import Beside, PassBudget, divided, fair
 from decodery.engine.task import CoroutineTask, SchedulerEntry
 from decodery.models.batch import Segment
 from decodery.sampling.sampler import Sampler
@@ -182,6 +182,30 @@ def test_a_search_gets_what_a_text_gets_however_dear_its_rows_are(texts: list[st
     shares = [had[id(run)] / passes for run in searches]
     # One pass of sixteen has no search, so that the time of texts alone is known.
     assert min(shares) == pytest.approx(each * 15 / 16, rel=0.1) == max(shares)
+
+
+def passes_to_restore() -> int:
+    """Passes in which a search beside six texts reads again what was taken from it, where its rows are dear."""
+    engine = Engine(MODEL, limits=Limits(rows=256, seconds=1.0))
+    engine._schedule.budget._beside.rows = 0.0
+    texts = [engine.submit(Request(PROMPT[: 4 + n], max_new_tokens=200)) for n in range(6)]
+    search = begin(engine, BestOfN("log-probability(of=sum)", n=4), Sampler.from_settings(temperature=1.0))
+    for _ in range(60):
+        engine.step()
+    (run,) = (run for run in engine._schedule.runs if run.task is search)
+    engine.preempt(search)
+    passes = steps_until(engine, lambda: run.restored)
+    assert not any(text.finished for text in texts)
+    return passes
+
+
+def test_what_was_taken_from_a_search_is_read_like_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rows that it saves for, one per pass, it would take as long as what it had done."""
+    monkeypatch.setattr(Beside, "learn", lambda *_: None)
+    passes = passes_to_restore()
+    assert passes <= 8
+    monkeypatch.setattr(PassBudget, "_next_restored", lambda *_: None)
+    assert passes_to_restore() > 3 * passes
 
 
 def test_more_texts_at_a_time_than_a_task_may_have_are_refused() -> None:
