@@ -1,9 +1,10 @@
-"""Tokens per second with 0, 1 and 5 monitors, as ratios to none in the same run, plain and drafting.
+"""Tokens per second under monitors, as ratios to none in the same run, plain and drafting.
 
     python benchmarks/monitor_overhead.py [--rounds 3] [--prompts 8] [--out benchmarks/results/monitor-overhead.json]
 
-Needs a machine that does nothing else. The built-in questions, greedily, 96 tokens each; the order of the settings
-turns from round to round, and every ratio is the median over rounds. Texts under monitors that only read are compared
+Best on a machine that does nothing else. The built-in questions, greedily, 96 tokens each; the order of the settings
+turns from round to round, and every ratio is the median over rounds. The probe has random weights: what it costs is
+that of any linear probe. Texts under monitors that only read are compared
 with those without, and a difference ends the run.
 """
 
@@ -12,16 +13,26 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from statistics import median
+from tempfile import mkdtemp
 from time import perf_counter
 from typing import Any
 
+import torch
+
 import decodery
 from decodery.bench.workloads import questions
+from decodery.monitors.probe import Probe
 from decodery_benchmarks.results import write_result
 
-ONE = ("confidence:measure=mean",)
-FIVE = (*ONE, "confidence:measure=worst", "confidence:measure=first", "confidence:measure=entropy", "context-awareness")
-SETTINGS = [(drafter, monitors) for drafter in (None, "auto") for monitors in ((), ONE, FIVE)]
+ONE = ("confidence:measure=worst",)
+FIVE = (*ONE, "confidence:measure=mean", "confidence:measure=first", "confidence:measure=entropy", "context-awareness")
+WATCHED: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "confidence": ONE,
+    "truthprint": ("truthprint:probe={probe},threshold=2",),
+    "five, one of attention": FIVE,
+}
+SETTINGS = [(drafter, name) for drafter in (None, "auto") for name in WATCHED]
 
 
 def main() -> None:
@@ -33,27 +44,32 @@ def main() -> None:
     lm = decodery.load("smollm2")
     asked = [question.turns[0] for question in questions("built-in", most=given.prompts)]
     lm.generate(asked[0], max_new_tokens=8)
+    probe = Path(mkdtemp(), Probe.FILE)
+    draws = torch.Generator().manual_seed(0)
+    weight = torch.randn(lm.model.config.hidden_size, generator=draws, dtype=torch.float32, device="cpu")
+    Probe.from_tensors({"weight": weight, "bias": torch.zeros(1)}, site="resid_post.15").save(probe)
     rates: dict[tuple[Any, Any], list[float]] = {setting: [] for setting in SETTINGS}
     texts: dict[str, list[int]] = {}
     for number in range(given.rounds):
         for setting in SETTINGS[number % len(SETTINGS) :] + SETTINGS[: number % len(SETTINGS)]:
             tokens, begin = 0, perf_counter()
             for prompt in asked:
-                drafter, monitors = setting
+                drafter, name = setting
+                monitors = [each.format(probe=probe.parent) for each in WATCHED[name]]
                 # An answer that was written before would come from memory.
                 lm.reset_memory()
-                output = lm.generate(prompt, max_new_tokens=96, drafter=drafter, monitor=list(monitors))
+                output = lm.generate(prompt, max_new_tokens=96, drafter=drafter, monitor=monitors)
                 if texts.setdefault(prompt, output.tokens) != output.tokens:
                     raise SystemExit(f"{monitors} with {drafter} changed the answer to {prompt!r}")
                 tokens += len(output.tokens)
             rates[setting].append(tokens / (perf_counter() - begin))
     rows = []
-    for drafter, monitors in SETTINGS:
-        against = [own / none for own, none in zip(rates[drafter, monitors], rates[drafter, ()], strict=True)]
-        rate = round(median(rates[drafter, monitors]), 1)
+    for drafter, name in SETTINGS:
+        against = [own / none for own, none in zip(rates[drafter, name], rates[drafter, "none"], strict=True)]
+        rate = round(median(rates[drafter, name]), 1)
         row = {
             "drafter": drafter,
-            "monitors": len(monitors),
+            "monitors": name,
             "tokens per second": rate,
             "ratio": round(median(against), 3),
         }

@@ -39,9 +39,9 @@ class ArrayBatch:
     """Steps of the texts that need nothing but the model.
 
     Such a text has no drafter, or one that asks for no passes, processors that the kernels apply, the coupled rule, and
-    neither monitors nor cache policies, logits sources or log-probabilities. Where all tasks in progress are such
-    texts, a step is one native call, and Python handles what becomes of the tokens. Where others share the pass, the
-    rows of all these texts are one segment of it.
+    neither cache policies, logits sources nor log-probabilities; its monitors only read (`TextMonitors.depths`). Where
+    all tasks in progress are such texts, a step is one native call, and Python handles what becomes of the tokens.
+    Where others share the pass, the rows of all these texts are one segment of it.
 
     Args:
         model: The engine's.
@@ -187,6 +187,7 @@ class ArrayBatch:
         assert steps is not None
         steps.hold(len(texts), places)
         steps.widen(max([text.room for text in texts]))
+        steps.tap({depth for text in texts for depth in text.depths.values()})
         self._texts = texts
         steps.ends[: len(texts)][[place < 0 for place in places]] = -1
         for place in steps.without_room():
@@ -311,7 +312,8 @@ class ArrayBatch:
         self._times = ArrayTimes(begin, 0.0, 0.0, 0, 0)
         if self._drafts:
             self._propose(every)
-        return [ForwardRequest(self._model, segment) for segment in self._steps.segments()]
+        taps = tuple(self._steps.hidden)
+        return [ForwardRequest(self._model, segment, taps) for segment in self._steps.segments()]
 
     def choose(self, answers: list[ForwardResult | Exception], begin: float, rows: int, texts: int) -> None:
         """Choose tokens by a pass that was shared with others; without one the batch is given up.
@@ -325,12 +327,14 @@ class ArrayBatch:
         times, steps = self._times, self._steps
         assert steps is not None
         try:
-            logits = list[torch.Tensor]()
+            scored = list[ForwardResult]()
             for answer in answers:
                 if isinstance(answer, Exception):
                     raise answer
-                logits.append(answer.logits)
-            steps.choose(logits[0] if len(logits) == 1 else torch.cat(logits))
+                scored.append(answer)
+            for depth in steps.hidden:
+                steps.hidden[depth] = _joined([answer.hidden[depth] for answer in scored])
+            steps.choose(_joined([answer.logits for answer in scored]))
         except Exception:
             self._fail()
         times.proposed, times.scored, times.rows, times.texts = begin, perf_counter(), rows, texts
@@ -365,3 +369,7 @@ class ArrayBatch:
                 steps.sizes[batch.places] = 1
         steps.count(drafted)
         return context
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

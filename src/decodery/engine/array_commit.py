@@ -101,7 +101,10 @@ def commit(
             text.length += 1
             ledger.tokens += 1
             stream = text.stream
-            if stream is not None and stream.lazy and token not in text.eos and text.length < text.most:
+            if text.monitors is not None:
+                text.end(token)
+                text.watch(steps, int(steps.first[place]))
+            elif stream is not None and stream.lazy and token not in text.eos and text.length < text.most:
                 stream.waiting.append(token)
             elif stream is not None or token in text.eos or text.length >= text.most:
                 text.end(token)
@@ -171,7 +174,8 @@ class Trees:
         else:
             run = self._emitted[first : first + kept]
             choices = [(rank, children) for rank, children in self._choices[first : first + self._counts[place]]]
-        emitted = text.emit(run)
+        paths = self._steps.paths
+        emitted = text.emit(run, self._steps, lambda number: first + int(paths[first + number - 1] if number else 0))
         taken = kept
         if emitted is not run:
             taken = len(emitted)

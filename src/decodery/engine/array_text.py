@@ -8,13 +8,14 @@ from operator import attrgetter
 
 import numpy as np
 
+from decodery.core.ledger import charging
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.open_rows import OpenRows
 from decodery.models.cache.page_pool import PagePool
 from decodery.models.protocol import LanguageModel
 from decodery.models.step_arrays import StepArrays
 from decodery.sampling.batched import BatchedProcessors
-from decodery.sampling.native_processors import NativeProcessors
+from decodery.sampling.native_processors import NativeProcessors, native_processors
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.step.acceptance_rule import NodeDistributions
@@ -22,7 +23,8 @@ from decodery.step.bound_request import BoundRequest
 from decodery.step.draft_tree import DraftTree
 from decodery.step.sequence import Sequence
 
-from .commit import end_of
+from .commit import end_of, observed
+from .monitoring import monitors_of
 from .task import SchedulerEntry
 from .text import choices_of
 
@@ -47,7 +49,12 @@ def in_arrays(seq: Sequence, model: LanguageModel, processors_of: ProcessorsOf) 
         return None
     if request.drafter is not None and (request.draft_length is not None or request.drafter.asks(seq)):
         return None
-    if request.monitors or request.cache_policy is not None or request.logits_source is not None:
+    if request.cache_policy is not None or request.logits_source is not None:
+        return None
+    monitors = monitors_of(seq)
+    # On other devices each step would wait for what they read.
+    native = processors_of is native_processors
+    if monitors is not None and not (native and monitors.depths(model.config.num_layers) is not None):
         return None
     if request.logprobs is not None or request.return_draft_trees or seq.scheduling.prompt_owner is not None:
         return None
@@ -116,8 +123,8 @@ class ArrayText:
     """
 
     __slots__ = (
-        "cache", "drafts", "eos", "ledger", "length", "most", "processors", "request", "room", "rows", "run", "sampler",
-        "seq", "stateful", "steps", "stream", "tokens", "windowed",
+        "cache", "depths", "drafts", "eos", "ledger", "length", "monitors", "most", "processors", "request", "room",
+        "rows",        "run", "sampler", "seq", "stateful", "steps", "stream", "tokens", "windowed",
     )  # fmt: skip
 
     def __init__(self, run: SchedulerEntry, processors: Processors) -> None:
@@ -139,15 +146,25 @@ class ArrayText:
         self.cache: KVCache = seq.cache
         self.rows = OpenRows(seq.cache)
         self.tokens, self.steps, self.stream = seq.tokens, seq.trace.steps, seq.text
+        self.monitors = monitors_of(seq)
+        found = None if self.monitors is None else self.monitors.depths(seq.request.model.config.num_layers)
+        self.depths = found or {}
         self.length = len(seq.tokens)
         self.windowed = seq.cache.window is not None
 
-    def emit(self, tokens: list[int]) -> list[int]:
-        """Append accepted tokens up to the first that ends the text; returns those."""
+    def emit(self, tokens: list[int], steps: StepArrays, rows: Callable[[int], int]) -> list[int]:
+        """Append accepted tokens up to the first that ends the text; returns those.
+
+        Args:
+            tokens: The tokens.
+            steps: The batch.
+            rows: The row that predicted the token of a number.
+        """
         seq, stream, emitted = self.seq, self.stream, list[int]()
         length = self.length + len(tokens)
         # Where no token can end the text, and no caller waits for it, all are taken at once.
-        if (stream is None or stream.lazy) and length < self.most and self.eos.isdisjoint(tokens):
+        taken = (stream is None or stream.lazy) and self.monitors is None
+        if taken and length < self.most and self.eos.isdisjoint(tokens):
             self.tokens += tokens
             if stream is not None:
                 stream.waiting += tokens
@@ -158,6 +175,8 @@ class ArrayText:
             self.tokens.append(token)
             emitted.append(token)
             self.end(token)
+            if self.monitors is not None:
+                self.watch(steps, rows(len(emitted) - 1))
             if seq.finish_reason is not None:
                 break
         self.length += len(emitted)
@@ -168,6 +187,22 @@ class ArrayText:
         """End the text where its last token does; a detokenizer that breaks ends it, too."""
         try:
             end_of(self.seq, token)
+        except Exception as error:
+            self.seq.fail(error)
+
+    def watch(self, steps: StepArrays, row: int) -> None:
+        """Show the last token to the monitors; one that breaks ends the text.
+
+        Args:
+            steps: The batch.
+            row: The row that predicted it.
+        """
+        assert self.monitors is not None
+        # Copies: the next step writes to the same memory.
+        hidden = {tap: steps.hidden[depth][row].clone() for tap, depth in self.depths.items()}
+        try:
+            with charging(self.ledger):
+                observed(self.seq, self.monitors, steps.logits[row].clone(), hidden)
         except Exception as error:
             self.seq.fail(error)
 

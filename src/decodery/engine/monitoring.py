@@ -17,7 +17,7 @@ from decodery.core.ledger import count
 from decodery.core.noise import mix
 from decodery.core.requirements import Requirements
 from decodery.models.batch import Segment
-from decodery.models.hooks import OF_OUTPUTS, Intervention, Tap
+from decodery.models.hooks import OF_OUTPUTS, Intervention, Tap, hook_point
 from decodery.sampling.banned import Banned
 from decodery.sampling.sampler import Sampler
 from decodery.step.detokenizer import TextStream
@@ -107,6 +107,23 @@ class TextMonitors:
     def reads(self) -> bool:
         """Whether it has to see every row of the prompt."""
         return self.requirements.prompt_taps
+
+    def depths(self, layers: int) -> dict[Tap, int] | None:
+        """After how many layers each of their taps is, where they only read logits and states after layers.
+
+        Args:
+            layers: Of the model.
+
+        Returns:
+            None where they read anything else of written rows, change rows or take tokens back.
+        """
+        others = replace(self.requirements, taps=(), prompt_taps=False)
+        places = {tap: hook_point(tap, layers) for tap in self.requirements.taps}
+        if others != Requirements() or self.rollback_tokens:
+            return None
+        if any(place.name != "residual" or not place.layer for place in places.values()):
+            return None
+        return {tap: place.layer for tap, place in places.items()}
 
     @property
     def private(self) -> bool:

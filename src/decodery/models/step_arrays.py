@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import abstractmethod
+from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 from typing import Any
 
@@ -56,6 +57,7 @@ class StepArrays(Contract):
         accepted, chosen, paths: What became of a step, see `Sampling`.
         emitted, kept, choices, choice_counts: What each text goes on by, see `ArrayStep`.
         logits: [rows, vocab] of the last step, the model's own.
+        hidden: By depth, [rows, hidden] of the last step: the residual stream after so many layers, see `tap`.
     """
 
     last: np.ndarray
@@ -87,6 +89,7 @@ class StepArrays(Contract):
         self._struct = ArrayStepStruct()
         self._at = ctypes.addressof(self._struct)
         self.first = np.zeros(1, dtype=np.int32)
+        self.hidden: dict[int, torch.Tensor] = {}
         self._padding = padding
         self._struct.sampling.vocab = vocab_size
 
@@ -134,6 +137,14 @@ class StepArrays(Contract):
 
     def turn_to(self, positions: int) -> None:
         """Know the angles of so many positions."""
+
+    def tap(self, depths: Collection[int]) -> None:
+        """Keep the residual stream of rows after so many layers, from the next step on.
+
+        Args:
+            depths: Which; steps that keep none are given none.
+        """
+        assert not depths
 
     def assign(self, text: int, processors: Any) -> None:
         """Let a text choose its tokens by these processors.

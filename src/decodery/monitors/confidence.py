@@ -9,7 +9,7 @@ from decodery.core.registry import register
 from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
 
-from .signature import Signature
+from .signature import Signature, logprob
 
 
 @register(
@@ -34,16 +34,18 @@ class Confidence(Monitor):
         return ()
 
     def observe(self, state: tuple[float, ...], row: Row) -> tuple[float, ...]:
-        """(tokens, sum of -log p, largest, first, sum of entropies)."""
-        found = Signature.of(row.logits, row.token, 1)
-        doubt = -found.logprob
+        """(tokens, sum of what is measured, largest, first)."""
+        if self.measure == "entropy":
+            doubt = Signature.of(row.logits, row.token, 1).entropy
+        else:
+            doubt = -logprob(row.logits, row.token)
         if not state:
-            return 1.0, doubt, doubt, doubt, found.entropy
-        count, total, worst, first, entropy = state
-        return count + 1, total + doubt, max(worst, doubt), first, entropy + found.entropy
+            return 1.0, doubt, doubt, doubt
+        count, total, worst, first = state
+        return count + 1, total + doubt, max(worst, doubt), first
 
     def score(self, state: tuple[float, ...]) -> float | None:
         if not state:
             return None
-        count, total, worst, first, entropy = state
-        return {"mean": total / count, "worst": worst, "first": first, "entropy": entropy / count}[self.measure]
+        count, total, worst, first = state
+        return {"worst": worst, "first": first}.get(self.measure, total / count)

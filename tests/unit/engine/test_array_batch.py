@@ -6,6 +6,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -13,7 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from decodery.core.errors import MonitorFailed
+from decodery.core.requirements import Requirements
+from decodery.engine.array_text import ArrayText
 from decodery.engine.engine import Engine
+from decodery.engine.monitoring import monitor_reports
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
@@ -21,11 +26,13 @@ from decodery.models.batch import Segment
 from decodery.models.config import ModelConfig
 from decodery.models.native.array_step import ArraySteps
 from decodery.models.torch.transformer import Transformer
+from decodery.monitors.confidence import Confidence
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.forward_request import ForwardCoroutine, run_sync, score
+from decodery.step.monitor import Monitor, Prompt, Row
 from decodery.step.pass_prices import PassPrices
 from decodery.step.prior_prices import PriorPrices
 from decodery.step.sequence import Sequence
@@ -35,6 +42,30 @@ from drawn_models import made
 
 MODEL = to_int8(tiny_transformer(3))
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8], [1, 1, 2, 3, 5, 8, 13, 21, 34]]
+
+
+@dataclass(frozen=True)
+class Norms(Monitor):
+    """Scores a token by the states that it was chosen at, after two depths."""
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(taps=("resid_post.0", -1), prompt_taps=True)
+
+    def start(self, seq: Sequence) -> float:
+        return 0.0
+
+    def read(self, state: float, rows: Prompt) -> float:
+        return state + float(rows.hidden[-1].sum())
+
+    def observe(self, state: float, row: Row) -> float:
+        return state + float(row.hidden["resid_post.0"].norm() + 2 * row.hidden[-1].sum())
+
+    def score(self, state: float) -> float:
+        return state
+
+
+AUTO: dict[str, Any] = {"drafter": Auto(warm=None), "sampler": Sampler.from_settings(temperature=0.7)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"sampler": Sampler.from_settings(temperature=0.9)},
@@ -50,7 +81,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "copies": {"drafter": PromptLookup()},
     "first copies": {"drafter": PromptLookup(pick="first", max_ngram=2), "eos_ids": (7, 11)},
     "copyspec": {"drafter": CopySpec(gamma=1), "sampler": Sampler.from_settings(temperature=0.7)},
-    "auto": {"drafter": Auto(warm=None), "sampler": Sampler.from_settings(temperature=0.7)},
+    "auto": AUTO,
+    "monitored": {"monitors": (Confidence("worst"), Confidence("entropy"))},
+    "monitored states": {"monitors": (Norms(), Confidence()), **AUTO},
+    "monitored copies": {"monitors": (Confidence("mean"),), "drafter": PromptLookup(), "eos_ids": (7, 11)},
+    "stopped": {"monitors": (Confidence("mean", threshold=2.5, action="stop"),), **AUTO},
 }  # fmt: skip
 
 
@@ -70,7 +105,8 @@ def figures(seq: Sequence) -> tuple[Any, ...]:
     ledger = seq.trace.ledger
     text = None if seq.text is None else seq.text.text
     spent = (ledger.tokens, ledger.passes, ledger.rows, ledger.depth)
-    return seq.tokens, seq.finish_reason, seq.stopped_by, text, steps, spent, seq.cache.next_position
+    watched = [each.to_dict() for each in monitor_reports(seq)]
+    return seq.tokens, seq.finish_reason, seq.stopped_by, text, steps, spent, seq.cache.next_position, watched
 
 
 def written(model: Any, settings: dict[str, Any], **others: Any) -> list[Sequence]:
@@ -96,6 +132,53 @@ def test_texts_in_arrays_are_what_they_are_one_by_one(settings: dict[str, Any]) 
         # Pages for 64 rows are taken ahead, and one that they begin in.
         spare = 5 * 16 * one.cache.slot_bytes
         assert alone.trace.ledger.bytes <= one.trace.ledger.bytes <= alone.trace.ledger.bytes + spare
+
+
+def test_monitors_that_only_read_watch_texts_in_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[int]()
+    watch = ArrayText.watch
+    monkeypatch.setattr(ArrayText, "watch", lambda text, steps, row: (seen.append(1), watch(text, steps, row))[1])
+    for name in ("monitored", "monitored states", "monitored copies", "stopped"):
+        seen.clear()
+        texts = written(MODEL, SETTINGS[name])
+        # Those of the prompts' last rows are chosen before a text is in arrays.
+        assert len(seen) > 0.6 * sum(len(seq.generated) for seq in texts)
+        assert all(len(report.scores) == len(seq.generated) for seq in texts for report in monitor_reports(seq))
+    stopped = written(MODEL, SETTINGS["stopped"])
+    assert any(seq.finish_reason == "content_filter" for seq in stopped)
+    # Scores are of the row that predicted each token, and of no other.
+    monkeypatch.setattr(ArrayText, "watch", lambda text, steps, row: watch(text, steps, (row + 1) % steps.rows))
+    for name in ("monitored", "monitored states"):
+        wrong, right = (written(model, SETTINGS[name])[0] for model in (MODEL, Counted(MODEL)))
+        assert wrong.tokens == right.tokens and figures(wrong) != figures(right)
+
+
+@dataclass(frozen=True)
+class Broken(Monitor):
+    """Breaks at the sixth token."""
+
+    def start(self, seq: Sequence) -> int:
+        return 0
+
+    def observe(self, state: int, row: Row) -> int:
+        if state == 5:
+            raise ValueError("broken")
+        return state + 1
+
+    def score(self, state: int) -> float:
+        return float(state)
+
+
+def test_a_monitor_that_breaks_ends_its_own_text() -> None:
+    engine = Engine(MODEL)
+    ends, other = (engine.submit(Request(PROMPTS[0], 24, monitors=each)) for each in ((Broken(),), (Confidence(),)))
+    off = engine.submit(Request(PROMPTS[0], 24, monitors=(Broken(errors="off"),)))
+    with pytest.raises(MonitorFailed, match="broken"):
+        engine.run([ends, other, off])
+    engine.run([other, off])
+    assert isinstance(ends.error, MonitorFailed) and len(ends.generated) == 6
+    assert other.error is None and len(other.generated) == 24 == len(off.generated)
+    assert "broken" in str(monitor_reports(off)[0].error)
 
 
 def mixture() -> Transformer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +55,12 @@ class ArraySteps(StepArrays):
         self._described: list[object] = []
         self._tables: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._known_positions = 0
-        order, marks, taps = self._plan = stack.plan(layer_steps(WHOLE, self._config.num_layers))
+        order, marks, _ = self._plan = stack.plan(layer_steps(WHOLE, self._config.num_layers))
         step = self._struct
-        step.passed.run, step.passed.marks, step.passed.taps = (ctypes.addressof(each) for each in (order, marks, taps))
+        self._states: dict[int, torch.Tensor] = {}
+        self._taps = (ctypes.c_void_p * self._config.num_layers)()
+        step.passed.run, step.passed.marks = ctypes.addressof(order), ctypes.addressof(marks)
+        step.passed.taps = ctypes.addressof(self._taps)
         step.passed.run_count = self._config.num_layers
         step.sampling.limit = self._config.vocab_size
         if padding is not None:
@@ -99,11 +103,28 @@ class ArraySteps(StepArrays):
         self._hidden = np.empty((self._row_room, config.hidden_size), dtype=np.float32)
         self._logits = torch.empty(self._row_room, config.vocab_size, dtype=torch.float32, device="cpu")
         self._angles = np.empty((4, self._row_room, half), dtype=np.float32)
+        self._states = {depth: self._like_rows() for depth in self._states}
+
+    def _like_rows(self) -> torch.Tensor:
+        return torch.empty(self._row_room, self._config.hidden_size, dtype=torch.float32, device="cpu")
+
+    def tap(self, depths: Collection[int]) -> None:
+        if set(depths) != set(self._states):
+            self._states = {depth: self._like_rows() for depth in sorted(depths)}
+            self._keep_states()
+
+    def _keep_states(self) -> None:
+        """Let the layers write what is kept of the residual stream."""
+        self.hidden = dict(self._states)
+        for layer in range(self._config.num_layers):
+            kept = self._states.get(layer + 1)
+            self._taps[layer] = None if kept is None else address(kept, torch.float32, None, self._config.hidden_size)
 
     def _point(self) -> None:
         super()._point()
         step, half = self._struct, self._config.head_dim // 2
         self._choose_by(self._logits)
+        self._keep_states()
         step.masks = address(self._masks, np.uint8, None)
         step.passed.hidden = address(self._hidden, np.float32, None, self._config.hidden_size)
         step.passed.segments = self._segments
@@ -149,6 +170,7 @@ class ArraySteps(StepArrays):
             self._embed()
         if self.logits is not self._logits:
             self._choose_by(self._logits)
+            self.hidden = dict(self._states)
         passed = self._struct.passed
         passed.stopped = 0
         while (code := self._lib.decodery_step(self._model_at, self._at)) == _STOPPED:
