@@ -17,7 +17,7 @@ from decodery.step.sequence import Sequence as Text
 
 from .base import written
 from .maths import formula, merged
-from .units import UNIT_NAMES, UNITS
+from .units import NUMBER, quantity_of
 
 Kind = Literal["auto", "number", "marked", "whole", "choice", "quantity"]
 Projection = Callable[[str], str | None]
@@ -27,7 +27,7 @@ _SECONDS = 1.0
 """Of work that a pattern may take for all texts of a search."""
 _MEMORY = 1 << 30
 _THOUGHT = "</think>"
-_NUMBER = re.compile(r"(?:(?<![\w).])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
+_NUMBER = re.compile(NUMBER)
 _MARKER = re.compile(r"####|\\boxed\{|\b(?:final answer(?: is)?|answer is|answer:)", re.IGNORECASE)
 _WRAPPING = re.compile(r"</?[a-zA-Z]+>|[*`$]+|_{2,}|\\[()\[\],;!]|\\\s")
 """Emphasis, code marks and the delimiters of formulas, which say nothing of what they stand around."""
@@ -53,7 +53,11 @@ _OPTION_FIRST = re.compile(r"^[\s:*({\[]*(?:([A-Ja-j])(?=[\s*]*(?:$|[)\]}.,:;]))
 """An option by itself, or before other words where it is no word of its own."""
 _OPTION_BRACKETS = re.compile(r"[(\[]([A-J])[)\]]")
 _OPTION_LINE = re.compile(r"^[\s*]*([A-J])(?:[.)\s*]*$|[.):]\s)", re.MULTILINE)
-_QUANTITY = re.compile(rf"([$€£]?)\s?((?>{_NUMBER.pattern}))(?:\s*({UNIT_NAMES})(?![A-Za-z]))?")
+_OPTION_NAMED = re.compile(r"\b(?i:option|choice)(?: is)?:? ([A-J])(?![\w'])")
+_AROUND_OPTION = re.compile(
+    r"\\(?:text|textbf|mathrm|mathbf)\s*(?=\{)|\\[()\[\]]|\$|\*\*|^\s*(?:option|choice)\b", re.IGNORECASE
+)
+"""Emphasis, formulas and words that stand around an option."""
 _BEFORE, _AFTER = " \t\"'`*$,;:", " \t\"'`*$,;:.!?"
 """What stands around an answer and does not belong to it."""
 
@@ -158,30 +162,21 @@ def _projected(project: Projection, text: str) -> str | None:
 
 
 def choice_of(text: str) -> str | None:
-    """The letter of the option that a text chooses: marked, in brackets, or alone on a line.
+    """The letter of the option that a text chooses: marked, in brackets, alone on a line, or named as an option.
 
     Args:
         text: Of which the last such letter counts, marked ones first.
     """
     marked = _marked(text)
-    for form in (_OPTION_FIRST, _OPTION_BRACKETS):
-        if marked is not None and (found := form.search(marked)):
-            return next(letter for letter in found.groups() if letter).upper()
-    for form in (_OPTION_BRACKETS, _OPTION_LINE):
+    if marked is not None:
+        bare = _AROUND_OPTION.sub("", marked)
+        for form in (_OPTION_FIRST, _OPTION_BRACKETS):
+            if found := form.search(bare):
+                return next(letter for letter in found.groups() if letter).upper()
+    for form in (_OPTION_BRACKETS, _OPTION_LINE, _OPTION_NAMED):
         if letters := form.findall(text):
             return str(letters[-1]).upper()
     return None
-
-
-def quantity_of(text: str) -> str | None:
-    """The last number of a text in the base unit of its kind; alone where no known unit follows."""
-    found = list(_QUANTITY.finditer(text))
-    if not found:
-        return None
-    last = next((each for each in reversed(found) if each[1] or each[3]), found[-1])
-    factor, base = (1.0, last[1]) if last[1] else UNITS.get(last[3] or "", (1.0, ""))
-    value = float(last[2].replace(",", "")) * factor
-    return f"{value + 0.0:.9g} {base}".strip()
 
 
 def canonical(answer: str) -> str | None:
