@@ -29,6 +29,7 @@ import alike  # noqa: E402
 import api_reference  # noqa: E402
 import building  # noqa: E402
 import changing  # noqa: E402
+import comparing  # noqa: E402
 import drafter_table  # noqa: E402
 import drafting  # noqa: E402
 import filling  # noqa: E402
@@ -204,6 +205,7 @@ MADE: dict[str, Callable[[], str]] = {
     **sampling.SECTIONS,
     **searching.SECTIONS,
     **seeking.SECTIONS,
+    **comparing.SECTIONS,
     **filling.SECTIONS,
     **gpus.SECTIONS,
     **limits.SECTIONS,
@@ -242,7 +244,7 @@ def fill(text: str) -> str:
 def stale() -> dict[Path, str]:
     """What is out of date: the pages by their generated parts, and the plots; each as it should be."""
     pages = {page: fill(page.read_text(encoding="utf-8")) for page in PAGES}
-    drawn = plots.PLOTS | watching.PLOTS | remembering.PLOTS | changing.PLOTS
+    drawn = plots.PLOTS | comparing.PLOTS | watching.PLOTS | remembering.PLOTS | changing.PLOTS
     return {
         path: text
         for path, text in (pages | {path: make() for path, make in drawn.items()}).items()
