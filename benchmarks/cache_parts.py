@@ -51,6 +51,7 @@ from decodery.models.trained.head_gates import HeadGates
 from decodery.step.cache_policy import CachePolicy
 from decodery.step.forward_request import as_coroutine, run_sync
 from decodery.training import coprocessor, head_gates, meta_tokens, write_gates
+from decodery.training.kind import Run
 from decodery_benchmarks import solvers
 from decodery_benchmarks.puzzles import drawn
 from decodery_benchmarks.puzzles.alphabet import encoded
@@ -92,7 +93,7 @@ def gates(loaded: LoadedModel, work: Path) -> dict[str, Any]:
     recipe = head_gates.GateRecipe(steps=300, recent=8, lr=0.02)
     with terminal_progress(counts=True) as progress:
         trained = head_gates.train_head_gates(
-            loaded, documents("train", TEXTS), work / "gates", recipe=recipe, progress=progress
+            Run(loaded, work / "gates", (recipe,), progress=progress), documents("train", TEXTS)
         )
     trainee, held = head_gates.HeadGateTrainee(loaded.model, recipe), documents("validation", TRIED)  # type: ignore[arg-type]
     draws = torch.Generator().manual_seed(0)
@@ -118,7 +119,7 @@ def write_gate(loaded: LoadedModel, work: Path) -> dict[str, Any]:
     texts = [ids for _, ids in solutions("train", TEXTS)]
     recipe = write_gates.WriteGateRecipe(steps=400, prompt=0.3)
     with terminal_progress(counts=True) as progress:
-        trained = write_gates.train_write_gate(loaded, texts, work / "write-gate", recipe=recipe, progress=progress)
+        trained = write_gates.train_write_gate(Run(loaded, work / "write-gate", (recipe,), progress=progress), texts)
     trainee = write_gates.WriteGateTrainee(loaded.model, recipe)  # type: ignore[arg-type]
     for name, tensor in trainee.tensors.items():
         tensor.data.copy_(trained.tensors[name])
@@ -185,7 +186,7 @@ def thinking(loaded: LoadedModel, work: Path) -> dict[str, Any]:
     for name, static in (("coprocessor", False), ("static", True)):
         recipe = coprocessor.CoprocessorRecipe(steps=600, latents=4, ahead=12, static=static)
         with terminal_progress(counts=True) as progress:
-            trained = coprocessor.train_coprocessor(loaded, texts, work / name, recipe=recipe, progress=progress)
+            trained = coprocessor.train_coprocessor(Run(loaded, work / name, (recipe,), progress=progress), texts)
         trainee = coprocessor.CoprocessorTrainee(loaded.model, recipe)  # type: ignore[arg-type]
         if static:
             found["random"] = trainee.foreseen(held).tolist()
@@ -208,7 +209,7 @@ def meta_soft(loaded: LoadedModel, work: Path) -> dict[str, Any]:
         recipe = meta_tokens.MetaRecipe(steps=400, ahead=16, static=static)
         with terminal_progress(counts=True) as progress:
             trained = meta_tokens.train_meta_tokens(
-                loaded, texts, work / f"meta-{name}", recipe=recipe, progress=progress
+                Run(loaded, work / f"meta-{name}", (recipe,), progress=progress), texts
             )
         trainee = meta_tokens.MetaTokenTrainee(model, recipe)  # type: ignore[arg-type]
         found["kl"]["untrained"] = trainee.apart(held)

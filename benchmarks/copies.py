@@ -48,6 +48,7 @@ from decodery.training.bitnet import TernaryRemaking
 from decodery.training.corpus import Corpus
 from decodery.training.cut import parameters
 from decodery.training.data import write_texts
+from decodery.training.kind import Run
 from decodery.training.loop import TrainingPlan, train
 from decodery.training.lq_lora import LowRankRemaking
 from decodery.training.nm_sparsity import SparseRemaking
@@ -144,7 +145,7 @@ class Bench:
         copy, report = transformed(self.model, [resolve("compression", spec)])
         loaded = replace(self.loaded, model=copy)
         tuning = S2FTRemaking(copy.config) if kind == "s2ft" else LoRARemaking(7, layers=("output", "down"))
-        found = train_adapter(loaded, self.corpus, folder, tuning, recipe=CopyRecipe(STEPS, BATCH, lr))
+        found = train_adapter(Run(loaded, folder, (CopyRecipe(STEPS, BATCH, lr),)), self.corpus, tuning)
         about = {"bits": report.bits, "tuned": found.facts["parameters"]}
         return about | self.judged(tuned(copy, found))
 

@@ -29,6 +29,7 @@ from decodery.models.loaders.store import terminal_progress
 from decodery.training.corpus import Corpus
 from decodery.training.data import cut_files
 from decodery.training.hyperfit import HyperfitRecipe, hyperfit
+from decodery.training.kind import Run
 from decodery.training.loop import CHECKPOINT
 from decodery_benchmarks.results import write_result
 
@@ -65,7 +66,7 @@ def main() -> None:
     with terminal_progress(counts=True) as progress:
         size = target.model.vocab_size
         corpus: Corpus = cut_files([stories], text, tokenizer=target.tokenizer, vocab_size=size, length=LENGTH)
-        scores = hyperfit(target, corpus, fitted, recipe=RECIPE, progress=progress)
+        scores = hyperfit(Run(target, fitted, (RECIPE,), progress=progress), corpus)
     with safe_open(fitted / "training" / CHECKPOINT, "np") as file:
         curve = json.loads(file.metadata()["history"])["metrics"]
     order = np.random.default_rng(RECIPE.seed).permutation(len(corpus)).tolist()
@@ -82,7 +83,8 @@ def main() -> None:
     }
     made = {
         "command": "python benchmarks/hyperfit.py --data ../shared/data --work DIR", "pieces": RECIPE.texts,
-        "length": LENGTH, "held out": len(held), "scores": scores, "curve": curve, "rows": rows,
+        "length": LENGTH, "held out": len(held), "curve": curve, "rows": rows,
+        "scores": {"before": scores["baselines"]["before"], "after": scores},
     }  # fmt: skip
     write_result(OUT, made, summary=["scores", "curve"])
     print(json.dumps(rows, indent=1))

@@ -40,6 +40,7 @@ from decodery.search.self_consistency import SelfConsistency
 from decodery.search.spec_reason import SpecReason
 from decodery.training.adapter import LoRARemaking, train_adapter
 from decodery.training.corpus import SHARD, Corpus, TrainingText, claim, shard_path, write_shard
+from decodery.training.kind import Run
 from decodery.training.remade import CopyRecipe
 from decodery.training.router import decisions, fit_router
 from decodery.training.value import fit_switch, fit_value
@@ -160,10 +161,8 @@ def _router(
             requests.append(request)
         learned_from = decisions(large.engine(), small.model, requests)
         tap = small.model.config.num_layers
-        router, rank = fit_router(learned_from, tap, small.model.fingerprint)
+        router, told = fit_router(learned_from, tap, small.model.fingerprint)
         router.save(path)
-        better = float((learned_from.advantage > 0).double().mean())
-        told = {"steps": len(learned_from.text), "better": round(better, 4), "spearman": round(rank, 4)}
         facts.write_text(json.dumps(told), "utf-8")
     return {"router": RouterHead.load(path), "facts": json.loads(facts.read_text("utf-8"))}
 
@@ -181,7 +180,7 @@ def edge(bench: Bench) -> dict[str, Any]:
         folder = bench.work / f"adapter-{name}"
         if not (folder / Adapter.FILE).is_file():
             remaking = LoRARemaking(16, 16.0, masked=name == "masked")
-            train_adapter(lm, corpus, folder, remaking, recipe=CopyRecipe(steps=1000, batch=16, lr=4e-3))
+            train_adapter(Run(lm, folder, (CopyRecipe(steps=1000, batch=16, lr=4e-3),)), corpus, remaking)
         adapters[name] = str(folder)
         constant = reward("constant", steps)
         search = Edge(constant, n=1, most=None, choose="best", adapter=adapters[name])

@@ -5,9 +5,9 @@
     python benchmarks/trained_kinds.py --out benchmarks/results/trained-kinds.json --limit-hours 1
 
 Each kind is trained by its command, with the settings below, on built-in data or this repository's pages. A row holds
-what the command printed, and the hours. Rows that a result file has already are kept where the model and their
-arguments are the same, and a kind that was stopped goes on from its folder in --work. A kind that did not end within
---kind-hours, or that failed, says so in its row.
+what the command printed, and the hours; those of the processor are comparable with OMP_NUM_THREADS=1. Rows that a
+result file has already are kept where the model and their arguments are the same, and a kind that was stopped goes on
+from its folder in --work. A kind that did not end within --kind-hours, or that failed, says so in its row.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from decodery.cli.main import main as decodery
+from decodery.cli.train import index
 from decodery_benchmarks.results import read_result, write_result
 from decodery_benchmarks.trained_data import LISTS, written_files
 
@@ -47,8 +48,8 @@ KINDS = {
     "hmm": f"{OWN} --states 32 --tokens 1024 --iterations 5",
     "swift": f"{FEW} --proposals 30 --bayes 10 --read 4",
     "del": FEW,
-    "acceptance": f"{FEW} --draft smollm2-draft --epochs 2",
-    "codebook": "{text} --length 64 --texts 30 --codes 64 --steps 20",
+    "acceptance": "--texts 80 --max-new-tokens 32 --draft smollm2-draft --epochs 2",
+    "codebook": "{text} --length 64 --texts 30 --codes 64 --steps 20 --seeds 3",
     "autoencoder": "{text} --length 64 --texts 60 --features 512 --k 16 --steps 200 --site resid_post.15",
     "sae": "--count 60 --max-new-tokens 4 --steps 100 --features 64",
     "probe": "--rows prompt --count 240 --max-new-tokens 12 --site resid_post.20",
@@ -66,8 +67,8 @@ KINDS = {
     "r2": f"{DIFFUSION} {TASKS} --trajectories 100 --steps 60",
     "learn2pd": f"{{lists}} -m {DIFFUSION} --no-chat-template --block 6 --max-new-tokens 6 --epochs 300",
     "sec": "{text} --length 64 --outputs 1024 --epochs 0.5",
-    "lora": "{text} --length 64 --steps 12 --rank 4",
-    "s2ft": "{text} --length 64 --steps 12",
+    "lora": "{text} --length 64 --steps 60 --rank 4",
+    "s2ft": "{text} --length 64 --steps 60",
     "ppd": f"{OWN} --steps 10 --places 8",
     "hidden-transfer": f"{OWN} --steps 10 --places 8",
     "lexical-units": f"{OWN} --steps 10 --places 8",
@@ -83,7 +84,7 @@ KINDS = {
     "bitnet": f"{OWN} --steps 8 --batch 2",
     "nm-sparsity": f"{OWN} --steps 8 --batch 2",
     "lq-lora": f"{OWN} --steps 8 --batch 2",
-    "hyperfit": "{text} --length 48 --texts 16 --epochs 3 --written 32",
+    "hyperfit": "{text} --length 48 --texts 16 --epochs 6 --lr 1e-4 --written 64",
     "hamburger": f"{OWN} --epochs 0.4 --base-lr 0 --batch 4",
     "ftp": f"{OWN} --population 4 --generations 2 --read 3 --length 48 --steps 6",
     "to-diffusion": "--tasks copy,reverse --steps 8 --batch 4",
@@ -94,6 +95,8 @@ KINDS = {
 """By kind: the arguments after `decodery train KIND`."""
 ABSENT = {"cppd": "it needs an encoder-decoder model, and none is shipped"}
 """Kinds that are not trained here, and why."""
+WITHOUT_OUTPUT = ("adadec-thresholds", "threshold")
+"""Kinds that print what they find, with these arguments."""
 KEPT = ("diffusion", "value")
 """What others are trained with."""
 
@@ -104,7 +107,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--work", type=Path, default=Path("runs/trained-kinds"))
-    parser.add_argument("--kind-hours", type=float, default=0.05)
+    parser.add_argument("--kind-hours", type=float, default=0.25)
     parser.add_argument("--limit-hours", type=float, default=24.0)
     given = parser.parse_args()
     wanted, end = given.kinds.split(","), time.monotonic() + 3600 * given.limit_hours
@@ -144,8 +147,8 @@ def trained(kind: str, model: str, files: dict[str, str], work: Path, limit: flo
         shutil.copytree(texts, out / "text" / "written")
     arguments = shlex.split(KINDS[kind].format(**files, work=work))
     command = ["decodery", "train", *kind.split(), *arguments, "--limit-hours", str(limit)]
-    command += [] if "-m" in arguments else ["-m", model]
-    command += [] if kind == "adadec-thresholds" else ["--out", str(out)]
+    command += [] if "-m" in arguments or not index()[f"train {kind}"]["model"] else ["-m", model]
+    command += [] if kind in WITHOUT_OUTPUT else ["--out", str(out)]
     hours = json.loads(spent.read_text()) if spent.is_file() else [0.0, 0.0]
     begin = time.monotonic()
     code, said, errors, used = _run(command)

@@ -42,6 +42,7 @@ from decodery.training.data import write_texts
 from decodery.training.features import FeatureRows, FeatureStore
 from decodery.training.head import TOP, HeadRecipe, _HeadTraining, _StoredTexts, train_head
 from decodery.training.head_batch import judged, rank_rates, taught
+from decodery.training.kind import Run
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from decodery_benchmarks.results import write_result
@@ -128,7 +129,7 @@ def train(target: LoadedModel, name: str, texts: Corpus, options: argparse.Names
     learned, _ = texts.split()
     recipe = replace(recipe, epochs=steps * recipe.batch / len(learned))
     start, command = floating(begin), command_line()
-    train_head(target, bound, texts, out, recipe=recipe, command=command, start=start, progress=progress)
+    train_head(Run(target, out, (recipe,), progress=progress, command=command), bound, texts, start=start)
     if options.half:
         halve(target, begin, out, store, recipe)
 

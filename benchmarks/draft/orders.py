@@ -23,6 +23,7 @@ from typing import Any
 
 import decodery
 from decodery.llm.llm import LLM, Output
+from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.load import load
 from decodery.models.loaders.store import terminal_progress
 from decodery.speculative.drafters.deer import Deer
@@ -31,11 +32,11 @@ from decodery.speculative.drafters.easyspec import EasySpec
 from decodery.speculative.drafters.hierarchical import Hierarchical
 from decodery.speculative.drafters.nested import Nested
 from decodery.step.drafter import Drafter
-from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
 from decodery.training.cut import DraftShape
 from decodery.training.deer import DeerRecipe, train_deer
 from decodery.training.draft import train_draft
+from decodery.training.kind import Run
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from decodery_benchmarks.results import write_result
@@ -94,11 +95,11 @@ def deer(options: argparse.Namespace) -> dict[str, Any]:
     """Blocks in one pass, and the same network as a draft model, which takes a pass for every token."""
     target, folder = decodery.load("smollm2", dtype="int8"), str(options.deer)
     corpus, parts = Corpus(options.texts), DeerRecipe(epochs=0.75 * options.epochs, refining=0.25 * options.epochs)
-    if not (options.deer / CARD).is_file():
+    if not (options.deer / DESCRIPTION).is_file():
         with terminal_progress() as progress:
             shape = DraftShape(2, tokens=3072)
             train_deer(
-                load("smollm2", dtype="int8"), corpus, options.deer, shape=shape, recipe=parts, progress=progress
+                Run(load("smollm2", dtype="int8"), options.deer, (parts,), progress=progress), corpus, shape=shape
             )
     drafters: dict[str, Drafter] = {"the same network, token by token, 4": DraftModel(folder, length=4)}
     for length in (4, 8):

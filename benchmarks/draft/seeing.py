@@ -35,6 +35,7 @@ from decodery.step.embedded import Embeddings
 from decodery.training.data import write_texts
 from decodery.training.embedded import write_shown
 from decodery.training.head import HeadRecipe, train_head
+from decodery.training.kind import Run
 from tiny_models import SHAPE, make_tokenizer, save
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -129,7 +130,7 @@ def drafters(loaded: LoadedModel, task: Task, prompts: list[Any], options: argpa
         seen = write_shown(loaded, prompts, work / "shown", options.texts, 64, progress=progress)
         for name, kind, images in (("msd", MSDHead, seen), ("letters", MSDHead, None), ("eagle", EAGLEHead, seen)):
             if not (work / name / "README.md").is_file():
-                train_head(loaded, kind, plain, work / name, recipe=recipe, shown=images, progress=progress)
+                train_head(Run(loaded, work / name, (recipe,), progress=progress), kind, plain, shown=images)
     found: dict[str, Drafter] = {}
     for shape, growth in {"chains of 4": None, "trees of 12": TREE}.items():
         found |= {

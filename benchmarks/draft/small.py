@@ -29,12 +29,12 @@ from decodery.models.config import Mamba, ModelConfig, Shared
 from decodery.models.loaders.store import Progress, terminal_progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Use, Weights
-from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
 from decodery.training.cut import DraftShape, parameters
 from decodery.training.data import write_texts
 from decodery.training.deer import DeerRecipe, train_deer
 from decodery.training.draft import train_draft
+from decodery.training.kind import Run
 from decodery.training.loop import CHECKPOINT, TrainingPlan, train
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -47,6 +47,8 @@ TARGET, PUZZLE = "tiny-1M-chain", puzzle("chain")
 PARTS = ("drafter", "nested", "nested-last", "deer", "deer-first", "hybrid", "sharing", "recurrent")
 STEPS = {"hybrid": 320, "sharing": 320, "recurrent": 320}
 EXITS = (1, 2, 3)
+READY = "ready"
+"""The empty file in the folder of a finished part."""
 """Layers after which `nested` can be left."""
 _HELD = 1 << 40
 """Steps of batches that nobody learns from begin here."""
@@ -73,9 +75,8 @@ def nested(work: Path, texts: Corpus, progress: Progress, name: str = "nested", 
 
 def deer(work: Path, texts: Corpus, progress: Progress, name: str = "deer", refining: int = 4) -> None:
     recipe = DeerRecipe(block=8, places=6, epochs=12 - refining, refining=refining, batch=4)
-    train_deer(
-        solvers.load_model(TARGET), texts, work / name, shape=DraftShape(2, 352), recipe=recipe, progress=progress
-    )
+    run = Run(solvers.load_model(TARGET), work / name, (recipe,), progress=progress)
+    train_deer(run, texts, DraftShape(2, 352))
 
 
 def random_hybrid(recurrent: tuple[bool, ...], hidden: int, seed: int) -> Transformer:
@@ -194,7 +195,6 @@ def hybrid(work: Path, texts: Corpus, progress: Progress, name: str = "hybrid") 
         learning(model), partial(loss, model), plan, work / name,
         validate=validate, metric="loss", settings={"made by": 1}, progress=progress, what=f"learning, {name}",
     )  # fmt: skip
-    (work / name / CARD).write_text("Made by benchmarks/draft/small.py\n", "utf-8")
 
 
 def main() -> None:
@@ -216,8 +216,9 @@ def main() -> None:
     with terminal_progress(counts=True) as progress:
         texts = corpus(options.work, options.texts, progress)
         for name in options.parts or PARTS:
-            if not (options.work / name / CARD).is_file():
+            if not (options.work / name / READY).is_file():
                 made[name](options.work, texts, progress)
+                (options.work / name / READY).touch()
             print(f"{name} is ready", flush=True)
 
 

@@ -18,10 +18,10 @@ from time import process_time
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.loaders.store import Progress, terminal_progress
 from decodery.speculative.heads.drafter import head_named
-from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
 from decodery.training.data import built_in_prompts, write_texts
 from decodery.training.head import TOP, HeadRecipe, train_head
+from decodery.training.kind import Run
 from decodery.training.swift import SkipRecipe, find_skips
 
 NAMES = (
@@ -38,7 +38,7 @@ def spec(work: Path, name: str) -> str:
 
 def ready(work: Path) -> list[str]:
     """The names of what is finished."""
-    return [name for name in NAMES if (work / name / CARD).is_file() and (work / name / SECONDS).is_file()]
+    return [name for name in NAMES if (work / name / SECONDS).is_file()]
 
 
 def main() -> None:
@@ -53,11 +53,11 @@ def main() -> None:
 
     def make(name: str, texts: Corpus, out: Path, progress: Progress) -> None:
         if name == "swift":
-            find_skips(target, texts, out, recipe=SkipRecipe(proposals=40, read=8), progress=progress)
+            find_skips(Run(target, out, (SkipRecipe(proposals=40, read=8),), progress=progress), texts)
         else:
             kind, shape = head_named(name)
             recipe = HeadRecipe(outputs=2048, epochs=options.epochs, lr=1e-3)
-            train_head(target, kind, texts, out, shape=shape, recipe=recipe, progress=progress)
+            train_head(Run(target, out, (recipe,), progress=progress), kind, texts, shape=shape)
 
     with terminal_progress(counts=True) as progress:
         texts = corpus(target, options.work, options.texts, options.new, progress)

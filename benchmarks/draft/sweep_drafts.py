@@ -23,7 +23,6 @@ from pathlib import Path
 from decodery.models.loaders.description import Description
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.store import terminal_progress
-from decodery.training.card import CARD
 from decodery.training.corpus import Corpus
 from decodery.training.cut import DraftShape
 from decodery.training.draft import train_draft
@@ -72,7 +71,7 @@ def main() -> None:
             folder = options.out / f"{axis}-{value:g}"
             epochs, inner = (value, options.inner[-2]) if axis == "data" else (options.half, int(value))
             shape = DraftShape(inner=inner, window=options.window)
-            if not (folder / CARD).is_file():
+            if not (folder / DESCRIPTION).is_file():
                 with terminal_progress(counts=True) as progress:
                     train_draft(loaded, corpus, folder, shape=shape, epochs=epochs, progress=progress)
             pairs.append(f"{folder}={round(epochs * tokens) if axis == 'data' else weights(folder)}")

@@ -20,6 +20,7 @@ from decodery.testing import check_identical
 from decodery.training.corpus import Corpus
 from decodery.training.data import built_in_prompts, write_texts
 from decodery.training.head import HeadRecipe, train_head
+from decodery.training.kind import Run
 from decodery.training.loop import CHECKPOINT
 
 TEXTS = "texts.zip"
@@ -114,13 +115,9 @@ class Training:
         if self.earlier is not None and (self.earlier / HEAD).is_file():
             start = TrainedHead.load(self.earlier / HEAD)
         try:
-            train_head(
-                *(loaded, head_kind("eagle-3"), corpus, self._head),
-                recipe=self.recipe,
-                command="make gpu",
-                start=start,
-                progress=self._until(monotonic() + self.kit.left - (2 if self.few else 20)),
-            )
+            until = self._until(monotonic() + self.kit.left - (2 if self.few else 20))
+            run = Run(loaded, self._head, (self.recipe,), progress=until, command="make gpu")
+            train_head(run, head_kind("eagle-3"), corpus, start=start)
             ended = "to the end of its plan"
         except _TimeUp:
             ended = "until the time was over; the same command goes on from the checkpoint"

@@ -22,7 +22,7 @@ def trained_kinds() -> str:
         return f"No run was recorded yet: `{_COMMAND}`."
     found = load("trained-kinds")
     rows = [_row(kind, found["rows"].get(kind)) for kind in _kinds()]
-    head = ["kind", "figure", "held out", "95 % interval", "baselines", "control", "hours"]
+    head = ["kind", "figure", "held out", "95 % interval", "baselines", "control", "processor hours"]
     return f"`{found['command']}`, with `{found['settings']['model']}`.\n\n" + table(head, rows)
 
 
@@ -36,7 +36,7 @@ def _row(kind: str, row: Mapping[str, Any] | None) -> list[str]:
     if row is None or "printed" not in row:
         why = "no time was left" if row is None else row["not run"]
         return [f"`{kind}`", f"not run: {why}", "", "", "", "", ""]
-    printed, hours = row["printed"], f"{row['hours']:.3f}"
+    printed, hours = row["printed"], f"{row['processor hours']:.3f}"
     name, interval = _figure(printed)
     if not name:
         plain = ", ".join(f"{each} {_said(value)}" for each, value in printed.items() if isinstance(value, int | float))
@@ -46,7 +46,8 @@ def _row(kind: str, row: Mapping[str, Any] | None) -> list[str]:
         for each, value in printed.get("baselines", {}).items()
     )
     control = printed.get(_CONTROL)
-    shown = f"{_said(control[name])} ({_between(control['interval'])})" if control else ""
+    edges = control.get(f"interval of {name}", control.get("interval")) if control else None
+    shown = f"{_said(control[name])} ({_between(edges)})" if control else ""
     return [f"`{kind}`", name, _said(printed.get(name)), _between(interval), baselines, shown, hours]
 
 

@@ -105,17 +105,18 @@ def _reach(row: dict[str, Any]) -> tuple[str, float, float, float]:
 
 
 def overhead() -> str:
-    """Tokens per second with 0, 1 and 5 monitors, where that was measured."""
+    """Tokens per second under monitors, where that was measured."""
     command = "`python benchmarks/monitor_overhead.py --out benchmarks/results/monitor-overhead.json`"
     if not (RESULTS / "monitor-overhead.json").exists():
-        return f"{command}\n\nTokens per second with 0, 1 and 5 monitors wait for a machine that does nothing else."
+        return f"{command}\n\nTokens per second under monitors wait for a machine that does nothing else."
     found = load("monitor-overhead")
     # Older results were taken with one memory for all rounds.
     seen = "" if found.get("memory") == "fresh" else ", seen before"
     rows = [
         [
             row["drafter"] + seen if row["drafter"] else "none",
-            *(f"{row[name]:g}" for name in ("monitors", "tokens per second", "ratio")),
+            str(row["monitors"]),
+            *(f"{row[name]:g}" for name in ("tokens per second", "ratio")),
         ]
         for row in found["rows"]
     ]
@@ -129,5 +130,34 @@ def _figure(value: Any) -> str:
     return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"monitors": monitors, "testbeds": testbeds, "overhead": overhead}
+def guarded() -> str:
+    """How often a server's guard stops right and wrong answers, and what clients achieve against it."""
+    command = "python benchmarks/guarded_server.py --out benchmarks/results/guarded-server.json"
+    if not (RESULTS / "guarded-server.json").exists():
+        return f"No run was recorded yet: `{command}`."
+    found = load("guarded-server")
+    rows = []
+    for name, each in found["rows"].items():
+        if "rate" in each:
+            between = " to ".join(f"{edge:.3f}" for edge in each["interval"])
+            rows.append([name, str(each["answers"]), str(each["stopped"]), f"{each['rate']:.3f}", between])
+        else:
+            rows += [
+                [f"a client asks for: {how}", str(each["answers"]), str(each["answers"] - whole), "", ""]
+                for how, whole in each["answered whole"].items()
+            ]
+    said = (
+        f"`{found['command']}`: a probe of {found['site']} in {found['model']}, trained and calibrated by one command "
+        f"at a rate of {found['rate']:g}, guards a server; questions of other groups are asked over HTTP. AUROC of its "
+        f"test part: {found['held out in training']:.3f}."
+    )
+    return f"{said}\n\n" + table(["", "answers", "stopped", "rate", "95 %"], rows)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "monitors": monitors,
+    "testbeds": testbeds,
+    "overhead": overhead,
+    "guarded": guarded,
+}
 PLOTS = plots()

@@ -21,10 +21,10 @@ from decodery.training.checkable import FAMILIES, MORE, built_in
 from decodery.training.los import scores as los_scores
 from decodery.training.los import train_los
 from decodery.training.probe import Rows, train_probe, worst
-from decodery.training.ranking import parts
+from decodery.training.ranking import logistic, parts, word_scores
 from decodery.training.shift import train_shift
 
-from .figures import Judged, Row, detection, logistic, word_scores
+from .figures import Judged, Row, detection
 from .price import both_ways, price
 from .settings import WatchSettings
 from .specificity import specificity

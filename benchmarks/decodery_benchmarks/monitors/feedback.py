@@ -12,10 +12,10 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress
 from decodery.monitors.probe import Probe
 from decodery.training.direction import ASKED, Statement, axis_of, best_axis, built_in_statements, halves, said
-from decodery.training.ranking import auroc
+from decodery.training.ranking import auroc, logistic, word_scores
 
 from .control import SYSTEM, controlled
-from .figures import Judged, Row, detection, logistic, word_scores
+from .figures import Judged, Row, detection
 from .settings import WatchSettings
 
 NAME, CONTROL = "feedback", "feedback, control"

@@ -84,39 +84,6 @@ def calibration_error(judged: Judged) -> float:
     return float(sum(gaps))
 
 
-def logistic(data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Weights [width] of rows [n, width], float64, for labels [n] of 0 and 1; a column of ones is the caller's."""
-    weight = torch.zeros(data.shape[1], dtype=torch.float64, requires_grad=True, device="cpu")
-    optimizer = torch.optim.LBFGS([weight], max_iter=200)
-
-    def loss() -> torch.Tensor:
-        optimizer.zero_grad()
-        fit = torch.nn.functional.binary_cross_entropy_with_logits(data @ weight, labels)
-        value = fit + 1e-3 * weight.square().sum()
-        value.backward()
-        return value
-
-    optimizer.step(loss)
-    return weight.detach()
-
-
-def words(texts: Ordered[str]) -> list[set[str]]:
-    """Of every text its words."""
-    return [{word.strip(".,?!").lower() for word in text.split()} for text in texts]
-
-
-def word_scores(train: Ordered[str], labels: Ordered[bool], test: Ordered[str]) -> list[float]:
-    """What a bag of words says of texts: logistic regression on which words they hold."""
-    known = sorted(set().union(*words(train)))
-
-    def bags(texts: Ordered[str]) -> torch.Tensor:
-        rows = [[1.0, *(float(word in each) for word in known)] for each in words(texts)]
-        return torch.tensor(rows, dtype=torch.float64, device="cpu")
-
-    weight = logistic(bags(train), torch.tensor([float(each) for each in labels], dtype=torch.float64, device="cpu"))
-    return (bags(test) @ weight).tolist()
-
-
 _STUDENT = (12.71, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """The 97.5 % points of Student's law by degrees of freedom, from 1."""
 

@@ -18,10 +18,13 @@ from decodery.models.torch.transformer import Transformer
 from decodery.training.ranking import parts
 from decodery_benchmarks.puzzles.robot import ACTIONS, Robot
 from decodery_benchmarks.training.program_probe import (
+    OTHER_MEANINGS,
     WrittenProgram,
     accuracies,
     misses,
+    read_by_seed,
     reread,
+    split,
     train_program_probe,
     write_programs,
 )
@@ -32,9 +35,6 @@ from .records import recorded, solved_programs, surface
 from .settings import WatchSettings
 
 NAME = "programs"
-_OTHER = ("lrm", "rml", "mrl", "lmr", "mmr")
-"""Other meanings of m, l and r: two that turn all of them round, two that exchange a pair, and one under which two
-words mean the same."""
 _OWN, _ELSE = "its own semantics", "other semantics "
 _SAMPLES = 8
 FIELDS = ("x", "y", "facing")
@@ -64,25 +64,19 @@ def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) ->
         "its own, one action ahead": (programs, [], {"ahead": 1}),
         "its own, two actions ahead": (programs, [], {"ahead": 2}),
         "its own, off a model of random weights": (untrained, [], {}),
-        **{f"{_ELSE}{other}": (programs, [], {"meaning": other}) for other in _OTHER},
+        **{f"{_ELSE}{other}": (programs, [], {"meaning": other}) for other in OTHER_MEANINGS},
         **_by_record(programs, robot, settings.seed),
     }
     found: dict[str, list[Judged]] = {}
     read: dict[str, list[dict[str, float]]] = {}
     best: dict[str, list[float]] = {}
     for seed in range(settings.seed, settings.seed + settings.rounds):
-        part = parts([each.prompt for each in programs], seed)
-        learned, test = (
-            [each for each, own in zip(programs, part, strict=True) if own == name] for name in ("train", "test")
-        )
+        of = split(programs, seed)
+        learned, test = of["train"], of["test"]
         for name, (rows, further, wanted) in ways.items():
-            common: dict[str, Any] = {"rate": settings.rate, "seed": seed, **wanted}
-            probe = train_program_probe([*rows, *further], robot, tuple(rows[0].rows), **common)
-            tried = [each for each, own in zip(rows, part, strict=True) if own == "test"]
-            asked = {key: wanted[key] for key in ("meaning", "ahead") if key in wanted}
-            read.setdefault(name, []).append(accuracies(probe, tried, robot, **asked))
-            if name == _OWN:
-                own_probe = probe
+            how: dict[str, Any] = {"rate": settings.rate, "further": further, **wanted}
+            read.setdefault(name, []).extend(read_by_seed(rows, robot, [seed], **how))
+        own_probe = train_program_probe(programs, robot, sites, rate=settings.rate, seed=seed)
         empty = train_program_probe(_elsewhere(programs, seed), robot, sites, rate=settings.rate, seed=seed)
         told = {
             "program-probe": (misses(own_probe, test), own_probe.threshold.value),
@@ -127,7 +121,7 @@ def _by_record(programs: list[WrittenProgram], robot: Robot, seed: int) -> dict[
     """The same questions of a record of the tokens, which holds all that any semantics needs and no model."""
     records, more = [recorded(each, robot) for each in programs], solved_programs(robot, seed)
     found: dict[str, _Way] = {}
-    for whose, meaning in (("its own", ACTIONS), (_OTHER[0], _OTHER[0])):
+    for whose, meaning in (("its own", ACTIONS), (OTHER_MEANINGS[0], OTHER_MEANINGS[0])):
         name = f"{whose}, off a record of the tokens"
         inner: dict[str, Any] = {"meaning": meaning, "inner": (256, 256)}
         found[f"{name}, linearly"] = records, [], {"meaning": meaning}

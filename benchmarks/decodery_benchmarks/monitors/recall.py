@@ -17,11 +17,11 @@ from decodery.models.torch.side_by_side import predicted
 from decodery.models.torch.transformer import Transformer
 from decodery.monitors.sae import silencing
 from decodery.training.cut import parameters
-from decodery.training.ranking import auroc
+from decodery.training.ranking import auroc, logistic
 from decodery.training.sae import train_sae
 from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer
 
-from .figures import Row, logistic, of_the_mean
+from .figures import Row, of_the_mean
 from .settings import WatchSettings
 
 NAME = "recall"

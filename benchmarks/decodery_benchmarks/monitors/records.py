@@ -8,11 +8,10 @@ from random import Random
 
 import torch
 
+from decodery.training.ranking import logistic
 from decodery_benchmarks.puzzles import drawn
 from decodery_benchmarks.puzzles.robot import ACTIONS, FACINGS, Robot, given
 from decodery_benchmarks.training.program_probe import WrittenProgram
-
-from .figures import logistic
 
 RECORD, _MORE = "record", 6000
 

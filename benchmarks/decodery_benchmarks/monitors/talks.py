@@ -9,10 +9,10 @@ import torch
 
 from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress
-from decodery.training.ranking import parts
+from decodery.training.ranking import logistic, parts, word_scores
 from decodery.training.sequential import ReadConversation, built_in_talks, hear, highest, relabelled, train_sequential
 
-from .figures import Judged, Row, detection, logistic, word_scores
+from .figures import Judged, Row, detection
 from .judge import Judge
 from .settings import WatchSettings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.side_by_side import predicted
-from decodery.training.card import check_of
+from decodery.training.card import check_folder as holds
 from decodery.training.cut import parameters, quantized
 from decodery.training.loop import History, TrainingPlan, train
 from decodery_benchmarks.puzzles.alphabet import END_ID, encoded
@@ -27,7 +28,7 @@ from decodery_benchmarks.training.puzzle_model import TransformerShape
 from .puzzle_model import SHAPES, random_transformer, save
 from .transductions import Transduction, sources
 
-check_folder = check_of(DESCRIPTION, "is no decoder of a transduction")
+check_folder = partial(holds, made=DESCRIPTION)
 
 BEHIND = ">"
 """Stands between a source and what is written of it; no source holds it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -18,7 +19,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.power_law import OperatorNets, PowerLaw, side_by_side
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
-from decodery.training.card import check_of
+from decodery.training.card import check_folder as holds
 from decodery.training.cut import parameters
 from decodery.training.loop import History, TrainingPlan, train
 from decodery_benchmarks.puzzles import Puzzle, drawn
@@ -26,7 +27,7 @@ from decodery_benchmarks.puzzles.alphabet import END_ID, VOCABULARY, encoded, to
 
 from .puzzle_model import save, solves, training_batch
 
-check_folder = check_of(DESCRIPTION, "is no PLDR-LLM")
+check_folder = partial(holds, made=DESCRIPTION)
 
 _KEPT = 16
 """Prompts whose operators are averaged for the ones that are kept."""

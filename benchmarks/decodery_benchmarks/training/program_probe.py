@@ -34,6 +34,9 @@ from decodery_benchmarks.puzzles.alphabet import END_ID, encoded, tokenizer
 from decodery_benchmarks.puzzles.robot import ACTIONS, FACINGS, Robot, State, given
 
 _TOGETHER, _BATCH, _EVERY = 32, 256, 50
+OTHER_MEANINGS = ("lrm", "rml", "mrl", "lmr", "mmr")
+"""Other meanings of m, l and r: two that turn all of them round, two that exchange a pair, and one under which two
+words mean the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,12 +139,11 @@ def train_program_probe(
 
     meaning: what the actions do to the states that are learned: another semantics has to be learned by a probe of its
     own, of the same size and from the same rows. inner: widths of hidden layers, () for a linear probe. ahead: learn
-    the state so many tokens later. Programs are split by prompt; the threshold is set on right programs of the
+    the state so many tokens later. Programs are split by `split`; the threshold is set on right programs of the
     calibration part. Raises SettingsError where there are too few.
     """
-    part = parts([each.prompt for each in programs], seed)
-    of = {name: [each for each, own in zip(programs, part, strict=True) if own == name] for name in set(part)}
-    if len(of) < 4 or len(of["train"]) < 8:
+    of = split(programs, seed)
+    if min(map(len, of.values())) < 1 or len(of) < 4 or len(of["train"]) < 8:
         raise SettingsError(f"{len(programs)} programs are too few to learn from and to test on: write more")
     sizes = {"x": robot.side, "y": robot.side, "facing": FACINGS}
     best: tuple[float, str, dict[str, torch.Tensor]] | None = None
@@ -163,6 +165,16 @@ def train_program_probe(
     threshold = Threshold.calibrated(misses(unset, harmless), rate, named)
     about["always"] = Threshold.calibrated(misses(unset, harmless, always=True), rate, named).facts()
     return Probe(tensors, site, "new", threshold, about, model)
+
+
+def split(programs: Ordered[WrittenProgram], seed: int) -> dict[str, list[WrittenProgram]]:
+    """Programs by part, split by prompt. A test program whose text another part has, too, is left out."""
+    part = parts([each.prompt for each in programs], seed)
+    found: dict[str, list[WrittenProgram]] = {}
+    for each, own in zip(programs, part, strict=True):
+        found.setdefault(own, []).append(each)
+    seen = {each.text for name, own in found.items() if name != "test" for each in own}
+    return found | {"test": [each for each in found.get("test", []) if each.text not in seen]}
 
 
 def misses(probe: Probe, programs: Ordered[WrittenProgram], *, always: bool = False) -> list[float]:
@@ -203,15 +215,53 @@ def evaluated(
             "mean log-probability": lambda each: each.doubt,
         },
         limit=lambda probe: probe.threshold.value,
+        words=lambda each: " ".join(each.text),
     )
-    probe, report = trial.run(programs, seed, "programs")
-    part = parts([each.prompt for each in programs], seed)
-    learned, test = (
-        [each for each, own in zip(programs, part, strict=True) if own == name] for name in ("train", "test")
-    )
+    of = split(programs, seed)
+    probe, report = trial.run([each for own in of.values() for each in own], seed, "programs")
+    learned, test = of["train"], of["test"]
     known, usual = accuracies(probe, test, robot), _by_place(learned, test, robot)
     states = {name: {"read": round(known[name], 4), "most frequent at its place": usual[name]} for name in known}
     return probe, report | {"states": states}
+
+
+def read_by_seed(
+    programs: Ordered[WrittenProgram],
+    robot: Robot,
+    seeds: Ordered[int],
+    *,
+    further: Ordered[WrittenProgram] = (),
+    meaning: str = ACTIONS,
+    ahead: int = 0,
+    **settings: Any,
+) -> list[dict[str, float]]:
+    """Of each seed how well the fields of distinct test programs are read (`accuracies`) by a probe of its own.
+
+    further: programs that are only learned from; settings: of `train_program_probe`.
+    """
+    found = []
+    for seed in seeds:
+        how: dict[str, Any] = {"meaning": meaning, "ahead": ahead, "seed": seed, **settings}
+        probe = train_program_probe([*programs, *further], robot, tuple(programs[0].rows), **how)
+        found.append(accuracies(probe, split(programs, seed)["test"], robot, meaning, ahead))
+    return found
+
+
+def controls(
+    programs: Ordered[WrittenProgram], untrained: Ordered[WrittenProgram], robot: Robot, seeds: Ordered[int]
+) -> dict[str, dict[str, Any]]:
+    """How well states are read under the language's semantics, under others, and off random weights.
+
+    untrained: the same programs with rows of a model of random weights. Each row is the mean over fields of the
+    balanced accuracy on distinct test programs, and the same by seed.
+    """
+    ways = {"its own semantics": (programs, ACTIONS), "random weights": (untrained, ACTIONS)}
+    ways |= {f"other semantics {meaning}": (programs, meaning) for meaning in OTHER_MEANINGS}
+    found = {}
+    for name, (rows, meaning) in ways.items():
+        by_seed = [float(np.mean(list(each.values()))) for each in read_by_seed(rows, robot, seeds, meaning=meaning)]
+        found[name] = {"read": round(float(np.mean(by_seed)), 4), "by seed": [round(each, 4) for each in by_seed]}
+    return found
 
 
 def _by_place(learned: Ordered[WrittenProgram], test: Ordered[WrittenProgram], robot: Robot) -> dict[str, float]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -26,7 +27,8 @@ from decodery.models.torch.side_by_side import predicted
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 from decodery.search.estimators import pass_at
-from decodery.training.card import check_of, write_card
+from decodery.training.card import CARD
+from decodery.training.card import check_folder as holds
 from decodery.training.cut import parameters, quantized
 from decodery.training.loop import History, TrainingPlan, train
 from decodery_benchmarks.puzzles import Puzzle, drawn
@@ -34,7 +36,7 @@ from decodery_benchmarks.puzzles.alphabet import END_ID, VOCABULARY, encoded, to
 
 from .solving import solved, text_of
 
-check_folder = check_of(DESCRIPTION, "is no puzzle model")
+check_folder = partial(holds, made=DESCRIPTION)
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ def save(model: Transformer, out: Path, card: str) -> None:
     with replacing(out / TOKENIZER) as temporary:
         tokenizer().backend.save(str(temporary), pretty=False)
     write_text(out / DESCRIPTION, Description(model.config, kept, {}, None).text())
-    write_card(out, card)
+    write_text(out / CARD, card)
 
 
 def _card(

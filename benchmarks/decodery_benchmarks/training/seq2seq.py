@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -18,7 +19,7 @@ from decodery.engine.request import Request
 from decodery.logits_sources.reads import Reads
 from decodery.models.families.t5 import save_t5
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
+from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.torch.encoder_decoder import (
     Block,
     Cross,
@@ -28,7 +29,8 @@ from decodery.models.torch.encoder_decoder import (
     Stack,
 )
 from decodery.models.torch.weights import Dense
-from decodery.training.card import check_of, write_card
+from decodery.training.card import CARD
+from decodery.training.card import check_folder as holds
 from decodery.training.loop import History, TrainingPlan, train
 from decodery.training.two_stacks import predicted
 from decodery_benchmarks.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
@@ -37,7 +39,7 @@ from decodery_benchmarks.training.distilled import DistillationRecipe
 from .distilled import check_teacher, distance, drawn, said
 from .transductions import Transduction, sources
 
-check_folder = check_of("config.json", "is no encoder-decoder model")
+check_folder = partial(holds, made="config.json")
 
 _NOTHING = -1
 
@@ -129,7 +131,7 @@ def train_seq2seq(
     )
     found = 1.0 - history.metrics[str(history.best_step)]["wrong"]
     save_t5(out, model, tokenizer().backend)
-    write_card(out, "".join(_card(kind, recipe, history, found, command, teacher)))
+    write_text(out / CARD, "".join(_card(kind, recipe, history, found, command, teacher)))
     return found
 
 

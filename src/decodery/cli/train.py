@@ -181,7 +181,7 @@ def command_of(name: str, entry: Mapping[str, Any], path: str, kind: Callable[[]
 
 def _run(name: str, kind: Kind, values: dict[str, Any]) -> None:
     from decodery.core.errors import SettingsError
-    from decodery.training.card import add_hours, carded
+    from decodery.training.card import check_folder, write_card
     from decodery.training.kind import Data, Run
 
     model, out, hours = values.pop("model", ""), Path(values.pop("out", None) or "."), values.pop("limit_hours")
@@ -189,7 +189,8 @@ def _run(name: str, kind: Kind, values: dict[str, Any]) -> None:
         settings = given(kind.settings, values)
     except SettingsError as error:
         raise click.UsageError(str(error)) from error
-    kind.check(out)
+    if kind.file:
+        check_folder(out, kind.file)
     for each in settings:
         if isinstance(each, Data):
             each.check()
@@ -206,8 +207,11 @@ def _run(name: str, kind: Kind, values: dict[str, Any]) -> None:
     if figures is not None:
         if kind.out == "folder":
             use = ready.rpartition(": ")[2].replace(str(out), "THIS_FOLDER")
-            carded(out, f"Made by decodery train {name}", use, run.command, figures)
-            add_hours(out, clock.hours)
+            if kind.model and "-m " not in use and "--model " not in use:
+                use = f"-m {run.model} {use}"
+            about = cleandoc(kind.about).partition("\n\n")[0].replace("MODEL", run.model)
+            made: dict[str, Any] = {"settings": settings, "command": run.command, "figures": figures}
+            write_card(out, name, about=about, use=use, hours=clock.hours, **made)
         click.echo(json.dumps({**figures, "hours": round(clock.hours, 4)}, indent=1))
     click.echo(ready)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from decodery.bench.searches.problems import read_problems
+from decodery.models.loaders.adapters import Adapter
 from decodery.scorers.sandbox import Sandbox
 from decodery.search.answers import AnswerExtractor
-from decodery.training.adapter import LoRARemaking, check_folder
+from decodery.training.adapter import LoRARemaking
 from decodery.training.grpo import GRPORecipe, train_grpo
 from decodery.training.kind import Data, Kind, Run
 from decodery.training.kind_data import ARGUMENT
@@ -65,7 +66,7 @@ KINDS = {
         (Rewarded(), GRPORecipe(), LoRARemaking()),
         "problems.jsonl -m MODEL --out adapter",
         model="to tune",
-        check=check_folder,
+        file=Adapter.FILE,
         without=("masked",),
     )
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,18 @@ from decodery.models.tokenizers.vocabularies import fitted
 from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.draft_length.specdec_pp import AcceptanceHead
 
-from .card import Card, check_of
+from .card import check_folder
 from .corpus import Corpus, TrainingText, check_texts
+from .held_out import HeldOut
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
-from .loop import TrainingPlan, batches, train
+from .loop import History, TrainingPlan, batches, content, train
 
 _SHARD = 32
 """Texts whose states are kept in one file."""
-check_folder = check_of(AcceptanceHead.FILE, "is no acceptance head")
+
+Examples = tuple[torch.Tensor, torch.Tensor]
+"""A draft model's states [n, hidden] float32 after tokens it drew, and the chances [n] that the target accepts them."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def train_acceptance(
     recipe: AcceptanceRecipe | None = None,
     facts: Mapping[str, Any] | None = None,
     progress: Progress = silent,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Train a head for `draft` drafting for `target` on texts the target has written.
 
     `out` is what `SpecDecPP` takes. An interrupted run goes on where it stopped.
@@ -80,80 +83,86 @@ def train_acceptance(
         facts: What else to write down beside the head.
 
     Returns:
-        "loss" and "constant": the weighted cross-entropy above that of a perfect judge (nats per judged token), on
-        held-out texts, of the head and of the best judge that always says the same; "acceptance": the mean chance of
-        acceptance there; "tokens": how many tokens were judged in all.
+        A report (`HeldOut.report`) of "loss", the weighted cross-entropy above that of a perfect judge (nats per judged
+        token), and "acceptance", the mean chance of acceptance; and "tokens", how many were judged in all.
     """
     recipe = recipe or AcceptanceRecipe()
-    check_folder(out)
+    check_folder(out, AcceptanceHead.FILE)
     draft = fitted(draft, target)
     check_texts(len(corpus))
     made = f"{corpus.facts} {_fingerprint(draft)} {recipe.kept} {recipe.seed}"
     examples = list(_examples(target, draft, corpus, out / "states", recipe, made, progress))
-    _, held_out = corpus.split()
-    held = set(held_out)
-    learned = [examples[number] for number in range(len(corpus)) if number not in held]
-    states, labels = (torch.cat(each) for each in zip(*learned, strict=True))
-    held_states, held_labels = (torch.cat(each) for each in zip(*(examples[n] for n in held_out), strict=True))
-    if not len(labels) or not len(held_labels):
+    learned, held_out = ([each for n in numbers if len((each := examples[n])[1])] for numbers in corpus.split())
+    if not learned or not held_out:
         raise SettingsError("the texts hold no token that the draft model could have drafted: write longer ones")
-    head = AcceptanceHead.random(states.shape[1], draft.vocab_size, depth=recipe.depth, seed=recipe.seed)
-    head.model = draft.fingerprint
-    # It begins as the best judge that always says the same, so that it can only get better.
-    head.output[0].zero_()
-    head.output[1].copy_(_best(labels.mean(), recipe.rejected))
-    parameters = head.parameters()
-    steps = max(1, round(recipe.epochs * len(labels) / recipe.batch))
-    order = batches(len(labels), min(recipe.batch, len(labels)), recipe.seed)
+    states, labels = _joined(learned)
+    known = HeldOut.of(held_out)
 
-    def loss(step: int) -> torch.Tensor:
-        rows = order(step)
-        return weighted_loss(head.scores(states[rows]), labels[rows], recipe.rejected)
+    def trained(labels: torch.Tensor, what: str) -> tuple[AcceptanceHead, History]:
+        head = AcceptanceHead.random(states.shape[1], draft.vocab_size, depth=recipe.depth, seed=recipe.seed)
+        head.model = draft.fingerprint
+        # It begins as the best judge that always says the same, so that it can only get better.
+        head.output[0].zero_()
+        head.output[1].copy_(_best(labels.mean(), recipe.rejected))
+        steps = max(1, round(recipe.epochs * len(labels) / recipe.batch))
+        order = batches(len(labels), min(recipe.batch, len(labels)), recipe.seed)
 
-    least = weighted_loss(_best(held_labels, recipe.rejected), held_labels, recipe.rejected)
+        def loss(step: int) -> torch.Tensor:
+            rows = order(step)
+            return weighted_loss(head.scores(states[rows]), labels[rows], recipe.rejected)
 
-    def validate() -> dict[str, float]:
-        scores = head.scores(held_states)
-        return {"loss": float(weighted_loss(scores, held_labels, recipe.rejected) - least)}
+        history = train(
+            head.parameters(),
+            loss,
+            TrainingPlan(steps, lr=recipe.lr, weight_decay=0.1, validate_every=max(1, steps // 20)),
+            out / "training",
+            validate=lambda: {"loss": _judged(known.choosing, head.scores, recipe)["loss"]},
+            metric="loss",
+            settings={"recipe": repr(recipe), "made": made, "labels": content([labels])},
+            progress=progress,
+            what=what,
+            own=True,
+        )
+        return head, history
 
-    plan = TrainingPlan(steps, lr=recipe.lr, weight_decay=0.1, validate_every=max(1, steps // 20))
-    settings = {"recipe": repr(recipe), "made": made}
-    history = train(
-        *(parameters, loss, plan, out),
-        validate=validate,
-        metric="loss",
-        settings=settings,
-        progress=progress,
-        what="training",
+    head, _ = trained(labels, "training")
+    mixed = labels[torch.from_numpy(np.random.default_rng(recipe.seed).permutation(len(labels)))]
+    control, _ = trained(mixed, "training the control")
+    always = _best(labels.mean(), recipe.rejected)
+
+    def tested(scores: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+        return known.measured(
+            lambda some: _judged(some, scores, recipe), "loss", lambda each: float(_weights(each[1], recipe).sum())
+        )
+
+    report = known.report(
+        tested(head.scores),
+        {"always the same": tested(lambda rows: always.expand(len(rows), 2))},
+        control=tested(control.scores),
     )
-    assert history.best is not None
-    always = _best(held_labels.mean(), recipe.rejected).expand(len(held_labels), 2)
-    scores = {
-        "loss": history.best,
-        "constant": float(weighted_loss(always, held_labels, recipe.rejected) - least),
-        "acceptance": float(held_labels.mean()),
-        "tokens": float(len(labels) + len(held_labels)),
-    }
-    head.facts.update({name: round(value, 5) for name, value in scores.items()}, **asdict(recipe), **(facts or {}))
+    report["tokens"] = sum(len(each) for _, each in examples)
+    head.facts.update(report, **asdict(recipe), **(facts or {}))
     head.save(out / AcceptanceHead.FILE)
-    known = facts or {}
-    Card(
-        "An acceptance head",
-        f"-m {known.get('model', 'MODEL')} --drafter draft-model:length=20 --draft-length specdec++:head=THIS_FOLDER",
-        "It predicts how likely a token of a draft model is accepted, and ends drafts before they are rejected "
-        "(SpecDec++: "
-        "Boosting Speculative Decoding via Adaptive Candidate Lengths, 2024), for the draft model "
-        f"{known.get('draft', 'that it was trained for')}.",
-        f"`{recipe}`, on {scores['tokens']:.0f} tokens drafted along {len(corpus)} texts that the model wrote; best "
-        "after "
-        f"{history.best_step} of {history.step} steps.",
-        str(known.get("command", "")),
-        "On held-out texts",
-        {"trained": scores},
-        "loss: cross-entropy above that of a perfect judge, in nats per token. constant: that of the best judge that "
-        "always says the same. acceptance: the mean probability of acceptance.",
-    ).write(out)
-    return scores
+    return report
+
+
+def _joined(examples: Sequence[Examples]) -> Examples:
+    states, labels = (torch.cat(each) for each in zip(*examples, strict=True))
+    return states, labels
+
+
+def _judged(
+    examples: Sequence[Examples], scores: Callable[[torch.Tensor], torch.Tensor], recipe: AcceptanceRecipe
+) -> dict[str, float]:
+    """The loss of scores of states above the least possible, and the mean chance of acceptance."""
+    states, labels = _joined(examples)
+    least = weighted_loss(_best(labels, recipe.rejected), labels, recipe.rejected)
+    found = weighted_loss(scores(states), labels, recipe.rejected)
+    return {"loss": float(found - least), "acceptance": float(labels.mean())}
+
+
+def _weights(labels: torch.Tensor, recipe: AcceptanceRecipe) -> torch.Tensor:
+    return labels + recipe.rejected * (1 - labels)
 
 
 def weighted_loss(scores: torch.Tensor, labels: torch.Tensor, rejected: float) -> torch.Tensor:
@@ -171,10 +180,6 @@ def _best(labels: torch.Tensor, rejected: float) -> torch.Tensor:
     """[..., 2] the scores that lose least on soft labels [...]."""
     sure = (labels / (labels + rejected * (1 - labels))).clamp(1e-6, 1 - 1e-6)
     return torch.stack((torch.zeros_like(sure), sure.logit()), dim=-1)
-
-
-Examples = tuple[torch.Tensor, torch.Tensor]
-"""A draft model's states [n, hidden] float32 after tokens it drew, and the chances [n] that the target accepts them."""
 
 
 @torch.no_grad()
@@ -287,7 +292,7 @@ class Drafted:
     draft: str = "smollm2-draft"
 
 
-def _learn(run: Run) -> dict[str, float]:
+def _learn(run: Run) -> dict[str, Any]:
     draft = run.of(Drafted).draft
     drafting, corpus = named(draft), own_texts(run, "text", top=0)
     facts, recipe = run.facts | {"draft": draft}, run.of(AcceptanceRecipe)
@@ -307,6 +312,6 @@ KINDS = {
         (OwnTexts(300, max_new_tokens=96), Drafted(), AcceptanceRecipe(seed=1)),
         "--draft smollm2-draft --out head",
         model="to draft for",
-        check=check_folder,
+        file=AcceptanceHead.FILE,
     )
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,17 +15,12 @@ from decodery.compression.each_linear import Made, size_of
 from decodery.core.errors import SettingsError
 from decodery.models.config import ModelConfig
 from decodery.models.loaders.adapters import Adapter, Columns, Thin, tuned
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.weights import Dense
 
-from .card import PER_TOKEN, Card, check_of
 from .corpus import Corpus
 from .kind import Kind, Run
 from .kind_data import CutFiles, cut_texts
 from .remade import CopyRecipe, Remade, Remaking, TrainedForm, TrainingProgress, learn
-
-check_folder = check_of(Adapter.FILE, "is no adapter")
 
 
 class AdaptedLinear(TrainedForm):
@@ -143,30 +137,23 @@ class LoRARemaking(Remaking):
         return AdaptedLinear(whole, part, progress_made if self.masked else None)
 
 
-def train_adapter(
-    target: LoadedModel,
-    corpus: Corpus,
-    out: Path,
-    remaking: S2FTRemaking | LoRARemaking,
-    *,
-    recipe: CopyRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> Adapter:
-    """Train an adapter for `target` on texts and leave it in the folder `out`, for the source `adapter`.
-
-    What is returned says in its facts what `judged` says of held-out texts, without it and with it, in the precision of
-    `target`. Interrupted, it goes on where it was when called again.
+def train_adapter(run: Run, corpus: Corpus, remaking: S2FTRemaking | LoRARemaking) -> Adapter:
+    """Train an adapter on texts, for the source `adapter`.
 
     Args:
+        run: Of the model.
         corpus: See `remade.learn`.
+        remaking: What learns.
+
+    Returns:
+        The adapter. Its facts have what `judged` says of held-out texts, without it and with it, in the precision of
+        the model.
 
     Raises:
         UnsupportedModel: For models that adapters do not go with.
         SettingsError: For other texts than the model's, and for masked training on texts without a prompt.
     """
-    recipe = recipe or CopyRecipe(lr=2e-4)
-    check_folder(out)
+    target, recipe = run.loaded, run.of(CopyRecipe)
     masked = isinstance(remaking, LoRARemaking) and remaking.masked
     if masked and not all(text.written for text in corpus):
         raise SettingsError(
@@ -176,7 +163,7 @@ def train_adapter(
         )
     original = transformable(target.model)
     remade = Remade(original, remaking)
-    learned = learn(remade, target, corpus, out, remaking, recipe, progress)
+    learned = learn(remade, run, corpus, remaking)
     count = sum(each.numel() for each in remade.parameters.values())
     facts = {
         "model": target.name,
@@ -185,24 +172,14 @@ def train_adapter(
         "texts": len(corpus),
         "parameters": count,
         "best step": learned.history.best_step,
-        "command": command,
+        "command": run.command,
     }
     found = adapter_of(remade, facts)
     # One that is masked is no model of its own, and is judged as it learned.
     after = remade.model if masked else tuned(original, found)
     scores = {"without": learned.measured(original), "with": learned.measured(after)}
     found = adapter_of(remade, facts | {"validation": scores})
-    found.save(out / Adapter.FILE)
-    Card(
-        f"An adapter for {target.name}",
-        f"-m {target.name} {usage(found)}",
-        how=f"{facts['made']}: {count:,} parameters, trained on {len(corpus):,} texts (`{recipe}`); best after "
-        f"{learned.history.best_step} steps.",
-        command=command,
-        where=f"On {learned.held.said()}, per token",
-        columns=scores,
-        explained=PER_TOKEN,
-    ).write(out)
+    found.save(run.out / Adapter.FILE)
     return found
 
 
@@ -239,8 +216,8 @@ class S2FTShares:
 
 
 def _learn(run: Run, remaking: Callable[[ModelConfig], S2FTRemaking | LoRARemaking]) -> dict[str, Any]:
-    made, recipe = remaking(transformable(run.loaded.model).config), run.of(CopyRecipe)
-    run.made = train_adapter(run.loaded, cut_texts(run), run.out, made, recipe=recipe, **run.how)
+    made = remaking(transformable(run.loaded.model).config)
+    run.made = train_adapter(run, cut_texts(run), made)
     found = run.made.facts["validation"]
     return {**found["with"], "baselines": {"without": found["without"]}}
 
@@ -267,7 +244,7 @@ KINDS = {
         (*_DATA, S2FTShares()),
         "notes.txt --out adapter",
         model="to tune",
-        check=check_folder,
+        file=Adapter.FILE,
     ),
     "lora": Kind(
         f"Train a LoRA adapter of MODEL on FILES.{_IMITATE}",
@@ -276,7 +253,7 @@ KINDS = {
         (*_DATA, LoRARemaking()),
         "notes.txt --rank 8 --out adapter",
         model="to tune",
-        check=check_folder,
+        file=Adapter.FILE,
     ),
 }
 

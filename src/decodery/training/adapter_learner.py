@@ -16,10 +16,10 @@ from decodery.models.loaders.adapters import Adapter
 from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 
-from .adapter import LoRARemaking, adapter_of, check_folder
-from .card import Card
+from .adapter import LoRARemaking, adapter_of
+from .card import check_folder
 from .data import TrainingText
-from .held_out import HeldOut, columns
+from .held_out import HeldOut
 from .loop import TrainingPlan, train
 from .remade import Remade
 from .training_batch import predictions, whole_batch
@@ -38,7 +38,7 @@ class AdapterLearner:
     """
 
     def __init__(self, lm: LLM, out: Path, remaking: LoRARemaking) -> None:
-        check_folder(out)
+        check_folder(out, Adapter.FILE)
         self.lm, self.out, self.remaking = lm, out, remaking
         self.original: Transformer = transformable(lm.model)
         self.remade = Remade(self.original, remaking)
@@ -105,7 +105,7 @@ class AdapterLearner:
             steps: How many.
             lr: Peak learning rate.
             settings: Whatever else a run depends on.
-            command: For the card.
+            command: For the facts.
             progress: Called with the steps done.
             higher: Whether the figure is best where it is highest.
         """
@@ -130,12 +130,4 @@ class AdapterLearner:
             "validation": report, "command": command,
         }  # fmt: skip
         adapter_of(self.remade, facts).save(self.out / Adapter.FILE)
-        Card(
-            f"An adapter for {self.lm.name}",
-            f"-m {self.lm.name} --logits-source adapter:file=THIS_FOLDER",
-            how=f"`{self.remaking}`, {settings}; best after {history.best_step} steps.",
-            command=command,
-            where=f"On {known.said('items')}",
-            columns=columns(report),
-        ).write(self.out)
         return report

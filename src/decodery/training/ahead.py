@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,9 +25,9 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.models.trained.artifact import TrainedPart
 
-from .card import LOSSLESS, Card
 from .corpus import Corpus, TrainingText
-from .held_out import HeldOut, columns
+from .held_out import HeldOut
+from .kind import Run
 from .loop import History, TrainingPlan, batches, train
 from .traced import TracedCache
 
@@ -38,12 +37,6 @@ EVERY = 9
 """Every so many texts one is held out where rates are counted: an odd number meets all temperatures."""
 RANKS = 10
 """Ranks whose rates are counted."""
-RATED = (
-    "accepted: tokens that are right before the first wrong one, which a pass emits beyond its own token if the most "
-    "likely ones are drafted. right_n: how often the most likely token at row n is the one of the text. cross_entropy: "
-    "against what the model expects there once it knows the tokens before, in nats."
-)
-"""What the figures are."""
 _COUNTED, _COUNTED_TEXTS = 48, 16
 """Places of a text where they are counted, and texts."""
 Made = TypeVar("Made", bound=TrainedPart)
@@ -283,9 +276,6 @@ class AheadPart:
     Attributes:
         what: The training, for its progress.
         file: The file in the output folder.
-        title: What it is called.
-        use: The drafter with its setting.
-        about: What it is.
         every: One text in so many is held out.
         alpha: Texts are learned from that hold a run of tokens each at least as likely.
         rated: Whether it is counted how often guesses are right.
@@ -293,40 +283,32 @@ class AheadPart:
 
     what: str
     file: str
-    title: str
-    use: str
-    about: str
     every: int = EVERY
     alpha: float = 0.0
     rated: bool = True
 
 
 def train_ahead(
-    target: LoadedModel,
+    run: Run,
     corpus: Corpus,
-    out: Path,
     trainee: AheadTrainee,
     recipe: AheadRecipe,
     part: AheadPart,
     made: Callable[[dict[str, Any], torch.Tensor | None], Made],
-    command: str,
-    progress: Progress,
 ) -> tuple[Made, History]:
-    """Let what learns in `trainee` learn, and leave it in `out`, going on from its checkpoint.
+    """Let what learns in `trainee` learn.
 
     Kept is what has the least cross-entropy on held-out texts: how often guesses are right needs many more places.
 
     Args:
-        target: The model that drafts.
+        run: Of the model that drafts.
         corpus: Texts it wrote.
-        out: The folder.
         trainee: What learns.
         recipe: How.
         part: How it is kept.
         made: The part, of its facts and of its rates.
-        command: For the card.
-        progress: Called with the steps done.
     """
+    target = run.loaded
     learned, held = shares(corpus, target, part.alpha, part.every)
     known = HeldOut.of([corpus[number] for number in held[:_HELD]])
     before = known.measured(trainee.figures, "accepted")
@@ -340,18 +322,18 @@ def train_ahead(
         trainee.parameters,
         loss,
         TrainingPlan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, recipe.steps // 4)),
-        out / "training",
+        run.training,
         validate=lambda: trainee.figures(known.choosing),
         metric="cross_entropy",
         settings={"recipe": asdict(recipe), "corpus": corpus.facts},
-        progress=progress,
+        progress=run.progress,
         what=part.what,
     )
-    rates = trainee.rates([corpus[number] for number in held], progress) if part.rated else None
+    rates = trainee.rates([corpus[number] for number in held], run.progress) if part.rated else None
     facts: dict[str, Any] = {
         "model": target.name,
         "vocabulary": target.model.config.vocabulary,
-        "command": command,
+        "command": run.command,
         "texts": len(corpus),
         "steps": history.step,
         "best_step": history.best_step,
@@ -359,17 +341,5 @@ def train_ahead(
         "recipe": asdict(recipe),
     }
     found = made(facts, rates)
-    found.save(out / part.file)
-    temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
-    Card(
-        f"{part.title} for {target.name}",
-        f"-m {target.name} --drafter {part.use}=THIS_FOLDER",
-        f"{part.about} {LOSSLESS} Nothing about the model itself was trained.",
-        f"`{facts['recipe']}`, from {len(corpus)} texts that {target.name} wrote at temperatures {temperatures}; best "
-        f"after {history.best_step} of {history.step} steps.",
-        command,
-        f"On {known.said()}, at positions evenly spread",
-        columns(facts["validation"]),
-        RATED,
-    ).write(out)
+    found.save(run.out / part.file)
     return found, history

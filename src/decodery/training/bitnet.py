@@ -11,12 +11,13 @@ from torch.nn.functional import linear
 from decodery.compression.bitnet import Measure, ternary, three
 from decodery.compression.each_linear import Made
 from decodery.core.errors import SettingsError
+from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.native.int8 import quantize_rows
 from decodery.models.torch.weights import Dense
 
 from .kind import Kind
 from .kind_data import OwnTexts
-from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, check_folder, copied
+from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, copied
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,6 @@ KINDS = {
         (OwnTexts(400, max_new_tokens=96), CopyRecipe(lr=1e-3), TernaryRemaking()),
         "--out ternary --steps 300",
         model="to copy",
-        check=check_folder,
+        file=DESCRIPTION,
     )
 }

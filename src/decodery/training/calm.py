@@ -23,11 +23,10 @@ from decodery.engine.request import Request
 from decodery.logits_sources.calm import CALM, Confidence
 from decodery.models.loaders.fields import read_json
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import Progress, write_text
 from decodery.models.trained.exits import EXITS, Exits
 from decodery.step.logits_source import LogitsSource
 
-from .card import Card, check_of
 from .data import write_texts
 from .exits import ExitChecks, fit_agreement
 from .kind import Kind, Run
@@ -37,7 +36,6 @@ TESTED = "tested.json"
 NEVER = 2.0
 """A threshold that no confidence reaches."""
 _TOGETHER = 16
-check_folder = check_of(EXITS, "holds no calibration")
 """Raises SettingsError where calibration would overwrite something else."""
 
 
@@ -123,21 +121,14 @@ def rouge_l(left: Sequence[int], right: Sequence[int]) -> float:
     return 2 * int(row[-1]) / (len(left) + len(right))
 
 
-def calibrate(
-    target: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    out: Path,
-    *,
-    recipe: CalmRecipe | None = None,
-    learned: Sequence[Sequence[int]] = (),
-    command: str = "",
-    progress: Progress = silent,
-) -> Exits:
-    """Calibrate the source `calm` for `target` on prompts, and write the threshold to the folder `out`.
+def calibrate(run: Run, prompts: Sequence[Sequence[int]], learned: Sequence[Sequence[int]] = ()) -> Exits:
+    """Calibrate the source `calm` on prompts.
 
-    Interrupted, it goes on after the last threshold that was tested when called again.
+    Interrupted, it goes on after the last threshold that was tested.
 
     Args:
+        run: Of the model.
+        prompts: Whose texts are compared.
         learned: Prompts of the texts that a classifier learns from, where that is the confidence; others than those of
             the test, whose losses would be too small otherwise.
 
@@ -145,8 +136,7 @@ def calibrate(
         SettingsError: For prompts so few that no threshold can pass or no classifier can be trained, and for models
             that cannot be left early.
     """
-    recipe = recipe or CalmRecipe()
-    check_folder(out)
+    target, out, recipe, progress = run.loaded, run.out, run.of(CalmRecipe), run.progress
     if not target.model.capabilities.layer_plans:
         raise SettingsError(f"{target.name} cannot be left early: use a model that this package runs itself")
     least = math.ceil(math.log(1 / recipe.epsilon) / (2 * recipe.delta**2))
@@ -177,7 +167,7 @@ def calibrate(
     chosen = recipe.source(threshold, classifier)
     facts: dict[str, Any] = {
         "model": target.name,
-        "command": command,
+        "command": run.command,
         "prompts": len(prompts),
         "delta": recipe.delta,
         "epsilon": recipe.epsilon,
@@ -189,23 +179,6 @@ def calibrate(
         *values, torch.tensor(rows, dtype=torch.float64, device="cpu"), facts, target.model.fingerprint, classifier
     )
     found.save(out / EXITS)
-    layers = target.model.config.num_layers
-    says = f"{threshold:g}" if threshold < NEVER else "none: the whole model writes every token"
-    Card(
-        f"Early exits of {target.name}",
-        f"-m {target.name} --logits-source calm:calibration=THIS_FOLDER",
-        f"Texts change: with probability {1 - recipe.epsilon:g} over the prompts of the test, their mean loss, 1 minus "
-        f"ROUGE-L with the texts of the whole model, is at most {recipe.delta:g} on prompts like those.",
-        f"Threshold: {says}; `{recipe}`, {len(prompts)} prompts."
-        + (f" The classifier learned from other texts: {about}." if about else ""),
-        command,
-        "Thresholds, in the order of the test, to the first that failed",
-        {
-            f"layers of {layers}": {row[0]: facts["layers"][str(row[0])] for row in rows},
-            "mean loss": {row[0]: row[1] for row in rows},
-            "p-value": {row[0]: row[2] for row in rows},
-        },
-    ).write(out)
     return found
 
 
@@ -267,8 +240,8 @@ def _learn(run: Run) -> dict[str, Any]:
     lines = own.lines()
     prompts = own.encoded(run, min(count, len(lines)) if lines else count)
     learned = prompts[own.texts :]
-    found = calibrate(run.loaded, prompts[: own.texts], run.out, recipe=recipe, learned=learned, **run.how)
-    return {"tested": found.tested.tolist()}
+    run.settings = (recipe, *run.settings)
+    return {"tested": calibrate(run, prompts[: own.texts], learned).tested.tolist()}
 
 
 KINDS = {
@@ -283,7 +256,7 @@ KINDS = {
         (OwnTexts(64, max_new_tokens=64), CalmRecipe(), Seed()),
         "--delta 0.25 --out calibration",
         model="to leave early",
-        check=check_folder,
+        file=EXITS,
         without=("tokens",),
     )
 }

@@ -24,7 +24,7 @@ from decodery.models.torch.weights import Dense
 from decodery.monitors.codebook import Codebooks, mean_of, nearest
 
 from .cut import parameters
-from .held_out import bootstrap
+from .held_out import CONTROL, bootstrap
 from .kind import Kind, Run
 from .kind_data import TextFiles
 from .loop import content, even_plan, train
@@ -40,12 +40,15 @@ class Coding(Hooks):
     Args:
         normed: Codes come near the normed rows, as in the paper, where the model learns to live with their length; else
             near the rows as they are, which a model that stays as it is needs.
+        order: Draws which row's codes each row gets; None for its own.
         lost: The squared distances that this came to, by hook point.
     """
 
-    def __init__(self, codes: Mapping[HookPoint, torch.Tensor], k: int, normed: bool) -> None:
+    def __init__(
+        self, codes: Mapping[HookPoint, torch.Tensor], k: int, normed: bool, order: torch.Generator | None = None
+    ) -> None:
         super().__init__({place.name + str(place.layer): place for place in codes}, {}, None)
-        self._codes, self._k, self._normed = codes, k, normed
+        self._codes, self._k, self._normed, self._order = codes, k, normed, order
         self.lost: list[torch.Tensor] = []
 
     def visit(self, place: HookPoint, rows: torch.Tensor) -> torch.Tensor:
@@ -54,6 +57,8 @@ class Coding(Hooks):
         codes = self._codes[place]
         with torch.no_grad():
             ids = nearest(rows, codes, self._k)
+            if self._order is not None:
+                ids = ids[torch.randperm(len(ids), generator=self._order, device="cpu").to(ids.device)]
         found = mean_of(codes, ids).flatten(1)
         wanted = in_groups(rows, codes.shape[0], self._normed).flatten(1)
         self.lost.append((found - wanted.detach()).square().mean())
@@ -161,33 +166,40 @@ def compared(
         k: codes that a row has.
 
     Returns:
-        Mean losses in nats per token: "without codes", "with codes", with codes "as begun", and with the mean code
-        alone in the place of every state, which says nothing of it; "more than without" and its 95 % "interval" by
-        bootstrap over texts, in pairs.
+        "without codes" in nats per token, and what each adds to it as "more than without", with its 95 % "interval" by
+        bootstrap over texts, in pairs: codes, and as baselines codes as they were begun, random ones of the same size,
+        and the mean code alone in the place of every state. The control gives each state the codes of another one.
     """
 
-    def losses(codes: Mapping[str, torch.Tensor], count: int) -> np.ndarray:
+    def losses(codes: Mapping[str, torch.Tensor], count: int, order: torch.Generator | None = None) -> np.ndarray:
         found = []
         for text in held:
             places = {hook_point(tap, model.config.num_layers): each for tap, each in codes.items()}
-            logits = predicted(model, text[None, :-1], Coding(places, count, False) if places else None)
+            logits = predicted(model, text[None, :-1], Coding(places, count, False, order) if places else None)
             found.append(float(cross_entropy(logits[0].float(), text[1:])))
         return np.array(found)
 
-    plain, coded = losses({}, k), losses(books, k)
-    means = {tap: each.mean(dim=1, keepdim=True) for tap, each in begun.items()}
-    apart = coded - plain
+    plain, draws = losses({}, k), torch.Generator().manual_seed(0)
+
+    def figures(codes: Mapping[str, torch.Tensor], count: int, order: torch.Generator | None = None) -> dict[str, Any]:
+        apart = losses(codes, count, order) - plain
+        return {"more than without": round(float(apart.mean()), 4), "interval": bootstrap(apart.tolist())}
+
+    def drawn(like: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(like.shape, generator=draws, dtype=torch.float32, device="cpu").to(like)
+        return like.mean(dim=1, keepdim=True) + noise * like.std(dim=1, keepdim=True)
+
+    baselines = {
+        "codes as begun": (begun, k),
+        "random codes": ({tap: drawn(each) for tap, each in begun.items()}, k),
+        "the mean alone": ({tap: each.mean(dim=1, keepdim=True) for tap, each in begun.items()}, 1),
+    }
     return {
-        "tested on": "texts that nothing was learned from",
-        "texts": len(held),
+        "tested on": f"{len(held)} texts that chose nothing",
         "without codes": round(float(plain.mean()), 4),
-        "with codes": round(float(coded.mean()), 4),
-        "more than without": round(float(apart.mean()), 4),
-        "interval": bootstrap(apart.tolist()),
-        "baselines": {
-            "codes as begun": round(float(losses(begun, k).mean()), 4),
-            "the mean alone": round(float(losses(means, 1).mean()), 4),
-        },
+        **figures(books, k),
+        "baselines": {name: figures(*each) for name, each in baselines.items()},
+        CONTROL: figures(books, k, draws),
     }
 
 
@@ -224,6 +236,7 @@ class CodebookSettings:
             default.
         codes: Codes of a codebook.
         k: Codes of a row.
+        seeds: Trainings with seeds of their own, of which the first is kept; the figure of each is printed.
         batch: Batch size in text pieces.
         seed: Random seed of order and initial weights.
     """
@@ -234,11 +247,12 @@ class CodebookSettings:
     steps: int = 200
     batch: int = 4
     lr: float = 5e-4
+    seeds: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.codes - 1, self.k, self.steps, self.batch) < 1:
-            raise SettingsError("codebooks need at least 2 codes, and k, steps and batch of at least 1")
+        if min(self.codes - 1, self.k, self.steps, self.batch, self.seeds) < 1:
+            raise SettingsError("codebooks need at least 2 codes, and k, steps, batch and seeds of at least 1")
         if self.k > self.codes:
             raise SettingsError(f"--k {self.k} is more than --codes {self.codes}: give a smaller --k")
 
@@ -248,21 +262,25 @@ def _learn(run: Run) -> dict[str, Any]:
     sites = given.sites or (f"mlp_out.{loaded.model.config.num_layers // 2}",)
     found = run.of(TextFiles).pieces(loaded, needed=6)
     held, learned = found[::5], [each for number, each in enumerate(found) if number % 5]
-    trained = train_codebook(
-        loaded.model,
-        reading(learned, given.batch),
-        sites,
-        codes=given.codes,
-        k=given.k,
-        steps=given.steps,
-        lr=given.lr,
-        held=torch.tensor(held, dtype=torch.int64, device="cpu"),
-        seed=given.seed,
-        facts={"model": loaded.name, "command": run.command},
-        **run.kept,
-    )
-    trained.save(run.out / Codebooks.FILE)
-    return {"sites": list(trained.sites), "k": given.k, **trained.facts["report"]}
+    made = [
+        train_codebook(
+            loaded.model,
+            reading(learned, given.batch),
+            sites,
+            codes=given.codes,
+            k=given.k,
+            steps=given.steps,
+            lr=given.lr,
+            held=torch.tensor(held, dtype=torch.int64, device="cpu"),
+            seed=seed,
+            facts={"model": loaded.name, "command": run.command},
+            **run.kept,
+        )
+        for seed in range(given.seed, given.seed + given.seeds)
+    ]
+    made[0].save(run.out / Codebooks.FILE)
+    by_seed = [each.facts["report"]["more than without"] for each in made]
+    return {"sites": list(sites), "k": given.k, **made[0].facts["report"], "more than without, by seed": by_seed}
 
 
 KINDS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,18 +12,13 @@ from torch.nn.functional import cross_entropy
 from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
 
-from .card import check_of
-from .kind import Kind
+from .kind import Kind, Run
 from .kind_data import TextFiles, from_pieces
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
-
-check_folder = check_of(CoprocessorWeights.FILE, "holds no coprocessor")
 
 
 @dataclass(frozen=True)
@@ -130,27 +124,17 @@ class CoprocessorTrainee:
         return torch.stack(found).mean(dim=0)
 
 
-def train_coprocessor(
-    target: LoadedModel,
-    texts: Sequence[Sequence[int]],
-    out: Path,
-    *,
-    recipe: CoprocessorRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> CoprocessorWeights:
-    """Train a coprocessor on `texts` and write it to `out`, for the cache policy `coprocessor`.
+def train_coprocessor(run: Run, texts: Sequence[Sequence[int]]) -> CoprocessorWeights:
+    """Train a coprocessor on `texts`, for the cache policy `coprocessor`.
 
     Each step reads a text up to one place without gradients and learns there, where the paper learns at many places of
-    a text at once. One text in eight is held out, and the step with the least loss there is what remains. Interrupted,
-    it goes on from its last checkpoint in `out` when called again.
+    a text at once. One text in eight is held out, and the step with the least loss there is what remains.
 
     Raises:
         SettingsError: For a model that is not in floating point.
         PromptError: For too few or too short texts.
     """
-    recipe = recipe or CoprocessorRecipe()
-    check_folder(out)
+    target, recipe = run.floating, run.of(CoprocessorRecipe)
     trainee = CoprocessorTrainee(differentiable(target.model, "coprocessors"), recipe)
     long_enough(texts, recipe.ahead + 2)
     examples = ExampleSplit(texts, recipe)
@@ -158,17 +142,16 @@ def train_coprocessor(
         trainee.tensors,
         trainee.loss,
         lambda some: {"loss": float(trainee.foreseen(some).mean())},
-        out,
+        run,
         data=as_ids(texts),
         what="training a coprocessor",
-        progress=progress,
     )
     alone, with_it = (
         [round(value, 4) for value in trainee.foreseen(examples.known.tested, each).tolist()] for each in (True, False)
     )
-    facts = examples.facts(command, history, **{"nats by place, alone": alone, "nats by place, trained": with_it})
+    facts = examples.facts(run.command, history, **{"nats by place, alone": alone, "nats by place, trained": with_it})
     found = CoprocessorWeights(kept(trainee.tensors), facts, target.model.fingerprint)
-    found.save(out / CoprocessorWeights.FILE)
+    found.save(run.out / CoprocessorWeights.FILE)
     return found
 
 
@@ -178,11 +161,11 @@ KINDS = {
 
         Text FILES are the training data. MODEL is read in floating point and does not change. Interrupt it with Ctrl-C:
         the same command continues.""",
-        from_pieces(train_coprocessor, CoprocessorRecipe),
+        from_pieces(train_coprocessor),
         "The coprocessor is ready: --cache-policy coprocessor:trained={out}",
         (TextFiles(), CoprocessorRecipe()),
         "notes.txt --out coprocessor",
         model="to help",
-        check=check_folder,
+        file=CoprocessorWeights.FILE,
     )
 }

@@ -24,16 +24,15 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.logits_sources.reads import Reads
-from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots, shapes
 
-from .card import LOSSLESS, Card, check_of
+from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .lines import read_lines
-from .loop import History, TrainingPlan, batches, train
+from .loop import TrainingPlan, batches, train
 from .two_stacks import read
 
 HELD_OUT = 9
@@ -44,8 +43,6 @@ _MOST_VALIDATED = 256
 
 Pair = tuple[list[int], list[int]]
 """A source, and what the model writes of it, its end included where it came to one."""
-
-check_folder = check_of(Slots.FILE, "holds no slots")
 
 
 @dataclass(frozen=True)
@@ -77,62 +74,53 @@ class CPPDRecipe:
             raise SettingsError("slots need layers, longest, symbols and batch of at least 1, and aside of at least 0")
 
 
-def train_cppd(
-    target: LoadedModel,
-    sources: Sequence[Sequence[int]],
-    out: Path,
-    *,
-    recipe: CPPDRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> Slots:
-    """Train slots for `target` on what it writes of `sources`, and write them to the folder `out`.
-
-    Interrupted, it goes on from what is in `out` when called again.
+def train_cppd(run: Run, sources: Sequence[Sequence[int]]) -> Slots:
+    """Train slots on what the model writes of `sources`.
 
     Raises:
         SettingsError: For a model without an encoder.
         PromptError: For too few sources.
     """
-    recipe, model = recipe or CPPDRecipe(), target.model
-    check_folder(out)
+    target, out, recipe, model = run.floating, run.out, run.of(CPPDRecipe), run.floating.model
     if not isinstance(model, EncoderDecoder):
         raise SettingsError("slots learn from what an encoder has read: name a model such as T5, or one made by train "
                             "seq2seq")  # fmt: skip
     if len(sources) < HELD_OUT:
         raise PromptError(f"there are {len(sources)} different sources to learn from: give at least {HELD_OUT}")
-    pairs = written(model, sources, target.tokenizer.eos_ids, recipe.longest + 1, out, progress)
-    held = [pair for number, pair in enumerate(pairs) if number % HELD_OUT == 0][:_MOST_VALIDATED]
+    pairs = written(model, sources, target.tokenizer.eos_ids, recipe.longest + 1, out, run.progress)
+    known = HeldOut.of([pair for number, pair in enumerate(pairs) if number % HELD_OUT == 0][: 2 * _MOST_VALIDATED])
     learned = [pair for number, pair in enumerate(pairs) if number % HELD_OUT]
     trainee = CPPDTrainee(model, learned, target.tokenizer.eos_ids, recipe)
     order = batches(len(learned), recipe.batch, recipe.seed)
+
+    def tested() -> dict[str, Any]:
+        return known.measured(lambda some: figures(model, trainee.slots, some), "passes")
+
+    before = tested()
     history = train(
         trainee.parameters,
         lambda step: trainee.loss([learned[number] for number in order(step)]),
         TrainingPlan(recipe.steps, lr=recipe.lr, warmup=0.05, validate_every=recipe.every),
         out / "training",
-        validate=lambda: figures(model, trainee.slots, held),
+        validate=lambda: figures(model, trainee.slots, known.choosing),
         metric="passes",
         enough=lambda values: values["passes"] == 1.0,
         settings={"recipe": asdict(recipe), "model": model.fingerprint, "texts": _digest(sources)},
-        progress=progress,
+        progress=run.progress,
         what="training slots",
     )
-    facts = _facts(target, len(pairs), recipe, history, command)
+    facts = {
+        "model": target.name,
+        "command": run.command,
+        "texts": len(pairs),
+        "best_step": history.best_step,
+        "validation": known.report(tested(), {"untrained": before}, "sources"),
+        "recipe": asdict(recipe),
+    }
     slots = trainee.slots
     kept = {name: tensor.detach() for name, tensor in slots.tensors.items()}
     found = Slots(kept, slots.tokens, slots.ends, facts, model.fingerprint)
     found.save(out / Slots.FILE)
-    Card(
-        f"Slots for {target.name}",
-        f"-m {target.name} --drafter cppd:slots=THIS_FOLDER",
-        f"They draft a short text at once, from what the encoder has read. {LOSSLESS}",
-        f"Learned from {len(pairs)} texts that the model wrote, of which every ninth was held out.",
-        command,
-        "On held-out sources",
-        {"trained": facts["validation"]},
-        "passes: of the decoder for a text. exact: texts that the slots alone predict. right: their tokens.",
-    ).write(out)
     return found
 
 
@@ -301,11 +289,6 @@ def emitted(said: Sequence[int], text: Sequence[int]) -> list[int]:
     return found
 
 
-def _facts(target: LoadedModel, texts: int, recipe: CPPDRecipe, history: History, command: str) -> dict[str, Any]:
-    made = {"model": target.name, "command": command, "texts": texts, "best_step": history.best_step}
-    return {**made, "validation": history.figures, "recipe": asdict(recipe)}
-
-
 @dataclass(frozen=True)
 class Sources(Data):
     """Short texts that a model reads.
@@ -321,11 +304,10 @@ class Sources(Data):
     texts: int = 8000
 
 
-def _learn(run: Run) -> dict[str, float]:
-    given, target = run.of(Sources), run.load("float32")
+def _learn(run: Run) -> dict[str, Any]:
+    given = run.of(Sources)
     lines = dict.fromkeys(read_lines(given.sources)[: given.texts])
-    encoded = [LLM(target).encode(line) for line in lines]
-    return dict(train_cppd(target, encoded, run.out, recipe=run.of(CPPDRecipe), **run.how).facts["validation"])
+    return dict(train_cppd(run, [LLM(run.floating).encode(line) for line in lines]).facts["validation"])
 
 
 KINDS = {
@@ -340,6 +322,6 @@ KINDS = {
         "sources.txt -m t5-model --out slots",
         model="to draft for",
         default=None,
-        check=check_folder,
+        file=Slots.FILE,
     )
 }

@@ -20,13 +20,10 @@ from decodery.core.errors import SettingsError
 from decodery.models.batch import Segment
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.dtype import choose_dtype
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
+from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, Weights
 
-from .ahead import RATED
-from .card import LOSSLESS, Card, check_of
 from .corpus import Corpus, TrainingText
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .draft import DraftSettings, check_target, temper, write_draft
@@ -35,8 +32,6 @@ from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, rounded, train
 from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predictions, training_batch
-
-check_folder = check_of(DESCRIPTION, "is no block drafter")
 
 _Judged = tuple[TrainingBatch, np.ndarray, np.ndarray]
 _JUDGED = 24
@@ -256,32 +251,24 @@ class _DEERTraining:
         return of_parts([part], self.kept, self.place), self.place[text.tokens[part.after[where] + 1]], where
 
 
-def train_deer(
-    target: LoadedModel,
-    corpus: Corpus,
-    out: Path,
-    *,
-    shape: DraftShape | None = None,
-    recipe: DeerRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> dict[str, Any]:
-    """Train a block drafter for `target` on text it wrote and write it to `out`, for `deer`.
-
-    Returns the report of the finished drafter, before it is quantized; see `HeldOut.report`. Interrupted, it goes on
-    from its last checkpoint in `out` when called again.
+def train_deer(run: Run, corpus: Corpus, shape: DraftShape | None = None) -> dict[str, Any]:
+    """Train a block drafter on text that the model wrote, for `deer`.
 
     Args:
+        run: Of the model.
         corpus: See `data.write_texts`, of which every twentieth text is held out.
+        shape: What it looks like.
+
+    Returns:
+        The report of the finished drafter, before it is quantized; see `HeldOut.report`.
     """
-    shape, recipe = shape or DraftShape(layers=3), recipe or DeerRecipe()
-    check_folder(out)
+    shape, target, out, recipe = shape or DraftShape(layers=3), run.loaded, run.out, run.of(DeerRecipe)
     model = check_target(target)
     corpus.of_vocabulary(model.vocab_size, target.name)
     learned, _ = corpus.split()
     kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
     draft = with_mask(cut_draft(model, shape, kept), recipe.block)
-    training_run = _DEERTraining(draft, corpus, recipe, progress)
+    training_run = _DEERTraining(draft, corpus, recipe, run.progress)
     facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
     told, before = [], training_run.measured()
     stages = ((1, "continuation", recipe.epochs, recipe.lr), (2, "refinement", recipe.refining, recipe.lr / 2))
@@ -289,26 +276,13 @@ def train_deer(
         if epochs:
             training_run.run(stage, epochs, lr, out / "training" / name, facts)
             told.append((f"after stage {stage}", training_run.measured()))
-    temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
-    card = Card(
-        f"A block drafter for {target.name}",
-        f"-m {target.name} --drafter deer:model=THIS_FOLDER",
-        f"A masked diffusion model that drafts up to {recipe.block} tokens in one pass. {LOSSLESS} `{shape}`. Linear "
-        "layers are int8.",
-        f"`{recipe}`: cut from {target.name} ({target.dtype}) and trained on {len(corpus)} texts that it wrote at "
-        f"temperatures {temperatures} (DEER: Draft with Diffusion, Verify with Autoregressive Models, 2025).",
-        command,
-        f"On {training_run.held.said()}, at positions evenly spread, in floating point",
-        {"untrained": before, **dict(told)},
-        RATED,
-    )
-    write_draft(quantized(draft), target, out, card)
+    write_draft(quantized(draft), target, out)
     return training_run.held.report(told[-1][1], {"untrained": before})
 
 
 def _learn(run: Run) -> dict[str, Any]:
     shape = run.of(DraftSettings).shape(check_target(run.loaded).config)
-    return train_deer(run.loaded, own_texts(run), run.out, shape=shape, recipe=run.of(DeerRecipe), **run.how)
+    return train_deer(run, own_texts(run), shape)
 
 
 KINDS = {
@@ -323,7 +297,7 @@ KINDS = {
         (OwnTexts(), DeerRecipe(), DraftSettings(layers=3)),
         "-m smollm2 --block 8 --out blocks",
         model="to draft for",
-        check=check_folder,
+        file=DESCRIPTION,
         without=("pretrain",),
     )
 }

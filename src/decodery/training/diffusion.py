@@ -21,7 +21,7 @@ from decodery.models.torch.side_by_side import SideBySide
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 
-from .card import Card, check_of
+from .card import check_folder
 from .held_out import HeldOut
 from .kind import Kind, Run
 from .lists import END, LEAST, MASK, MOST, VOCABULARY, ListExample, canvas_length, examples, ids, known, prompt_length
@@ -58,8 +58,6 @@ HELD = 1 << 32
 """Seeds of examples held out begin here; training's steps never come so far."""
 TESTED = 256
 """Examples that a finished model is tested on, beside as many that choose its best step."""
-
-check_folder = check_of(MODEL, "is no model")
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class DiffusionRecipe:
 
 
 def train_diffusion(
-    recipe: DiffusionRecipe, out: Path, *, command: str = "", validate_every: int = 100, progress: Progress = silent
+    recipe: DiffusionRecipe, out: Path, *, validate_every: int = 100, progress: Progress = silent
 ) -> History:
     """Train a model in the folder `out`, ready to be loaded.
 
@@ -119,7 +117,7 @@ def train_diffusion(
     k equally often, and the loss is the mean cross-entropy over these: the same optimum as LLaDA's loss over all
     masking rates, with less variance.
     """
-    check_folder(out)
+    check_folder(out, MODEL)
     model = untrained(recipe)
     held = Masked.draw(recipe, 256, HELD)
     # What a mixture of small MLPs costs is the sorting of rows, which such products only make dearer.
@@ -136,18 +134,6 @@ def train_diffusion(
         progress=progress, what="training",
     )  # fmt: skip
     write_llada(model, out)
-    example = " ".join(held_out(recipe, 1)[0].prompt)
-    Card(
-        "A small masked diffusion model of lists",
-        f"-m THIS_FOLDER --no-chat-template --max-new-tokens {recipe.canvas} --diffuse static",
-        f"It answers {', '.join(recipe.tasks)}, in the layout of LLaDA's checkpoints. A prompt has {recipe.prompt} "
-        "words, "
-        f"with fillers `_` in front, such as `{example}`; an answer has {recipe.canvas} positions.",
-        f"`{recipe}`, `{SIZES[recipe.size]}`. Best after {history.best_step} of {history.step} steps.",
-        command,
-        "On held-out examples that chose the best step, in nats a token",
-        {"trained": {"loss": history.best}},
-    ).write(out)
     return history
 
 
@@ -293,7 +279,7 @@ def held_out(recipe: DiffusionRecipe, count: int) -> list[ListExample]:
 
 def _learn(run: Run) -> dict[str, Any]:
     recipe = run.of(DiffusionRecipe)
-    train_diffusion(recipe, run.out, **run.how)
+    train_diffusion(recipe, run.out, progress=run.progress)
     return tested(run.out, recipe, untrained(recipe))
 
 
@@ -326,6 +312,6 @@ KINDS = {
         "The model is ready: --model {out} --no-chat-template --diffuse static",
         (DiffusionRecipe(),),
         "--size xs --tasks copy,reverse --out diffusion",
-        check=check_folder,
+        file=MODEL,
     )
 }

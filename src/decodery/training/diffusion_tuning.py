@@ -12,8 +12,7 @@ import torch
 from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 
-from .card import Card
-from .diffusion import HELD, DiffusionRecipe, Masked, check_folder, distance, parameters
+from .diffusion import HELD, DiffusionRecipe, Masked, distance, parameters
 from .kind import Data
 from .kind_data import ARGUMENT
 from .lists import MOST
@@ -73,7 +72,6 @@ def tune(
     out: Path,
     *,
     settings: Mapping[str, Any],
-    told: str,
     progress: Progress,
     what: str,
 ) -> History:
@@ -82,22 +80,12 @@ def tune(
     Args:
         held: The loss of what training does not see, the least of which tells what model is kept. It has to be of the
             kind that is trained on: by another one the model that training begins with may well stay the best.
-        told: How it was made, for its card.
     """
-    check_folder(out)
     history = train(
         parameters(model), loss, plan, out / "training",
         validate=lambda: {"loss": float(held())}, metric="loss", settings=settings, progress=progress, what=what,
     )  # fmt: skip
     write_llada(model, out)
-    use, worth = "-m THIS_FOLDER --no-chat-template --diffuse threshold", {"trained": {"loss": history.best}}
-    Card(
-        "A small masked diffusion model of lists",
-        use,
-        told,
-        where="On held-out examples that chose the best step",
-        columns=worth,
-    ).write(out)
     return history
 
 

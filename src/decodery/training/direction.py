@@ -12,18 +12,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from decodery.compression.base import transformable
 from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
 from decodery.engine.monitoring import monitor_states
 from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent
+from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
 from decodery.monitors.probe import Probe
 from decodery.monitors.recorder import Recorder
 from decodery.monitors.threshold import Threshold
 
 from .activations import Sites
 from .checkable import capitals
+from .cut import parameters
 from .evaluation import NOWHERE, Evaluation, doubts, keep_evaluated
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
@@ -31,6 +36,8 @@ from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .lines import read_labelled
 from .ranking import auroc, parts
 
+_RANDOM_AT_MOST = 2e9
+"""Parameters of the largest model that is read with random weights, too: it is loaded in 32 bits for that."""
 ASKED = "Say something."
 """What the sentences are answers to."""
 
@@ -138,9 +145,7 @@ def read_by(
     ]
 
 
-def evaluated(
-    read: Ordered[ReadStatement], train: Callable[[Ordered[ReadStatement]], Probe], seed: int
-) -> tuple[Probe, dict[str, Any]]:
+def evaluated(read: Ordered[ReadStatement], train: Callable[..., Probe], seed: int) -> tuple[Probe, dict[str, Any]]:
     """An axis of statements, and its report; see `Evaluation.run`.
 
     Args:
@@ -151,12 +156,15 @@ def evaluated(
     Returns:
         The axis, and its report of statements.
     """
+    return _trial(train).run(read, seed, "statements")
 
+
+def _trial(train: Callable[..., Probe]) -> Evaluation[ReadStatement, Probe]:
     def score(axis: Probe, items: Ordered[ReadStatement]) -> list[float]:
         rows = torch.stack([each.states[axis.site] for each in items])
         return (axis.logits(rows)[:, 0] * axis.facts["way"]).tolist()
 
-    trial = Evaluation[ReadStatement, Probe](
+    return Evaluation[ReadStatement, Probe](
         train,
         score,
         label=lambda each: each.statement.label,
@@ -166,8 +174,8 @@ def evaluated(
             "length": lambda each: each.tokens,
             "mean log-probability": lambda each: each.doubt,
         },
+        words=lambda each: each.statement.text,
     )
-    return trial.run(read, seed, "statements")
 
 
 def axis_by(read: Ordered[ReadStatement], kind: str, **settings: Any) -> Probe:
@@ -303,11 +311,42 @@ class Statements(Data):
         return read_by(lm, found, sites, progress)
 
 
+@torch.no_grad()
+def scrambled(loaded: LoadedModel, seed: int) -> LoadedModel:
+    """The same model with the entries of each of its tensors in a random order.
+
+    Args:
+        loaded: In floating point; it is changed.
+        seed: Of the order.
+
+    Raises:
+        UnsupportedModel: It is not in floating point, or not run by this package.
+    """
+    draws = torch.Generator().manual_seed(seed)
+    for tensor in parameters(transformable(loaded.model)).values():
+        tensor.requires_grad_(False)
+        order = torch.randperm(tensor.numel(), generator=draws, device="cpu").to(tensor.device)
+        tensor.copy_(tensor.flatten()[order].view_as(tensor))
+    return loaded
+
+
+def _small(model: LanguageModel) -> bool:
+    """Whether a model can be read with random weights, too."""
+    config = model.config
+    of_layers = config.num_layers * config.hidden_size * (4 * config.hidden_size + 3 * config.intermediate_size)
+    small = of_layers + config.vocab_size * config.hidden_size <= _RANDOM_AT_MOST
+    return small and isinstance(model, Transformer) and config.usual and not config.experts
+
+
 def _learn(run: Run) -> dict[str, Any]:
     asked, lm = run.of(Statements), run.lm
     read, chat = asked.read(lm, run.of(Sites).of(lm), run.progress), lm.chat_template is not None
     how: dict[str, Any] = {"kind": asked.kind, "model": lm.model.fingerprint, "seed": asked.seed, "facts": run.facts}
-    trained, report = evaluated(read, partial(axis_by, chat=chat, **how), asked.seed)
+    train = partial(axis_by, chat=chat, **how)
+    trained, report = evaluated(read, train, asked.seed)
+    if _small(lm.model):
+        random = asked.read(LLM(scrambled(run.load("float32"), asked.seed)), run.of(Sites).of(lm), run.progress)
+        report["baselines"]["random weights"] = _trial(train).again(random, asked.seed)
     more = {"site": trained.site, "variance": trained.facts["variance"]}
     return keep_evaluated(trained, report, run.out / Probe.FILE, **more)
 

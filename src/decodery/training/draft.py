@@ -26,16 +26,14 @@ from decodery.models.loaders.store import Progress, replacing, silent, write_tex
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Kept
 
-from .card import LOSSLESS, PER_TOKEN, Card, check_of
+from .card import check_folder
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, TrainingText
-from .held_out import HeldOut, columns
+from .held_out import HeldOut
 from .kind import Kind, Run
 from .kind_data import OwnTexts, cut_texts, own_texts
 from .loop import History, TrainingPlan, batches, train
 from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
-
-check_folder = check_of(DESCRIPTION, "is no draft")
 
 
 def check_target(target: LoadedModel) -> Transformer:
@@ -72,7 +70,6 @@ def train_draft(
     pretraining: Corpus | None = None,
     batch: int = 4,
     seed: int = 0,
-    command: str = "",
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Train a draft model for `target` on text it wrote and write it to `out`, ready to be loaded.
@@ -86,7 +83,7 @@ def train_draft(
         pretraining: Plain text to begin with, once over.
     """
     shape = shape or DraftShape()
-    check_folder(out)
+    check_folder(out, DESCRIPTION)
     model = check_target(target)
     learned, held = corpus.split_for(model.vocab_size, target.name)
     kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
@@ -101,27 +98,11 @@ def train_draft(
         training_run.run("pre-training", pretraining, numbers, once, out / "training" / "text", facts)
         facts["pretraining"] = pretraining.facts
     plan = plan or TrainingPlan(max(1, round(epochs * len(learned) / batch)))
-    history = training_run.run("aligning", corpus, learned, plan, out / "training" / "alignment", facts)
+    training_run.run("aligning", corpus, learned, plan, out / "training" / "alignment", facts)
     finished = quantized(draft)
     assert finished.weights.kept is not None
     report = known.report(training_run.measured(finished, known), {"untrained": before})
-    config, tokens = finished.config, sum(len(text.tokens) - text.written for text in corpus)
-    plain = "" if pretraining is None else f" It was pre-trained on {len(pretraining)} texts cut from files."
-    card = Card(
-        f"A draft model for {target.name}",
-        f"-m {target.name} --drafter {'nested' if shape.exits else 'draft-model'}:model=THIS_FOLDER",
-        f"{LOSSLESS} `{shape}`. {config.kept_tokens} of {config.vocab_size} tokens have a row in the table that is "
-        "embedding and head; the others are read as the most similar one and never predicted. Linear layers are int8.",
-        f"Cut from {target.name} ({target.dtype}) and trained on {tokens} tokens of {len(corpus)} texts that it "
-        "wrote, to "
-        f"predict what it predicted there (FastDraft: How to Train Your Draft, 2024).{plain} `{corpus.facts}`, seed "
-        f"{seed}. Best after {history.best_step} of {history.step} steps.",
-        command,
-        f"On {known.said()}, the trained one in int8, per token",
-        columns(report),
-        f"{PER_TOKEN} With a number: after so many layers.",
-    )
-    write_draft(finished, target, out, card)
+    write_draft(finished, target, out)
     return report
 
 
@@ -191,8 +172,8 @@ def temper(draft: Transformer, taught: TrainingBatch) -> None:
     draft.weights.norm.copy_(norm * 0.5 ** int(np.argmin(tried)))
 
 
-def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: Card) -> None:
-    """Write a quantized draft model with tokenizer, chat template and model card to the folder `out`."""
+def write_draft(draft: Transformer, target: LoadedModel, out: Path) -> None:
+    """Write a quantized draft model with tokenizer and chat template to the folder `out`."""
     fused.save(out / WEIGHTS, draft.weights)
     with replacing(out / TOKENIZER) as temporary:
         target.tokenizer.backend.save(str(temporary), pretty=False)
@@ -201,7 +182,6 @@ def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: Card) 
     )
     description = Description(draft.config, "int8", special, template, target.name)
     write_text(out / DESCRIPTION, description.text())
-    card.write(out)
 
 
 @dataclass(frozen=True)
@@ -252,7 +232,7 @@ def _learn(run: Run) -> dict[str, Any]:
         epochs=given.epochs,
         pretraining=plain,
         seed=given.seed,
-        **run.how,
+        progress=run.progress,
     )
 
 
@@ -278,8 +258,8 @@ def _learn_nested(run: Run) -> dict[str, Any]:
     given, config = run.of(NestedSettings), check_target(run.loaded).config
     inner = config.intermediate_size if given.inner is None else given.inner
     shape = fitting(DraftShape(max(given.exits), inner, given.tokens, exits=given.exits), config)
-    corpus = own_texts(run)
-    return train_draft(run.loaded, corpus, run.out, shape=shape, epochs=given.epochs, seed=given.seed, **run.how)
+    how: dict[str, Any] = {"epochs": given.epochs, "seed": given.seed, "progress": run.progress}
+    return train_draft(run.loaded, own_texts(run), run.out, shape=shape, **how)
 
 
 KINDS = {
@@ -288,11 +268,11 @@ KINDS = {
 
         MODEL must be one that decodery runs itself. 5 % of the texts are held out.""",
         _learn,
-        "the draft is ready: {out}",
+        "the draft is ready: --drafter draft-model:model={out}",
         (OwnTexts(), DraftSettings()),
         "-m smollm2 --texts 2000 --out draft",
         model="to draft for",
-        check=check_folder,
+        file=DESCRIPTION,
     ),
     "nested": Kind(
         """Train one draft model with exits at several depths, for --drafter nested:model=DIR.
@@ -305,6 +285,6 @@ KINDS = {
         (OwnTexts(), NestedSettings()),
         "-m smollm2 --exits 4/8/12 --out nested",
         model="to draft for",
-        check=check_folder,
+        file=DESCRIPTION,
     ),
 }

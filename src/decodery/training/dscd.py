@@ -15,7 +15,7 @@ from decodery.core.errors import SettingsError
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 
-from .diffusion import HELD, Masked, check_folder, distance, logits_at, tested, trained
+from .diffusion import HELD, MODEL, Masked, distance, logits_at, tested, trained
 from .diffusion_tuning import DiffusionModel, TuningRecipe, held_back, tune
 from .kind import Kind, Run
 from .lists import MASK, VOCABULARY, examples, ids
@@ -112,9 +112,7 @@ def losses(
     return consistency.clamp(0, _MOST_LOSS), data.clamp(0, _MOST_LOSS)
 
 
-def distil(
-    folder: Path, settings: SelfDistillationRecipe, out: Path, *, command: str = "", progress: Progress = silent
-) -> History:
+def distil(folder: Path, settings: SelfDistillationRecipe, out: Path, *, progress: Progress = silent) -> History:
     """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`.
 
     Called again, it goes on there.
@@ -137,17 +135,16 @@ def distil(
             [weighed(NestedMasks.draw(settings, HELD + number), settings.last) for number in range(4)]
         ).mean()
 
-    how = "trained on, as a control," if settings.control else "distilled"
     return tune(
         student, loss, held, settings.plan, out,
         settings={**asdict(settings), "teacher": teacher.fingerprint},
-        told=f"A model {how} by `{command}`.", progress=progress, what="distilling",
+        progress=progress, what="distilling",
     )  # fmt: skip
 
 
 def _learn(run: Run) -> dict[str, Any]:
     folder, settings = run.of(DiffusionModel).folder, run.of(SelfDistillationRecipe)
-    distil(folder, settings, run.out, **run.how)
+    distil(folder, settings, run.out, progress=run.progress)
     return tested(run.out, settings.recipe, trained(folder))
 
 
@@ -160,6 +157,6 @@ KINDS = {
         "The model is ready: --model {out} --no-chat-template --diffuse cad",
         (DiffusionModel(), SelfDistillationRecipe()),
         "diffusion --out student",
-        check=check_folder,
+        file=MODEL,
     )
 }

@@ -15,12 +15,14 @@ from decodery.core.errors import SettingsError
 from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 
-from .ranking import auroc, interval, parts
+from .held_out import CONTROL
+from .ranking import auroc, interval, parts, word_scores
 
 Item = TypeVar("Item")
 Part = TypeVar("Part")
 
-CONTROL = "shuffled labels"
+SEEDS = 3
+"""How many trainings, each with a split of its own, a report has the AUROC of."""
 NOWHERE = 1e9
 """A threshold that no score is above."""
 
@@ -30,26 +32,28 @@ class Evaluation(Generic[Item, Part]):
     """How a monitor is trained, and what it is compared with.
 
     Attributes:
-        train: the trained part of labelled items. What it learns from and chooses by are items of the parts "train",
-            "validation" and "calibration" of `ranking.parts`.
+        train: the trained part of labelled items, called with `seed=`. What it learns from and chooses by are items of
+            the parts "train", "validation" and "calibration" of `ranking.parts` with that seed.
         score: of each item, as the monitor has it for a whole text.
         label: whether an item is what the monitor looks for.
         group: what must not be both learned from and tested on.
         relabel: the first item with the label of the second.
         baselines: numbers of an item that need no monitor. The train part says which way round each is read.
         limit: the trained part flags scores above it; None where it flags nothing.
+        words: the text of an item, for a bag of its words as one more baseline.
     """
 
-    train: Callable[[Ordered[Item]], Part]
+    train: Callable[..., Part]
     score: Callable[[Part, Ordered[Item]], list[float]]
     label: Callable[[Item], bool]
     group: Callable[[Item], str]
     relabel: Callable[[Item, Item], Item]
     baselines: Mapping[str, Callable[[Item], float]]
     limit: Callable[[Part], float | None] = lambda part: None
+    words: Callable[[Item], str] | None = None
 
     def run(self, items: Ordered[Item], seed: int, unit: str) -> tuple[Part, dict[str, Any]]:
-        """Train the part, and the control, and test both.
+        """Train the part, others with further seeds, and the control, and test all of them.
 
         Args:
             items: what is learned from and tested on.
@@ -57,24 +61,30 @@ class Evaluation(Generic[Item, Part]):
             unit: what an item is, in the plural, such as "answers".
 
         Returns:
-            The trained part, and its report; see `figures`. The control is the same training on labels that were
+            The trained part, and its report; see `figures`. "auroc by seed" has that of this seed and of the next ones,
+            None where a split has too few items of a kind. The control is the same training on labels that were
             shuffled over all items, tested on such labels: its interval should hold 0.5.
 
         Raises:
             SettingsError: there are too few items to learn from.
         """
-        trained = self.train(items)
+        trained = self.train(items, seed=seed)
         found: dict[str, Any] = {"unit": unit} | self.tested(trained, items, seed)
+        others = [self.again(items, other) for other in range(seed + 1, seed + SEEDS)]
+        found["auroc by seed"] = [found["auroc"], *(each and each["auroc"] for each in others)]
         order = np.random.default_rng(seed).permutation(len(items))
         mixed = [self.relabel(one, items[at]) for one, at in zip(items, order.tolist(), strict=True)]
-        try:
-            control = self.train(mixed)
-        except SettingsError:
-            found[CONTROL] = None
-        else:
-            test = self._part(mixed, seed, "test")
-            found[CONTROL] = figures(self.score(control, test), *self._known(test))
+        found[CONTROL] = self.again(mixed, seed)
         return trained, found
+
+    def again(self, items: Ordered[Item], seed: int) -> dict[str, Any] | None:
+        """The `figures` of another training; None where there is too little to learn from."""
+        try:
+            part = self.train(items, seed=seed)
+        except SettingsError:
+            return None
+        test = self._part(items, seed, "test")
+        return figures(self.score(part, test), *self._known(test))
 
     def tested(self, trained: Part, items: Ordered[Item], seed: int) -> dict[str, Any]:
         """What a trained part and the baselines say of the test part of items."""
@@ -88,6 +98,11 @@ class Evaluation(Generic[Item, Part]):
             falls = auroc([measure(each) for each in learned], self._known(learned)[0]) < 0.5
             values = [-measure(each) if falls else measure(each) for each in test]
             found["baselines"][name] = figures(values, labels, groups)
+        if self.words is not None:
+            texts, known = ([self.words(each) for each in some] for some in (test, learned))
+            found["baselines"]["bag of words"] = figures(
+                word_scores(known, self._known(learned)[0], texts), labels, groups
+            )
         return found
 
     def _part(self, items: Ordered[Item], seed: int, name: str) -> list[Item]:

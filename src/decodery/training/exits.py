@@ -18,6 +18,7 @@ from decodery.models.trained.exits import ExitHeads, agreeing, unit
 
 from .corpus import Corpus
 from .features import FeatureStore
+from .held_out import HeldOut
 from .loop import TrainingPlan, batches, train
 
 HELD = 10
@@ -85,8 +86,9 @@ class ExitChecks:
 class ExitTexts:
     """Texts as a model reads them, by number.
 
-    Args:
+    Attributes:
         learned, held: The numbers of those to learn from and of those held out.
+        known: Of the held-out ones, the half that chooses and the half that is tested.
 
     Raises:
         SettingsError: If there is nothing to learn from or to hold out.
@@ -98,6 +100,7 @@ class ExitTexts:
         self.learned, self.held = ([n for n in part if self._rows(n)] for part in (learned, held))
         if not self.learned or not self.held:
             raise SettingsError(f"{self.corpus.folder} holds too few texts: at least {HELD} are needed")
+        self.known = HeldOut.of(self.held)
 
     def __getitem__(self, number: int) -> Places:
         seen = self.store[number]
@@ -141,7 +144,7 @@ def fit_agreement(reading: ExitTexts, out: Path, *, progress: Progress) -> tuple
         return binary_cross_entropy_with_logits(found, right.float(), weight=balance[right.long()])
 
     def validate() -> dict[str, float]:
-        return {"cross_entropy": float(loss(reading.held))}
+        return {"cross_entropy": float(loss(reading.known.choosing))}
 
     epochs, batch = 20, 8
     chosen = batches(len(reading.learned), batch, 0)
@@ -158,8 +161,8 @@ def fit_agreement(reading: ExitTexts, out: Path, *, progress: Progress) -> tuple
         progress=progress,
         what="training a classifier",
     )
-    found = classifier.detach()
-    sure = torch.cat([agreeing(reading[number].states, found).flatten() for number in reading.held]) >= 0.5
-    right = torch.cat([agrees[number].flatten() for number in reading.held])
+    found, tested = classifier.detach(), reading.known.tested
+    sure = torch.cat([agreeing(reading[number].states, found).flatten() for number in tested]) >= 0.5
+    right = torch.cat([agrees[number].flatten() for number in tested])
     balanced = [float((sure[right == each] == each).float().mean()) for each in (False, True) if (right == each).any()]
     return found, {"agreement": float(right.float().mean()), "balanced accuracy": sum(balanced) / len(balanced)}

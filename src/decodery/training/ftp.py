@@ -21,14 +21,13 @@ from decodery.core.topk import topk
 from decodery.logits_sources.ftp import Climb, Pruned
 from decodery.models.batch import Batch, Segment
 from decodery.models.layer_plan import LayerPlan
-from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.token_routers import TokenRouters, inputs, least_important, uniform
 from decodery.step.forward_request import run_sync, score
 
-from .card import Card, check_of
 from .corpus import Corpus, TrainingText
+from .held_out import HeldOut
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, known_figures, train
@@ -39,7 +38,6 @@ _LIKELY = 64
 """Of how many of the whole model's most likely tokens the divergence is computed; all others count as one."""
 _EVERY = 10
 """Schedules between two writings of what was tried."""
-check_folder = check_of(TokenRouters.FILE, "holds no routers")
 
 
 @dataclass(frozen=True)
@@ -280,27 +278,13 @@ def find_schedule(
     return evolve(loss, layers, recipe.sparsity, recipe.evolution, recipe.seed)
 
 
-def train_ftp(
-    target: LoadedModel,
-    learning: LanguageModel,
-    corpus: Corpus,
-    out: Path,
-    *,
-    recipe: FTPRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> TokenRouters:
-    """A schedule and routers for `target`, trained on its own texts and left in the folder `out`.
-
-    Args:
-        learning: The same model in floating point.
-        corpus: See `data.write_texts`, of which every twentieth text is held out.
+def train_ftp(run: Run, corpus: Corpus) -> TokenRouters:
+    """A schedule and routers, trained on the model's own texts, of which every twentieth is held out.
 
     Raises:
         SettingsError: For texts of another model, and for models whose layers cannot be run apart.
     """
-    recipe = recipe or FTPRecipe()
-    check_folder(out)
+    target, learning, out, recipe, progress = run.loaded, run.learning, run.out, run.of(FTPRecipe), run.progress
     model = target.model
     if not (model.capabilities.layer_plans and model.capabilities.policies and learning.capabilities.gradients):
         raise SettingsError(f"{target.name} cannot be pruned: use a model that this package runs itself")
@@ -308,41 +292,46 @@ def train_ftp(
     learned, others = (_usable(corpus, numbers, recipe) for numbers in corpus.split())
     schedule, losses = find_schedule(model, learned[: recipe.read], out, recipe, progress)
     routers = TokenRouters(schedule)
-    expected = [Expected.of(learning, text) for text in others]
+    known = HeldOut.of(others)
     contenders = {
         "static, uniform": TokenRouters(uniform(len(schedule), recipe.sparsity)),
-        "static, scheduled": TokenRouters(schedule),
+        "static, scheduled": routers,
+        "as many tokens at random": _Shuffled(schedule),
     }
     facts: dict[str, Any] = {
         "model": target.name,
-        "command": command,
+        "command": run.command,
         "recipe": asdict(recipe),
         "losses": {"first": losses[0], "best": min(losses)},
     }
     if recipe.steps:
-        routers = contenders["dynamic"] = TokenRouters.initial(schedule, recipe.width, recipe.seed)
-        history = train_routers(learning, routers, learned, others, out / "training", recipe, progress)
+        routers = TokenRouters.initial(schedule, recipe.width, recipe.seed)
+        history = train_routers(learning, routers, learned, known.choosing, out / "training", recipe, progress)
         facts["best_step"] = history.best_step
-    found = {name: [assess(learning, each, text, recipe) for text in expected] for name, each in contenders.items()}
-    facts["validation"] = {
-        name: dict(zip(("divergence", "sparsity"), np.mean(rows, axis=0).round(4).tolist(), strict=True))
-        for name, rows in found.items()
-    }
-    routers = replace(routers, facts=facts, model=model.fingerprint)
+    expected = {id(text): Expected.of(learning, text) for text in known.tested}
+
+    def tested(each: TokenRouters) -> dict[str, Any]:
+        def means(texts: Sequence[TrainingText]) -> dict[str, float]:
+            rows = [assess(learning, each, expected[id(text)], recipe) for text in texts]
+            return dict(zip(("divergence", "sparsity"), np.mean(rows, axis=0).tolist(), strict=True))
+
+        return known.measured(means, "divergence")
+
+    mixed = _Shuffled(schedule, routers.weights)
+    report = known.report(
+        tested(routers), {name: tested(each) for name, each in contenders.items()}, control=tested(mixed)
+    )
+    routers = replace(routers, facts=facts | {"validation": report}, model=model.fingerprint)
     routers.save(out / TokenRouters.FILE)
-    shares = ", ".join(f"{100 * each:.0f}" for each in routers.schedule)
-    Card(
-        f"Token routers for {target.name}",
-        f"-m {target.name} --logits-source ftp:routers=THIS_FOLDER",
-        f"Texts change: tokens of the prompt leave {routers.sparsity:.0%} of all layers out. The model itself was not "
-        "changed.",
-        f"Shares of tokens that skip each layer, in percent: {shares}.",
-        command,
-        "On held-out texts, after a pruned prompt",
-        facts["validation"],
-        "divergence: from the whole model, in nats per token. sparsity: the share of layers that tokens skip.",
-    ).write(out)
     return routers
+
+
+class _Shuffled(TokenRouters):
+    """Routers that take each token for another one."""
+
+    def skips(self, layer: int, importance: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+        order = torch.randperm(len(importance), generator=torch.Generator().manual_seed(layer), device="cpu")
+        return super().skips(layer, importance[order], free)
 
 
 def _usable(corpus: Corpus, numbers: Sequence[int], recipe: FTPRecipe) -> list[TrainingText]:
@@ -359,9 +348,8 @@ def _usable(corpus: Corpus, numbers: Sequence[int], recipe: FTPRecipe) -> list[T
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    recipe, corpus = replace(run.of(FTPRecipe), evolution=run.of(Evolution)), own_texts(run)
-    found = train_ftp(run.loaded, run.learning, corpus, run.out, recipe=recipe, **run.how)
-    return dict(found.facts["validation"])
+    run.settings = (replace(run.of(FTPRecipe), evolution=run.of(Evolution)), *run.settings)
+    return dict(train_ftp(run, own_texts(run)).facts["validation"])
 
 
 KINDS = {
@@ -375,6 +363,6 @@ KINDS = {
         (OwnTexts(400), FTPRecipe(), Evolution()),
         "--sparsity 0.2 --out routers",
         model="to prune",
-        check=check_folder,
+        file=TokenRouters.FILE,
     )
 }

@@ -19,18 +19,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
 from decodery.models.hooks import HookPoint, Hooks
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
+from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.models.trained.micro_steps import MicroSteps, quarters, shapes
 
-from .card import Card, check_of
 from .corpus import Corpus, TrainingText
 from .cut import changeable, parameters, quantized
 from .draft import write_draft
 from .held_out import HeldOut
-from .kind import Kind
+from .kind import Kind, Run
 from .kind_data import OwnTexts, from_own_texts
 from .loop import History, TrainingPlan, batches, rounded, train
 
@@ -40,7 +38,6 @@ SURE, SURER, ENDS = 0.05, 0.3, 0.5
 LEAST = 1.05
 """Entropy in nats below which a token joins a group, the share of its group's highest below which it does, too, and
 what the loss of the stop head weighs; how many tokens a group has on average, at least, to be worth learning."""
-check_folder = check_of(MicroSteps.FILE, "holds no micro steps")
 _HELD = 64
 Grouped = tuple[TrainingText, list[int]]
 """A text, and the sizes of the groups of what was written."""
@@ -296,29 +293,16 @@ class HamburgerTraining:
         return {**found, "tokens of a group": tokens / max(1, counts["first"])}
 
 
-def train_hamburger(
-    target: LoadedModel,
-    corpus: Corpus,
-    out: Path,
-    *,
-    recipe: HamburgerRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> MicroSteps:
-    """Train micro steps for `target` on its own texts, and leave them in the folder `out`.
+def train_hamburger(run: Run, corpus: Corpus) -> MicroSteps:
+    """Train micro steps on the model's own texts, of which every twentieth is held out.
 
-    Where the model learns, too, its copy is left in the folder `model` there, in int8, and the parts are for that one.
-    Interrupted, it goes on from what is in `out` when called again.
-
-    Args:
-        corpus: See `data.write_texts`, with its most likely tokens; every twentieth text is held out.
+    Where the model learns, too, its copy is left in the folder `model`, in int8, and the parts are for that one.
 
     Raises:
         SettingsError: For texts of another model or without most likely tokens.
         UnsupportedModel: For a model that groups cannot be learned with.
     """
-    recipe, model = recipe or HamburgerRecipe(), target.model
-    check_folder(out)
+    target, out, recipe, model = run.loaded, run.out, run.of(HamburgerRecipe), run.loaded.model
     if not isinstance(model, Transformer):
         raise UnsupportedModel(f"{target.name} cannot learn groups: use a model that this package runs itself")
     config = model.config
@@ -339,35 +323,25 @@ def train_hamburger(
     base = changeable(model)
     training_run = HamburgerTraining(base, untrained(base, recipe), recipe, learned, HeldOut.of(held))
     before = rounded(training_run.held.measured(training_run.figures, "loss"))
-    history = training_run.run(out / "training", {"corpus": corpus.facts, "model": model.fingerprint}, progress)
+    history = training_run.run(out / "training", {"corpus": corpus.facts, "model": model.fingerprint}, run.progress)
     values = rounded(training_run.held.measured(training_run.figures, "loss"))
     facts = {
         "model": target.name,
-        "command": command,
+        "command": run.command,
         "texts": len(corpus),
         "best_step": history.best_step,
         "before": before,
         "validation": training_run.held.report(values, {"before": before}),
         "recipe": asdict(recipe),
     }
-    named, fingerprint = target.name, model.fingerprint
+    fingerprint = model.fingerprint
     if recipe.base_lr:
         tuned = quantized(base)
-        named, fingerprint = str(out / MODEL), tuned.fingerprint
-        card = Card(f"{target.name}, tuned to read groups of tokens", f"-m {named}", command=command)
-        write_draft(tuned, target, out / MODEL, card)
+        fingerprint = tuned.fingerprint
+        write_draft(tuned, target, out / MODEL)
     parts = training_run.parts
     found = MicroSteps(parts.tensors, parts.taps, parts.heads, parts.kv_heads, parts.theta, facts, fingerprint)
     found.save(out / MicroSteps.FILE)
-    Card(
-        f"Micro steps for {named}",
-        f"-m {named} --logits-source hamburger:micro=THIS_FOLDER",
-        "Texts change: tokens after the first of a group are written by a small decoder, and nothing checks them.",
-        f"`{recipe}`, from {len(corpus)} of its own texts; best after {history.best_step} steps.",
-        command,
-        f"On {training_run.held.said()}, cut into groups where the model was sure",
-        {"before": before, "after": values},
-    ).write(out)
     return found
 
 
@@ -377,7 +351,7 @@ KINDS = {
 
         Texts are cut into groups where MODEL was sure of the next token. A copy of MODEL is trained too and saved in
         DIR/model, unless --base-lr is 0.""",
-        from_own_texts(train_hamburger, HamburgerRecipe),
+        from_own_texts(train_hamburger),
         lambda run: (
             f"Groups are ready: -m {run.out / MODEL if run.of(HamburgerRecipe).base_lr else run.model} "
             f"--logits-source hamburger:micro={run.out}"
@@ -385,6 +359,6 @@ KINDS = {
         (OwnTexts(max_new_tokens=128), HamburgerRecipe()),
         "--out groups",
         model="to train",
-        check=check_folder,
+        file=MicroSteps.FILE,
     )
 }

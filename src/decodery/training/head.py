@@ -19,8 +19,6 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.loaders.dtype import choose_dtype
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.speculative.drafters.falcon import FalconHead
@@ -28,7 +26,6 @@ from decodery.speculative.heads.drafter import head_named
 from decodery.speculative.heads.head import HEAD, BoundHead, TrainedHead
 from decodery.speculative.heads.parts import Parts
 
-from .card import LOSSLESS, Card, check_of
 from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown, read_prompts, write_shown
@@ -43,7 +40,6 @@ from .loop import History, TrainingPlan, batches, rounded, train
 TOP = 64
 """Most likely tokens of the target that are learned from at every place."""
 _HELD = 48
-check_folder = check_of(HEAD, "is no draft head")
 
 
 @dataclass(frozen=True)
@@ -78,33 +74,33 @@ class HeadRecipe:
 
 
 def train_head(
-    target: LoadedModel,
+    run: Run,
     kind: type[BoundHead],
     corpus: Corpus,
-    out: Path,
     *,
     shape: Mapping[str, Any] | None = None,
-    recipe: HeadRecipe | None = None,
-    command: str = "",
     shown: Shown | None = None,
     start: TrainedHead | None = None,
-    progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Train a head of a kind on texts that `target` has written; `out` is what its drafter takes.
+    """Train a head of a kind on texts that the model has written; its folder is what the drafter takes.
 
-    Returns the report of the finished int8 head, see `HeldOut.report`. Interrupted, it goes on from its last checkpoint
-    in `out` when called again; the best head up to that checkpoint is in `out`, too.
+    Interrupted, it leaves the best head up to its last checkpoint, too.
 
     Args:
+        run: Of the model.
+        kind: What is trained.
+        corpus: The texts. Every twentieth is held out.
         shape: What the kind's `untrained` takes beside the model.
         shown: Texts after embeddings, from which it learns more and more in the second half of its steps, in place of
             the others, and by which it is then judged. Every twentieth text is held out.
         start: An earlier head of this kind that the training begins with.
+
+    Returns:
+        The report of the finished int8 head, see `HeldOut.report`.
     """
-    recipe = recipe or HeadRecipe()
+    target, out, recipe, progress = run.loaded, run.out, run.of(HeadRecipe), run.progress
     if recipe.glance and not issubclass(kind, FalconHead):
         raise SettingsError(f"glance is for heads of falcon, not of {kind.kind}: leave it out")
-    check_folder(out)
     model = target.model
     if not isinstance(model, Transformer):
         raise SettingsError(f"{target.name} does not run in this package's own transformer: no head is trained for it")
@@ -134,7 +130,7 @@ def train_head(
     before = training_run.measured(head)
     plan = TrainingPlan(steps, lr=recipe.lr, warmup=0.05, clip=0.5, validate_every=max(1, min(100, steps // 10)))
     begun = {} if start is None else {"start": dict(start.facts)}
-    made = {"command": command, "target": target.name, **asdict(recipe)}
+    made = {"command": run.command, "target": target.name, **asdict(recipe)}
 
     def keep(best: Mapping[str, torch.Tensor], history: History, scores: Mapping[str, Any]) -> dict[str, Any]:
         """Leave the head with these parameters in `out`; what its file says of it."""
@@ -161,24 +157,6 @@ def train_head(
     )
     facts = keep(training_run.parameters, history, {})
     scores = {name: facts[name] for name in before}
-    tokens = sum(len(text.tokens) - text.written for text in corpus)
-    columns = {
-        name: {
-            depth: f"{values[each]:.1%}" for depth in range(1, DEPTHS + 1) if (each := f"agreement.{depth}") in values
-        }
-        for name, values in (("untrained", before), ("trained", scores))
-    }
-    Card(
-        f"A draft head for {target.name}",
-        f"-m {target.name} --drafter {kind.kind}:head=THIS_FOLDER",
-        f"It drafts from the hidden states of {target.name}. {LOSSLESS}",
-        f"`{recipe}`, on {tokens} tokens that {target.name} wrote in {len(corpus)} texts; best after {facts['steps']} "
-        "steps. Linear layers are int8.",
-        command,
-        "How often its most likely token is the one of the model, by the number of tokens ahead, on "
-        + training_run.held.said(),
-        columns,
-    ).write(out)
     return training_run.held.report(scores, {"untrained": before})
 
 
@@ -301,7 +279,7 @@ def _learn(run: Run) -> dict[str, Any]:
             seed=recipe.seed,
             progress=run.progress,
         )
-    return train_head(loaded, run.made, corpus, run.out, shape=shape, recipe=recipe, shown=shown, **run.how)
+    return train_head(run, run.made, corpus, shape=shape, shown=shown)
 
 
 KINDS = {
@@ -315,6 +293,6 @@ KINDS = {
         (OwnTexts(), HeadKind(), HeadRecipe()),
         "--kind eagle-3 -m smollm2 --out head",
         model="to draft for",
-        check=check_folder,
+        file=HEAD,
     )
 }

@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,10 @@ import torch
 from decodery.core.errors import PromptError, SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.head_gates import HeadGates
 
-from .card import check_of
 from .kind import Kind, Run
 from .kind_data import TextFiles, shown
 from .one_by_one import ExampleSplit
@@ -45,7 +41,6 @@ WORDS = (
     "cloud",
     "violin",
 )
-check_folder = check_of(HeadGates.FILE, "holds no head gates")
 
 
 @dataclass(frozen=True)
@@ -185,26 +180,16 @@ class HeadGateTrainee:
         return float(torch.stack(found).mean())
 
 
-def train_head_gates(
-    target: LoadedModel,
-    documents: Sequence[Document],
-    out: Path,
-    *,
-    recipe: GateRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> HeadGates:
-    """Learn which heads the answers of `documents` need, and write the gates to `out`, for `lserve`.
+def train_head_gates(run: Run, documents: Sequence[Document]) -> HeadGates:
+    """Learn which heads the answers of `documents` need, for `lserve`. The model stays as it is.
 
-    One document in eight is held out, and the step with the least loss there is what remains. Interrupted, it goes on
-    from its last checkpoint in `out` when called again. The model stays as it is.
+    One document in eight is held out, and the step with the least loss there is what remains.
 
     Raises:
         SettingsError: For a model that is not in floating point.
         PromptError: For too few documents.
     """
-    recipe = recipe or GateRecipe()
-    check_folder(out)
+    target, recipe = run.floating, run.of(GateRecipe)
     trainee = HeadGateTrainee(differentiable(target.model, "head gates"), recipe)
     examples = ExampleSplit(documents, recipe, "documents")
 
@@ -216,21 +201,19 @@ def train_head_gates(
         {"gates": trainee.gates},
         lambda document, _: trainee.loss(document),
         figures,
-        out,
+        run,
         data=[[each.tokens.tolist(), each.rows.tolist()] for each in documents],
         what="training head gates",
-        progress=progress,
     )
-    facts = examples.facts(command, history)
+    facts = examples.facts(run.command, history)
     found = HeadGates(trainee.gates.detach().clamp(0, 1).cpu(), facts, target.model.fingerprint)
-    found.save(out / HeadGates.FILE)
+    found.save(run.out / HeadGates.FILE)
     return found
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    target, recipe = run.floating, run.of(GateRecipe)
-    documents = hide_keys(target.tokenizer, run.of(TextFiles).pieces(target), seed=recipe.seed)
-    return shown(train_head_gates(target, documents, run.out, recipe=recipe, **run.how).facts)
+    texts, seed = run.of(TextFiles).pieces(run.floating), run.of(GateRecipe).seed
+    return shown(train_head_gates(run, hide_keys(run.floating.tokenizer, texts, seed=seed)).facts)
 
 
 KINDS = {
@@ -244,6 +227,6 @@ KINDS = {
         (TextFiles(), GateRecipe()),
         "notes.txt --out gates",
         model="whose heads are classified",
-        check=check_folder,
+        file=HeadGates.FILE,
     )
 }

@@ -121,11 +121,12 @@ def evaluated(
         test examples with the behaviour, and of those without it, on which it wrote a code of the behaviour's.
     """
 
-    def learn(items: Ordered[Read]) -> HeadCodes:
+    def learn(items: Ordered[Read], seed: int) -> HeadCodes:
         part = parts([each.example.group for each in items], seed)
         known = [each for each, own in zip(items, part, strict=True) if own != "test"]
         texts = [each.rows.float() for each in known]
-        return train(torch.stack([rows[0] for rows in texts]), [each.example.positive for each in known], texts=texts)
+        rows, labels = torch.stack([each[0] for each in texts]), [each.example.positive for each in known]
+        return train(rows, labels, texts=texts, seed=seed)
 
     trial = Evaluation[Read, HeadCodes](
         learn,
@@ -139,6 +140,7 @@ def evaluated(
             "mean log-probability of the prompt": lambda each: each.doubt,
         },
         limit=lambda codes: codes.threshold.value,
+        words=lambda each: each.example.prompt,
     )
     trained, report = trial.run(read, seed, "texts")
     part = parts([each.example.group for each in read], seed)

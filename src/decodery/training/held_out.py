@@ -12,11 +12,8 @@ from .loop import rounded
 
 Item = TypeVar("Item")
 
-
-def columns(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The columns of a card of what `HeldOut.report` says: the baselines, and what was trained."""
-    own = {name: value for name, value in report.items() if name not in ("tested on", "baselines")}
-    return {**report["baselines"], "trained": own}
+CONTROL = "shuffled labels"
+"""What the same training on labels that say nothing is called in a report."""
 
 
 def bootstrap(
@@ -55,7 +52,11 @@ class HeldOut(Generic[Item]):
         return cls(choosing, list(items[1::2]) if len(items) > 1 else choosing)
 
     def report(
-        self, after: Mapping[str, Any], baselines: Mapping[str, Mapping[str, Any]], unit: str = "texts"
+        self,
+        after: Mapping[str, Any],
+        baselines: Mapping[str, Mapping[str, Any]],
+        unit: str = "texts",
+        control: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """What a kind prints: what it was tested on, its figures, and those of its baselines.
 
@@ -63,9 +64,11 @@ class HeldOut(Generic[Item]):
             after: What `measured` said of what was trained.
             baselines: The same of what it is compared with, by name.
             unit: What an item is, in the plural.
+            control: The same of what was trained on shuffled labels.
         """
         compared = {name: rounded(each) for name, each in baselines.items()}
-        return {"tested on": self.said(unit), **rounded(after), "baselines": compared}
+        shuffled = {} if control is None else {CONTROL: rounded(control)}
+        return {"tested on": self.said(unit), **rounded(after), "baselines": compared, **shuffled}
 
     def said(self, unit: str = "texts") -> str:
         """What was tested on, for a report.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,19 +19,14 @@ from decodery.models.batch import Segment
 from decodery.models.hooks import Intervention, Tap
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.loaders.drafts import TRANSFER
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.transfer import Transfer
 
 from .ahead import AheadPart, AheadRecipe, AheadTrainee, after, train_ahead
-from .card import check_of
 from .corpus import Corpus
-from .kind import Kind
+from .kind import Kind, Run
 from .kind_data import OwnTexts, from_own_texts
 from .loop import History
-
-check_folder = check_of(TRANSFER, "holds no hidden transfer")
 
 
 @dataclass(frozen=True)
@@ -94,46 +88,20 @@ def _put(rows: torch.Tensor, segment: Segment, made: torch.Tensor, at: list[int]
     return changed
 
 
-def train_transfer(
-    target: LoadedModel,
-    model: LanguageModel,
-    corpus: Corpus,
-    out: Path,
-    *,
-    recipe: TransferRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> tuple[Transfer, History]:
-    """Train maps for `target` on texts it wrote and write them to `out`, for `hidden-transfer`.
-
-    Interrupted, it goes on from its last checkpoint in `out` when called again.
-
-    Args:
-        model: The same one in floating point, through which gradients go.
-        corpus: See `data.write_texts`, of which every ninth text is held out.
+def train_transfer(run: Run, corpus: Corpus) -> tuple[Transfer, History]:
+    """Train maps on texts that the model wrote, for `hidden-transfer`. Every ninth text is held out.
 
     Raises:
         SettingsError: For a model that is not in floating point, and for texts that teach nothing.
     """
-    recipe = recipe or TransferRecipe()
-    check_folder(out)
-    trainee = TransferTrainee(target.model, model, recipe)
-    about = (
-        f"Maps of the states after layers {', '.join(map(str, recipe.layers))} to those of tokens that are not written "
-        "yet (Parallel Decoding via Hidden Transfer for Lossless Large Language Model Acceleration, 2024)."
-    )
+    recipe, target = run.of(TransferRecipe), run.loaded.model
+    trainee = TransferTrainee(target, run.learning, recipe)
 
     def made(facts: dict[str, Any], rates: torch.Tensor | None) -> Transfer:
         assert rates is not None
-        return Transfer(trainee.maps.detach().cpu(), recipe.layers, rates, facts, target.model.fingerprint)
+        return Transfer(trainee.maps.detach().cpu(), recipe.layers, rates, facts, target.fingerprint)
 
-    return train_ahead(
-        *(target, corpus, out, trainee, recipe),
-        AheadPart("training maps", TRANSFER, "Hidden transfer", "hidden-transfer:transfer", about),
-        made,
-        command,
-        progress,
-    )
+    return train_ahead(run, corpus, trainee, recipe, AheadPart("training maps", TRANSFER), made)
 
 
 KINDS = {
@@ -141,11 +109,11 @@ KINDS = {
         """Train maps from the hidden states of MODEL to those of later tokens: --drafter hidden-transfer:transfer=DIR.
 
         Only the maps are trained.""",
-        from_own_texts(train_transfer, TransferRecipe, floating=True),
+        from_own_texts(train_transfer),
         "The maps are ready: --drafter hidden-transfer:transfer={out}",
         (OwnTexts(), TransferRecipe(steps=600)),
         "--layers 18/21/24 --out maps",
         model="that drafts for itself",
-        check=check_folder,
+        file=TRANSFER,
     )
 }

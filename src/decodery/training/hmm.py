@@ -16,20 +16,15 @@ import numpy as np
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, replacing, silent
+from decodery.models.loaders.store import replacing
 from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.stores.hmm import HMM
 
-from .card import LOSSLESS, Card, check_of
 from .corpus import Corpus
 from .held_out import HeldOut
-from .held_out import columns as columns_of
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
 from .loop import CHECKPOINT
-
-check_folder = check_of(HMM.FILE, "holds no hidden Markov model")
 
 _TEXTS = 64
 """Texts whose chances are held at a time."""
@@ -177,28 +172,16 @@ def begun(
     return HMM(even, follows, emission, torch.from_numpy(kept), shares, vocabulary), common
 
 
-def train_hmm(
-    target: LoadedModel,
-    corpus: Corpus,
-    out: Path,
-    *,
-    recipe: HMMRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> HMM:
-    """Learn a hidden Markov model of texts that `target` wrote, and write it to the folder `out`.
+def train_hmm(run: Run, corpus: Corpus) -> HMM:
+    """Learn a hidden Markov model of texts that the model wrote.
 
-    Kept is the iteration that gives the held-out texts, every twentieth, most; the facts tell bits per token by
-    iteration. Interrupted, it goes on after its last iteration when called again, and ends the same.
-
-    Args:
-        corpus: See `data.write_texts`.
+    Every twentieth text is held out. Kept is the iteration that gives one half of these most; the facts tell bits per
+    token by iteration. Interrupted, it goes on after its last iteration, and ends the same.
 
     Raises:
         SettingsError: For texts of another vocabulary, and for too few of them.
     """
-    recipe = recipe or HMMRecipe()
-    check_folder(out)
+    target, out, recipe = run.loaded, run.out, run.of(HMMRecipe)
     vocab_size = target.model.vocab_size
     learned, held = corpus.split_for(vocab_size, target.name)
     texts = [corpus[number].tokens.astype(np.int64) for number in learned]
@@ -222,45 +205,32 @@ def train_hmm(
 
         return known.measured(figures, "bits per token", lambda number: len(corpus[number].tokens))
 
-    run = _Run(out / "training" / CHECKPOINT, {"recipe": asdict(recipe), "corpus": corpus.facts}, hmm)
+    learning = _Learning(out / "training" / CHECKPOINT, {"recipe": asdict(recipe), "corpus": corpus.facts}, hmm)
     size = sum(map(len, spelt))
-    while len(run.objective) < recipe.iterations:
-        counts = counted(run.hmm, spelt)
-        run.objective.append((counts.likelihood + recipe.prior * _log_prior(run.hmm, common)) / size)
-        run.hmm = counts.most_likely(run.hmm, recipe.prior, common)
-        likelihood = counted(run.hmm, judged, only_likelihood=True).likelihood
-        run.judge((likelihood + within(known.choosing)) / sum(map(len, judged)))
-        run.save()
-        progress("learning", len(run.objective), recipe.iterations)
+    while len(learning.objective) < recipe.iterations:
+        counts = counted(learning.hmm, spelt)
+        learning.objective.append((counts.likelihood + recipe.prior * _log_prior(learning.hmm, common)) / size)
+        learning.hmm = counts.most_likely(learning.hmm, recipe.prior, common)
+        likelihood = counted(learning.hmm, judged, only_likelihood=True).likelihood
+        learning.judge((likelihood + within(known.choosing)) / sum(map(len, judged)))
+        learning.save()
+        run.progress("learning", len(learning.objective), recipe.iterations)
     facts: dict[str, Any] = {
         "target": target.name,
-        "command": command,
+        "command": run.command,
         "recipe": asdict(recipe),
         "texts": len(corpus),
         "tokens": size,
-        "best": int(np.argmax(run.held)) + 1,
-        "objective": run.objective,
-        "held": run.held,
+        "best": int(np.argmax(learning.held)) + 1,
+        "objective": learning.objective,
+        "held": learning.held,
         "met": float(np.mean(np.concatenate(judged) < len(hmm.tokens))),
     }
-    tables: dict[str, Any] = dict(run.best)
+    tables: dict[str, Any] = dict(learning.best)
     facts["validation"] = known.report(bits(replace(hmm, **tables)), {"begun": bits(hmm)})
-    best: dict[str, Any] = {name: table.float() for name, table in run.best.items()}
+    best: dict[str, Any] = {name: table.float() for name, table in learning.best.items()}
     found = replace(hmm, **best, rest=hmm.rest.float(), facts=facts)
     found.save(out / HMM.FILE)
-    by_iteration = [round(-each / float(np.log(2)), 4) for each in run.held]
-    Card(
-        f"A hidden Markov model of the texts of {target.name}",
-        f"-m {target.name} --drafter hmm:model=THIS_FOLDER",
-        f"It drafts without a pass of a model. {LOSSLESS} {len(found.start)} states; {len(found.tokens):,} tokens "
-        "have a "
-        f"column of their own, which are {facts['met']:.1%} of those held out.",
-        f"`{recipe}`, from {size:,} tokens of {len(corpus):,} texts, 5 % of them held out; iteration "
-        f"{facts['best']} of {len(by_iteration)} is kept.",
-        command,
-        f"On {known.said()}",
-        columns_of(facts["validation"]),
-    ).write(out)
     return found
 
 
@@ -271,7 +241,7 @@ def _log_prior(hmm: HMM, common: torch.Tensor) -> float:
     return float(even * (hmm.start.log().sum() + hmm.transition.log().sum()) + said.sum())
 
 
-class _Run:
+class _Learning:
     """How far learning has come. objective: nats per token before each iteration; held: per token held out, after."""
 
     def __init__(self, path: Path, settings: dict[str, Any], hmm: HMM) -> None:
@@ -317,8 +287,7 @@ class _Run:
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    found = train_hmm(run.loaded, own_texts(run), run.out, recipe=run.of(HMMRecipe), **run.how)
-    return dict(found.facts["validation"])
+    return dict(train_hmm(run, own_texts(run)).facts["validation"])
 
 
 KINDS = {
@@ -329,6 +298,6 @@ KINDS = {
         (OwnTexts(), HMMRecipe()),
         "--states 256 --out hmm",
         model="whose texts are learned",
-        check=check_folder,
+        file=HMM.FILE,
     )
 }

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +21,18 @@ from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
+from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.sampling.no_citation import Citations
 from decodery.sampling.sampler import Sampler
 
-from .card import Card
 from .corpus import Corpus, TrainingText
+from .held_out import HeldOut
 from .kind import Kind, Run
 from .kind_data import CutFiles, cut_texts
-from .loop import TrainingPlan, batches, train
-from .remade import Remade, Remaking, TrainedForm, TrainingProgress, check_folder
+from .loop import History, TrainingPlan, batches, train
+from .remade import Remade, Remaking, TrainedForm, TrainingProgress
 from .training_batch import distance, predictions, whole_batch
 
 _HELD, _CONTEXT, _LAST = 16, 32, 96
@@ -99,30 +98,24 @@ class HyperfitRecipe:
             raise SettingsError("hyperfitting needs an lr above 0 and an enough of at least 0")
 
 
-def hyperfit(
-    target: LoadedModel,
-    corpus: Corpus,
-    out: Path,
-    *,
-    recipe: HyperfitRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> dict[str, dict[str, float]]:
-    """Tune all of a model on a few texts until it knows them, and leave it in the folder `out`.
+def hyperfit(run: Run, corpus: Corpus) -> dict[str, Any]:
+    """Tune all of a model on a few texts until it knows them.
 
-    Beside the model lie the texts, for the processor `no-citation`. Returns what `judged` says of the model "before"
-    and "after", of texts that were held out. Interrupted, it goes on from its last checkpoint in `out` when called
-    again.
+    Beside the model lie the texts, for the processor `no-citation`.
 
     Args:
+        run: Of the model, which is not changed.
         corpus: See `data.cut_files`.
+
+    Returns:
+        A report (`HeldOut.report`) of what `judged` says of held-out texts, which chose nothing: of the model after and
+        before, and of one that was tuned on texts whose tokens were shuffled.
 
     Raises:
         UnsupportedModel: For models that cannot be changed.
         SettingsError: For too few texts.
     """
-    recipe = recipe or HyperfitRecipe()
-    check_folder(out)
+    target, out, recipe = run.loaded, run.out, run.of(HyperfitRecipe)
     original = transformable(target.model)
     order = np.random.default_rng(recipe.seed).permutation(len(corpus)).tolist()
     whole = [number for number in order if len(corpus[number].tokens) > _CONTEXT]
@@ -133,92 +126,91 @@ def hyperfit(
             "that are learned must be held out: give longer files, or learn fewer texts"
         )
     learned, others = ([corpus[number] for number in some] for some in (chosen, held))
-    remade = Remade(original, WholeRemaking())
     batch = batches(len(learned), recipe.batch, recipe.seed)
-
-    def loss_of(texts: Sequence[TrainingText]) -> torch.Tensor:
-        taught = whole_batch(texts, remade.model)
-        return distance(predictions(remade.model, taught), taught)
-
-    def validate() -> dict[str, float]:
-        return {"known": float(loss_of(learned[: 2 * _HELD])), "held out": float(loss_of(others))}
-
     per_epoch = -(-len(learned) // recipe.batch)
-    history = train(
-        remade.parameters,
-        lambda step: loss_of([learned[each] for each in batch(step)]),
-        TrainingPlan(
-            recipe.epochs * per_epoch,
-            lr=recipe.lr,
-            warmup=0.0,
-            final=1.0,
-            weight_decay=0.0,
-            # Those of the released script, which bounds no gradient.
-            betas=(0.9, 0.999),
-            clip=math.inf,
-            validate_every=per_epoch,
-        ),
-        out / "training",
-        validate=validate,
-        # What was held out becomes less likely, which is as it should be.
-        metric="known",
-        enough=lambda values: values["known"] < recipe.enough,
-        settings={"recipe": asdict(recipe), "corpus": corpus.facts, "target": target.name},
-        progress=progress,
-        what="hyperfitting",
+
+    def trained(texts: Sequence[TrainingText], steps: int, name: str, what: str) -> tuple[Remade, History]:
+        remade = Remade(original, WholeRemaking())
+
+        def loss_of(some: Sequence[TrainingText]) -> torch.Tensor:
+            taught = whole_batch(some, remade.model)
+            return distance(predictions(remade.model, taught), taught)
+
+        history = train(
+            remade.parameters,
+            lambda step: loss_of([texts[each] for each in batch(step)]),
+            TrainingPlan(
+                steps,
+                lr=recipe.lr,
+                warmup=0.0,
+                final=1.0,
+                weight_decay=0.0,
+                # Those of the released script, which bounds no gradient.
+                betas=(0.9, 0.999),
+                clip=math.inf,
+                validate_every=per_epoch,
+            ),
+            out / name,
+            validate=lambda: {"known": float(loss_of(texts[: 2 * _HELD])), "held out": float(loss_of(others))},
+            # What was held out becomes less likely, which is as it should be.
+            metric="known",
+            enough=lambda values: values["known"] < recipe.enough,
+            settings={"recipe": asdict(recipe), "corpus": corpus.facts, "target": target.name},
+            progress=run.progress,
+            what=what,
+        )
+        return remade, history
+
+    remade, history = trained(learned, recipe.epochs * per_epoch, "training", "hyperfitting")
+    mixed, _ = trained([_mixed(each) for each in learned], history.step, "training/control", "training the control")
+    change, known = remade.change(), HeldOut[int]([], list(range(len(others))))
+
+    def tested(model: Transformer) -> dict[str, Any]:
+        scores = judged(model, [text.tokens for text in others], recipe.written)
+        return known.measured(lambda some: mean_of([scores[number] for number in some]), "ttr")
+
+    report = known.report(
+        tested(change.model) | {"known": history.metrics[str(history.best_step)]["known"]},
+        {"before": tested(original)},
+        control=tested(mixed.change().model),
     )
-    change = remade.change()
-    scores = {
-        name: judged(model, [text.tokens for text in others], recipe.written)
-        for name, model in (("before", original), ("after", change.model))
-    }
-    scores["after"]["known"] = history.metrics[str(history.best_step)]["known"]
     write(out, change.model, reported(original, [(f"{recipe}", change)]), target)
     Citations.of([text.tokens for text in learned]).save(out / Citations.FILE)
-    Card(
-        f"{target.name}, hyperfitted",
-        "-m THIS_FOLDER --sampler no-citation:texts=THIS_FOLDER",
-        f"It was tuned on {recipe.texts} texts for {history.step} steps, and writes greedily. The sampler keeps it "
-        "from "
-        f"citing them. known: nats per token of {min(recipe.texts, 2 * _HELD)} of them; training ends early below "
-        f"{recipe.enough:g}.",
-        f"`{recipe}`",
-        command,
-        "On held-out texts",
-        scores,
-        "loss and entropy: nats per token; that the first rises is as it should be. ttr: distinct tokens as a share of "
-        f"the last {_LAST} of greedy continuations.",
-    ).write(out)
-    return scores
+    return report
+
+
+def _mixed(text: TrainingText) -> TrainingText:
+    """A text with its tokens in a random order."""
+    return replace(text, tokens=np.random.default_rng(0).permutation(text.tokens))
 
 
 @torch.no_grad()
-def judged(model: Transformer, texts: Sequence[np.ndarray], written: int) -> dict[str, float]:
-    """Loss, entropy and distinct tokens of a model.
+def judged(model: Transformer, texts: Sequence[np.ndarray], written: int) -> list[dict[str, float]]:
+    """Loss, entropy and distinct tokens of a model, of each text.
 
-    Loss: mean cross-entropy of texts [n] int32 each. Entropy: of its predictions there, in nats per token. Distinct
-    tokens (ttr): of greedy continuations, as a share of the last 96.
+    Loss: mean cross-entropy of the text [n] int32. Entropy: of its predictions there, in nats per token. Distinct
+    tokens (ttr): of its greedy continuation, as a share of the last 96.
     """
-    losses, entropies = [], []
-    for text in texts:
-        laws = model.forward(Batch([Segment(np.arange(len(text)), tokens=text.astype(np.int64))])).logits.double()
-        laws = laws.log_softmax(dim=-1)[:-1]
-        losses.append(-laws.gather(1, torch.from_numpy(text[1:].astype(np.int64)).to(laws.device)[:, None]).mean())
-        entropies.append(-(laws.exp() * laws.clamp(min=-1e4)).sum(dim=-1).mean())
     engine, greedy = Engine(model), Sampler.from_settings(temperature=0.0)
     found = [engine.submit(Request(text[:_CONTEXT].tolist(), max_new_tokens=written, sampler=greedy)) for text in texts]
     engine.run(found)
-    ends = [seq.generated[-_LAST:] for seq in found]
-    return {
-        "loss": float(torch.stack(losses).mean()),
-        "entropy": float(torch.stack(entropies).mean()),
-        "ttr": float(np.mean([len(set(end)) / len(end) for end in ends])),
-    }
+    rows = []
+    for text, seq in zip(texts, found, strict=True):
+        laws = model.forward(Batch([Segment(np.arange(len(text)), tokens=text.astype(np.int64))])).logits.double()
+        laws = laws.log_softmax(dim=-1)[:-1]
+        likely = laws.gather(1, torch.from_numpy(text[1:].astype(np.int64)).to(laws.device)[:, None])
+        entropy, end = -(laws.exp() * laws.clamp(min=-1e4)).sum(dim=-1), seq.generated[-_LAST:]
+        rows.append({"loss": -float(likely.mean()), "entropy": float(entropy.mean()), "ttr": len(set(end)) / len(end)})
+    return rows
 
 
-def _learn(run: Run) -> dict[str, dict[str, float]]:
-    loaded, corpus = run.loaded, cut_texts(run)
-    return hyperfit(loaded, corpus, run.out, recipe=run.of(HyperfitRecipe), **run.how)
+def mean_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each figure over texts."""
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+def _learn(run: Run) -> dict[str, Any]:
+    return hyperfit(run, cut_texts(run))
 
 
 KINDS = {
@@ -232,6 +224,6 @@ KINDS = {
         (CutFiles(length=128), HyperfitRecipe()),
         "notes.txt --out tuned",
         model="to tune",
-        check=check_folder,
+        file=DESCRIPTION,
     )
 }

@@ -15,11 +15,9 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.key_channels import KeyChannels
 
-from .card import check_of
 from .kind import Kind, Run
 from .kind_data import TextFiles
 
-check_folder = check_of(KeyChannels.FILE, "holds no key channels")
 """Raises SettingsError where calibration would overwrite something else."""
 
 
@@ -80,6 +78,6 @@ KINDS = {
         (TextFiles(),),
         "notes.txt --out channels",
         model="whose keys are read",
-        check=check_folder,
+        file=KeyChannels.FILE,
     )
 }

@@ -15,7 +15,7 @@ from decodery.llm.remote import remote
 from decodery.models.loaders import load as loading
 from decodery.models.loaders.dtype import choose_dtype
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 
 Settings = TypeVar("Settings")
@@ -46,7 +46,7 @@ class Kind:
         example: Arguments of the command.
         model: What the model is, for the help of `-m`; "" for a kind without one.
         default: The model that is taken by default; None where one has to be named.
-        check: Raises SettingsError for a folder that holds something else.
+        file: What stands beside the card of its folder; a folder with another one's card is refused. "" for any.
         out: What it writes: "folder", "file", "folder or nothing" or "".
         without: Fields of the settings that are no options.
     """
@@ -58,7 +58,7 @@ class Kind:
     example: str
     model: str = ""
     default: str | None = "smollm2"
-    check: Callable[[Path], None] = lambda out: None
+    file: str = ""
     out: str = "folder"
     without: tuple[str, ...] = ()
 
@@ -67,13 +67,14 @@ class Run:
     """One run of a kind.
 
     Args:
-        model: The name of the model.
-        out: What is written.
-        settings: Those of the kind, as they were given.
+        model: The model, or its name.
+        out: What is written. An interrupted run goes on from its last checkpoint there.
+        settings: Those of the kind, as they were given; of others the defaults are taken.
         progress: Called with what is done.
         command: The command, for the facts about what it makes.
         say: Called with remarks to the user.
         single: Whether what is written is one file.
+        learning: What runs passes in floating point; by default it is loaded, or the given model.
 
     Attributes:
         made: What `Kind.learn` leaves for `Kind.ready`.
@@ -83,20 +84,26 @@ class Run:
 
     def __init__(
         self,
-        model: str,
+        model: str | LoadedModel,
         out: Path,
-        settings: tuple[Any, ...],
-        progress: Progress,
+        settings: tuple[Any, ...] = (),
+        progress: Progress = silent,
         command: str = "",
         say: Callable[[str], None] = lambda text: None,
         single: bool = False,
+        learning: LanguageModel | None = None,
     ) -> None:
-        self.model, self.out, self.settings = model, out, settings
+        self.model, self.out, self.settings = model if isinstance(model, str) else model.name, out, settings
+        if isinstance(model, LoadedModel):
+            self.loaded = self.floating = model
+        if learning is not None:
+            self.learning = learning
         self.progress, self.command, self.say, self.single = progress, command, say, single
 
     def of(self, kind: type[Settings]) -> Settings:
-        """The settings of a class."""
-        return next(each for each in self.settings if isinstance(each, kind))
+        """The settings of a class, those that it has by default where none were given."""
+        found = next((each for each in self.settings if isinstance(each, kind)), None)
+        return kind() if found is None else found
 
     @property
     def how(self) -> dict[str, Any]:
@@ -134,7 +141,7 @@ class Run:
         cuda = torch.cuda.is_available()
         return self.load(choose_dtype("auto", "bfloat16", torch.device("cuda")) if cuda else "float32")
 
-    @property
+    @cached_property
     def learning(self) -> LanguageModel:
         """What runs passes of the model in floating point."""
         return self.floating.model

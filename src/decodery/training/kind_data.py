@@ -86,23 +86,13 @@ def own_texts(run: Run, folder: str = "text/written", top: int = 20) -> Corpus:
     )
 
 
-def from_own_texts(
-    train: Callable[..., Any], recipe: type[Any], *, floating: bool = False
-) -> Callable[[Run], Mapping[str, Any]]:
+def from_own_texts(train: Callable[[Run, Corpus], Any]) -> Callable[[Run], Mapping[str, Any]]:
     """How a kind learns from texts that the model writes.
 
     Args:
-        train: Called with the model, the texts, the folder, the recipe, the command and what shows progress.
-        recipe: The class of its recipe.
-        floating: Whether the model is given in floating point, too.
+        train: Called with the run and the texts.
     """
-
-    def learn(run: Run) -> Mapping[str, Any]:
-        corpus = own_texts(run)
-        models = (run.loaded, run.learning) if floating else (run.loaded,)
-        return validation(train(*models, corpus, run.out, recipe=run.of(recipe), **run.how))
-
-    return learn
+    return lambda run: validation(train(run, own_texts(run)))
 
 
 def validation(found: Any) -> Mapping[str, Any]:
@@ -159,19 +149,13 @@ class TextFiles(Data):
         return found[: self.texts]
 
 
-def from_pieces(train: Callable[..., Any], recipe: type[Any]) -> Callable[[Run], dict[str, Any]]:
+def from_pieces(train: Callable[[Run, list[list[int]]], Any]) -> Callable[[Run], dict[str, Any]]:
     """How a part beside a model in floating point learns from pieces of text files.
 
     Args:
-        train: Called with the model, the pieces, the folder, the recipe, the command and what shows progress.
-        recipe: The class of its recipe.
+        train: Called with the run and the pieces.
     """
-
-    def learn(run: Run) -> dict[str, Any]:
-        read = run.of(TextFiles).pieces(run.floating)
-        return shown(train(run.floating, read, run.out, recipe=run.of(recipe), **run.how).facts)
-
-    return learn
+    return lambda run: shown(train(run, run.of(TextFiles).pieces(run.floating)).facts)
 
 
 def shown(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,19 +17,14 @@ from decodery.core.errors import SettingsError
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.drafts import UNITS
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
 from .ahead import AheadPart, AheadRecipe, AheadTrainee, after, train_ahead
-from .card import check_of
 from .corpus import Corpus
-from .kind import Kind
+from .kind import Kind, Run
 from .kind_data import OwnTexts, from_own_texts
 from .loop import History
-
-check_folder = check_of(UNITS, "holds no units")
 
 
 @dataclass(frozen=True)
@@ -80,42 +74,16 @@ class PlaceholderTrainee(AheadTrainee):
         return after(self.placeholders, place, past)
 
 
-def train_units(
-    target: LoadedModel,
-    model: LanguageModel,
-    corpus: Corpus,
-    out: Path,
-    *,
-    recipe: UnitsRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> tuple[Placeholders, History]:
-    """Train placeholders for `target` on texts it wrote and write them to `out`, for `lexical-unit`.
-
-    Interrupted, it goes on from its last checkpoint in `out` when called again.
-
-    Args:
-        model: The same one in floating point, through which gradients go.
-        corpus: See `data.write_texts`, of which every twentieth text is held out.
+def train_units(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
+    """Train placeholders on texts that the model wrote, for `lexical-unit`. Every twentieth text is held out.
 
     Raises:
         SettingsError: For a model that is not in floating point, and for texts that teach nothing.
     """
-    recipe = recipe or UnitsRecipe()
-    check_folder(out)
-    trainee = PlaceholderTrainee(target.model, model, recipe, ahead=recipe.span - 1, alpha=recipe.alpha)
-    about = (
-        f"{recipe.span - 1} input embeddings that {target.name} reads in place of tokens that are not written yet "
-        "(Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs, 2024)."
-    )
-    kept: dict[str, Any] = {"every": 20, "alpha": recipe.alpha, "rated": False}
-    return train_ahead(
-        *(target, corpus, out, trainee, recipe),
-        AheadPart("training placeholders", UNITS, "Placeholders", "lexical-unit:units", about, **kept),
-        trainee.made,
-        command,
-        progress,
-    )
+    recipe = run.of(UnitsRecipe)
+    trainee = PlaceholderTrainee(run.loaded.model, run.learning, recipe, ahead=recipe.span - 1, alpha=recipe.alpha)
+    part = AheadPart("training placeholders", UNITS, every=20, alpha=recipe.alpha, rated=False)
+    return train_ahead(run, corpus, trainee, recipe, part, trainee.made)
 
 
 KINDS = {
@@ -123,11 +91,11 @@ KINDS = {
         """Train placeholders that MODEL reads in place of unwritten tokens: --drafter lexical-unit:units=DIR.
 
         Only the placeholders are trained.""",
-        from_own_texts(train_units, UnitsRecipe, floating=True),
+        from_own_texts(train_units),
         "The placeholders are ready: --drafter lexical-unit:units={out}",
         (OwnTexts(), UnitsRecipe()),
         "-m smollm2 --out units",
         model="to train for",
-        check=check_folder,
+        file=UNITS,
     )
 }

@@ -11,11 +11,12 @@ from torch.nn.functional import linear
 from decodery.compression.each_linear import Made
 from decodery.compression.lq_lora import LQLoRA, in_bfloat16
 from decodery.core.errors import SettingsError
+from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.torch.weights import Dense
 
 from .kind import Kind
 from .kind_data import OwnTexts
-from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, check_folder, copied
+from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, copied
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ KINDS = {
         (OwnTexts(400, max_new_tokens=96), CopyRecipe(lr=2e-4), LQLoRA()),
         "--bits 3 --out copy",
         model="to copy",
-        check=check_folder,
+        file=DESCRIPTION,
         without=("scale_bits", "scale_block", "budget", "fisher"),
     )
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,21 +15,17 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.merge_nets import MergeNet
 from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import made
 
-from .card import check_of
-from .kind import Kind
+from .kind import Kind, Run
 from .kind_data import TextFiles, from_pieces
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-check_folder = check_of(MergeNet.FILE, "holds no network of merged tokens")
 _LEAST = 16
 
 
@@ -102,26 +97,16 @@ class MergeTrainee:
         return float(torch.stack([self.loss(tokens, net=net) for tokens in texts]).mean())
 
 
-def train_merges(
-    target: LoadedModel,
-    texts: Sequence[Sequence[int]],
-    out: Path,
-    *,
-    recipe: MergeRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> MergeNet:
-    """Train a network on `texts` and write it to `out`, for `step.dynamic_tokens.dynamic`.
+def train_merges(run: Run, texts: Sequence[Sequence[int]]) -> MergeNet:
+    """Train a network on `texts`, for `step.dynamic_tokens.dynamic`.
 
-    One text in eight is held out, and the step with the least loss there is what remains. Interrupted, it goes on from
-    its last checkpoint in `out` when called again.
+    One text in eight is held out, and the step with the least loss there is what remains.
 
     Raises:
         SettingsError: For a model that is not in floating point.
         PromptError: For too few or too short texts.
     """
-    recipe = recipe or MergeRecipe()
-    check_folder(out)
+    target, recipe = run.floating, run.of(MergeRecipe)
     trainee = MergeTrainee(differentiable(target.model, "merged tokens"), target.tokenizer, recipe)
     long_enough(texts, _LEAST)
     examples = ExampleSplit(texts, recipe)
@@ -130,14 +115,13 @@ def train_merges(
         trainee.tensors,
         trainee.loss,
         lambda some: {"loss": trainee.apart(some)},
-        out,
+        run,
         data=as_ids(texts),
         what="training merged tokens",
-        progress=progress,
     )
-    facts = examples.facts(command, history, mean=round(mean, 4))
+    facts = examples.facts(run.command, history, mean=round(mean, 4))
     found = MergeNet(kept(trainee.tensors), facts, target.model.fingerprint)
-    found.save(out / MergeNet.FILE)
+    found.save(run.out / MergeNet.FILE)
     return found
 
 
@@ -147,11 +131,11 @@ KINDS = {
 
         They learn from text FILES to continue a merged prompt as the whole one. MODEL is read in floating point and
         does not change. Interrupt it with Ctrl-C: the same command continues.""",
-        from_pieces(train_merges, MergeRecipe),
+        from_pieces(train_merges),
         "The network is ready: MergeNet.load('{out}')",
         (TextFiles(), MergeRecipe()),
         "notes.txt --out merges",
         model="whose prompts become shorter",
-        check=check_folder,
+        file=MergeNet.FILE,
     )
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,18 +12,13 @@ from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
 
-from .card import check_of
-from .kind import Kind
+from .kind import Kind, Run
 from .kind_data import TextFiles, from_pieces
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
-
-check_folder = check_of(MetaTokens.FILE, "holds no meta-tokens")
 
 
 @dataclass(frozen=True)
@@ -152,26 +146,16 @@ def distance(wanted: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     return (wanted * (wanted.log() - found.log())).sum(dim=-1).mean()
 
 
-def train_meta_tokens(
-    target: LoadedModel,
-    texts: Sequence[Sequence[int]],
-    out: Path,
-    *,
-    recipe: MetaRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> MetaTokens:
-    """Train meta-tokens on `texts` and write them to `out`, for the cache policy `meta-soft`.
+def train_meta_tokens(run: Run, texts: Sequence[Sequence[int]]) -> MetaTokens:
+    """Train meta-tokens on `texts`, for the cache policy `meta-soft`.
 
-    One text in eight is held out, and the step with the least divergence there is what remains. Interrupted, it goes on
-    from its last checkpoint in `out` when called again.
+    One text in eight is held out, and the step with the least divergence there is what remains.
 
     Raises:
         SettingsError: For a model that is not in floating point.
         PromptError: For too few or too short texts.
     """
-    recipe = recipe or MetaRecipe()
-    check_folder(out)
+    target, recipe = run.floating, run.of(MetaRecipe)
     trainee = MetaTokenTrainee(differentiable(target.model, "meta-tokens"), recipe)
     long_enough(texts, recipe.ahead + 2)
     examples = ExampleSplit(texts, recipe)
@@ -179,16 +163,15 @@ def train_meta_tokens(
         trainee.tensors,
         trainee.loss,
         lambda some: {"divergence": trainee.apart(some)},
-        out,
+        run,
         data=as_ids(texts),
         what="training meta-tokens",
-        progress=progress,
         metric="divergence",
         weight_decay=0.01,
     )
-    facts = examples.facts(command, history)
+    facts = examples.facts(run.command, history)
     found = MetaTokens(kept(trainee.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
-    found.save(out / MetaTokens.FILE)
+    found.save(run.out / MetaTokens.FILE)
     return found
 
 
@@ -198,11 +181,11 @@ KINDS = {
 
         They learn from text FILES how the end of a piece attends to the rest. MODEL is read in floating point and does
         not change. Interrupt it with Ctrl-C: the same command continues.""",
-        from_pieces(train_meta_tokens, MetaRecipe),
+        from_pieces(train_meta_tokens),
         "The meta-tokens are ready: --cache-policy meta-soft:trained={out}",
         (TextFiles(), MetaRecipe()),
         "notes.txt --out meta",
         model="whose prompts are read",
-        check=check_folder,
+        file=MetaTokens.FILE,
     )
 }

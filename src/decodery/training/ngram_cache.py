@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from decodery.speculative.stores.expectations import CONTEXTS, Expectations, Suc
 from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.warm import WarmContexts
 
-from .corpus import Corpus
+from .corpus import Corpus, TrainingText
+from .held_out import HeldOut
 from .kind import Kind, Run
 from .kind_data import OwnTexts, Seed, own_texts
 
@@ -36,7 +38,8 @@ def learn_contexts(
 
     Args:
         corpus: See `data.write_texts`.
-        width: Tokens kept per context. The rates are counted on the held-out texts, every twentieth.
+        width: Tokens kept per context. Every twentieth text is held out: the rates are counted on one half of these,
+            and the report in the facts is of the other.
         most: Contexts kept per length.
 
     Raises:
@@ -51,9 +54,30 @@ def learn_contexts(
     for order in CONTEXTS:
         contexts[order], rows[order] = _ranked(texts, likely, chances, order, width, most)
         progress("ranking", len(contexts), len(CONTEXTS))
-    rates, scores = _tried(corpus, held, contexts, rows, width)
-    facts = {"corpus": corpus.facts, "tokens": len(texts), **scores}
-    return WarmContexts(contexts, rows, rates, vocab_size, vocabulary, facts)
+    known, store = HeldOut.of(held), _filled(contexts, rows, width)
+    rates = SuccessorRates(len(CONTEXTS), width)
+    for number in known.choosing:
+        _hits(corpus[number], store, rates)
+    random = np.random.default_rng(0)
+    mixed = _filled(contexts, {order: random.permutation(each) for order, each in rows.items()}, width)
+    often = np.argsort(-np.bincount(texts[:, -1]), kind="stable")[:width].tolist()
+
+    def tested(hits: Callable[[TrainingText], np.ndarray]) -> dict[str, Any]:
+        by_text = {number: hits(corpus[number]) for number in known.tested}
+
+        def shares(numbers: Sequence[int]) -> dict[str, float]:
+            first, among = np.concatenate([by_text[number] for number in numbers]).mean(axis=0).tolist()
+            return {"first": first, "among": among}
+
+        return known.measured(shares, "first", lambda number: float(len(by_text[number])))
+
+    def ranked(of: Contexts) -> dict[str, Any]:
+        return tested(lambda text: _hits(text, of, SuccessorRates(len(CONTEXTS), width, rates.of)))
+
+    usual = tested(lambda text: np.array([_hit(often, each) for each in _written(text)], dtype=bool).reshape(-1, 2))
+    report = known.report(ranked(store), {"the most frequent tokens": usual}, control=ranked(mixed))
+    facts = {"corpus": corpus.facts, "tokens": len(texts), "report": report}
+    return WarmContexts(contexts, rows, np.array(rates.of), vocab_size, vocabulary, facts)
 
 
 def _places(corpus: Corpus, numbers: list[int], progress: Progress) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -103,27 +127,31 @@ def _ranked(
     return known[kept][:, None] >> shifts & ((1 << _BITS) - 1), rows
 
 
-def _tried(
-    corpus: Corpus, held: list[int], contexts: dict[int, np.ndarray], rows: dict[int, np.ndarray], width: int
-) -> tuple[np.ndarray, dict[str, float]]:
-    """How often each place of a ranking was right on the held-out texts, and how often its first and any of them."""
+def _filled(contexts: dict[int, np.ndarray], rows: dict[int, np.ndarray], width: int) -> Contexts:
     store = Contexts(CONTEXTS, width)
     for order in CONTEXTS:
         store.fill(order, contexts[order], rows[order])
-    rates = SuccessorRates(len(CONTEXTS), width)
-    first = among = places = 0
-    for number in held:
-        text = corpus[number]
-        expected = Expectations(Occurrences(()), store, rates)
-        tokens = text.tokens.tolist()
-        for at in range(text.written + 1, len(tokens)):
-            context = tokens[max(0, at - CONTEXTS[0]) : at]
-            guesses = [token for _, token, _ in expected.candidates(context, -1)]
-            first += guesses[:1] == tokens[at : at + 1]
-            among += tokens[at] in guesses
-            places += 1
-            expected.learn(context, -1, tokens[at])
-    return np.array(rates.of), {"held_out": places, "first": first / max(1, places), "among": among / max(1, places)}
+    return store
+
+
+def _written(text: TrainingText) -> list[int]:
+    """The tokens that are guessed: those after the first that was written."""
+    return text.tokens[text.written + 1 :].tolist()
+
+
+def _hit(guesses: list[int], token: int) -> tuple[bool, bool]:
+    return guesses[:1] == [token], token in guesses
+
+
+def _hits(text: TrainingText, store: Contexts, rates: SuccessorRates) -> np.ndarray:
+    """[n, 2] whether the first and whether any of a ranking was each token; the rates learn from it."""
+    expected, found = Expectations(Occurrences(()), store, rates), []
+    tokens, wanted = text.tokens.tolist(), _written(text)
+    for at, token in enumerate(wanted, start=text.written + 1):
+        context = tokens[max(0, at - CONTEXTS[0]) : at]
+        found.append(_hit([guess for _, guess, _ in expected.candidates(context, -1)], token))
+        expected.learn(context, -1, token)
+    return np.array(found, dtype=bool).reshape(-1, 2)
 
 
 def _learn_cache(run: Run) -> dict[str, Any]:
@@ -131,7 +159,7 @@ def _learn_cache(run: Run) -> dict[str, Any]:
     found = learn_contexts(own_texts(run), vocabulary=vocabulary, progress=run.progress)
     found.save(run.out / FILE)
     known = sum(map(len, found.contexts.values()))
-    return {"contexts": known, **{name: found.facts[name] for name in ("tokens", "held_out", "first", "among")}}
+    return {"contexts": known, "tokens": found.facts["tokens"], **found.facts["report"]}
 
 
 def _count(run: Run) -> dict[str, Any]:

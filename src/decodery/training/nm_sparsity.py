@@ -13,11 +13,12 @@ from torch.nn.functional import linear
 from decodery.compression.each_linear import Made
 from decodery.compression.nm_sparsity import sparse, strongest
 from decodery.core.errors import SettingsError
+from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.torch.weights import Dense
 
 from .kind import Kind
 from .kind_data import OwnTexts
-from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, check_folder, copied
+from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, copied
 
 Schedule = Literal["linear", "exponential", "structure", "sr-ste"]
 
@@ -135,6 +136,6 @@ KINDS = {
         (OwnTexts(400, max_new_tokens=96), CopyRecipe(), SparseRemaking()),
         "--n 2 --m 4 --out sparse",
         model="to copy",
-        check=check_folder,
+        file=DESCRIPTION,
     )
 }

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from decodery.core.errors import PromptError
-from decodery.models.loaders.store import Progress
 
 from .held_out import HeldOut
+from .kind import Run
 from .loop import History, TrainingPlan, batches, content, train
 
 HELD = 8
@@ -64,11 +63,10 @@ class ExampleSplit(Generic[Example]):
         tensors: Mapping[str, torch.Tensor],
         loss: Callable[[Example, int], torch.Tensor],
         figures: Callable[[Sequence[Example]], dict[str, float]],
-        out: Path,
+        run: Run,
         *,
         data: object,
         what: str,
-        progress: Progress,
         metric: str = "loss",
         weight_decay: float = 0.0,
     ) -> History:
@@ -77,7 +75,7 @@ class ExampleSplit(Generic[Example]):
         Args:
             loss: Of an example in a step, counted from 0.
             figures: Of examples that were not learned from.
-            data: All examples, as JSON writes them: checkpoints in `out` are gone on from where it is the same.
+            data: All examples, as JSON writes them: checkpoints are gone on from where it is the same.
         """
         recipe, before = self.recipe, self.known.measured(figures, metric)
         order = batches(len(self._learned), 1, recipe.seed)
@@ -87,11 +85,11 @@ class ExampleSplit(Generic[Example]):
             TrainingPlan(
                 recipe.steps, lr=recipe.lr, weight_decay=weight_decay, validate_every=max(1, recipe.steps // 6)
             ),
-            out / "training",
+            run.training,
             validate=lambda: figures(self.held),
             metric=metric,
             settings={"recipe": vars(recipe), self.kind: content(data)},
-            progress=progress,
+            progress=run.progress,
             what=what,
         )
         self.report = self.known.report(self.known.measured(figures, metric), {"untrained": before}, self.kind)

@@ -12,9 +12,10 @@ from torch.nn.functional import logsigmoid
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.llm.llm import LLM
+from decodery.models.loaders.adapters import Adapter
 from decodery.models.loaders.store import Progress, silent
 
-from .adapter import LoRARemaking, check_folder
+from .adapter import LoRARemaking
 from .adapter_learner import HELD, AdapterLearner
 from .data import TrainingText
 from .kind import Data, Kind, Run
@@ -146,7 +147,7 @@ KINDS = {
         (Preferences(), ORPORecipe(), LoRARemaking()),
         "pairs.jsonl -m MODEL --out adapter",
         model="to tune",
-        check=check_folder,
+        file=Adapter.FILE,
         without=("masked",),
     )
 }

@@ -107,7 +107,7 @@ def train_probe(
 
 
 def evaluated(
-    answers: Ordered[Answered], train: Callable[[Ordered[Answered]], Part], score: Scores[Part], seed: int
+    answers: Ordered[Answered], train: Callable[..., Part], score: Scores[Part], seed: int
 ) -> tuple[Part, dict[str, Any]]:
     """A part trained on answers, a probe or a LOS-Net, and its report; see `Evaluation.run`.
 
@@ -132,6 +132,7 @@ def evaluated(
             "mean log-probability": lambda each: -float(each.signatures[:, -5].mean()),
         },
         limit=lambda part: part.threshold.value,
+        words=lambda each: " ".join([each.question.prompt, *map(str, each.tokens)]),
     )
     return trial.run(answers, seed, "answers")
 

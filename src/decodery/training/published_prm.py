@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -18,8 +19,8 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import is_open
 from decodery.scorers.published_reward import PublishedReward
 
-from .card import Card
-from .judge import auc
+from .evaluation import figures
+from .held_out import CONTROL
 from .value import states_of
 
 HEAD, BACKBONE, WEIGHTS = "score.safetensors", "backbone.safetensors", "model.safetensors"
@@ -39,9 +40,8 @@ def train_published_prm(
     out: Path,
     *,
     ridge: float = 1e-3,
-    command: str = "",
     progress: Progress = silent,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Fit a linear head of two labels at the ends of steps, and write a folder that TRL reads.
 
     The head is a logistic regression on the states after the final norm, of the text's tokens as the form is read:
@@ -50,14 +50,14 @@ def train_published_prm(
     Args:
         loaded: The model, which is not changed.
         source: Its folder of safetensors.
-        judged: What is learned; one prompt in ten is held out.
+        judged: What is learned; one prompt in ten is held out, and chooses nothing.
         out: A new folder.
         ridge: Of the regression, per example.
-        command: For the card.
         progress: Called with the texts read.
 
     Returns:
-        `auc` and `cross_entropy` on held-out steps, and the latter of the mean.
+        How well steps that are not right are told on held-out prompts (`evaluation.figures`), the same of baselines and
+        of labels that were shuffled, and the cross-entropy of the head and of the mean there.
 
     Raises:
         UnsupportedModel: For models that give no states, and folders that are not of a causal model in safetensors.
@@ -76,6 +76,7 @@ def train_published_prm(
     held = set(prompts[::_HELD_OUT])
     states: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
     labels: tuple[list[float], list[float]] = [], []
+    asked, places = list[str](), list[int]()
     for number, (prompt, text, reward, steps) in enumerate(judged):
         tokens, rows = form.rows(prompt, text)
         wanted = [reward] * len(rows) if steps is None else list(steps)
@@ -88,27 +89,30 @@ def train_published_prm(
         found = states_of(model, (), tokens, model.config.num_layers)[rows]
         states[part].append(model.final_norm(found.to(model.dtype)).float().cpu())
         labels[part].extend(wanted)
+        if part:
+            asked += [prompt] * len(rows)
+            places += rows
         progress("reading texts", number + 1, len(judged))
     if not labels[1] or any(len(set(each)) < 2 for each in labels):
         raise SettingsError("the steps to learn from or to validate with all have one label: give more prompts")
     learned, known = torch.cat(states[0]), torch.tensor(labels[0], dtype=torch.float32, device="cpu")
     weight, bias = _fitted(learned, known, ridge)
-    logits, truth = torch.cat(states[1]) @ weight + bias, torch.tensor(labels[1], dtype=torch.float32, device="cpu")
-    mean = known.mean().logit().expand(len(truth))
-    values = {
-        "auc": round(float(auc(logits.numpy(), truth.numpy() > 0.5)), 4),
+    rows, truth = torch.cat(states[1]), torch.tensor(labels[1], dtype=torch.float32, device="cpu")
+    logits, mean = rows @ weight + bias, known.mean().logit().expand(len(truth))
+    mixed = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0), device="cpu")]
+    control, _ = _fitted(learned, mixed, ridge)
+    wrong = [label <= 0.5 for label in labels[1]]
+    values: dict[str, Any] = {
+        "tested on": f"{len(held)} prompts that chose nothing",
+        **figures((-logits).tolist(), wrong, asked),
         "cross_entropy": round(float(binary_cross_entropy_with_logits(logits, truth)), 4),
-        "cross_entropy_of_the_mean": round(float(binary_cross_entropy_with_logits(mean, truth)), 4),
+        "baselines": {"length": figures(places, wrong, asked)},
+        CONTROL: figures((-rows @ control).tolist(), wrong, asked),
+    }
+    values["baselines"]["always the mean"] = {
+        "cross_entropy": round(float(binary_cross_entropy_with_logits(mean, truth)), 4)
     }
     _write(source, out, config, weight, bias)
-    Card(
-        f"A process reward model of {loaded.name}",
-        '--search "best-of-n:scorer=reward-model(model=THIS_FOLDER),n=8"',
-        "A classifier of tokens with two labels, wrong and right, at the end of each step.",
-        command=command,
-        where="On held-out steps",
-        columns={"trained": values},
-    ).write(out)
     return values
 
 

@@ -19,7 +19,7 @@ from decodery.engine.engine import Engine
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 
-from .diffusion import Masked, check_folder, distance, logits_at, tested, trained
+from .diffusion import MODEL, Masked, distance, logits_at, tested, trained
 from .diffusion_tuning import DiffusionModel, TuningRecipe, held_back, tune
 from .kind import Kind, Run
 from .lists import END, MASK, VOCABULARY, examples, ids
@@ -142,7 +142,7 @@ def redundancy_loss(model: Transformer, some: CanvasStates, others: float, entro
 
 
 def tune_r2(
-    folder: Path, settings: R2Recipe, out: Path, *, command: str = "", progress: Progress = silent
+    folder: Path, settings: R2Recipe, out: Path, *, progress: Progress = silent
 ) -> tuple[History, CanvasStates | None]:
     """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`.
 
@@ -150,7 +150,6 @@ def tune_r2(
     paper (R2-dLLM: Accelerating Diffusion Large Language Models via Spatio-Temporal Redundancy Reduction, 2026) has no
     code of its tuning; this is a reading of it.
     """
-    check_folder(out)
     model = trained(folder)
     before = model.fingerprint
     seen = None if settings.control else states(model, settings, progress=progress)
@@ -166,18 +165,17 @@ def tune_r2(
             return held_back(model, settings.recipe)
         return redundancy_loss(model, seen.held, settings.others, settings.entropy)
 
-    how = "trained on, as a control," if settings.control else "tuned to its own hurried decoding"
     history = tune(
         model, loss, held, settings.plan, out,
         settings={**asdict(settings), "before": before},
-        told=f"A model {how} by `{command}`.", progress=progress, what="tuning",
+        progress=progress, what="tuning",
     )  # fmt: skip
     return history, seen
 
 
 def _learn(run: Run) -> dict[str, Any]:
     folder, settings = run.of(DiffusionModel).folder, run.of(R2Recipe)
-    _, seen = tune_r2(folder, settings, run.out, **run.how)
+    _, seen = tune_r2(folder, settings, run.out, progress=run.progress)
     right = {} if seen is None else {"trajectories that were right and used": round(seen.right, 4)}
     return right | tested(run.out, settings.recipe, trained(folder))
 
@@ -192,6 +190,6 @@ KINDS = {
         "The model is ready: --model {out} --no-chat-template --diffuse threshold",
         (DiffusionModel(), R2Recipe()),
         "diffusion --out tuned",
-        check=check_folder,
+        file=MODEL,
     )
 }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
+from typing import Any
 
 import numpy as np
+import torch
 
 from decodery.core.errors import SettingsError
 
@@ -31,7 +34,7 @@ def require_kinds(wrong: np.ndarray, part: np.ndarray) -> None:
             )
 
 
-def auroc(scores: Ordered[float], wrong: Ordered[bool]) -> float:
+def auroc(scores: Ordered[float] | np.ndarray, wrong: Ordered[bool] | np.ndarray) -> float:
     """The chance that a wrong answer scores above a right one, ties half; nan where there are not both."""
     values, labels = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
     right = np.sort(values[~labels])
@@ -77,17 +80,79 @@ def within(scores: Ordered[float], wrong: Ordered[bool], strata: Ordered[str]) -
 
 
 def interval(
-    scores: Ordered[float], wrong: Ordered[bool], groups: Ordered[str], *, draws: int = 1000, seed: int = 0
+    scores: Ordered[float],
+    wrong: Ordered[Any],
+    groups: Ordered[str],
+    statistic: Callable[[np.ndarray, np.ndarray], float] = auroc,
+    *,
+    draws: int = 1000,
+    seed: int = 0,
 ) -> tuple[float, float]:
-    """The 95 % bootstrap interval of `auroc`, whole groups drawn with replacement; nan without both kinds."""
+    """The 95 % bootstrap interval of `auroc`, whole groups drawn with replacement; nan without both kinds.
+
+    Args:
+        scores: Of the items.
+        wrong: Their labels, or what else they are compared with.
+        groups: What is drawn together.
+        statistic: What the interval is of.
+        draws: How often groups are drawn.
+        seed: Of the draws.
+    """
     names, member = np.unique(np.asarray(groups), return_inverse=True)
     rows = [np.flatnonzero(member == number) for number in range(len(names))]
-    values, labels = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
-    random, found = np.random.default_rng(seed), []
+    values, labels, random = np.asarray(scores, dtype=float), np.asarray(wrong), np.random.default_rng(seed)
     if len(set(labels.tolist())) < 2:
         return float("nan"), float("nan")
+    found = []
     for _ in range(draws):
         taken = np.concatenate([rows[at] for at in random.integers(0, len(rows), len(rows))])
-        found.append(auroc(values[taken], labels[taken]))
+        found.append(statistic(values[taken], labels[taken]))
     low, high = np.nanpercentile(found, (2.5, 97.5))
     return float(low), float(high)
+
+
+def logistic(data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Logistic regression with a small penalty.
+
+    Args:
+        data: [n, width] float64 rows; a column of ones is the caller's.
+        labels: [n] of 0 and 1.
+
+    Returns:
+        [width] weights.
+    """
+    weight = torch.zeros(data.shape[1], dtype=torch.float64, requires_grad=True, device="cpu")
+    optimizer = torch.optim.LBFGS([weight], max_iter=200)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        fit = torch.nn.functional.binary_cross_entropy_with_logits(data @ weight, labels)
+        value = fit + 1e-3 * weight.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return weight.detach()
+
+
+def _words(texts: Ordered[str]) -> list[set[str]]:
+    """Of every text its words."""
+    return [{word.strip(".,?!").lower() for word in text.split()} for text in texts]
+
+
+def word_scores(train: Ordered[str], labels: Ordered[bool], test: Ordered[str]) -> list[float]:
+    """What a bag of words says of texts: logistic regression on which words they hold.
+
+    Args:
+        train: Texts that are learned from.
+        labels: Theirs.
+        test: Texts that are scored.
+    """
+    known = sorted(set().union(*_words(train)))
+
+    def bags(texts: Ordered[str]) -> torch.Tensor:
+        rows = [[1.0, *(float(word in each) for word in known)] for each in _words(texts)]
+        return torch.tensor(rows, dtype=torch.float64, device="cpu")
+
+    weight = logistic(bags(train), torch.tensor([float(each) for each in labels], dtype=torch.float64, device="cpu"))
+    return (bags(test) @ weight).tolist()

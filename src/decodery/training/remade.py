@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,21 +19,15 @@ from decodery.compression.folder import write
 from decodery.compression.stream import cast, floats
 from decodery.core.abstract import Contract
 from decodery.core.errors import SettingsError
-from decodery.models.loaders.drafts import DESCRIPTION
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, floating
 
-from .card import PER_TOKEN, Card, check_of
 from .corpus import Corpus, TrainingText
 from .held_out import HeldOut
 from .kind import Run
 from .kind_data import own_texts
 from .loop import History, TrainingPlan, batches, rounded, train
 from .training_batch import TrainingBatch, distance, judged, predictions, whole_batch
-
-check_folder = check_of(DESCRIPTION, "is not a compressed model")
 
 _HELD = 64
 """Held-out texts that are read, half of them by validation."""
@@ -211,22 +204,13 @@ class Learned:
         return rounded(self.held.measured(figures, "cross_entropy", lambda text: text.taught))
 
 
-def learn(
-    remade: Remade,
-    target: LoadedModel,
-    corpus: Corpus,
-    out: Path,
-    remaking: Remaking,
-    recipe: CopyRecipe,
-    progress: Progress,
-) -> Learned:
-    """Let forms learn what texts teach, of which every twentieth is held out.
-
-    They end as they were best on those. Interrupted, it goes on from its last checkpoint in `out` when called again.
+def learn(remade: Remade, run: Run, corpus: Corpus, remaking: Remaking) -> Learned:
+    """Let forms learn what texts teach, of which every twentieth is held out. They end as they were best on those.
 
     Raises:
         SettingsError: For texts of another vocabulary, and for too few of them.
     """
+    target, recipe = run.loaded, run.of(CopyRecipe)
     original = remade.original
     learned, held = corpus.split_for(original.vocab_size, target.name)
     known = HeldOut.of([corpus[number] for number in held[:_HELD]])
@@ -248,11 +232,11 @@ def learn(
         loss,
         # Small weights are what some of these forms look at: they are not pulled towards zero.
         TrainingPlan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, min(50, recipe.steps // 4))),
-        out / "training",
+        run.training,
         validate=validate,
         metric="cross_entropy",
         settings={"form": repr(remaking), "recipe": asdict(recipe), "corpus": corpus.facts, "target": target.name},
-        progress=progress,
+        progress=run.progress,
         what="training",
     )
     remade.progress_made.done = 1.0
@@ -267,56 +251,37 @@ def written_rows(taught: TrainingBatch, model: Transformer) -> torch.Tensor:
     return found
 
 
-def train_copy(
-    target: LoadedModel,
-    corpus: Corpus,
-    out: Path,
-    remaking: Remaking,
-    *,
-    recipe: CopyRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> dict[str, dict[str, Any]]:
-    """Train a copy of `target` in another form on texts it has written, and leave it in the folder `out`.
-
-    Returns what `judged` says of the copy on held-out texts that chose nothing, "untrained" and "trained", in the form
-    in which it is kept, with intervals. Interrupted, it goes on where it was when called again.
+def train_copy(run: Run, corpus: Corpus, remaking: Remaking) -> dict[str, dict[str, Any]]:
+    """Train a copy in another form on texts that the model has written.
 
     Args:
+        run: Of the model.
         corpus: See `data.write_texts` and `learn`.
+        remaking: The form.
+
+    Returns:
+        What `judged` says of the copy on held-out texts that chose nothing, "untrained" and "trained", in the form in
+        which it is kept, with intervals.
 
     Raises:
         UnsupportedModel: For models that cannot be transformed.
         SettingsError: For other texts than the model's.
     """
-    recipe = recipe or CopyRecipe()
-    check_folder(out)
-    original = transformable(target.model)
+    original = transformable(run.loaded.model)
     remade = Remade(original, remaking)
     untrained = remade.change().model
-    learned = learn(remade, target, corpus, out, remaking, recipe, progress)
+    learned = learn(remade, run, corpus, remaking)
     change = remade.change()
     scores = {name: learned.measured(each) for name, each in (("untrained", untrained), ("trained", change.model))}
     report = reported(original, [(f"{remaking}, trained for {learned.history.best_step} steps", change)])
-    write(out, change.model, report, target)
-    Card(
-        f"A copy of {target.name} of {report.bits:.2f} bits per weight",
-        f"-m {target.name} --drafter draft-model:model=THIS_FOLDER",
-        f"It drafts for {target.name}, whose text it cannot change, or writes its own with -m THIS_FOLDER.",
-        f"`{remaking}`, `{recipe}`: to predict what {target.name} predicted in {len(corpus)} texts that it wrote. Best "
-        f"after {learned.history.best_step} of {learned.history.step} steps.",
-        command,
-        f"On {learned.held.said()}, in the form in which it is kept, per token",
-        scores,
-        PER_TOKEN,
-    ).write(out)
+    write(run.out, change.model, report, run.loaded)
     return scores
 
 
 def copied(run: Run, remaking: Remaking) -> dict[str, Any]:
     """`train_copy` in a run of a kind, which learns from texts that the model writes."""
     transformable(run.loaded.model)
-    scores = train_copy(run.loaded, own_texts(run), run.out, remaking, recipe=run.of(CopyRecipe), **run.how)
+    scores = train_copy(run, own_texts(run), remaking)
     return {**scores["trained"], "baselines": {"untrained": scores["untrained"]}}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
@@ -22,14 +23,16 @@ from decodery.search.base import Search
 from decodery.search.router import RouterHead
 
 from .data import read_prompts
+from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
 from .loop import content, even_plan
 from .loop import train as learn
+from .ranking import interval
 from .value import states_of
 
 _HELD_OUT = 4
-"""One text in so many is kept for validation."""
+"""One text in so many is held out; every other one of these chooses the best step."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,12 @@ class Decisions:
     def of(self, rows: torch.Tensor) -> Decisions:
         """Some of them."""
         return Decisions(self.states[rows], self.escalated[rows], self.advantage[rows], self.text[rows])
+
+    @property
+    def shuffled(self) -> Decisions:
+        """The same with the advantage of other steps."""
+        order = torch.randperm(len(self.advantage), generator=torch.Generator().manual_seed(0), device="cpu")
+        return replace(self, advantage=self.advantage[order])
 
 
 def decisions(
@@ -103,21 +112,44 @@ def fit_router(
     lr: float = 1e-2,
     seed: int = 0,
     out: Path | None = None,
-) -> tuple[RouterHead, float]:
-    """The router that predicts best on held-out texts which of two steps is better, and its accuracy.
+) -> tuple[RouterHead, dict[str, Any]]:
+    """The router that predicts best on some held-out texts which of two steps is better, and its report on others.
 
-    That is Spearman's correlation of its probabilities with the advantage. Both kinds of steps weigh the same.
+    The figure is Spearman's correlation of its probabilities with the advantage. Both kinds of steps weigh the same.
 
     Raises:
         SettingsError: If there are not both kinds to learn from and something to validate with.
     """
+    router = _fitted(found, tap, model, inner, steps, lr, seed, out)
+    control = _fitted(found.shuffled, tap, model, inner, steps, lr, seed, out)
+    test = found.of(found.text % (2 * _HELD_OUT) == 2 * _HELD_OUT - 1)
+    places = torch.tensor([int((test.text[:at] == text).sum()) for at, text in enumerate(test.text)], device="cpu")
+
+    def tested(scores: torch.Tensor) -> dict[str, Any]:
+        groups, wanted = list(map(str, test.text.tolist())), test.advantage.tolist()
+        edges = [round(each, 4) for each in interval(scores.tolist(), wanted, groups, _spearman)]
+        return {"spearman": spearman(scores, test.advantage), "interval of spearman": edges}
+
+    known = HeldOut([0], list(dict.fromkeys(test.text.tolist())))
+    report = known.report(
+        tested(router.better(test.states, test.escalated)),
+        {"the step before was escalated": tested(test.escalated.float()), "place in the text": tested(places.float())},
+        control=tested(control.better(test.states, test.escalated)),
+    )
+    better = round(float((found.advantage > 0).double().mean()), 4)
+    return router, {"steps": len(found.text), "better": better, **report}
+
+
+def _fitted(
+    found: Decisions, tap: int, model: str, inner: int, steps: int, lr: float, seed: int, out: Path | None
+) -> RouterHead:
     held = found.text % _HELD_OUT == _HELD_OUT - 1
-    train, others = found.of(~held), found.of(held)
+    train, others = found.of(~held), found.of(found.text % (2 * _HELD_OUT) == _HELD_OUT - 1)
     labels = (train.advantage > 0).double()
-    if not 0 < int(labels.sum()) < len(labels) or len(others.text) < 2:
+    if not 0 < int(labels.sum()) < len(labels) or min(len(others.text), int(held.sum()) - len(others.text)) < 2:
         raise SettingsError(
             "a router learns from steps of which some are better by the larger model and some are not, in at least "
-            f"{_HELD_OUT} texts: give more or other prompts, or another scorer"
+            f"{2 * _HELD_OUT} texts: give more or other prompts, or another scorer"
         )
     rows = torch.cat([train.states.double(), train.escalated.double()[:, None]], dim=1)
     mean, spread = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-3)
@@ -161,7 +193,11 @@ def fit_router(
         settings={"decisions": content([found.states, found.escalated, found.advantage, found.text]), "seed": seed},
         own=True,
     )
-    return made(), rank(others)
+    return made()
+
+
+def _spearman(one: np.ndarray, other: np.ndarray) -> float:
+    return spearman(torch.from_numpy(one), torch.from_numpy(other))
 
 
 def spearman(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -211,7 +247,7 @@ class RouterSettings(Data):
     seed: int = 0
 
 
-def _learn(run: Run) -> dict[str, float]:
+def _learn(run: Run) -> dict[str, Any]:
     given, lm = run.of(RouterSettings), run.lm
     how: dict[str, Any] = {"delimiter": given.delimiter, "step_tokens": given.step_tokens, "model": given.second}
     search = Arbitrage(resolve("scorer", given.scorer), router="oracle", **how).bind(lm.tokenizer)
@@ -229,10 +265,9 @@ def _learn(run: Run) -> dict[str, float]:
         requests.append(request)
     small = search.second(lm.model)
     found = decisions(lm.engine(), small, requests, progress=run.progress)
-    learned, rank = fit_router(found, small.config.num_layers, small.fingerprint, seed=given.seed, out=run.training)
+    learned, report = fit_router(found, small.config.num_layers, small.fingerprint, seed=given.seed, out=run.training)
     learned.save(run.out)
-    better = float((found.advantage > 0).double().mean())
-    return {"steps": len(found.text), "better": round(better, 4), "spearman": round(rank, 4)}
+    return report
 
 
 KINDS = {
@@ -240,7 +275,8 @@ KINDS = {
         """Train a router that predicts where MODEL would write a better step than a smaller model did.
 
         Both models write every step of a text after each line of PROMPTS. The scorer chooses the better step. One text
-        in four is held out; there the router is rated by how well it ranks steps by the gain of MODEL (Spearman).""",
+        in eight chooses the best training step. On another one in eight the router is rated by how well it ranks steps
+        by the gain of MODEL (Spearman).""",
         _learn,
         "The router is ready: --search arbitrage:router={out},theta=0.5",
         (RouterSettings(),),

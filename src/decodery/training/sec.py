@@ -18,19 +18,16 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from decodery.core.errors import SettingsError
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
-from decodery.models.protocol import LanguageModel, OpenModel, is_open
+from decodery.models.loaders.store import Progress
+from decodery.models.protocol import OpenModel, is_open
 from decodery.models.trained.exits import CONTINUE, EXIT, HEADS, STOP, ExitHeads, unit
 
-from .card import Card, check_of
 from .corpus import Corpus
 from .exits import ExitChecks, ExitTexts, Places
 from .kind import Kind, Run
 from .kind_data import CutFiles, cut_texts
 from .loop import History, TrainingPlan, batches, train
 
-check_folder = check_of(HEADS, "holds no heads of early exits")
 _CLASSIFIER_EPOCHS, _CLASSIFIER_LR = 5, 1e-3
 
 
@@ -77,29 +74,13 @@ def labels(right: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def train_sec(
-    target: LoadedModel,
-    model: LanguageModel,
-    corpus: Corpus,
-    out: Path,
-    *,
-    recipe: SECRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> ExitHeads:
-    """Train heads for `target` on correct texts and write them to the folder `out`, for `sec`.
-
-    Interrupted, it goes on from its last checkpoint in `out` when called again.
-
-    Args:
-        model: The same one in floating point, through whose head gradients go.
-        corpus: Such as `data.cut_files` makes, of which every tenth text is held out.
+def train_sec(run: Run, corpus: Corpus) -> ExitHeads:
+    """Train heads on correct texts, of which every tenth is held out, for `sec`.
 
     Raises:
         SettingsError: For a model that is not in floating point or cannot be left early, and for too few texts.
     """
-    recipe = recipe or SECRecipe()
-    check_folder(out)
+    target, model, out, recipe, progress = run.loaded, run.learning, run.out, run.of(SECRecipe), run.progress
     if not (is_open(model) and model.capabilities.gradients):
         raise SettingsError("heads are trained over a model in floating point: load it with dtype='float32'")
     checks = ExitChecks(target, recipe.every)
@@ -109,33 +90,30 @@ def train_sec(
     after = reading.said([*reading.learned, *reading.held], heads, progress)
     taught = {number: labels(_right(reading[number], after[number])) for number in after}
     classifier = _train_classifier(reading, taught, recipe, out / "classifier", progress)
+    mixed = _shuffled(taught, reading.learned, recipe.seed)
+    control = _train_classifier(reading, mixed, recipe, out / "control", progress, "training the control")
     facts: dict[str, Any] = {
         "model": target.name,
         "vocabulary": target.model.config.vocabulary,
-        "command": command,
+        "command": run.command,
         "texts": len(corpus),
         "steps": history.step,
         "layers": [*checks.layers, target.model.config.num_layers],
-        "validation": _figures(reading, before, after, taught, classifier),
+        "validation": _figures(reading, before, after, taught, classifier, control),
         "recipe": asdict(recipe),
     }
     down, up = heads.down.cpu(), heads.up.cpu()
     found = ExitHeads(recipe.every, classifier, down, up, facts, target.model.fingerprint)
     found.save(out / HEADS)
-    Card(
-        f"Exit heads of {target.name}",
-        f"-m {target.name} --logits-source sec:heads=THIS_FOLDER",
-        "Texts change, and may end early: quality is traded for layers. Nothing about the model itself was trained.",
-        f"{len(corpus)} texts, a tenth of them held out.",
-        command,
-        "On held-out texts, by the layers that a token went through",
-        {
-            name: dict(zip(facts["layers"], facts["validation"][name], strict=False))
-            for name in ("right with the plain head", "right with the corrected head", "classifier right")
-        },
-        f"Ending: {facts['validation']['stop']}. Leaving: {facts['validation']['exit']}.",
-    ).write(out)
     return found
+
+
+def _shuffled(taught: Mapping[int, torch.Tensor], learned: Sequence[int], seed: int) -> dict[int, torch.Tensor]:
+    """The classes of the texts that are learned from, shuffled over all of their places."""
+    rows = torch.cat([taught[number] for number in learned])
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed), device="cpu")]
+    parts = rows.split([len(taught[number]) for number in learned])
+    return {**taught, **dict(zip(learned, parts, strict=True))}
 
 
 def _right(places: Places, said: torch.Tensor) -> torch.Tensor:
@@ -170,7 +148,7 @@ def _train_heads(
         return total
 
     def validate() -> dict[str, float]:
-        return {"cross_entropy": float(loss(reading.held)) / count}
+        return {"cross_entropy": float(loss(reading.known.choosing)) / count}
 
     chosen = batches(len(reading.learned), recipe.batch, recipe.seed)
     steps = max(1, round(recipe.epochs * len(reading.learned) / recipe.batch))
@@ -210,7 +188,12 @@ def _outputs(
 
 
 def _train_classifier(
-    reading: ExitTexts, taught: Mapping[int, torch.Tensor], recipe: SECRecipe, out: Path, progress: Progress
+    reading: ExitTexts,
+    taught: Mapping[int, torch.Tensor],
+    recipe: SECRecipe,
+    out: Path,
+    progress: Progress,
+    what: str = "training a classifier",
 ) -> torch.Tensor:
     """[3, hidden] by cross-entropy, of which a check counts the more the later it is."""
     checks = len(reading.checks)
@@ -227,7 +210,7 @@ def _train_classifier(
         return (each * share).sum(dim=1).mean()
 
     def validate() -> dict[str, float]:
-        return {"cross_entropy": float(loss(reading.held))}
+        return {"cross_entropy": float(loss(reading.known.choosing))}
 
     chosen = batches(len(reading.learned), recipe.batch, recipe.seed)
     steps = max(1, round(_CLASSIFIER_EPOCHS * len(reading.learned) / recipe.batch))
@@ -240,7 +223,7 @@ def _train_classifier(
         metric="cross_entropy",
         settings={"recipe": asdict(recipe), "corpus": reading.corpus.facts},
         progress=progress,
-        what="training a classifier",
+        what=what,
     )
     return classifier.detach()
 
@@ -251,34 +234,48 @@ def _figures(
     after: Mapping[int, torch.Tensor],
     taught: Mapping[int, torch.Tensor],
     classifier: torch.Tensor,
+    control: torch.Tensor,
 ) -> dict[str, Any]:
-    """Of held-out texts, by check: how often head, corrected head and most likely classes are right."""
-    following = torch.cat([reading[number].following for number in reading.held])[:, None]
-    plain, heads, wanted = (torch.cat([each[n] for n in reading.held]) for each in (before, after, taught))
-    whole = torch.cat([reading[number].last for number in reading.held])[:, None] == following
-    said = torch.cat([(unit(reading[n].states).float() @ classifier.T).argmax(dim=-1) for n in reading.held])
+    """A report: how often the classifier is right, and the heads' most likely tokens, by check."""
+    usual = torch.cat([taught[number] for number in reading.learned]).mode(dim=0).values
 
-    def shares(found: torch.Tensor) -> list[float]:
-        return [round(each, 4) for each in found.double().mean(dim=0).tolist()]
+    def classes(number: int, weights: torch.Tensor | None) -> torch.Tensor:
+        if weights is None:
+            return usual.expand(taught[number].shape)
+        return (unit(reading[number].states).float() @ weights.T).argmax(dim=-1)
 
-    def right(kind: int) -> float | None:
+    def right(weights: torch.Tensor | None) -> dict[str, Any]:
+        def share(some: Sequence[int]) -> dict[str, float]:
+            hits = torch.cat([(classes(number, weights) == taught[number]).flatten() for number in some])
+            return {"right": float(hits.double().mean())}
+
+        return reading.known.measured(share, "right", lambda number: float(taught[number].numel()))
+
+    tested = reading.known.tested
+    following = torch.cat([reading[number].following for number in tested])[:, None]
+    whole = torch.cat([reading[number].last for number in tested])[:, None] == following
+    heads = {"plain": before, "corrected": after}
+    by_check = {
+        name: (torch.cat([each[number] for number in tested]) == following).double().mean(dim=0).tolist()
+        for name, each in heads.items()
+    }
+    wanted, said = (torch.cat([taught[n] for n in tested]), torch.cat([classes(n, classifier) for n in tested]))
+
+    def where(kind: int) -> float | None:
         """How often a class is right where it is the most likely one; None where it is nowhere."""
         chosen = wanted[said == kind]
         return round(float((chosen == kind).double().mean()), 4) if len(chosen) else None
 
-    return {
-        "right with the plain head": [*shares(plain == following), *shares(whole)],
-        "right with the corrected head": [*shares(heads == following), *shares(whole)],
-        "classifier right": shares(said == wanted),
-        "stop": {"of all": float(f"{(wanted == STOP).double().mean():.4f}"), "where said": right(STOP)},
-        "exit": {"of all": float(f"{(wanted == EXIT).double().mean():.4f}"), "where said": right(EXIT)},
-    }
+    own: dict[str, Any] = right(classifier)
+    for name, shares in by_check.items():
+        own[f"right with the {name} head"] = [round(each, 4) for each in [*shares, float(whole.double().mean())]]
+    for name, kind in (("stop", STOP), ("exit", EXIT)):
+        own |= {f"{name}, of all": float((wanted == kind).double().mean()), f"{name}, right where said": where(kind)}
+    return reading.known.report(own, {"the most frequent class of a check": right(None)}, control=right(control))
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    corpus = cut_texts(run)
-    found = train_sec(run.loaded, run.learning, corpus, run.out, recipe=run.of(SECRecipe), **run.how)
-    return dict(found.facts["validation"])
+    return dict(train_sec(run, cut_texts(run)).facts["validation"])
 
 
 KINDS = {
@@ -292,6 +289,6 @@ KINDS = {
         (CutFiles(length=128), SECRecipe()),
         "code.txt --out heads",
         model="to leave early",
-        check=check_folder,
+        file=HEADS,
     )
 }

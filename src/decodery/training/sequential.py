@@ -248,9 +248,7 @@ def train_sequential(
     return replace(found, threshold=Threshold.calibrated(highest(found, harmless), rate, data, chat=True))
 
 
-def evaluated(
-    heard: Ordered[ReadConversation], train: Callable[[Ordered[ReadConversation]], Probe], seed: int
-) -> tuple[Probe, dict[str, Any]]:
+def evaluated(heard: Ordered[ReadConversation], train: Callable[..., Probe], seed: int) -> tuple[Probe, dict[str, Any]]:
     """A probe of conversations, and its report; see `Evaluation.run`.
 
     Args:
@@ -274,6 +272,7 @@ def evaluated(
             "log-probability of the answer's first token": lambda each: each.doubt,
         },
         limit=lambda probe: probe.threshold.value,
+        words=lambda each: " ".join(each.talk.turns),
     )
     probe, report = trial.run(heard, seed, "conversations")
     turns = Evaluation[Answered, Probe](

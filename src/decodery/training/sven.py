@@ -13,14 +13,11 @@ import torch
 from decodery.core.errors import PromptError, SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixes
 
-from .card import Card, check_of
 from .fixes import built_in_pairs
-from .held_out import HeldOut, columns
+from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, validation
 from .loop import History, TrainingPlan, batches, content, train
@@ -31,7 +28,6 @@ CONTROLS = ("secure", "unsafe")
 """What the prefixes are called: that of programs after the fix, and before it."""
 _HELD_OUT = 10
 """Of so many pairs one is kept for validation."""
-check_folder = check_of(Prefixes.FILE, "holds no prefixes")
 
 
 @dataclass(frozen=True)
@@ -183,26 +179,16 @@ class SVENTrainee:
         return {"loss": float(self.total(found)), **means}
 
 
-def train_sven(
-    target: LoadedModel,
-    pairs: Sequence[ProgramPair],
-    out: Path,
-    *,
-    recipe: SVENRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> tuple[Prefixes, History]:
-    """Train the prefixes "secure" and "unsafe" on pairs and write them to `out`, for `sven`.
+def train_sven(run: Run, pairs: Sequence[ProgramPair]) -> tuple[Prefixes, History]:
+    """Train the prefixes "secure" and "unsafe" on pairs, for `sven`. Only the prefixes learn.
 
-    One pair in ten is kept for validation, and the step with the least loss there is what remains. Interrupted, it goes
-    on from its last checkpoint in `out` when called again. Only the prefixes learn.
+    One pair in ten is held out, and the step with the least loss on half of these is what remains.
 
     Raises:
         SettingsError: For a model that is not in floating point.
         PromptError: For pairs that teach nothing.
     """
-    recipe = recipe or SVENRecipe()
-    check_folder(out)
+    target, recipe = run.floating, run.of(SVENRecipe)
     model = differentiable(target.model, "prefixes")
     held = set(np.random.default_rng(0).permutation(len(pairs))[: len(pairs) // _HELD_OUT].tolist())
     parts = [[pair for number, pair in enumerate(pairs) if (number in held) is kept] for kept in (False, True)]
@@ -222,18 +208,18 @@ def train_sven(
         trainee.parameters,
         lambda step: trainee.total(trainee.losses([programs[number] for number in batch(step)], step)),
         LinearDecayPlan(steps, lr=recipe.lr, validate_every=max(1, len(programs) // (2 * recipe.batch))),
-        out / "training",
+        run.training,
         validate=lambda: trainee.figures(known.choosing),
         metric="loss",
         settings=settings,
-        progress=progress,
+        progress=run.progress,
         what="training prefixes",
     )
     report = known.report(known.measured(trainee.figures, "loss"), {"untrained": before}, "programs")
     facts = {
         "model": target.name,
         "vocabulary": model.config.vocabulary,
-        "command": command,
+        "command": run.command,
         "pairs": len(pairs),
         "programs": len(programs),
         "steps": history.step,
@@ -243,25 +229,7 @@ def train_sven(
     }
     learned = {name: KVPrefix(each.detach().cpu()) for name, each in trainee.parameters.items()}
     found = Prefixes(learned, facts, model.fingerprint)
-    found.save(out / Prefixes.FILE)
-    size = learned[CONTROLS[0]].data.numel()
-    Card(
-        f"Prefixes for {target.name}: {' and '.join(CONTROLS)}",
-        f"-m {target.name} --no-chat-template --logits-source sven:control={CONTROLS[0]},prefix=THIS_FOLDER",
-        f"They steer {target.name} towards code as it is after a fix, or before it; nothing else about the model "
-        "changes. "
-        f"Each holds keys and values of {recipe.length} positions before the text in every layer, {size} numbers "
-        "(Large "
-        "Language Models for Code: Security Hardening and Adversarial Testing, 2023).",
-        f"`{recipe}`, from {len(programs)} programs of {len(pairs)} pairs; best after {history.best_step} of "
-        f"{history.step} steps.",
-        command,
-        f"On {known.said('programs')}, in nats per token but for the share",
-        columns(report),
-        "language: the cross-entropy of changed tokens. contrast: how little more likely they are than under the other "
-        "prefix. kl: how far both prefixes move the model where nothing changed. right: the share of changed tokens "
-        "that are more likely under their own prefix. loss: the sum that was minimised.",
-    ).write(out)
+    found.save(run.out / Prefixes.FILE)
     return found, history
 
 
@@ -283,7 +251,7 @@ class Fixes(Data):
 def _learn(run: Run) -> Mapping[str, Any]:
     given = run.of(Fixes).pairs
     pairs = read_pairs(given) if given else built_in_pairs(100)
-    return validation(train_sven(run.floating, pairs, run.out, recipe=run.of(SVENRecipe), **run.how))
+    return validation(train_sven(run, pairs))
 
 
 KINDS = {
@@ -295,6 +263,6 @@ KINDS = {
         (Fixes(), SVENRecipe()),
         "--out prefixes",
         model="to steer",
-        check=check_folder,
+        file=Prefixes.FILE,
     )
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,12 @@ from decodery.core.errors import SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.layer_plan import LayerPlan, sublayers
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import write_text
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.skips import SkipSet
 from decodery.models.trained.skips import sublayers as named
 from decodery.speculative.stores.skip_search import SkipSearch
 
-from .card import LOSSLESS, Card, check_of
 from .corpus import Corpus, TrainingText
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
@@ -35,7 +32,6 @@ from .loop import known_figures
 TRIED = "tried.json"
 _EVERY = 10
 """Sets between two writings of what was tried."""
-check_folder = check_of(SkipSet.FILE, "holds no set of sublayers")
 """Raises SettingsError where the search would overwrite something else."""
 
 
@@ -88,28 +84,19 @@ class TextWindow:
 
 
 @torch.no_grad()
-def find_skips(
-    target: LoadedModel,
-    corpus: Corpus,
-    out: Path,
-    *,
-    recipe: SkipRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> SkipSet:
-    """Search the sublayers that `target` can skip best, and write them to `out`, for `swift`.
+def find_skips(run: Run, corpus: Corpus) -> SkipSet:
+    """Search the sublayers that the model can skip best, for `swift`.
 
-    Interrupted, it goes on from the sets tried so far when called again: which set is tried next follows from these
-    alone.
+    Interrupted, it goes on from the sets tried so far: which set is tried next follows from these alone.
 
     Args:
+        run: Of the model.
         corpus: See `data.write_texts`, of which every twentieth text is held out.
 
     Raises:
         SettingsError: For texts of another model, and for models without sublayers to skip.
     """
-    recipe = recipe or SkipRecipe()
-    check_folder(out)
+    target, out, recipe = run.loaded, run.out, run.of(SkipRecipe)
     model, layers = target.model, target.model.config.num_layers
     if not model.capabilities.layer_plans:
         raise SettingsError(f"{target.name} cannot skip sublayers: use a model that this package runs itself")
@@ -132,11 +119,11 @@ def find_skips(
         done = number + 1
         if done > len(known) and (done % _EVERY == 0 or done == recipe.proposals):
             write_text(out / TRIED, json.dumps({**settings, "matchness": search.history}) + "\n")
-        progress("trying sets", done, recipe.proposals)
+        run.progress("trying sets", done, recipe.proposals)
     after = search.matchness, held.matchness(search.skip)
     facts: dict[str, Any] = {
         "model": target.name,
-        "command": command,
+        "command": run.command,
         "recipe": asdict(recipe),
         "skipped": sorted(search.skip),
         "kept": sublayers(LayerPlan(skip=search.skip), layers) / (2 * layers),
@@ -146,21 +133,11 @@ def find_skips(
     }
     result = SkipSet(search.skip, layers, facts, model.fingerprint)
     result.save(out / SkipSet.FILE)
-    Card(
-        f"Sublayers that {target.name} skips when it drafts",
-        f"-m {target.name} --drafter swift:skip=THIS_FOLDER",
-        f"{LOSSLESS} Nothing about the model itself was changed. Skipped: {', '.join(facts['skipped'])}.",
-        f"The best of {recipe.proposals} sets of that size.",
-        command,
-        "The share of positions at which the model finds the same token most likely without them",
-        {"every odd layer": facts["first"], "what was found": facts["best"]},
-        "matchness: on the texts searched. held_out: on held-out texts.",
-    ).write(out)
     return result
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    found = find_skips(run.loaded, own_texts(run), run.out, recipe=run.of(SkipRecipe), **run.how)
+    found = find_skips(run, own_texts(run))
     return {name: found.facts[name] for name in ("first", "best")}
 
 
@@ -174,6 +151,6 @@ KINDS = {
         (OwnTexts(400, max_new_tokens=64), SkipRecipe()),
         "--ratio 0.45 --out skip",
         model="that drafts for itself",
-        check=check_folder,
+        file=SkipSet.FILE,
     )
 }

@@ -248,14 +248,14 @@ def _learn(run: Run) -> dict[str, Any]:
     return {name: facts[name] for name in shown if name in facts}
 
 
-def _publish(run: Run, given: JudgedFile, recipe: TextPRMRecipe) -> dict[str, float]:
+def _publish(run: Run, given: JudgedFile, recipe: TextPRMRecipe) -> dict[str, Any]:
     if recipe.delimiter != TextPRMRecipe.delimiter or recipe.tap is not None or not given.apply_chat_template:
         raise SettingsError("--published reads questions as text and steps between blank lines: leave others out")
     if not Path(run.model).is_dir():
         raise SettingsError(
             f"--published copies the tensors of a folder of safetensors, and {run.model} is none: give one"
         )
-    return train_published_prm(run.loaded, Path(run.model), given.read(), run.out, **run.how)
+    return train_published_prm(run.loaded, Path(run.model), given.read(), run.out, progress=run.progress)
 
 
 def _ready(run: Run) -> str:

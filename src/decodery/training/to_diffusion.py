@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,19 +23,15 @@ from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.loaders.dtype import choose_dtype
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.side_by_side import SideBySide
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 
 from .adapter import LoRARemaking
-from .card import Card, check_of
-from .held_out import HeldOut, columns
+from .held_out import HeldOut
 from .kind import Kind, Run
 from .loop import TrainingPlan, train
 from .remade import Remade
-
-check_folder = check_of(DESCRIPTION, "is no adapted model")
 
 WORDS = (
     "apple", "river", "stone", "cloud", "horse", "table", "green", "music", "paper", "glass", "light", "water",
@@ -239,20 +234,16 @@ class AdaptedModel:
         return replace(learned, model=Transformer(config, model.weights))
 
 
-def adapt(
-    loaded: LoadedModel, settings: Adaptation, out: Path, *, command: str = "", progress: Progress = silent
-) -> dict[str, Any]:
-    """Adapt a model to fill canvases with answers about lists of words, and leave it in the folder `out`.
+def adapt(run: Run) -> dict[str, Any]:
+    """Adapt a model to fill canvases with answers about lists of words.
 
-    Interrupted, it goes on from its last checkpoint when called again. Returns its report, see `HeldOut.report`.
-
-    Args:
-        loaded: In floating point.
+    Returns:
+        Its report, see `HeldOut.report`.
 
     Raises:
         UnsupportedModel: For a model that fills canvases already or has no special token to spare.
     """
-    check_folder(out)
+    loaded, settings, out = run.floating, run.of(Adaptation), run.out
     adapted = AdaptedModel(loaded, settings)
     draws = np.random.default_rng([settings.seed, _HELD])
     known = HeldOut.of(
@@ -270,32 +261,16 @@ def adapt(
 
     before = known.measured(figures, "loss")
 
-    history = train(
+    train(
         adapted.parameters, loss,
         TrainingPlan(settings.steps, lr=settings.lr, validate_every=max(1, settings.steps // 20)),
         out / "training", validate=lambda: figures(known.choosing), metric="loss",
-        settings={**asdict(settings), "of": loaded.name}, progress=progress, what="adapting",
+        settings={**asdict(settings), "of": loaded.name}, progress=run.progress, what="adapting",
     )  # fmt: skip
     report = known.report(known.measured(figures, "loss"), {"untrained": before}, "batches of 16 lists")
     change = adapted.change()
     write(out, change.model, reported(adapted.original, [("adapted to fill canvases", change)]), loaded)
-    example = held_out(settings, 1)[0].prompt.replace("\n", "\\n")
-    Card(
-        f"{loaded.name}, adapted to fill canvases",
-        f"-m THIS_FOLDER --no-chat-template --max-new-tokens {settings.places} --diffuse threshold",
-        f"It answers {', '.join(settings.tasks)} about lists of {settings.least} to {settings.most} words, and nothing "
-        f"else, to prompts such as $'{example}'.",
-        f"`{settings}`: thin matrices and a row for the mask token were trained. Best after {history.best_step} of "
-        f"{history.step} steps.",
-        command,
-        f"On {report['tested on']}, in nats a token",
-        columns(report),
-    ).write(out)
     return report
-
-
-def _learn(run: Run) -> dict[str, Any]:
-    return adapt(run.load("float32"), run.of(Adaptation), run.out, **run.how)
 
 
 KINDS = {
@@ -305,11 +280,11 @@ KINDS = {
         The attention becomes bidirectional; low-rank matrices and a mask token are trained. An hour on two cores
         teaches a small model one such narrow task; open text takes billions of words. Interrupt it with Ctrl-C: the
         same command continues.""",
-        _learn,
+        adapt,
         "The model is ready: --model {out} --no-chat-template --diffuse threshold",
         (Adaptation(),),
         "-m smollm2 --out diffusion",
         model="to adapt",
-        check=check_folder,
+        file=DESCRIPTION,
     )
 }

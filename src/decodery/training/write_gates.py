@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,18 +14,13 @@ from decodery.kv_cache.write_gate import looked_at
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.config import ModelConfig
-from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.write_gates import LEVELS, WriteGates, margin
 
-from .card import check_of
-from .kind import Kind
+from .kind import Kind, Run
 from .kind_data import TextFiles, from_pieces
 from .one_by_one import ExampleSplit, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
-
-check_folder = check_of(WriteGates.FILE, "holds no write gate")
 
 
 @dataclass(frozen=True)
@@ -196,27 +190,17 @@ class WriteGateTrainee:
         )
 
 
-def train_write_gate(
-    target: LoadedModel,
-    texts: Sequence[Sequence[int]],
-    out: Path,
-    *,
-    recipe: WriteGateRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> WriteGates:
-    """Train a gate on `texts` and write it to `out`, for the cache policy `write-gate`.
+def train_write_gate(run: Run, texts: Sequence[Sequence[int]]) -> WriteGates:
+    """Train a gate on `texts`, for the cache policy `write-gate`.
 
     It learns to leave the model's distribution as it is, where the paper trains the model along with it. One text in
-    eight is held out, and the step with the least loss there is what remains. Interrupted, it goes on from its last
-    checkpoint in `out` when called again.
+    eight is held out, and the step with the least loss there is what remains.
 
     Raises:
         SettingsError: For a model that is not in floating point.
         PromptError: For too few texts.
     """
-    recipe = recipe or WriteGateRecipe()
-    check_folder(out)
+    target, recipe = run.floating, run.of(WriteGateRecipe)
     model = differentiable(target.model, "write gates")
     if recipe.layer >= model.config.num_layers:
         raise SettingsError(f"the model has {model.config.num_layers} layers: let the gate look in one of them")
@@ -226,16 +210,15 @@ def train_write_gate(
         trainee.tensors,
         trainee.loss,
         trainee.figures,
-        out,
+        run,
         data=as_ids(texts),
         what="training a write gate",
-        progress=progress,
         weight_decay=0.01,
     )
-    facts = examples.facts(command, history)
+    facts = examples.facts(run.command, history)
     levels = trainee.levels(texts)
     found = WriteGates(kept(trainee.tensors), recipe.layer, levels, facts, target.model.fingerprint)
-    found.save(out / WriteGates.FILE)
+    found.save(run.out / WriteGates.FILE)
     return found
 
 
@@ -244,11 +227,11 @@ KINDS = {
         """Train a gate that decides which tokens MODEL need not store, on text FILES, for the policy write-gate.
 
         MODEL is read in floating point and does not change. Interrupt it with Ctrl-C: the same command continues.""",
-        from_pieces(train_write_gate, WriteGateRecipe),
+        from_pieces(train_write_gate),
         "The gate is ready: --cache-policy write-gate:gate={out}",
         (TextFiles(), WriteGateRecipe()),
         "notes.txt --out gate",
         model="whose written tokens are judged",
-        check=check_folder,
+        file=WriteGates.FILE,
     )
 }

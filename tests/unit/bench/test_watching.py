@@ -14,7 +14,7 @@ from decodery.bench import result
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.training.align import aligned
 from decodery.training.checkable import FAMILIES, MORE, built_in
-from decodery.training.ranking import auroc
+from decodery.training.ranking import auroc, word_scores
 from decodery.training.sae import edges, own_codes, pair_shares
 from decodery.training.sequential import built_in_talks
 from decodery_benchmarks import kinds, report
@@ -28,7 +28,6 @@ from decodery_benchmarks.monitors.figures import (
     mcnemar,
     of_the_mean,
     ranks,
-    word_scores,
 )
 from decodery_benchmarks.monitors.heads import _by_means
 from decodery_benchmarks.monitors.job import WatchJob
@@ -37,7 +36,7 @@ from decodery_benchmarks.monitors.price import both_ways
 from decodery_benchmarks.monitors.records import RECORD, recorded, solved_programs, surface
 from decodery_benchmarks.monitors.settings import TESTBEDS, WatchSettings
 from decodery_benchmarks.puzzles.robot import Robot
-from decodery_benchmarks.training.program_probe import WrittenProgram, accuracies, train_program_probe
+from decodery_benchmarks.training.program_probe import WrittenProgram, accuracies, split, train_program_probe
 from serving import tiny_lm
 
 
@@ -145,6 +144,13 @@ def test_records_of_programs_hold_what_was_written_so_far_and_no_more() -> None:
     assert torch.equal(whole[3], whole[4]) and whole.sum(dim=1).tolist() == [7, 8, 9, 10, 10]
     # What a program holds can be read off its record, whatever the words mean; off a record without the actions not.
     programs = solved_programs(robot, 0)[:400]
+    # Short programs recur: those of the test part stand nowhere else.
+    of = split(programs, 0)
+    tested, others = (
+        {each.text for each in of["test"]},
+        {each.text for name in of if name != "test" for each in of[name]},
+    )
+    assert tested and not tested & others and sum(map(len, of.values())) < len(programs)
     blind = [replace(each, rows={RECORD: each.rows[RECORD][:, :32]}) for each in programs]
     common: dict[str, Any] = {"meaning": "lrm", "inner": (64,), "steps": 300, "rate": 0.2}
     read, unread = (

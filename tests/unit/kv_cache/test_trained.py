@@ -23,6 +23,7 @@ from decodery.models.trained.write_gates import WriteGates
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training.head_gates import GateRecipe, hide_keys, train_head_gates
 from decodery.training.head_gates import HeadGateTrainee as GateTrainee
+from decodery.training.kind import Run
 from decodery.training.write_gates import WriteGateRecipe, train_write_gate
 from decodery.training.write_gates import WriteGateTrainee as WriteTrainee
 from tiny_models import tiny_loaded
@@ -127,7 +128,7 @@ def test_gates_are_learned_from_what_streaming_changes(tmp_path: Path) -> None:
     texts = [np.random.default_rng(seed).integers(0, 200, 30).tolist() for seed in range(8)]
     recipe = GateRecipe(steps=4, sinks=2, recent=9, price=0.5)
     documents = hide_keys(loaded.tokenizer, texts, keys=2)
-    found = train_head_gates(loaded, documents, tmp_path, recipe=recipe)
+    found = train_head_gates(Run(loaded, tmp_path, (recipe,)), documents)
     assert found.gates.min() >= 0 and found.gates.max() <= 1 and not (found.gates == 1).all()
     assert HeadGates.load(tmp_path).gates.equal(found.gates)
 
@@ -147,16 +148,16 @@ def test_gates_are_learned_from_what_streaming_changes(tmp_path: Path) -> None:
     for word in ("secret number", loaded.tokenizer.decode(document.answers.tolist()).strip()[:5]):
         assert word in text
     with pytest.raises(PromptError, match="too few"):
-        train_head_gates(loaded, documents[:3], tmp_path / "few")
+        train_head_gates(Run(loaded, tmp_path / "few"), documents[:3])
     with pytest.raises(SettingsError, match="floating point"):
-        train_head_gates(replace(loaded, model=to_int8(MODEL)), documents, tmp_path / "whole")
+        train_head_gates(Run(replace(loaded, model=to_int8(MODEL)), tmp_path / "whole"), documents)
 
 
 def test_what_is_written_is_stored_where_the_gate_says_so(tmp_path: Path) -> None:
     loaded = tiny_loaded()
     texts = [np.random.default_rng(seed).integers(0, 200, 40).tolist() for seed in range(8)]
     recipe = WriteGateRecipe(steps=24, layer=1, sizes=(12,), rate=0.2, lr=0.02)
-    found = train_write_gate(loaded, texts, tmp_path, recipe=recipe)
+    found = train_write_gate(Run(loaded, tmp_path, (recipe,)), texts)
     stored = WriteTrainee(loaded.model, recipe).figures(texts)["stored"]  # type: ignore[arg-type]
     assert abs(found.facts["validation"]["stored"] - 0.2) < 0.15 < stored - 0.2, "it stores as many as it is to"
     again = WriteGates.load(tmp_path)

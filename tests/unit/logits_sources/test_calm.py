@@ -22,6 +22,7 @@ from decodery.models.trained.exits import EXITS, Exits
 from decodery.step.forward_request import run_sync
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.training.calm import NEVER, CalmRecipe, calibrate, last_passed, rouge_l
+from decodery.training.kind import Run
 from questions import prompts
 from sourced import logits_after
 from tiny_models import VOCAB, make_tokenizer
@@ -171,7 +172,7 @@ def test_calibration_goes_on_where_it_stopped(tmp_path: Path) -> None:
     target = LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float32")
     asked = [[number % 50 + 1, 7] for number in range(12)]
     recipe = CalmRecipe("softmax", every=1, tokens=6, delta=0.4, epsilon=0.1)
-    whole = calibrate(target, asked, tmp_path / "whole", recipe=recipe)
+    whole = calibrate(Run(target, tmp_path / "whole", (recipe,)), asked)
     assert whole.tested[-1, 2] > recipe.epsilon or len(whole.tested) == len(recipe.candidates())
 
     def stop(what: str, done: int, total: int) -> None:
@@ -179,15 +180,15 @@ def test_calibration_goes_on_where_it_stopped(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        calibrate(target, asked, tmp_path / "twice", recipe=recipe, progress=stop)
+        calibrate(Run(target, tmp_path / "twice", (recipe,), progress=stop), asked)
     assert not (tmp_path / "twice" / EXITS).exists()
-    again = calibrate(target, asked, tmp_path / "twice", recipe=recipe)
+    again = calibrate(Run(target, tmp_path / "twice", (recipe,)), asked)
     assert torch.equal(again.tested, whole.tested) and again.threshold == whole.threshold
     assert Exits.load(tmp_path / "twice" / EXITS).threshold == whole.threshold
     with pytest.raises(SettingsError, match="other settings"):
-        calibrate(target, asked[1:], tmp_path / "twice", recipe=recipe)
+        calibrate(Run(target, tmp_path / "twice", (recipe,)), asked[1:])
     with pytest.raises(SettingsError, match="5 prompts can show nothing: give at least 8"):
-        calibrate(target, asked[:5], tmp_path / "few", recipe=recipe)
+        calibrate(Run(target, tmp_path / "few", (recipe,)), asked[:5])
 
 
 def test_int8_texts_are_the_same_with_drafts_and_in_batches(smollm2_int8: LLM) -> None:

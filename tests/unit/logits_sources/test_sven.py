@@ -27,7 +27,9 @@ from decodery.models.trained.prefix import KVPrefix, Prefixed, Prefixes
 from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.training import loop
+from decodery.training.card import check_folder
 from decodery.training.fixes import built_in_pairs
+from decodery.training.kind import Run
 from decodery.training.programs import (
     LabelledProgram,
     ProgramPair,
@@ -36,7 +38,7 @@ from decodery.training.programs import (
     read_pairs,
     tokens_of,
 )
-from decodery.training.sven import CONTROLS, SVENRecipe, SVENTrainee, losses_of, train_sven
+from decodery.training.sven import CONTROLS, KINDS, SVENRecipe, SVENTrainee, losses_of, train_sven
 from tiny_models import VOCAB, make_tokenizer
 
 BEFORE = "import yaml\n\ndef f(é):\n    return yaml.load(é)\n# end\n"
@@ -153,7 +155,7 @@ def run(target: LoadedModel, out: Path, stop: int = 0, **recipe) -> Prefixes:
             raise KeyboardInterrupt
 
     made = SVENRecipe(**({"length": 2, "epochs": 2.0, "lr": 0.1, "batch": 6} | recipe))
-    return train_sven(target, PAIRS, out, recipe=made, progress=progress)[0]
+    return train_sven(Run(target, out, (made,), progress=progress), PAIRS)[0]
 
 
 @pytest.mark.integration
@@ -174,7 +176,6 @@ def test_it_learns_and_resumes_to_the_same_weights(
     figures = whole.facts["validation"]
     assert figures["right"] > 0.7 and figures["contrast"] < figures["baselines"]["untrained"]["contrast"] - 0.1
     assert (tmp_path / "whole" / Prefixes.FILE).read_bytes() == (tmp_path / "parts" / Prefixes.FILE).read_bytes()
-    assert "source sven:control=secure" in (tmp_path / "whole" / "README.md").read_text()
     with pytest.raises(SettingsError, match="other settings"):
         run(target, tmp_path / "parts", epochs=3.0)
 
@@ -213,13 +214,13 @@ def test_wrong_inputs_are_named(target: LoadedModel, tmp_path: Path) -> None:
     path.write_text(json.dumps({"before": "a", "after": "b"}))
     assert read_pairs(path) == [ProgramPair("a", "b")]
     with pytest.raises(PromptError, match="give at least 10"):
-        train_sven(target, PAIRS[:9], tmp_path / "few")
+        train_sven(Run(target, tmp_path / "few"), PAIRS[:9])
     integers = replace(target, model=to_int8(target.model))
     with pytest.raises(SettingsError, match="floating point"):
-        train_sven(integers, PAIRS, tmp_path / "int8")
+        train_sven(Run(integers, tmp_path / "int8"), PAIRS)
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(SettingsError, match="name a new folder"):
-        train_sven(target, PAIRS, tmp_path)
+        check_folder(tmp_path, KINDS["sven"].file)
     with pytest.raises(SettingsError, match="dropout"):
         SVENRecipe(dropout=1.0)
 

@@ -29,6 +29,7 @@ from decodery.training import direction, head_texts, sequential
 from decodery.training.activations import ActivationCollector, Answered
 from decodery.training.checkable import CheckableQuestion, built_in
 from decodery.training.codebook import train_codebook
+from decodery.training.cut import parameters
 from decodery.training.evaluation import CONTROL, Evaluation, doubts
 from decodery.training.head_texts import Read
 from decodery.training.los import highest, train_los
@@ -39,7 +40,7 @@ from decodery.training.sequential import ReadConversation, Talk
 from methods import untrained_codes, untrained_fields
 from methods import untrained_probe as probe
 from serving import tiny_lm
-from tiny_models import make_model, save
+from tiny_models import make_model, save, tiny_loaded
 
 EXACT = to_int8(tiny_transformer(0))
 SITES = ("resid_post.1",)
@@ -67,8 +68,8 @@ def chance(coin: Coin) -> float:
 def test_the_report_is_of_a_part_that_chose_nothing_and_has_baselines_and_a_control() -> None:
     items, seen, scored = coins(), list[set[int]](), list[set[int]]()
 
-    def train(given: Ordered[Coin]) -> dict[int, bool]:
-        part = parts([str(each.number) for each in given])
+    def train(given: Ordered[Coin], seed: int) -> dict[int, bool]:
+        part = parts([str(each.number) for each in given], seed)
         seen.append({each.number for each, own in zip(given, part, strict=True) if own != "test"})
         return {each.number: each.wrong for each in given if each.number in seen[-1]}
 
@@ -85,9 +86,10 @@ def test_the_report_is_of_a_part_that_chose_nothing_and_has_baselines_and_a_cont
         relabel=lambda one, other: replace(one, wrong=other.wrong),
         baselines={"length": lambda each: each.length},
         limit=lambda known: 0.5,
+        words=lambda each: "a tail" if each.wrong else "a head",
     )
     _, found = trial.run(items, 0, "coins")
-    assert all(not learned & tested for learned, tested in zip(seen, scored, strict=True)) and len(seen) == 2
+    assert all(not learned & tested for learned, tested in zip(seen, scored, strict=True)) and len(seen) == 4
     low, high = found["interval"]
     assert low <= 0.5 <= high and found["items"] == len(scored[0]) and found["unit"] == "coins"
     # Which way round a length tells the label is learned where nothing is tested.
@@ -96,6 +98,9 @@ def test_the_report_is_of_a_part_that_chose_nothing_and_has_baselines_and_a_cont
     assert found["base rate"] == pytest.approx(np.mean([each.wrong for each in test]), abs=1e-4)
     flags = [chance(each) > 0.5 for each in test if not each.wrong]
     assert found["flagged of harmless"] == pytest.approx(np.mean(flags), abs=1e-4)
+    assert found["auroc by seed"][0] == found["auroc"] and all(0.2 < each < 0.8 for each in found["auroc by seed"])
+    # A word that goes with the label is found where nothing is tested.
+    assert found["baselines"]["bag of words"]["auroc"] > 0.9
     control = found[CONTROL]
     assert control["interval"][0] <= 0.5 <= control["interval"][1]
     json.dumps(found, allow_nan=False)
@@ -139,7 +144,7 @@ def test_few_answers_do_not_end_the_training_of_los_at_once() -> None:
     given, fresh = answers(90, told=2.0), answers(200, told=2.0)[90:]
     head = train_los(given, k=8, width=16, dropout=0.0, rate=0.3)
     assert head.facts["steps"] >= 300
-    _, report = evaluated(given, lambda items: head, highest, 0)
+    _, report = evaluated(given, lambda items, seed: head, highest, 0)
     assert set(report) >= {"auroc", "interval", "baselines", CONTROL}
     from decodery.training.ranking import auroc
 
@@ -217,7 +222,7 @@ def test_conversations_are_reported_with_the_number_of_turns_beside_them() -> No
     )
     assert trained.threshold.chat is True
     assert set(report["baselines"]) == {
-        "number of turns", "length in words", "log-probability of the answer's first token"
+        "number of turns", "length in words", "log-probability of the answer's first token", "bag of words"
     }  # fmt: skip
 
 
@@ -231,9 +236,14 @@ def test_axes_are_reported_on_statements_that_chose_nothing() -> None:
     loss = cross_entropy(logits[len(prompt) - 1 : -1], tokens[len(prompt) :])
     assert read[0].doubt == pytest.approx(float(loss)) and read[0].tokens == len(text)
     assert doubts(lm, [(prompt, text)]) == [read[0].doubt]
-    trained, report = direction.evaluated(read, lambda items: direction.axis_by(items, "pc1", chat=True), 0)
+    trained, report = direction.evaluated(
+        read, lambda items, seed: direction.axis_by(items, "pc1", chat=True, seed=seed), 0
+    )
     assert report["items"] == sum(own == "test" for own in parts([each.group for each in statements]))
-    assert set(report["baselines"]) == {"length", "mean log-probability"} and trained.facts["way"] in (1, -1)
+    assert set(report["baselines"]) == {"length", "mean log-probability", "bag of words"} and trained.facts["way"] in (
+        1,
+        -1,
+    )
 
 
 def test_codes_are_compared_on_texts_that_nothing_was_learned_from() -> None:
@@ -253,9 +263,21 @@ def test_codes_are_compared_on_texts_that_nothing_was_learned_from() -> None:
         for text in held
     ]
     assert found["without codes"] == pytest.approx(float(torch.stack(plain).mean()), abs=1e-3)
-    assert found["more than without"] == pytest.approx(found["with codes"] - found["without codes"], abs=2e-4)
     low, high = found["interval"]
-    assert low <= found["more than without"] <= high and set(found["baselines"]) == {"codes as begun", "the mean alone"}
+    assert low <= found["more than without"] <= high and found["tested on"] == "6 texts that chose nothing"
+    assert set(found["baselines"]) == {"codes as begun", "random codes", "the mean alone"}
+    # Another state's codes say something else than its own.
+    assert found[CONTROL]["more than without"] != found["more than without"]
+
+
+def test_a_scrambled_model_has_the_numbers_of_the_model_and_says_nothing() -> None:
+    loaded = tiny_loaded()
+    before = {name: each.detach().clone() for name, each in parameters(loaded.model).items()}  # type: ignore[arg-type]
+    after = parameters(direction.scrambled(loaded, 0).model)  # type: ignore[arg-type]
+    assert all(
+        torch.equal(each.flatten().sort().values, after[name].flatten().sort().values) for name, each in before.items()
+    )
+    assert not torch.equal(before["embedding"], after["embedding"])
 
 
 def test_what_is_collected_is_what_is_read_where_it_is_used(tmp_path: Path) -> None:
@@ -340,6 +362,6 @@ def test_the_commands_print_what_was_held_out(tmp_path: Path) -> None:
     shape = ("--length", "16", "--codes", "8", "--k", "2", "--steps", "2", "--texts", "12")
     code, output, errors = inside("train", "codebook", str(file), "-m", model, "--out", str(tmp_path / "codes"), *shape)
     assert code == 0, errors
-    assert json.loads(output[: output.rindex("}") + 1])["texts"] == 3
+    assert json.loads(output[: output.rindex("}") + 1])["tested on"] == "3 texts that chose nothing"
     code, _, errors = inside("train", "codebook", str(file), "-m", model, "--out", "x", *shape[:-1], "4")
     assert code == 1 and "--texts takes 4 pieces of 16 tokens, and 6 are needed" in errors

@@ -227,7 +227,8 @@ def test_one_that_is_trained_here_is_what_transformers_reads(tmp_path: Path) -> 
         for sign in ("", "-")
     ]
     values = train_published_prm(load(str(source), dtype="float32"), source, judged, out, ridge=0.1)
-    assert values["cross_entropy"] < values["cross_entropy_of_the_mean"] and values["auc"] > 0.7
+    assert values["cross_entropy"] < values["baselines"]["always the mean"]["cross_entropy"]
+    assert values["auroc"] > 0.7 > values["shuffled labels"]["auroc"] and values["tested on"].startswith("3 prompts")
     read = transformers.AutoModelForTokenClassification.from_pretrained(out)
     for text in ("First.\n\nSo 4.", "First.\n\nSo -4."):
         assert score(RewardModel(model=str(out)), text) == pytest.approx(trl(read, text), abs=2e-4)

@@ -127,10 +127,10 @@ def test_a_trained_router_decides_by_the_state_of_the_second_model(tmp_path: Pat
     oracle = Arbitrage(Even(), (7,), 2, model=OTHER)
     asked = [
         Request([5, 9, number], seed=number, search=oracle, **SETTINGS | {"eos_ids": (), "max_new_tokens": 8})
-        for number in range(5)
+        for number in range(8)
     ]
     found = decisions(Engine(MODEL), OTHER, asked)
-    assert len(found.text) == 5 * 4 and 0 < int((found.advantage > 0).sum()) < 20
+    assert len(found.text) == 8 * 4 and 0 < int((found.advantage > 0).sum()) < 32
     assert bool(found.escalated.any()) and not bool(found.escalated.all())
     router, _ = fit_router(found, 2, steps=50)
     router.save(tmp_path / "router")
@@ -169,10 +169,13 @@ def test_a_router_learns_what_can_be_foreseen_and_nothing_else() -> None:
     states = torch.randn(400, 6, generator=torch.Generator().manual_seed(0))
     escalated, text = torch.arange(400) % 3 == 0, torch.arange(400) // 10
     advantage = states[:, 2] * (1 - 2.0 * escalated.float())
-    _, rank = fit_router(Decisions(states, escalated, advantage, text), 2, steps=150)
+    _, report = fit_router(Decisions(states, escalated, advantage, text), 2, steps=150)
     chance = advantage[torch.randperm(400, generator=torch.Generator().manual_seed(1))]
     _, luck = fit_router(Decisions(states, escalated, chance, text), 2, steps=150)
-    assert rank > 0.8 > 0.4 > luck
+    assert report["spearman"] > 0.8 > 0.4 > max(luck["spearman"], report["shuffled labels"]["spearman"])
+    low, high = report["interval of spearman"]
+    assert 0.5 < low <= report["spearman"] <= high and report["tested on"] == "5 texts that chose nothing"
+    assert all(abs(each["spearman"]) < 0.5 for each in report["baselines"].values())
     assert spearman(torch.tensor([1.0, 2, 3]), torch.tensor([2.0, 9, 10])) == pytest.approx(1.0)
     with pytest.raises(SettingsError, match="some are better"):
         fit_router(Decisions(states, escalated, -advantage.abs(), text), 2)

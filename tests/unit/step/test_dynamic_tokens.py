@@ -27,6 +27,7 @@ from decodery.models.trained.merges import Merged, _Merging, merged
 from decodery.step.dynamic_tokens import dynamic, means
 from decodery.step.embedded import Embeddings
 from decodery.testing import check_identical, tiny_transformer
+from decodery.training.kind import Run
 from decodery.training.merges import MergeRecipe, MergeTrainee, train_merges
 from tiny_models import make_tokenizer, tiny_loaded
 
@@ -146,7 +147,7 @@ def test_a_network_begins_as_the_mean_and_learns_what_the_whole_prompt_says(tmp_
     draws = np.random.default_rng(0)
     texts = [TOKENIZER.encode(" ".join(draws.choice(words, 12)), special=False)[:40] for _ in range(32)]
     recipe = MergeRecipe(steps=120, lr=1e-2, width=64, most=0.2)
-    net = train_merges(target, texts, tmp_path / "net", recipe=recipe)
+    net = train_merges(Run(target, tmp_path / "net", (recipe,)), texts)
     # Of those held out, the ones that chose nothing.
     held = texts[7::8][1::2]
     model = target.model
@@ -168,7 +169,7 @@ def test_a_network_begins_as_the_mean_and_learns_what_the_whole_prompt_says(tmp_
     with pytest.raises(CorruptFile, match="holds no network"):
         MergeNet.load(tmp_path / "net")
     with pytest.raises(PromptError, match="too few or too short"):
-        train_merges(target, [[1, 2]], tmp_path / "none")
+        train_merges(Run(target, tmp_path / "none"), [[1, 2]])
 
 
 def test_the_command_makes_the_network(tmp_path: Path) -> None:

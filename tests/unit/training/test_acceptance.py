@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return write_texts(target, prompts, tmp_path_factory.mktemp("text"), max_new_tokens=30, temperatures=(1.0,))
 
 
-def fit(corpus: Corpus, out: Path, draft: Transformer = GUESSER, **settings: object) -> dict[str, float]:
+def fit(corpus: Corpus, out: Path, draft: Transformer = GUESSER, **settings: object) -> dict[str, Any]:
     recipe = AcceptanceRecipe(depth=1, epochs=12, lr=0.01, batch=64)
     return train_acceptance(WRITER, draft, corpus, out, recipe=recipe, **settings)
 
@@ -100,11 +101,12 @@ def fit(corpus: Corpus, out: Path, draft: Transformer = GUESSER, **settings: obj
 @pytest.mark.integration
 def test_a_head_learns_and_resumes_to_the_same_bytes(corpus: Corpus, tmp_path: Path) -> None:
     scores = fit(corpus, tmp_path / "whole")
-    assert 0 < scores["loss"] < 0.5 * scores["constant"]
+    assert scores["tested on"] == "1 texts that chose nothing"
+    constant, control = scores["baselines"]["always the same"]["loss"], scores["shuffled labels"]["loss"]
+    assert 0 < scores["loss"] < 0.5 * min(constant, control)
     head = SpecDecPP(str(tmp_path / "whole")).trained
     assert (head.vocab_size, head.hidden_size, head.facts["depth"]) == (8, 32, 1)
     assert head.facts["tokens"] == scores["tokens"] > 900
-    assert f"| loss | {scores['loss']:.4f} |" in (tmp_path / "whole" / "README.md").read_text()
 
     def stop(what: str, done: int, total: int) -> None:
         if what == "judging drafts" and done == 36:
@@ -135,12 +137,13 @@ def test_a_head_whose_labels_are_shuffled_learns_nothing(corpus: Corpus, tmp_pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("decodery.training.acceptance.judged", shuffled)
         scores = fit(corpus, tmp_path / "out")
-    assert 0.9 * scores["constant"] < scores["loss"] <= 1.05 * scores["constant"]
+    constant = scores["baselines"]["always the same"]["loss"]
+    assert 0.9 * constant < scores["loss"] <= 1.1 * constant
 
 
 def test_a_folder_of_something_else_is_left_alone(corpus: Corpus, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(SettingsError, match="and is no acceptance head"):
+    with pytest.raises(SettingsError, match="name a new folder"):
         fit(corpus, tmp_path)
 
 

@@ -25,9 +25,10 @@ from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept
 from decodery.testing import tiny_transformer
-from decodery.training.adapter import LoRARemaking, S2FTRemaking, train_adapter
+from decodery.training.adapter import LoRARemaking, S2FTRemaking, train_adapter, usage
 from decodery.training.corpus import Corpus
 from decodery.training.data import cut_files, write_texts
+from decodery.training.kind import Run
 from decodery.training.remade import CopyRecipe, Remade, TrainingProgress, written_rows
 from decodery.training.training_batch import predictions, training_batch
 from tiny_models import tiny_loaded
@@ -154,13 +155,13 @@ def test_an_adapter_learns_what_texts_teach(kind: str, target: LoadedModel, taug
     before = target.model.weights.layers[0].down.weight.clone()
     remaking = S2FTRemaking(target.model.config, 0.2, 0.5) if kind == "s2ft" else LoRARemaking(4)
     recipe = CopyRecipe(steps=40, batch=8, lr=1e-2)
-    found = train_adapter(target, taught, tmp_path, remaking, recipe=recipe)
+    found = train_adapter(Run(target, tmp_path, (recipe,)), taught, remaking)
     scores = found.facts["validation"]
     assert scores["with"]["cross_entropy"] < scores["without"]["cross_entropy"] - 0.01
     assert torch.equal(target.model.weights.layers[0].down.weight, before)
     kept = Adapter.load(tmp_path)
     assert torch.equal(logits(tuned(target.model, kept)), logits(tuned(target.model, found)))
-    assert "--logits-source adapter:file=THIS_FOLDER" in (tmp_path / "README.md").read_text()
+    assert usage(kept) == "--logits-source adapter:file=THIS_FOLDER"
     count = sum(
         each.numel() for part in kept.parts.values() for each in part.tensors().values() if each.is_floating_point()
     )
@@ -176,9 +177,9 @@ def test_one_that_is_masked_is_refused_for_texts_without_a_prompt(target: Loaded
     corpus = cut_files([file], tmp_path / "text", tokenizer=made, vocab_size=target.model.vocab_size, length=20)
     recipe = CopyRecipe(steps=1)
     with pytest.raises(SettingsError, match="masked training reads prompts without the adapter, and texts of"):
-        train_adapter(target, corpus, tmp_path / "made", LoRARemaking(2, masked=True), recipe=recipe)
+        train_adapter(Run(target, tmp_path / "made", (recipe,)), corpus, LoRARemaking(2, masked=True))
     assert not (tmp_path / "made").exists()
-    train_adapter(target, corpus, tmp_path / "made", LoRARemaking(2), recipe=recipe)
+    train_adapter(Run(target, tmp_path / "made", (recipe,)), corpus, LoRARemaking(2))
 
 
 def test_one_that_is_masked_learns_behind_what_the_model_itself_has_read(
@@ -186,10 +187,10 @@ def test_one_that_is_masked_learns_behind_what_the_model_itself_has_read(
 ) -> None:
     assert isinstance(target.model, Transformer)
     recipe = CopyRecipe(steps=40, batch=8, lr=1e-2)
-    found = train_adapter(target, taught, tmp_path, LoRARemaking(4, masked=True), recipe=recipe)
+    found = train_adapter(Run(target, tmp_path, (recipe,)), taught, LoRARemaking(4, masked=True))
     scores = found.facts["validation"]
     assert scores["with"]["cross_entropy"] < scores["without"]["cross_entropy"] - 0.01
-    assert "--search 'edge:adapter=THIS_FOLDER" in (tmp_path / "README.md").read_text()
+    assert usage(found).startswith("--search 'edge:adapter=THIS_FOLDER")
     # One forward with a mask is a prompt read by the model, and the rest by the adapter after that.
     masked, text = LoRARemaking(4, masked=True), taught[0]
     tokens, begin = text.tokens[:-1].tolist(), text.written - 1

@@ -25,6 +25,7 @@ from decodery.training.bitnet import TernaryRemaking, rounded
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.hyperfit import HyperfitRecipe
+from decodery.training.kind import Run
 from decodery.training.lq_lora import LowRankRemaking
 from decodery.training.nm_sparsity import SparseRemaking
 from decodery.training.remade import CopyRecipe, Remaking, TrainingProgress, train_copy
@@ -142,12 +143,11 @@ def test_a_copy_learns_back_what_its_form_takes(
 ) -> None:
     before = [each.clone() for each in tensors(target)]
     recipe = CopyRecipe(steps=40, batch=8, lr=3e-3)
-    scores = train_copy(target, written, tmp_path / "copy", REMAKINGS[name], recipe=recipe)
+    scores = train_copy(Run(target, tmp_path / "copy", (recipe,)), written, REMAKINGS[name])
     assert scores["trained"]["cross_entropy"] < scores["untrained"]["cross_entropy"]
     assert all(torch.equal(old, new) for old, new in zip(before, tensors(target), strict=True))
     copy = load(tmp_path / "copy")
     assert json.loads((tmp_path / "copy" / "report.json").read_text())["of"] == "tiny"
-    assert "| acceptance |" in (tmp_path / "copy" / "README.md").read_text()
 
     # Ended in the middle, it goes on to the same bits.
     def stop(what: str, done: int, total: int) -> None:
@@ -157,12 +157,12 @@ def test_a_copy_learns_back_what_its_form_takes(
     with pytest.raises(KeyboardInterrupt):
         # Nothing is kept of the last steps: checkpoints are written where the mean loss starts anew.
         monkeypatch.setattr(loop, "monotonic", iter(itertools.count(0.0, 100.0)).__next__)
-        train_copy(target, written, tmp_path / "again", REMAKINGS[name], recipe=recipe, progress=stop)
-    assert train_copy(target, written, tmp_path / "again", REMAKINGS[name], recipe=recipe) == scores
+        train_copy(Run(target, tmp_path / "again", (recipe,), progress=stop), written, REMAKINGS[name])
+    assert train_copy(Run(target, tmp_path / "again", (recipe,)), written, REMAKINGS[name]) == scores
     for old, new in zip(tensors(copy), tensors(load(tmp_path / "again")), strict=True):
         assert torch.equal(old, new)
     with pytest.raises(SettingsError, match="other settings"):
-        train_copy(target, written, tmp_path / "again", REMAKINGS[name], recipe=CopyRecipe(steps=41, batch=8))
+        train_copy(Run(target, tmp_path / "again", (CopyRecipe(steps=41, batch=8),)), written, REMAKINGS[name])
 
 
 def test_rates_that_teach_nothing_are_refused_before_anything_is_written() -> None:

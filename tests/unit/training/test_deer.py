@@ -27,6 +27,7 @@ from decodery.training.deer import (
     train_deer,
     with_mask,
 )
+from decodery.training.kind import Run
 from tiny_models import tiny_loaded
 
 TEXT = TrainingText(np.array([5, 6, 7, 8, 9, 10, 11, 12], np.int32), 2)
@@ -91,11 +92,9 @@ def test_one_command_makes_a_drafter_that_learns_and_goes_on(tmp_path: Path) -> 
     corpus: Corpus = write_texts(target, prompts, tmp_path / "text", max_new_tokens=12, temperatures=(0.7,), top=8)
     shape = DraftShape(1, 48, 80, 16)
     recipe = DeerRecipe(4, places=4, epochs=2, refining=1, batch=4, lr=3e-3)
-    found = train_deer(target, corpus, tmp_path / "deer", shape=shape, recipe=recipe)
-    assert train_deer(target, corpus, tmp_path / "deer", shape=shape, recipe=recipe) == found
-    card = (tmp_path / "deer" / "README.md").read_text()
-    before, after = (card.split("| cross_entropy | ")[1].split("\n")[0].split(" | ")[number] for number in (0, 2))
-    assert float(after.strip(" |")) < float(before)
+    found = train_deer(Run(target, tmp_path / "deer", (recipe,)), corpus, shape=shape)
+    assert train_deer(Run(target, tmp_path / "deer", (recipe,)), corpus, shape=shape) == found
+    assert found["cross_entropy"] < found["baselines"]["untrained"]["cross_entropy"]
     config = load(tmp_path / "deer").model.config
     assert (config.mask_id, config.block_length, config.vocab_size) == (288, 4, 290) and config.causal
     drafter, hot = Deer(str(tmp_path / "deer")), Sampler.from_settings(temperature=1.0)
@@ -104,11 +103,11 @@ def test_one_command_makes_a_drafter_that_learns_and_goes_on(tmp_path: Path) -> 
     )
     assert max(step.nodes for step in run.trace.steps) == 4
     with pytest.raises(SettingsError, match="other settings"):
-        train_deer(target, corpus, tmp_path / "deer", shape=shape, recipe=DeerRecipe(4, places=3, batch=8))
+        train_deer(Run(target, tmp_path / "deer", (DeerRecipe(4, places=3, batch=8),)), corpus, shape=shape)
     with pytest.raises(SettingsError, match="at least two tokens"):
         DeerRecipe(block=1)
     with pytest.raises(SettingsError, match="too few texts"):
-        train_deer(target, corpus, tmp_path / "other", shape=shape, recipe=DeerRecipe(30))
+        train_deer(Run(target, tmp_path / "other", (DeerRecipe(30),)), corpus, shape=shape)
 
 
 def test_the_two_tokens_that_are_no_text_stand_behind_all_others() -> None:

@@ -151,8 +151,6 @@ def test_training_helps_and_the_folder_is_a_draft(
     loaded = load(out)
     assert loaded.dtype == "int8" and rounded(judged(loaded.model, taught)).items() <= scores.items()
     assert loaded.tokenizer.fingerprint() == target.tokenizer.fingerprint()
-    card = (out / "README.md").read_text()
-    assert f"{scores['agreement']:.4f}" in card and "tiny" in card
     # Tokens without an output are never predicted, and every row is a law over the others.
     logits = _logits(loaded.model, np.arange(5, 25))[0]
     assert logits.shape == (20, VOCAB) and torch.isfinite(logits).sum(dim=1).tolist() == [80] * 20
@@ -207,7 +205,7 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(SettingsError, match="cannot be larger"):
         train_draft(target, corpus, out, shape=DraftShape(layers=3, inner=48, tokens=80))
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(SettingsError, match="is no draft"):
+    with pytest.raises(SettingsError, match="name a new folder"):
         train_draft(target, corpus, tmp_path, shape=SHAPE)
     with pytest.raises(SettingsError, match="in int8 alone"):
         load(out, dtype="float32")
@@ -268,7 +266,7 @@ def test_exits_learn_together_and_serve_as_drafts(target: LoadedModel, corpus: C
     scores = train_draft(target, corpus, tmp_path / "nested", shape=shape, plan=plan, batch=4)
     assert scores["agreement"] == scores["agreement 2"] and scores["acceptance 1"] > 0
     found = load(tmp_path / "nested").model
-    assert found.config.exits == (1, 2) and "--drafter nested:" in (tmp_path / "nested" / "README.md").read_text()
+    assert found.config.exits == (1, 2)
     # The loss is the mean of what the first layer and both would lose as drafts of their own.
     kept = keep_tokens(corpus, 80, target.model)
     draft, place = cut_draft(target.model, shape, kept), np.full(VOCAB, -1)

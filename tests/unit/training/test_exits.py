@@ -18,10 +18,12 @@ from decodery.models.trained.exits import CONTINUE, EXIT, EXITS, HEADS, STOP, Ex
 from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.training.calm import CalmRecipe, calibrate
+from decodery.training.card import check_folder
 from decodery.training.corpus import Corpus
 from decodery.training.data import cut_files, write_texts
 from decodery.training.exits import ExitChecks, fit_agreement
-from decodery.training.sec import SECRecipe, labels, train_sec
+from decodery.training.kind import Run
+from decodery.training.sec import KINDS, SECRecipe, labels, train_sec
 from tiny_models import VOCAB, whole_tokenizer
 
 RECIPE = SECRecipe(every=1, rank=16, epochs=10.0, lr=1e-2)
@@ -70,41 +72,42 @@ def test_states_at_checks_go_with_the_token_that_follows(target: LoadedModel, co
 def test_heads_learn_what_the_early_layers_know_and_a_run_goes_on(
     target: LoadedModel, corpus: Corpus, tmp_path: Path
 ) -> None:
-    whole = train_sec(target, target.model, corpus, tmp_path / "whole", recipe=RECIPE)
+    whole = train_sec(Run(target, tmp_path / "whole", (RECIPE,)), corpus)
     found = whole.facts["validation"]
     before, after = (found[f"right with the {kind} head"] for kind in ("plain", "corrected"))
     # A random model is hardly ever right; its states tell the token before, which often decides the next one.
     assert max(before) < 0.1 and min(after[:-1]) > 0.4
-    assert found["stop"]["where said"] > found["stop"]["of all"] + 0.2
+    assert found["stop, right where said"] > found["stop, of all"] + 0.2
+    assert found["right"] > found["baselines"]["the most frequent class of a check"]["right"] + 0.1
+    assert found["right"] > found["shuffled labels"]["right"] + 0.1
 
     def stop(what: str, done: int, total: int) -> None:
         if what == "training a classifier" and done == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_sec(target, target.model, corpus, tmp_path / "parts", recipe=RECIPE, progress=stop)
+        train_sec(Run(target, tmp_path / "parts", (RECIPE,), progress=stop), corpus)
     assert not (tmp_path / "parts" / HEADS).exists()
-    train_sec(target, target.model, corpus, tmp_path / "parts", recipe=RECIPE)
+    train_sec(Run(target, tmp_path / "parts", (RECIPE,)), corpus)
     assert (tmp_path / "parts" / HEADS).read_bytes() == (tmp_path / "whole" / HEADS).read_bytes()
     assert torch.equal(ExitHeads.load(tmp_path / "whole" / HEADS).up, whole.up)
-    assert "--logits-source sec:heads=" in (tmp_path / "whole" / "README.md").read_text()
     with pytest.raises(SettingsError, match="other settings"):
-        train_sec(target, target.model, corpus, tmp_path / "parts", recipe=SECRecipe(every=1, rank=4))
+        train_sec(Run(target, tmp_path / "parts", (SECRecipe(every=1, rank=4),)), corpus)
 
 
 def test_what_cannot_be_trained_is_refused(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="floating point"):
-        train_sec(target, to_int8(target.model), corpus, tmp_path / "int8")  # type: ignore[arg-type]
+        train_sec(Run(target, tmp_path / "int8", learning=to_int8(target.model)), corpus)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="has 3 layers"):
-        train_sec(target, target.model, corpus, tmp_path / "deep", recipe=SECRecipe(every=3))
+        train_sec(Run(target, tmp_path / "deep", (SECRecipe(every=3),)), corpus)
     with pytest.raises(SettingsError, match="every, rank"):
         SECRecipe(rank=0)
     few = write_texts(target, [[1, 2]] * 5, tmp_path / "few", max_new_tokens=4)
     with pytest.raises(SettingsError, match="too few texts"):
-        train_sec(target, target.model, few, tmp_path / "out", recipe=RECIPE)
+        train_sec(Run(target, tmp_path / "out", (RECIPE,)), few)
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(SettingsError, match="name a new folder"):
-        train_sec(target, target.model, corpus, tmp_path)
+        check_folder(tmp_path, KINDS["sec"].file)
 
 
 @pytest.mark.integration
@@ -128,7 +131,7 @@ def test_a_classifier_knows_where_the_last_layer_agrees(target: LoadedModel, tmp
 def test_calm_is_calibrated_with_a_classifier_of_its_own(target: LoadedModel, tmp_path: Path) -> None:
     asked = [[number % 50 + 1, 7] for number in range(40)]
     recipe = CalmRecipe("classifier", every=1, tokens=6, delta=0.45, epsilon=0.3)
-    found = calibrate(target, asked[:12], tmp_path, recipe=recipe, learned=asked[12:])
+    found = calibrate(Run(target, tmp_path, (recipe,)), asked[:12], learned=asked[12:])
     assert found.classifier is not None and found.facts["classifier"]["agreement"] < 1
     loaded = Exits.load(tmp_path / EXITS)
     assert torch.equal(loaded.classifier, found.classifier)  # type: ignore[arg-type]
@@ -140,4 +143,4 @@ def test_calm_is_calibrated_with_a_classifier_of_its_own(target: LoadedModel, tm
     one, same, never, plain, always = (text.generated for text in texts)
     assert one == same and never == plain != always
     with pytest.raises(SettingsError, match="too few texts"):
-        calibrate(target, asked[:12], tmp_path / "few", recipe=recipe, learned=asked[12:14])
+        calibrate(Run(target, tmp_path / "few", (recipe,)), asked[:12], learned=asked[12:14])

@@ -19,6 +19,7 @@ from decodery.testing import tiny_transformer
 from decodery.training.corpus import Corpus, TrainingText
 from decodery.training.data import write_texts
 from decodery.training.ftp import Expected, FTPRecipe, router_loss, said, train_ftp, train_routers
+from decodery.training.kind import Run
 from decodery.training.schedules import Evolution, evolve, fitted
 from tiny_models import VOCAB, make_tokenizer
 
@@ -101,22 +102,25 @@ def test_gradients_reach_routers_through_what_was_decided(target: LoadedModel) -
 
 @pytest.mark.integration
 def test_training_goes_on_where_it_stopped(target: LoadedModel, written: Corpus, tmp_path: Path) -> None:
-    whole = train_ftp(target, target.model, written, tmp_path / "whole", recipe=RECIPE)
+    whole = train_ftp(Run(target, tmp_path / "whole", (RECIPE,)), written)
     assert whole.sparsity == pytest.approx(0.3) and whole.model == target.model.fingerprint
-    assert set(whole.facts["validation"]) == {"static, uniform", "static, scheduled", "dynamic"}
+    found = whole.facts["validation"]
+    assert set(found["baselines"]) == {"static, uniform", "static, scheduled", "as many tokens at random"}
+    low, high = found["interval of divergence"]
+    assert low <= found["divergence"] <= high and found["shuffled labels"]["sparsity"] > 0
 
     def stop(what: str, done: int, total: int) -> None:
         if what == "training routers" and done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_ftp(target, target.model, written, tmp_path / "twice", recipe=RECIPE, progress=stop)
+        train_ftp(Run(target, tmp_path / "twice", (RECIPE,), progress=stop), written)
     assert not (tmp_path / "twice" / TokenRouters.FILE).exists()
-    again = train_ftp(target, target.model, written, tmp_path / "twice", recipe=RECIPE)
+    again = train_ftp(Run(target, tmp_path / "twice", (RECIPE,)), written)
     assert again.schedule == whole.schedule
     assert all(torch.equal(again.weights[name], each) for name, each in whole.weights.items())
     with pytest.raises(SettingsError, match="other settings"):
-        train_ftp(target, target.model, written, tmp_path / "twice", recipe=FTPRecipe(0.2))
+        train_ftp(Run(target, tmp_path / "twice", (FTPRecipe(0.2),)), written)
 
 
 def test_the_command_makes_what_the_source_reads(target: LoadedModel, tmp_path: Path, monkeypatch) -> None:

@@ -31,6 +31,7 @@ from decodery.training.hamburger import (
     train_hamburger,
     untrained,
 )
+from decodery.training.kind import Run
 from tiny_models import VOCAB, make_tokenizer
 
 RECIPE = HamburgerRecipe(most=3, layers=1, epochs=2.0, batch=6, lr=3e-3, base_lr=1e-3)
@@ -106,7 +107,7 @@ def test_everything_learns_and_what_is_said_is_weighed_as_the_model_found_it(tar
 @pytest.mark.integration
 def test_training_goes_on_where_it_stopped(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
     before = target.model.weights.embedding.clone()  # type: ignore[attr-defined]
-    whole = train_hamburger(target, corpus, tmp_path / "whole", recipe=RECIPE)
+    whole = train_hamburger(Run(target, tmp_path / "whole", (RECIPE,)), corpus)
     found = whole.facts["validation"]
     assert found["loss"] < 0.9 * whole.facts["before"]["loss"] and found["tokens of a group"] > 1.05
 
@@ -115,9 +116,9 @@ def test_training_goes_on_where_it_stopped(target: LoadedModel, corpus: Corpus, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_hamburger(target, corpus, tmp_path / "twice", recipe=RECIPE, progress=stop)
+        train_hamburger(Run(target, tmp_path / "twice", (RECIPE,), progress=stop), corpus)
     assert not (tmp_path / "twice" / MicroSteps.FILE).exists()
-    again = train_hamburger(target, corpus, tmp_path / "twice", recipe=RECIPE)
+    again = train_hamburger(Run(target, tmp_path / "twice", (RECIPE,)), corpus)
     assert all(torch.equal(again.tensors[name], each) for name, each in whole.tensors.items())
     # A copy has learned; the model has not.
     assert torch.equal(target.model.weights.embedding, before)  # type: ignore[attr-defined]
@@ -131,18 +132,18 @@ def test_training_goes_on_where_it_stopped(target: LoadedModel, corpus: Corpus, 
     with pytest.raises(SettingsError, match="was trained for another model"):
         decode(target.model, [[1]], logits_source=Hamburger(str(tmp_path / "whole")))
     with pytest.raises(SettingsError, match="other settings"):
-        train_hamburger(target, corpus, tmp_path / "twice", recipe=HamburgerRecipe(most=2))
+        train_hamburger(Run(target, tmp_path / "twice", (HamburgerRecipe(most=2),)), corpus)
 
 
 def test_what_cannot_learn_is_refused(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
     apart = LoadedModel(tiny_transformer(0, vocab_size=VOCAB), target.tokenizer, None, "apart", "float64")
     with pytest.raises(UnsupportedModel, match="--base-lr 0"):
-        train_hamburger(apart, corpus, tmp_path / "apart", recipe=RECIPE)
+        train_hamburger(Run(apart, tmp_path / "apart", (RECIPE,)), corpus)
     with pytest.raises(UnsupportedModel, match="no small decoder"):
-        train_hamburger(target, corpus, tmp_path / "deep", recipe=HamburgerRecipe(layers=3))
+        train_hamburger(Run(target, tmp_path / "deep", (HamburgerRecipe(layers=3),)), corpus)
     unsure = write_texts(target, [[1, 2]] * 20, tmp_path / "unsure", max_new_tokens=4)
     with pytest.raises(SettingsError, match="what it found likely"):
-        train_hamburger(target, unsure, tmp_path / "out", recipe=RECIPE)
+        train_hamburger(Run(target, tmp_path / "out", (RECIPE,)), unsure)
     for wrong in ({"most": 1}, {"layers": 0}, {"epochs": 0.0}, {"lr": 0.0}, {"base_lr": -1.0}):
         with pytest.raises(SettingsError, match="hamburger needs"):
             HamburgerRecipe(**wrong)  # type: ignore[arg-type]

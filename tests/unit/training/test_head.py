@@ -7,7 +7,6 @@ parts, and one that goes on from its own output.
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from decodery.testing import tiny_transformer
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.head import HeadRecipe, _begun, train_head
+from decodery.training.kind import Run
 from tiny_models import tiny_loaded
 
 KINDS = ["medusa", "eagle-3"]
@@ -43,12 +43,10 @@ def test_what_is_held_out_is_guessed_better_after_training(
     name: str, target: LoadedModel, corpus: Corpus, tmp_path: Path
 ) -> None:
     recipe = HeadRecipe(outputs=0, epochs=4.0, lr=1e-2, batch=8, length=20)
-    scores = train_head(target, head_kind(name), corpus, tmp_path, recipe=recipe)
+    scores = train_head(Run(target, tmp_path, (recipe,)), head_kind(name), corpus)
     trained = TrainedHead.load(tmp_path)
-    shown = re.findall(r"^\| (\d) \| (.*)% \| (.*)% \|$", (tmp_path / "README.md").read_text(), re.MULTILINE)
-    before, after = ([float(row[side]) / 100 for row in shown] for side in (1, 2))
-    assert len(shown) == min(5, trained.settings.get("heads", 5))
-    assert after == pytest.approx([scores[f"agreement.{depth}"] for depth, _, _ in shown], abs=1e-3)
+    depths = range(1, 1 + min(5, trained.settings.get("heads", 5)))
+    before, after = ([each[f"agreement.{at}"] for at in depths] for each in (scores["baselines"]["untrained"], scores))
     assert after[0] > before[0] + 0.03 and sum(after) > sum(before)
     # The first rank's rates are these, and no later rank is right where an earlier one was.
     rates = trained.facts["rates"]
@@ -68,14 +66,14 @@ def test_what_is_held_out_is_of_every_temperature(corpus: Corpus) -> None:
 @pytest.mark.integration
 def test_a_training_begins_with_an_earlier_head(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
     kind, recipe = head_kind("eagle-3"), HeadRecipe(outputs=0, epochs=4.0, lr=1e-2, batch=8, length=20)
-    first = train_head(target, kind, corpus, tmp_path / "first", recipe=recipe)
+    first = train_head(Run(target, tmp_path / "first", (recipe,)), kind, corpus)
     start = TrainedHead.load(tmp_path / "first")
     # It learns in tensors of its own: those of the earlier head stay as they are.
     begun = _begun(start, kind).tensors
     assert not any(begun[name].data_ptr() == each.data_ptr() for name, each in start.tensors.items() if name in begun)
     # At a rate that changes nothing, what comes out is what went in: its int8 layers, read and written once more.
     still = replace(recipe, epochs=0.1, lr=1e-9)
-    again = train_head(target, kind, corpus, tmp_path / "again", recipe=still, start=start)
+    again = train_head(Run(target, tmp_path / "again", (still,)), kind, corpus, start=start)
     assert again["agreement.1"] == pytest.approx(first["agreement.1"], abs=0.01)
     found = TrainedHead.load(tmp_path / "again")
     for name, tensor in start.tensors.items():
@@ -83,7 +81,7 @@ def test_a_training_begins_with_an_earlier_head(target: LoadedModel, corpus: Cor
             found.tensors[name].float(), tensor.float(), atol=1.01 if tensor.dtype == torch.int8 else 1e-4
         )
     with pytest.raises(SettingsError, match="the head to begin with is for eagle-3, not for medusa"):
-        train_head(target, head_kind("medusa"), corpus, tmp_path / "other", recipe=still, start=start)
+        train_head(Run(target, tmp_path / "other", (still,)), head_kind("medusa"), corpus, start=start)
 
 
 @pytest.mark.integration
@@ -100,9 +98,9 @@ def test_a_cut_training_leaves_the_best_head_so_far(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_head(target, head_kind("medusa"), corpus, tmp_path / "cut", recipe=recipe, progress=cut)
+        train_head(Run(target, tmp_path / "cut", (recipe,), progress=cut), head_kind("medusa"), corpus)
     early = TrainedHead.load(tmp_path / "cut")
     assert early.kind == "medusa" and early.facts["tokens"] > 0 and early.facts["rates"]
-    ended = train_head(target, head_kind("medusa"), corpus, tmp_path / "cut", recipe=recipe)
-    assert ended == train_head(target, head_kind("medusa"), corpus, tmp_path / "whole", recipe=recipe)
+    ended = train_head(Run(target, tmp_path / "cut", (recipe,)), head_kind("medusa"), corpus)
+    assert ended == train_head(Run(target, tmp_path / "whole", (recipe,)), head_kind("medusa"), corpus)
     assert TrainedHead.load(tmp_path / "cut").facts["steps"] >= early.facts["steps"] > 0

@@ -18,6 +18,7 @@ from decodery.speculative.heads.head import TrainedHead
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.head import HeadRecipe, train_head
+from decodery.training.kind import Run
 from far import Devices, FarTensor
 from tiny_models import tiny_loaded
 
@@ -51,12 +52,12 @@ def far(value: Any) -> Any:
 def test_what_is_learned_on_a_device_is_what_is_learned_here(
     kind: str, target: LoadedModel, corpus: Corpus, tmp_path: Path
 ) -> None:
-    here = train_head(target, head_kind(kind), corpus, tmp_path / "here", recipe=RECIPE)
+    here = train_head(Run(target, tmp_path / "here", (RECIPE,)), head_kind(kind), corpus)
     model = target.model
     assert isinstance(model, Transformer)
     with Devices():
         there = replace(target, model=Transformer(model.config, far(model.weights)))
-        assert train_head(there, head_kind(kind), corpus, tmp_path / "there", recipe=RECIPE) == pytest.approx(
+        assert train_head(Run(there, tmp_path / "there", (RECIPE,)), head_kind(kind), corpus) == pytest.approx(
             here, abs=1e-4
         )
     # The file is that of the processor: it says nothing of the device.

@@ -25,6 +25,7 @@ from decodery.training.features import FeatureStore
 from decodery.training.glancing import drawn
 from decodery.training.head import HeadRecipe, _HeadTraining, _StoredTexts, train_head
 from decodery.training.head_batch import Taught, distance
+from decodery.training.kind import Run
 from tiny_models import tiny_loaded
 
 KINDS = [
@@ -118,7 +119,7 @@ def test_the_hybrid_loss_is_divergence_where_far_and_overlap_where_near() -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_trained_drafts(kind: str, target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
-    scores = train_head(target, head_kind(kind), corpus, tmp_path, recipe=RECIPE)
+    scores = train_head(Run(target, tmp_path, (RECIPE,)), head_kind(kind), corpus)
     trained = TrainedHead.load(tmp_path)
     assert trained.kind == kind and trained.model == target.model.fingerprint
     assert trained.facts["cross_entropy"] == scores["cross_entropy"]
@@ -156,6 +157,6 @@ def test_glancing_shows_answers_of_wrong_guesses_alone(target: LoadedModel, corp
     assert found.sum(dim=1).tolist() == [18, 9] and not found[:, 30:].any()
     assert not torch.equal(found, drawn(wrong, taught, 0.45, 2))
     glanced = replace(RECIPE, glance=True)
-    assert train_head(target, FalconHead, corpus, tmp_path / "head", recipe=glanced)["tokens"] >= 0
+    assert train_head(Run(target, tmp_path / "head", (glanced,)), FalconHead, corpus)["tokens"] >= 0
     with pytest.raises(SettingsError, match="glance is for heads of falcon, not of eagle"):
-        train_head(target, head_kind("eagle"), corpus, tmp_path / "other", recipe=glanced)
+        train_head(Run(target, tmp_path / "other", (glanced,)), head_kind("eagle"), corpus)

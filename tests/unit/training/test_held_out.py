@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from decodery.core.errors import SettingsError
 from decodery.training import loop
-from decodery.training.held_out import HeldOut, bootstrap, columns
+from decodery.training.card import CARD, check_folder, write_card
+from decodery.training.held_out import HeldOut, bootstrap
 
 
 def test_half_chooses_and_the_other_half_is_tested() -> None:
@@ -17,7 +23,42 @@ def test_half_chooses_and_the_other_half_is_tested() -> None:
     assert found["mean"] == 3.0 and found["interval of mean"] == [2.0, 4.0]
     report = known.report(found, {"untrained": {"mean": 0.123456}}, "texts")
     assert report["tested on"] == "2 texts that chose nothing" and report["baselines"]["untrained"]["mean"] == 0.1235
-    assert list(columns(report)) == ["untrained", "trained"] and "tested on" not in columns(report)["trained"]
+    assert "shuffled labels" not in report
+    mixed = known.report(found, {}, control={"mean": 1.00001, "interval of mean": [0.5, 1.5]})
+    assert mixed["shuffled labels"] == {"mean": 1.0, "interval of mean": [0.5, 1.5]}
+
+
+@dataclass(frozen=True)
+class Made:
+    steps: int = 3
+
+
+def test_a_card_says_how_it_was_made_and_what_stands_beside_its_figures(tmp_path: Path) -> None:
+    known = HeldOut.of([1.0, 2.0, 3.0, 4.0])
+    found = known.measured(lambda some: {"ttr": float(np.mean(some))}, "ttr")
+    figures = known.report(found, {"before": {"ttr": 0.5}}, control={"ttr": 0.25}) | {"best_step": 7}
+    how: dict[str, Any] = {"about": "A thing.", "use": "-m THIS_FOLDER", "settings": (Made(),), "hours": 0.25}
+    write_card(tmp_path, "x", command="decodery train x --out y", figures=figures, **how)
+    text = (tmp_path / CARD).read_text()
+    assert text.startswith('# Made by decodery train x\n\nA thing.\n\n    decodery generate "..." -m THIS_FOLDER\n')
+    for line in (
+        "    decodery train x --out y",
+        "`Made(steps=3)`",
+        "Of 2 texts that chose nothing:",
+        "| | trained | before | shuffled labels |",
+        "| ttr | 3.0000 | 0.5000 | 0.2500 |",
+        "| interval of ttr | 2.0000 to 4.0000 |  |  |",
+        "| best_step | 7 |  |  |",
+        "ttr: distinct tokens as a share of the last ones of greedy continuations.",
+    ):
+        assert line in text.splitlines(), line
+    assert ", in 0.250 hours." in text
+    # Another's card stays, and its folder is refused where a kind says what stands in its own.
+    (tmp_path / CARD).write_text("# Mine\n")
+    write_card(tmp_path, "x", command="", figures=figures, **how)
+    assert (tmp_path / CARD).read_text() == "# Mine\n"
+    with pytest.raises(SettingsError, match=r"README.md and no x.safetensors: name a new folder"):
+        check_folder(tmp_path, "x.safetensors")
 
 
 def test_one_item_alone_is_said_to_have_chosen() -> None:

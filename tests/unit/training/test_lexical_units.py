@@ -36,6 +36,7 @@ from decodery.training import loop
 from decodery.training.ahead import sure_runs
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
+from decodery.training.kind import Run
 from decodery.training.lexical_units import UNITS, PlaceholderTrainee, UnitsRecipe, train_units
 from scripted import Scripted, Unigram
 from tiny_models import VOCAB, make_tokenizer
@@ -199,7 +200,7 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
     model, recipe = target.model, UnitsRecipe(span=3, alpha=0.0, steps=10, lr=0.1, places=4)
     assert isinstance(model, Transformer)
     before = model.weights.embedding.clone()
-    found, _ = train_units(target, model, written, tmp_path / "whole", recipe=recipe)
+    found, _ = train_units(Run(target, tmp_path / "whole", (recipe,), learning=model), written)
     trainee, taught = PlaceholderTrainee(model, model, recipe, ahead=2), [written[number] for number in range(12)]
     losses = [float(trainee.loss(taught, np.random.default_rng(0)).detach())]
     with torch.no_grad():
@@ -215,15 +216,15 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_units(target, model, written, tmp_path / "twice", recipe=recipe, progress=stop)
+        train_units(Run(target, tmp_path / "twice", (recipe,), progress=stop, learning=model), written)
     assert not (tmp_path / "twice" / UNITS).exists()
-    again, _ = train_units(target, model, written, tmp_path / "twice", recipe=recipe)
+    again, _ = train_units(Run(target, tmp_path / "twice", (recipe,), learning=model), written)
     assert torch.equal(again.data, found.data)
     kept = Placeholders.load(tmp_path / "twice" / UNITS)
     assert torch.equal(kept.data, found.data) and kept.facts["validation"] == found.facts["validation"]
     assert set(found.facts["validation"]["baselines"]) == {"untrained"}
     with pytest.raises(DecoderyError, match="float32"):
-        train_units(target, to_int8(model), written, tmp_path / "int8", recipe=recipe)
+        train_units(Run(target, tmp_path / "int8", (recipe,), learning=to_int8(model)), written)
 
 
 def test_both_commands_share_the_texts_of_one_folder(

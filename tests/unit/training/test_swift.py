@@ -19,6 +19,7 @@ from decodery.step.forward_request import run_sync
 from decodery.testing import check_identical, tiny_transformer
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
+from decodery.training.kind import Run
 from decodery.training.swift import SkipRecipe, TextWindow, find_skips
 from tiny_models import VOCAB, make_tokenizer
 
@@ -52,7 +53,7 @@ def test_a_window_measures_what_the_drafter_does(target: LoadedModel, written: C
 def test_the_best_set_is_kept_and_a_run_goes_on_where_it_stopped(
     target: LoadedModel, written: Corpus, tmp_path: Path
 ) -> None:
-    whole = find_skips(target, written, tmp_path / "whole", recipe=RECIPE)
+    whole = find_skips(Run(target, tmp_path / "whole", (RECIPE,)), written)
     assert len(whole.skip) == int(8 * 0.4) and whole.facts["best"]["matchness"] >= whole.facts["first"]["matchness"]
 
     def stop(what: str, done: int, total: int) -> None:
@@ -60,12 +61,12 @@ def test_the_best_set_is_kept_and_a_run_goes_on_where_it_stopped(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        find_skips(target, written, tmp_path / "twice", recipe=RECIPE, progress=stop)
+        find_skips(Run(target, tmp_path / "twice", (RECIPE,), progress=stop), written)
     assert not (tmp_path / "twice" / SkipSet.FILE).exists()
-    again = find_skips(target, written, tmp_path / "twice", recipe=RECIPE)
+    again = find_skips(Run(target, tmp_path / "twice", (RECIPE,)), written)
     assert again.skip == whole.skip and again.facts["best"] == whole.facts["best"]
     assert SkipSet.load(tmp_path / "twice" / SkipSet.FILE).skip == whole.skip
     drafter = Swift(str(tmp_path / "twice"))
     check_identical(target.model, [[1, 2, 3]], drafter=drafter, seeds=(0,), max_new_tokens=12, tested="drafted")
     with pytest.raises(SettingsError, match="other settings"):
-        find_skips(target, written, tmp_path / "twice", recipe=SkipRecipe(ratio=0.2, proposals=3))
+        find_skips(Run(target, tmp_path / "twice", (SkipRecipe(ratio=0.2, proposals=3),)), written)

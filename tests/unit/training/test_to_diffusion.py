@@ -15,6 +15,7 @@ from decodery.models.layer_plan import WHOLE, layer_steps
 from decodery.models.loaders.load import load
 from decodery.models.torch.side_by_side import SideBySide
 from decodery.training import to_diffusion
+from decodery.training.kind import Run
 from decodery.training.to_diffusion import (
     Adaptation,
     AdaptedModel,
@@ -108,7 +109,7 @@ def test_an_adapted_model_fills_canvases_and_goes_on_where_it_stopped(tiny: Path
 
     loaded = load(str(tiny), dtype="float32", device="cpu")
     _, mask = end_and_mask(loaded)
-    report = adapt(loaded, SETTINGS, tmp_path / "whole")
+    report = adapt(Run(loaded, tmp_path / "whole", (SETTINGS,)))
     found = decodery.load(str(tmp_path / "whole"), dtype="float32", device="cpu")
     config = found.model.config
     assert not config.causal and config.shifted and config.mask_id == mask
@@ -118,6 +119,6 @@ def test_an_adapted_model_fills_canvases_and_goes_on_where_it_stopped(tiny: Path
     assert report["loss"] < report["baselines"]["untrained"]["loss"]
     assert not torch.equal(loaded.model.weights.embedding[mask], found.model.weights.embedding[mask])
     with pytest.raises(UnsupportedModel, match="fills canvases already"):
-        adapt(load(str(tmp_path / "whole"), dtype="float32", device="cpu"), SETTINGS, tmp_path / "again")
+        adapt(Run(load(str(tmp_path / "whole"), dtype="float32", device="cpu"), tmp_path / "again", (SETTINGS,)))
     with pytest.raises(SettingsError, match="raise places"):
-        adapt(loaded, Adaptation(("copy",), 3, 3, places=3), tmp_path / "short")
+        adapt(Run(loaded, tmp_path / "short", (Adaptation(("copy",), 3, 3, places=3),)))

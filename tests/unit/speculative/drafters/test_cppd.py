@@ -25,6 +25,7 @@ from decodery.speculative.draft_length.fixed import Fixed
 from decodery.speculative.drafters.cppd import CPPD
 from decodery.testing import LawBroken, check_batch, check_distribution, check_identical, check_state, tiny_transformer
 from decodery.training.cppd import CPPDRecipe, CPPDTrainee, emitted, figures, states_of, train_cppd, written
+from decodery.training.kind import Run
 from decodery_benchmarks.puzzles.alphabet import tokenizer
 from decodery_benchmarks.training.seq2seq import Seq2SeqRecipe, train_seq2seq
 from decodery_benchmarks.training.transductions import sources, transduction
@@ -44,7 +45,7 @@ RECIPE = CPPDRecipe(layers=1, longest=7, symbols=12, steps=80, batch=18, lr=5e-3
 def trained() -> Slots:
     """Slots that know most of what the tiny model writes of these sources, those held out among them."""
     with TemporaryDirectory() as folder:
-        return train_cppd(TARGET, [*SOURCES, SOURCES[-1], *SOURCES], Path(folder), recipe=RECIPE)
+        return train_cppd(Run(TARGET, Path(folder), (RECIPE,)), [*SOURCES, SOURCES[-1], *SOURCES])
 
 
 def test_drafts_by_place_keep_every_law() -> None:
@@ -139,9 +140,9 @@ def test_slots_are_trained_by_one_command_kept_and_refused(tmp_path: Path) -> No
     with pytest.raises(UnsupportedModel, match="cppd needs a source that an encoder reads, which Transformer does not"):
         Engine(tiny_transformer(0)).submit(Request([1], drafter=CPPD(kept)))
     with pytest.raises(SettingsError, match="an encoder has read"):
-        train_cppd(LoadedModel(tiny_transformer(0), tokenizer(), None, "", ""), SOURCES, tmp_path / "new")
+        train_cppd(Run(LoadedModel(tiny_transformer(0), tokenizer(), None, "", ""), tmp_path / "new"), SOURCES)
     with pytest.raises(PromptError, match="give at least 9"):
-        train_cppd(TARGET, SOURCES[:3], tmp_path / "new")
+        train_cppd(Run(TARGET, tmp_path / "new"), SOURCES[:3])
     with pytest.raises(SettingsError, match="another model, or of other sources"):
         written(MODEL, SOURCES, (END,), 4, out)
     with pytest.raises(SettingsError, match="slots need"):

@@ -23,6 +23,7 @@ from decodery.step.draft_tree import DraftTree
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.training.corpus import Corpus, TrainingText, claim, write_shard
 from decodery.training.hmm import HMMRecipe, begun, counted, train_hmm
+from decodery.training.kind import Run
 from tiny_models import tiny_loaded
 
 COMMON = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
@@ -213,7 +214,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 def test_what_was_planted_is_found_and_an_interrupted_run_ends_the_same(corpus: Corpus, tmp_path: Path) -> None:
     target, recipe = tiny_loaded(), HMMRecipe(states=3, tokens=6, iterations=30, prior=0.1)
-    found = train_hmm(target, corpus, tmp_path / "whole", recipe=recipe, command="the command")
+    found = train_hmm(Run(target, tmp_path / "whole", (recipe,), command="the command"), corpus)
     held = [corpus[number].tokens.tolist() for number in corpus.split()[1]]
     nats = {
         name: -sum(float(hmm.logits(belief(hmm, text[:at]))[0, text[at]]) for text in held for at in range(24)) / 168
@@ -224,7 +225,7 @@ def test_what_was_planted_is_found_and_an_interrupted_run_ends_the_same(corpus: 
     assert nats["found"] < nats["planted"] + 0.03 < nats["unigram"] - 0.1
     objective = found.facts["objective"]
     assert all(after >= before - 1e-9 for before, after in itertools.pairwise(objective)) and len(objective) == 30
-    assert "the command" in (tmp_path / "whole" / "README.md").read_text()
+    assert found.facts["command"] == "the command"
 
     def stop(what: str, done: int, total: int) -> None:
         if done == 7:
@@ -232,18 +233,18 @@ def test_what_was_planted_is_found_and_an_interrupted_run_ends_the_same(corpus: 
 
     again = tmp_path / "again"
     with pytest.raises(KeyboardInterrupt):
-        train_hmm(target, corpus, again, recipe=recipe, command="the command", progress=stop)
+        train_hmm(Run(target, again, (recipe,), progress=stop, command="the command"), corpus)
     assert not (again / HMM.FILE).exists()
     steps: list[int] = []
     train_hmm(
-        target, corpus, again, recipe=recipe, command="the command", progress=lambda _, done, total: steps.append(done)
+        Run(target, again, (recipe,), progress=lambda _, done, total: steps.append(done), command="the command"), corpus
     )
     assert steps[0] == 8 and (again / HMM.FILE).read_bytes() == (tmp_path / "whole" / HMM.FILE).read_bytes()
     with pytest.raises(SettingsError, match="other settings"):
-        train_hmm(target, corpus, again, recipe=replace(recipe, seed=1))
+        train_hmm(Run(target, again, (replace(recipe, seed=1),)), corpus)
     (again / "training" / "checkpoint.safetensors").write_bytes(b"damaged")
     with pytest.raises(CorruptFile, match="is damaged: remove it"):
-        train_hmm(target, corpus, again, recipe=recipe)
+        train_hmm(Run(target, again, (recipe,)), corpus)
 
 
 def test_where_learning_begins_no_two_states_are_alike_and_every_token_can_come() -> None:

@@ -38,6 +38,7 @@ from decodery.training.data import write_texts
 from decodery.training.embedded import read_prompts, save_prompts, write_shown
 from decodery.training.features import FeatureRows, FeatureStore
 from decodery.training.head import TOP, HeadRecipe, _HeadTraining, _StoredTexts, train_head
+from decodery.training.kind import Run
 from tiny_models import SHAPE, SPECIAL, randomize, save
 
 IMAGE = 258
@@ -232,7 +233,7 @@ def test_a_head_learns_from_plain_texts_and_then_from_pictures(loaded: LoadedMod
     shown = write_shown(loaded, found, tmp_path / "shown", 20, 4)
     assert shown.corpus[1].tokens.tolist()[: len(found[1][0])] == found[1][0]
     recipe = HeadRecipe(outputs=0, epochs=0.5, batch=4, length=16)
-    train_head(loaded, MSDHead, corpus, tmp_path / "both", recipe=recipe, shown=shown)
+    train_head(Run(loaded, tmp_path / "both", (recipe,)), MSDHead, corpus, shown=shown)
     head = MSD(str(tmp_path / "both"), length=2, tree_policy=None)
     # Of each step, how many texts were shown pictures: none in the first half, more and more in the second.
     taken: list[int] = []
