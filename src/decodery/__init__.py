@@ -75,9 +75,9 @@ def load(model: str = "smollm2", **options: Unpack[LoadOptions]) -> LLM:
     Args:
         model: An embedded name, a folder, a `.gguf` file, a Hub id, or the URL of a server (see `remote`).
         **options: `dtype`: "auto" (the checkpoint's own precision), "float32", "bfloat16", "float16", "int8" or "int4".
-            `kv_dtype`: precision of the KV cache, "auto", "float16" or "int8". `device`: "auto", "cpu" or "cuda".
-            `revision`: of a Hub id. `masking`: how an adapted diffusion model whose files do not say so fills masks,
-            such as "mask=<|mask|>,shifted=true,block=32".
+            `kv_dtype`: precision of the KV cache, "auto", "float16", "int8" or (GPU) "float8". `device`: "auto", "cpu"
+            or "cuda". `revision`: of a Hub id. `masking`: how an adapted diffusion model whose files do not say so
+            fills masks, such as "mask=<|mask|>,shifted=true,block=32".
 
     Raises:
         ModelNotFound: There is no such model.

@@ -105,10 +105,10 @@ model_options = together(
 _kv_dtype = option_under(
     "Model",
     "--kv-dtype",
-    type=click.Choice(["auto", "float16", "int8"]),
+    type=click.Choice(["auto", "float16", "int8", "float8"]),
     default="auto",
     show_default=True,
-    help="Precision of the KV cache. float16 takes half the memory of float32, int8 a quarter.",
+    help="Precision of the KV cache. float16 takes half the memory of float32, int8 and (GPU) float8 a quarter.",
 )
 _masking = option_under(
     "Model",

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from decodery.models.batch import Segment
+from decodery.models.cache import coded
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.page_pool import TensorPool
 from decodery.models.config import ModelConfig
@@ -56,7 +57,9 @@ def config_of(random: np.random.Generator, window: int | None) -> ModelConfig:
     )
 
 
-def texts_of(random: np.random.Generator, config: ModelConfig, dtype: torch.dtype, most_rows: int) -> list[Segment]:
+def texts_of(
+    random: np.random.Generator, config: ModelConfig, dtype: torch.dtype, held: torch.dtype, most_rows: int
+) -> list[Segment]:
     """Texts of some length, some of them forks, whose next rows are a token, a tree or the rest of a prompt."""
     shape = config.num_layers, config.num_kv_heads, config.head_dim
     caches: list[KVCache] = []
@@ -64,7 +67,7 @@ def texts_of(random: np.random.Generator, config: ModelConfig, dtype: torch.dtyp
         if caches and random.random() < 0.3:
             caches.append(caches[-1].fork())
             continue
-        cache, length = KVCache(*shape, dtype=dtype, device=DEVICE), int(random.integers(0, 90))
+        cache, length = KVCache(*shape, dtype=held, device=DEVICE), int(random.integers(0, 90))
         if length:
             cache.reserve(np.arange(length))
             for layer in range(config.num_layers):
@@ -89,12 +92,12 @@ def numbers(random: np.random.Generator, *shape: int, dtype: torch.dtype) -> tor
 
 def compare(
     seed: int, dtype: torch.dtype, window: int | None, cap: float, sinks: bool, attend_by: Callable[..., Any] | None,
-    most_rows: int = 40,
-) -> None:  # fmt: skip
+    most_rows: int = 40, held: torch.dtype | None = None,
+) -> float:  # fmt: skip
     """A layer's attention beside the float64 attention of each text by itself, over the same keys and values."""
     random = np.random.default_rng(seed)
     config = config_of(random, window)
-    segments = texts_of(random, config, dtype, most_rows)
+    segments, worst = texts_of(random, config, dtype, held or dtype, most_rows), 0.0
     assert all(serves(segment, config) for segment in segments)
     rows, windows = sum(map(len, segments)), windows_of(config)
     queries = numbers(random, rows, config.num_heads, config.head_dim, dtype=dtype)
@@ -113,14 +116,20 @@ def compare(
             assert cache is not None
             last = first + len(segment)
             own = cache.view(layer)
-            assert torch.equal(own[0][:, cache.length :].transpose(0, 1), keys[first:last])
-            assert torch.equal(own[1][:, cache.length :].transpose(0, 1), values[first:last])
+            for found_rows, given in zip(own, (keys, values), strict=True):
+                written, meant = found_rows[:, cache.length :].transpose(0, 1), given[first:last]
+                if held is None:
+                    assert torch.equal(written, meant)
+                else:
+                    step_size = coded.apart(coded.encode(meant, held))[1] * (1 if held == coded.DTYPE else 32)
+                    assert ((written - meant.float()).abs() <= 0.51 * step_size).all()
             mask = torch.from_numpy(visible(segment, layer, config.window(layer))).to(DEVICE)
             wide = (queries[first:last].double(), own[0].double(), own[1].double(), mask, scale, cap)
             parts.append(attend(*wide, None if sink is None else sink.double()))
             first = last
         allowed = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
-        assert (found.double() - torch.cat(parts)).abs().max() < allowed
+        worst = max(worst, float((found.double() - torch.cat(parts)).abs().max()) / allowed)
+    return worst
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -128,7 +137,7 @@ def compare(
     ("window", "cap", "sinks"), [(None, 0.0, False), (7, 0.0, True), (-16, 3.0, False), (20, 2.0, True)]
 )
 def test_pytorch_equals_attention_text_by_text(window: int | None, cap: float, sinks: bool, seed: int) -> None:
-    compare(seed, torch.float64, window, cap, sinks, None)
+    assert compare(seed, torch.float64, window, cap, sinks, None) < 1
 
 
 # The interpreter multiplies the bits of bfloat16 as integers.
@@ -142,11 +151,55 @@ def test_kernels_equal_attention_text_by_text(
     window: int | None, cap: float, sinks: bool, dtype: torch.dtype, parts: int
 ) -> None:
     seed = 10 * parts + (window or 0)
-    compare(abs(seed), dtype, window, cap, sinks, partial(kernel(), parts=parts), most_rows=18)
+    assert compare(abs(seed), dtype, window, cap, sinks, partial(kernel(), parts=parts), most_rows=18) < 1
 
 
 def test_kernels_share_the_slots_of_few_texts_out() -> None:
-    compare(1, torch.float32, None, 0.0, False, kernel(), most_rows=1)
+    assert compare(1, torch.float32, None, 0.0, False, kernel(), most_rows=1) < 1
+
+
+HELD = {"int8": coded.DTYPE, "float8": coded.FLOATS}
+"""What pages hold in bytes, with a scale for each slot and head."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("held", HELD)
+def test_pytorch_attends_over_bytes(held: str, seed: int) -> None:
+    assert compare(seed, torch.float64, (None, 7, -16)[seed], 2.0 * (seed == 2), seed > 0, None, held=HELD[held]) < 1
+
+
+@pytest.mark.parametrize(("dtype", "parts"), [(torch.float32, 1), (torch.float16, 4)])
+@pytest.mark.parametrize("held", HELD)
+def test_kernels_attend_over_bytes(held: str, dtype: torch.dtype, parts: int) -> None:
+    attend_by = partial(kernel(), parts=parts)
+    assert compare(parts, dtype, 20, 2.0, parts > 1, attend_by, most_rows=12, held=HELD[held]) < 1
+
+
+def test_bytes_that_are_taken_for_others_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend_by = partial(kernel(), parts=1)
+    monkeypatch.setattr("decodery.models.cuda.paged_kernel._CODINGS", {coded.DTYPE: 1, coded.FLOATS: 1})
+    with pytest.raises(AssertionError):
+        assert compare(2, torch.float32, None, 0.0, False, attend_by, most_rows=8, held=coded.FLOATS) < 1
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_kernels_write_the_bytes_of_the_formula(held: str) -> None:
+    """Steps of rows of all sizes, zeros and numbers that are none among them."""
+    found = kernel()
+    random, dtype = np.random.default_rng(5), HELD[held]
+    config = replace(tiny_transformer().config, num_kv_heads=1, num_heads=1, head_dim=16)
+    cache = KVCache(config.num_layers, 1, 16, dtype=dtype, device=DEVICE)
+    cache.reserve(np.arange(24))
+    rows = numbers(random, 24, 1, 16, dtype=torch.float32) * 10.0 ** torch.arange(-12, 12, device=DEVICE)[:, None, None]
+    rows[3] = 0.0
+    rows[5, 0, 2], rows[6, 0, 3] = torch.inf, torch.nan
+    step = PagedRows.of([Segment(np.arange(24), np.zeros(24, dtype=np.int64), cache=cache)], config, [None])
+    found(step, step.tables[:, 0], 0, rows, rows, rows, 1.0)
+    written, meant = cache.stored(0)[0][0], coded.encode(rows[:, 0], dtype)
+    finite = [number for number in range(24) if number not in (5, 6)]
+    # Scales of integers are quotients, which devices round in their last place.
+    assert (written[finite].int() - meant[finite].int()).abs().max() <= (held == "int8")
+    assert coded.decode(written)[[5, 6]].isnan().any(dim=-1).all()
 
 
 def test_there_is_a_kernel_for_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,21 +263,26 @@ from decodery.models.cuda import paged_kernel
 
 SIZES = {"HEADS": 8, "GROUP": 4, "DIM": 64, "WIDE": 64, "ROWS": 16, "BLOCK": 64}
 SIZES |= {"CAPPED": True, "SINKS": True, "PARTS": 4}
-KINDS = {name: "*bf16" for name in ("queries", "key_pages", "value_pages", "keys", "values", "sinks")}
+CODINGS = {0: ("*bf16", 16 * 64), 1: ("*i8", 16 * 66), 2: ("*u8", 16 * 66)}
+KINDS = {name: "*bf16" for name in ("queries", "keys", "values", "sinks")}
+KINDS |= {"key_scales": "*i16", "value_scales": "*i16"}
 KINDS |= {name: "*i32" for name in ("table", "tiles", "begins", "bits", "places", "slots")}
 KINDS |= {name: "*fp32" for name in ("largest", "sums", "found", "parts")} | {"scale": "fp32", "cap": "fp32"}
-for kernel in (paged_kernel._write, paged_kernel._attend, paged_kernel._join):
-    names = kernel.arg_names
-    kinds = {name: "constexpr" if name in SIZES else KINDS.get(name, "i32") for name in names}
-    source = ASTSource(kernel, kinds, constexprs={name: size for name, size in SIZES.items() if name in names})
-    print(len(compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]))
+for coding, (pages, page) in CODINGS.items():
+    sizes, given = SIZES | {"PAGE": page, "CODED": coding}, KINDS | {"key_pages": pages, "value_pages": pages}
+    for kernel in (paged_kernel._write, paged_kernel._attend, paged_kernel._join):
+        names = kernel.arg_names
+        kinds = {name: "constexpr" if name in sizes else given.get(name, "i32") for name in names}
+        source = ASTSource(kernel, kinds, constexprs={name: size for name, size in sizes.items() if name in names})
+        for capability in (80, 90):
+            print(len(compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]))
 """
 
 
 def test_kernels_compile_for_a_card() -> None:
-    """Machine code of an H100 comes out, which needs none to be made."""
+    """Machine code of an A100 and an H100 comes out, which needs none to be made."""
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert [int(line) > 1000 for line in done.stdout.split()] == [True] * 3
+    assert [int(line) > 1000 for line in done.stdout.split()] == [True] * 18

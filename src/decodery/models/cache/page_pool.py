@@ -227,6 +227,9 @@ class MappedPool(PagePool):
 class TensorPool(PagePool):
     """One tensor [2 (keys, values), pages, SLOTS, row] on any device.
 
+    Rows that are coded lie apart in their page: all numbers, then all scales, so that numbers begin at even addresses.
+    `data` is [2, pages, SLOTS * row] then.
+
     On the CPU it is a range of addresses whose memory comes when it is written to. Elsewhere it has the size of its
     limit from the beginning; without a limit it moves when it grows.
     """
@@ -234,18 +237,20 @@ class TensorPool(PagePool):
     def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
         super().__init__(row, dtype, device, size)
         self._tables: dict[tuple[int, int], DeviceTables] = {}
-        self.data = torch.zeros(2, 0, SLOTS, row, dtype=dtype, device=device)
+        self.beside = coded.beside(dtype)
+        self._page = (SLOTS * row,) if self.beside else (SLOTS, row)
+        self.data = torch.zeros(2, 0, *self._page, dtype=dtype, device=device)
         if device.type == "cpu" and sys.platform != "win32":
             one = 2 * SLOTS * row * dtype.itemsize
             memory = _reserved(self.most * one)
             self.most = min(self.most, len(memory) // one)
             self.holders = self.holders[: self.most]
             numbers = torch.frombuffer(memory, dtype=dtype, count=self.most * one // dtype.itemsize)
-            self.data = numbers.view(2, self.most, SLOTS, row)
+            self.data = numbers.view(2, self.most, *self._page)
 
     def read(self, tables: np.ndarray, slots: range | np.ndarray) -> torch.Tensor:
         pages, rows = self._places(tables, slots)
-        found = self.data[:, pages.clamp(min=0), rows]
+        found = self.rows(pages.clamp(min=0), rows)
         # What is hidden weighs nothing, but nothing times a number that is none is none.
         found = torch.where(pages[..., None] < 0, torch.zeros((), dtype=self.dtype, device=self.device), found)
         return found.transpose(0, 1)
@@ -253,7 +258,28 @@ class TensorPool(PagePool):
     def write(self, tables: np.ndarray, slots: range | np.ndarray, rows: torch.Tensor) -> None:
         pages, places = self._places(tables, slots)
         with self.still():
-            self.data[:, pages, places] = rows.transpose(0, 1)
+            self.put(pages, places, rows.transpose(0, 1))
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """Views of numbers [2, pages, SLOTS, dim], and where rows are coded of scales [2, pages, SLOTS, beside]."""
+        if not self.beside:
+            return (self.data,)
+        dim = self.row - self.beside
+        numbers, scales = self.data.split([SLOTS * dim, SLOTS * self.beside], dim=2)
+        return numbers.unflatten(2, (SLOTS, dim)), scales.unflatten(2, (SLOTS, self.beside))
+
+    def rows(self, pages: torch.Tensor, offsets: torch.Tensor | slice) -> torch.Tensor:
+        """[2, ..., row] what lies at offsets of pages, as tensors are indexed by both."""
+        found = [part[:, pages, offsets] for part in self.parts]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+    def put(self, pages: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write rows [2, ..., row] there."""
+        first = 0
+        for part in self.parts:
+            part[:, pages, offsets] = rows[..., first : first + part.shape[3]]
+            first += part.shape[3]
 
     def copy(self, pages: np.ndarray, to: np.ndarray) -> None:
         old, new = (torch.from_numpy(each.astype(np.int64)).to(self.device) for each in (pages, to))
@@ -296,7 +322,7 @@ class TensorPool(PagePool):
         if self.limit is not None:
             room = self.most
         try:
-            wider = self.data.new_zeros(2, room, SLOTS, self.row)
+            wider = self.data.new_zeros(2, room, *self._page)
         except (RuntimeError, MemoryError) as error:
             raise _no_memory(room * self.page_bytes) from error
         wider[:, :held] = self.data
@@ -323,7 +349,7 @@ def pool_of(row: int, dtype: torch.dtype, device: torch.device | str) -> PagePoo
 
 def page_bytes(row: int, dtype: torch.dtype) -> int:
     """Bytes of a page with rows of so many elements, in multiples of 16, as csrc/pages.h lays it out."""
-    beside = coded.SCALE if dtype == coded.DTYPE else 0
+    beside = coded.beside(dtype)
     numbers = -(-(row - beside) // SLOTS) * SLOTS
     return 2 * SLOTS * (numbers + beside) * dtype.itemsize
 

@@ -38,7 +38,7 @@ class RowStore:
     @property
     def coded(self) -> bool:
         """Whether rows are bytes, a row's scale after its numbers."""
-        return self.pages.nothing.dtype == coded.DTYPE
+        return coded.beside(self.pages.nothing.dtype) > 0
 
     def head_lengths(self, lengths: np.ndarray) -> np.ndarray:
         """[layers, kv_heads] rows that each head holds of so many slots [layers]."""
@@ -143,7 +143,7 @@ class RowStore:
     def elements(self, numbers: torch.Tensor) -> torch.Tensor:
         """Keys or values [..., head_dim] as they are to be stored."""
         if self.coded:
-            return coded.encode(numbers)
+            return coded.encode(numbers, self.pages.nothing.dtype)
         # What float16 has no number for becomes the largest that it has.
         return numbers.clamp(-_MOST, _MOST) if self.pages.nothing.dtype == torch.float16 else numbers
 

@@ -102,7 +102,9 @@ class StaticPasses:
         wanted, bounds = batch.logit_rows
         taps = tuple(sorted(set(hooks.where.values())))
         shape = Shape(_bucket(len(caches)), _bucket(batch.rows), _bucket(max(len(wanted), 1)), taps)
-        if not isinstance(pool, TensorPool) or pool.dtype != model.dtype or last >= model.config.max_positions:
+        if not isinstance(pool, TensorPool) or last >= model.config.max_positions:
+            return None
+        if pool.dtype != model.dtype and not pool.beside:
             return None
         if shape.rows > (MOST_APART if kernel_for(pool) is None else MOST_ROWS) or shape in self._too_large:
             return None

@@ -9,6 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
+from ..cache import coded
+from .coded_kernel import encoded, numbers, scales
+
 if TYPE_CHECKING:
     from ..torch.paged_rows import PagedRows
 
@@ -18,28 +21,44 @@ _BLOCK = 64
 _MOST_PARTS = 16
 _OFF_CUDA = 4
 """Multiprocessors that the interpreter counts on."""
+_CODINGS = {coded.DTYPE: 1, coded.FLOATS: 2}
+"""Numbers of the kernels for what pages hold; 0: numbers as they are."""
 
 
 @triton.jit
 def _write(  # type: ignore[no-untyped-def]
-    keys, values, key_pages, value_pages, table, places, slots, key_row, value_row, of_place, of_head,
-    DIM: tl.constexpr, WIDE: tl.constexpr,
+    keys, values, key_pages, value_pages, key_scales, value_scales, table, places, slots,
+    key_row, value_row, of_place, of_head,
+    DIM: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
     row, head, each = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, WIDE)
     slot = tl.load(slots + row)
     page = tl.load(table + tl.load(places + row).to(tl.int64) * of_place + head * of_head + slot // _SLOTS)
-    to = (page.to(tl.int64) * _SLOTS + slot % _SLOTS) * DIM + each
+    to = page.to(tl.int64) * PAGE + slot % _SLOTS * DIM + each
     inside = each < DIM
-    tl.store(key_pages + to, tl.load(keys + row * key_row + head * DIM + each, mask=inside), mask=inside)
-    tl.store(value_pages + to, tl.load(values + row * value_row + head * DIM + each, mask=inside), mask=inside)
+    key = tl.load(keys + row * key_row + head * DIM + each, mask=inside, other=0.0)
+    value = tl.load(values + row * value_row + head * DIM + each, mask=inside, other=0.0)
+    if CODED == 0:
+        tl.store(key_pages + to, key, mask=inside)
+        tl.store(value_pages + to, value, mask=inside)
+    else:
+        # Scales have two bytes, after the numbers of the page's slots.
+        at = (page.to(tl.int64) * PAGE + _SLOTS * DIM) // 2 + slot % _SLOTS
+        codes, scale = encoded(key, CODED)
+        tl.store(key_pages + to, codes, mask=inside)
+        tl.store(key_scales + at, scale)
+        codes, scale = encoded(value, CODED)
+        tl.store(value_pages + to, codes, mask=inside)
+        tl.store(value_scales + at, scale)
 
 
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
-    queries, key_pages, value_pages, table, tiles, begins, bits, sinks, found, largest, sums,
+    queries, key_pages, value_pages, key_scales, value_scales, table, tiles, begins, bits, sinks, found, largest, sums,
     scale, cap, rows, query_row, of_place, of_head, words,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PARTS: tl.constexpr,
+    PAGE: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     at = tiles + tile * 5
@@ -65,10 +84,15 @@ def _attend(  # type: ignore[no-untyped-def]
         slot = block + tl.arange(0, BLOCK)
         inside = slot < total
         page = tl.load(table + place * of_place + kv_head * of_head + slot // _SLOTS, mask=inside, other=0)
-        at_slot = (page.to(tl.int64) * _SLOTS + slot % _SLOTS) * DIM
+        at_slot = page.to(tl.int64) * PAGE + slot % _SLOTS * DIM
+        at_scale = (page.to(tl.int64) * PAGE + _SLOTS * DIM) // 2 + slot % _SLOTS
         there = inside[:, None] & wide[None, :]
-        keys = tl.load(key_pages + at_slot[:, None] + dims[None, :], mask=there, other=0.0)
+        keys = tl.load(key_pages + at_slot[:, None] + dims[None, :], mask=there, other=0)
+        if CODED:
+            keys = numbers(keys, CODED).to(asked.dtype)
         scores = tl.dot(asked, tl.trans(keys), input_precision="ieee") * scale
+        if CODED:
+            scores *= scales(tl.load(key_scales + at_scale, mask=inside, other=0))[None, :]
         if CAPPED:
             scores = (1.0 - 2.0 / (tl.exp(scores * (2.0 / cap)) + 1.0)) * cap
         tentative = slot - length
@@ -85,7 +109,10 @@ def _attend(  # type: ignore[no-untyped-def]
         weights = tl.exp(scores - base[:, None])
         shrink = tl.exp(best - base)
         mass = mass * shrink + tl.sum(weights, axis=1)
-        values = tl.load(value_pages + at_slot[:, None] + dims[None, :], mask=there, other=0.0)
+        values = tl.load(value_pages + at_slot[:, None] + dims[None, :], mask=there, other=0)
+        if CODED:
+            values = numbers(values, CODED).to(asked.dtype)
+            weights *= scales(tl.load(value_scales + at_scale, mask=inside, other=0))[None, :]
         context = context * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         best = higher
     to = row * HEADS + head
@@ -131,7 +158,6 @@ def _join(  # type: ignore[no-untyped-def]
 def attend(
     step: PagedRows,
     table: torch.Tensor,
-    pages: torch.Tensor,
     kind: int,
     queries: torch.Tensor,
     keys: torch.Tensor,
@@ -146,7 +172,6 @@ def attend(
     Args:
         step: The rows.
         table: [places, kv_heads, columns] the page tables of a layer.
-        pages: [2, pages, slots, head_dim] keys and values.
         kind, queries, keys, values, scale, cap, sinks: See there.
         parts: How many programs share the slots of a text, a power of two; None for as many as fill the device.
     """
@@ -155,10 +180,14 @@ def attend(
         each if each.stride()[1:] == (dim, 1) else each.contiguous() for each in (queries, keys, values)
     )
     wide, group, of_place, of_head = triton.next_power_of_2(dim), heads // kv_heads, table.stride(0), table.stride(1)
-    wide = max(wide, 16)
+    wide, pool = max(wide, 16), step.pool
+    pages, coding = pool.data, _CODINGS.get(pool.dtype, 0)
+    scale_pages = pages.view(torch.int16) if coding else pages
+    held = (*pages, *scale_pages)
+    page = pages.stride(1)
     _write[rows, kv_heads](
-        keys, values, pages[0], pages[1], table, step.places, step.slots, keys.stride(0), values.stride(0),
-        of_place, of_head, DIM=dim, WIDE=wide,
+        keys, values, *held, table, step.places, step.slots, keys.stride(0), values.stride(0),
+        of_place, of_head, DIM=dim, WIDE=wide, PAGE=page, CODED=coding,
     )  # fmt: skip
     found = torch.empty((rows, heads, dim), dtype=queries.dtype, device=queries.device)
     if parts is None:
@@ -169,12 +198,12 @@ def attend(
         into = torch.empty((parts, rows, heads, dim), dtype=torch.float32, device=queries.device)
         best, mass = torch.empty((2, parts, rows, heads), dtype=torch.float32, device=queries.device)
     _attend[layout.tiles, kv_heads, parts](
-        queries, pages[0], pages[1], table, step.tiles, step.begins[kind], step.bits[kind],
+        queries, *held, table, step.tiles, step.begins[kind], step.bits[kind],
         found if sinks is None else sinks, into, best, mass,
         scale, cap, rows, queries.stride(0), of_place, of_head, layout.words,
         HEADS=heads, GROUP=group, DIM=dim, WIDE=wide,
         ROWS=max(triton.next_power_of_2(layout.tile_rows * group), 16), BLOCK=_BLOCK, CAPPED=cap != 0.0,
-        SINKS=sinks is not None, PARTS=parts,
+        SINKS=sinks is not None, PARTS=parts, PAGE=page, CODED=coding,
     )  # fmt: skip
     if parts > 1:
         _join[rows, heads](

@@ -53,7 +53,7 @@ from .store import (
 )
 
 DTYPES = tuple(each for each in get_args(Precision) if each != "auto")
-KV_DTYPES = ("auto", "float16", "int8")
+KV_DTYPES = ("auto", "float16", "int8", "float8")
 """What keys and values are kept in."""
 
 _BESIDE = ".beside.safetensors"
@@ -123,7 +123,7 @@ def load(
             they have more, and 16 bits where no layer holds them; 16 bits for a checkpoint in 16 bits where that is
             fast; float32 elsewhere.
         kv_dtype: "float16" keeps the keys and values of texts in half the memory, "int8" in a quarter of it, in which
-            long texts are read faster; "auto" keeps them as they were computed.
+            long texts are read faster; "auto" keeps them as they were computed. On a GPU "int8" or "float8".
         device: "auto" is a GPU where PyTorch has one, else the CPU.
         revision: Of a Hub id.
         masking: Of an adapted diffusion model whose files do not say so: "mask=<|mask|>,shifted=true,block=32".
@@ -149,7 +149,7 @@ def load(
     if kv_dtype != "auto":
         if not isinstance(loaded.model, Transformer):
             raise SettingsError(f"{name} keeps its keys and values as it computes them: leave kv_dtype at auto")
-        loaded.model.narrow_caches(getattr(torch, kv_dtype))
+        loaded.model.narrow_caches(torch.float8_e4m3fn if kv_dtype == "float8" else getattr(torch, kv_dtype))
         loaded = dataclasses.replace(loaded, dtype=f"{loaded.dtype}/{kv_dtype}")
     return loaded
 

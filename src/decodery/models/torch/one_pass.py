@@ -146,7 +146,7 @@ class Pass:
             found = keys.transpose(0, 1), values.transpose(0, 1)
         else:
             segment.cache.write(layer, widened(keys, config), widened(values, config))
-            of_keys, of_values = segment.cache.view(layer)
+            of_keys, of_values = (each.to(keys.dtype) for each in segment.cache.view(layer))
             found = narrowed(of_keys, config, layer), narrowed(of_values, config, layer)
         if config.reused_layers:
             self._reused[number, layer] = found

@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..batch import Segment
+from ..cache import coded
 from ..cache.page_pool import SLOTS, TensorPool
 from ..config import ModelConfig
 from .attention import capped, near, shares
@@ -215,14 +216,14 @@ class PagedRows:
         Returns:
             [N, heads * head_dim].
         """
-        table, pages = self.tables[:, layer], self.pool.data
+        table, pool = self.tables[:, layer], self.pool
         if self.kernel is not None:
-            return self.kernel(self, table, pages, kind, queries, keys, values, scale, cap, sinks)
-        written = table[self._texts, :, self._columns]
-        pages[:, written.long(), self._offsets] = torch.stack((keys, values))
+            return self.kernel(self, table, kind, queries, keys, values, scale, cap, sinks)
+        rows, written = torch.stack((keys, values)), table[self._texts, :, self._columns]
+        pool.put(written.long(), self._offsets, coded.encode(rows, pool.dtype) if pool.beside else rows)
         parts = []
         for number, group in enumerate(self._groups):
-            parts.append(self._attend(number, group, table, pages, kind, queries, scale, cap, sinks))
+            parts.append(self._attend(number, group, table, kind, queries, scale, cap, sinks))
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         return joined if self._order is None else joined[self._order]
 
@@ -231,7 +232,6 @@ class PagedRows:
         number: int,
         group: _Group,
         table: torch.Tensor,
-        pages: torch.Tensor,
         kind: int,
         queries: torch.Tensor,
         scale: float,
@@ -241,7 +241,10 @@ class PagedRows:
         """`attend` of one group: [texts * rows, heads * head_dim]."""
         (texts, rows), (_, heads, dim), kv_heads = group.rows.shape, queries.shape, table.shape[1]
         own = table[self._texts[group.rows[:, 0]], :, : group.slots // SLOTS].long()
-        keys, values = pages[:, own].flatten(3, 4)
+        held = self.pool.rows(own, slice(None))
+        if self.pool.beside:
+            held = coded.decode(held).to(queries.dtype)
+        keys, values = held.flatten(3, 4)
         # Query heads that share a key-value head are rows of that head, so nothing is repeated.
         grouped = queries[group.rows].view(texts, rows, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)
         asked = grouped.reshape(texts, kv_heads, -1, dim)
@@ -307,7 +310,8 @@ def serves(segment: Segment, config: ModelConfig) -> bool:
 
 def kernel_for(pool: TensorPool) -> Callable[..., torch.Tensor] | None:
     """The kernel for pages of a pool; None where there is none, and PyTorch does it."""
-    if pool.device.type != "cuda" or pool.dtype.itemsize > 4 or pool.row > _WIDEST or find_spec("triton") is None:
+    wide = pool.dtype.itemsize > 4 or pool.row - pool.beside > _WIDEST
+    if pool.device.type != "cuda" or wide or find_spec("triton") is None:
         return None
     from ..cuda.paged_kernel import attend
 

@@ -108,12 +108,24 @@ class Transformer(TorchLayers):
         """Let new caches hold keys and values in `dtype`.
 
         torch.float16: attention computes in float32 as before. torch.int8: a row's numbers are bytes with a scale
-        (`coded`), and its scores are sums of integers.
+        (`coded`), and its scores are sums of integers. On a device, where attention of all texts is one call,
+        torch.int8 and torch.float8_e4m3fn are bytes with a scale that it multiplies.
 
         Raises:
-            SettingsError: If the rows of a pass are not computed by themselves, bit for bit.
+            SettingsError: If the rows of a pass are not computed by themselves, bit for bit, or together on a device.
         """
         name = str(dtype).removeprefix("torch.")
+        if self.pages_together:
+            config, bytes_of = self.config, {torch.int8: coded.DTYPE, torch.float8_e4m3fn: coded.FLOATS}
+            if dtype not in bytes_of or config.keeps_order or config.head_shapes or config.reused_layers:
+                raise SettingsError(
+                    f"keys and values of {config.family} on a device are not kept in {name}: choose int8 or float8 for "
+                    "a model whose layers attend alike, or leave kv_dtype at auto"
+                )
+            self.cache_dtype = bytes_of[dtype]
+            return
+        if dtype == torch.float8_e4m3fn:
+            raise SettingsError("keys and values are kept in float8 on devices alone: choose int8")
         if self._stack is None:
             raise SettingsError(
                 f"keys and values can be kept in {name} where rows are exact: load with dtype int8 or int4, "
