@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -76,6 +77,35 @@ def done(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func._schema.is_mutable and tensors:
         return args[0] if args else found
     return found if home == HERE else tree_map_only(torch.Tensor, lambda each: FarTensor(each, home), found)
+
+
+class Watched(Devices):
+    """Counts operations on a device that is none, copies to it, and what makes a program wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+        self.uploads = self.operations = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = str(func.overloadpacket)
+        far = any(isinstance(each, FarTensor) for each in args if isinstance(each, torch.Tensor))
+        asked = (kwargs or {}).get("device")
+        if name in ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.unique_dim"):
+            self.waits[name] += far
+        if name == "aten._to_copy" and asked is not None:
+            self.waits["copies out"] += far and torch.device(asked) == HERE
+            self.uploads += not far and torch.device(asked) != HERE
+        if name == "aten.copy_":
+            target, source = (isinstance(each, FarTensor) for each in args[:2])
+            self.waits["copies out"] += source and not target
+            self.uploads += target and not source
+            far = far and source == target
+        made = asked is not None and torch.device(asked) != HERE
+        self.operations += not func.is_view and (far or made) and name != "aten._to_copy"
+        return done(func, args, kwargs or {})
 
 
 def moved(value: Any, device: str) -> Any:

@@ -207,6 +207,7 @@ class ArrayBatch:
         steps.stand()
         steps.turn_to(max([text.most for text in texts]))
         self._drafts = draft_batches(texts, self._budgets)
+        steps.ranks = max([text.request.drafter.ranks for text in texts if text.request.drafter is not None], default=0)
         return True
 
     def _room(self, place: int) -> bool:

@@ -109,7 +109,11 @@ class TextDrafts(DraftBatch):
             logits = steps.logits[first : first + len(tree)]
             path, emitted = steps.paths[first : first + length].tolist(), text.tokens[start + 1 :]
             rows = logits.clone() if drafter.keeps_logits else logits
-            seen = VerificationFeedback(tree, rows, {}, path, emitted, start)
+            ranked = None
+            if steps.ranked is not None:
+                ids, values = steps.ranked
+                ranked = ids[first : first + len(tree)], values[first : first + len(tree)]
+            seen = VerificationFeedback(tree, rows, {}, path, emitted, start, ranked)
             groups.setdefault(drafter, []).append((place, seen))
         with one_thread():
             for drafter, group in groups.items():

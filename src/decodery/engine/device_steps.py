@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -10,12 +11,16 @@ import torch
 
 from decodery.core import noise
 from decodery.models.batch import Batch, Segment
+from decodery.models.cache.kept_together import keep_together
 from decodery.models.cache.open_rows import OpenRows
+from decodery.models.cuda.static_pass import Choosing
 from decodery.models.step_arrays import StepArrays
 from decodery.models.tokenizers.vocabularies import Padding
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch_state import in_plain_state
-from decodery.sampling.batched import BatchedProcessors, BatchedSampling
+from decodery.sampling.batched import BatchedProcessors, BatchedSampling, Choice, Chosen
+
+from .device_trees import Trees
 
 
 class DeviceSteps(StepArrays):
@@ -35,9 +40,10 @@ class DeviceSteps(StepArrays):
         self._caches: list[OpenRows | None] = []
         self._processors: list[BatchedProcessors | None] = []
         self._sampling: BatchedSampling | None = None
-        self._others: torch.Tensor | None = None
-        if padding is not None and len(padding.others):
-            self._others = torch.from_numpy(padding.others).to(model.device)
+        self._closed: torch.Tensor | None = None
+        if padding is not None:
+            closed = np.concatenate((padding.others, np.arange(padding.first, model.vocab_size)))
+            self._closed = torch.from_numpy(closed).to(model.device)
         self.grow(1, 1, 1)
 
     @staticmethod
@@ -74,92 +80,103 @@ class DeviceSteps(StepArrays):
 
     @in_plain_state
     def run(self) -> None:
-        self.choose(self._model.forward(Batch(self.segments())).logits)
+        batch, static = Batch(self.segments()), self._model.static
+        sampling, trees = self._sampled_by(), self._trees
+        if static is not None and (choice := sampling.alone) is not None:
+            choice = replace(choice, ranks=self._ranks)
+            settings = sampling.settings(trees.owners)
+            found = static.choose(
+                self._model, batch, Choosing(choice, self._keys(), settings, trees.nodes, self._closed)
+            )
+            if found is not None:
+                self.logits, answer = found
+                self._settle(answer, replace(choice, doublings=trees.doublings))
+                return
+        self.choose(self._model.forward(batch).logits)
 
     def segments(self) -> list[Segment]:
         n, sizes = self.texts, self.sizes[: self.texts]
         self.first[0] = 0
         np.cumsum(sizes, out=self.first[1 : n + 1])
-        roots = self.first[:n]
-        self.tokens[roots], self.parents[roots], self.depths[roots] = self.last[:n], -1, 0
-        chains = np.ones(n, dtype=bool)
-        for text in np.flatnonzero(sizes > 1).tolist():
-            first, size = int(self.first[text]), int(sizes[text])
-            self.tokens[first + 1 : first + size] = self.drafts[0, text, 1:size]
-            parents = self.parents[first : first + size]
-            parents[1:] = self.drafts[1, text, 1:size]
-            chains[text] = (parents == np.arange(-1, size - 1)).all()
-            depths = self.depths[first : first + size]
-            for node in range(1, size):
-                depths[node] = depths[parents[node]] + 1
-        owners = np.repeat(np.arange(n), sizes)
-        self.positions[: self.rows] = self.next[owners] + self.depths[: self.rows]
-        return [self._segment(text, bool(chains[text])) for text in range(n)]
+        self._trees = Trees.of(self, n)
+        return [self._segment(text) for text in range(n)]
 
-    def _segment(self, text: int, chain: bool) -> Segment:
+    def _segment(self, text: int) -> Segment:
         rows, known = slice(self.first[text], self.first[text + 1]), self._caches[text]
         assert known is not None
-        mask = None if chain else _ancestors(self.parents[rows])
+        mask = None if self._trees.chains[text] else _ancestors(self.parents[rows])
         return Segment(self.positions[rows], self.tokens[rows], mask=mask, cache=known.cache)
 
     @in_plain_state
     def choose(self, logits: torch.Tensor) -> None:
-        self.logits, n = self._without_padding(logits), self.texts
+        if self._closed is not None:
+            logits.index_fill_(1, self._closed, -torch.inf)
+        self.logits, trees = logits, self._trees
+        like = Choice(False, (), (), trees.doublings, self._ranks)
+        self._settle(self._sampled_by().choose(logits, trees.owners, self._keys(), trees.nodes, like), like)
+
+    def _sampled_by(self) -> BatchedSampling:
         if self._sampling is None:
-            self._sampling = BatchedSampling([cast(BatchedProcessors, each) for each in self._processors[:n]])
-        owners = np.repeat(np.arange(n), self.sizes[:n])
-        keys = noise.keys(self.seeds[owners], self.drawn[owners] + self.depths[: self.rows])
+            self._sampling = BatchedSampling([cast(BatchedProcessors, each) for each in self._processors[: self.texts]])
+        return self._sampling
+
+    @property
+    def _ranks(self) -> int:
+        return min(self.ranks, self._model.vocab_size)
+
+    def _keys(self) -> np.ndarray:
+        """[rows] of the noise of the token after each."""
+        owners = self._trees.owners
+        return noise.keys(self.seeds[owners], self.drawn[owners] + self.depths[: self.rows])
+
+    def _settle(self, answer: torch.Tensor, choice: Choice) -> None:
+        """Let every text go on by what was chosen, and its cache keep the rows on the way."""
         # The one place where a step waits for the device.
-        picks = self._sampling.choose(self.logits, owners, keys).cpu().numpy()
+        chosen = Chosen.of(answer.cpu().numpy(), choice, self.rows)
         self.waits += 1
+        n, first = self.texts, self.first[: self.texts + 1]
+        self.ranked = chosen.ids, chosen.values
+        rows = np.flatnonzero(chosen.reached)
+        last = rows[np.searchsorted(rows, first[1:]) - 1]
+        self.accepted[:n], self.chosen[:n] = self.depths[last], chosen.picks[last]
         step = self._struct
         step.full, step.plain = 0, self.rows == n
-        for text in range(n):
-            self._walk(text, picks[self.first[text] : self.first[text + 1]])
+        failed = self.chosen[:n] < 0
+        if failed.any():
+            # Their largest logit is no number: Python says what is wrong.
+            rows = rows[~failed[self._trees.owners[rows]]]
+            self.accepted[:n][failed], self.kept[:n][failed], step.plain = -1, 0, 0
+        self._keep(np.flatnonzero(~failed), rows)
         step.reach = int(self.next[:n].sum())
-
-    def _without_padding(self, logits: torch.Tensor) -> torch.Tensor:
-        if self._padding is not None:
-            logits[:, self._padding.first :] = -torch.inf
-            if self._others is not None:
-                logits.index_fill_(1, self._others, -torch.inf)
-        return logits
-
-    def _walk(self, text: int, picks: np.ndarray) -> None:
-        """Follow the children that carry the tokens chosen one after another, and keep their rows."""
-        first, size = int(self.first[text]), len(picks)
-        tokens, parents = self.tokens[first : first + size], self.parents[first : first + size]
-        node, path = 0, list[int]()
-        while (token := int(picks[node])) >= 0:
-            below = np.flatnonzero((parents == node) & (tokens == token)).tolist() if size > 1 else []
-            if not below:
-                self.accepted[text], self.chosen[text] = len(path), token
-                self.paths[first : first + len(path)] = path
-                self.keep(text)
-                return
-            node = below[0]
-            path.append(node)
-        # Its largest logit is no number: Python says what is wrong.
-        self.accepted[text], self.kept[text], self._struct.plain = -1, 0, 0
 
     def keep(self, text: int) -> None:
         first, count = int(self.first[text]), int(self.accepted[text])
-        path, known = self.paths[first : first + count].tolist(), self._caches[text]
-        assert known is not None
-        self.emitted[first : first + count] = self.tokens[first : first + self.sizes[text]][path]
-        self.emitted[first + count], self.kept[text], self.choice_counts[text] = self.chosen[text], count + 1, 0
-        if self.sizes[text] > 1:
-            parents = self.parents[first : first + self.sizes[text]]
-            for node, child in zip([0, *path], [*path, -1], strict=True):
-                if len(children := np.flatnonzero(parents == node)):
-                    rank = int((children == child).argmax()) if child > 0 else -1
-                    self.choices[first + self.choice_counts[text]] = rank, len(children)
-                    self.choice_counts[text] += 1
-        known.settle([0, *path])
-        self.next[text] += count + 1
-        self.drawn[text] += count + 1
-        self.last[text] = self.chosen[text]
-        if self.next[text] > self.ends[text]:
+        self._keep(np.array([text]), first + np.array([0, *self.paths[first : first + count]]))
+
+    def _keep(self, texts: np.ndarray, rows: np.ndarray) -> None:
+        """Let texts whose `accepted` and `chosen` are written go on by these rows [n], ascending, roots included."""
+        if not len(texts):
+            return
+        counts, first = self.accepted[texts], self.first[texts]
+        of, depths = np.repeat(np.arange(len(texts)), counts + 1), self.depths[rows]
+        places, local, drafted = first[of] + depths, rows - first[of], depths > 0
+        self.paths[places[drafted] - 1] = local[drafted]
+        self.emitted[places[drafted] - 1] = self.tokens[rows[drafted]]
+        self.emitted[first + counts], self.kept[texts] = self.chosen[texts], counts + 1
+        self.choice_counts[texts] = 0
+        if self.rows > self.texts:
+            trees, more = self._trees, np.flatnonzero(depths < counts[of])
+            children, came = trees.children[rows], np.full(len(rows), -1)
+            came[more] = trees.ranks[rows[more + 1]]
+            parted = children > 0
+            self.choices[places[parted]] = np.stack((came, children), axis=1)[parted]
+            self.choice_counts[texts] = np.bincount(of[parted], minlength=len(texts))
+        caches = [known.cache for text in texts.tolist() if (known := self._caches[text]) is not None]
+        keep_together(caches, np.split(local, np.cumsum(counts + 1)[:-1]))
+        self.next[texts] += counts + 1
+        self.drawn[texts] += counts + 1
+        self.last[texts] = self.chosen[texts]
+        if (self.next[texts] > self.ends[texts]).any():
             self._struct.full = 1
 
 

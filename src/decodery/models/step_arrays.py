@@ -58,6 +58,8 @@ class StepArrays(Contract):
         emitted, kept, choices, choice_counts: What each text goes on by, see `ArrayStep`.
         logits: [rows, vocab] of the last step, the model's own.
         hidden: By depth, [rows, hidden] of the last step: the residual stream after so many layers, see `tap`.
+        ranks: How many of the largest logits of each row drafters read on the host, and no others.
+        ranked: Ids and values [rows, ranks] of these in the last step; None where all logits lie on the host.
     """
 
     last: np.ndarray
@@ -90,7 +92,8 @@ class StepArrays(Contract):
         self._at = ctypes.addressof(self._struct)
         self.first = np.zeros(1, dtype=np.int32)
         self.hidden: dict[int, torch.Tensor] = {}
-        self._padding = padding
+        self._padding, self.ranks = padding, 0
+        self.ranked: tuple[np.ndarray, np.ndarray] | None = None
         self._struct.sampling.vocab = vocab_size
 
     def grow(self, texts: int, rows: int, squares: int) -> None:

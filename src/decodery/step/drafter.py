@@ -15,6 +15,7 @@ import torch
 from decodery.core.abstract import Contract
 from decodery.core.ledger import charging
 from decodery.core.requirements import Provides, Requirements
+from decodery.core.topk import topk
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 
@@ -41,6 +42,7 @@ class VerificationFeedback:
         path: Accepted nodes below the root.
         emitted: Tokens that were added to the text, including the bonus token.
         start: Position of the tree's root in the text.
+        ranked: Ids and values [n, k] of the largest logits of each node, where they are known already.
     """
 
     tree: DraftTree
@@ -49,6 +51,14 @@ class VerificationFeedback:
     path: list[int]
     emitted: list[int]
     start: int
+    ranked: tuple[np.ndarray, np.ndarray] | None = None
+
+    def best(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and values [n, k] of the largest logits of each node, see `core.topk.topk`."""
+        if self.ranked is not None and k <= self.ranked[0].shape[1]:
+            ids, values = self.ranked
+            return ids[:, :k], values[:, :k]
+        return topk(self.logits, k)
 
     def of_tokens(self) -> VerificationFeedback:
         """The same without mask nodes, for drafters that do not use them."""
@@ -85,6 +95,11 @@ class Drafter(Contract):
     """
 
     keeps_logits: ClassVar[bool] = True
+
+    @property
+    def ranks(self) -> int:
+        """How many of the largest logits of each node `observe` reads after steps; 0: any, and all of them."""
+        return 0
 
     @property
     def requirements(self) -> Requirements:

@@ -117,6 +117,10 @@ class Auto(Drafter):
             return self.head
         return None if self.head in (SHIPPED, FOUND) else TrainedHead.load(self.head)
 
+    @property
+    def ranks(self) -> int:
+        return 0 if self.advised else self.width
+
     @cached_property
     def requirements(self) -> Requirements:
         if self.trained is None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from decodery.core.copied_pages import CopiedPages
-from decodery.core.topk import topk
 from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Guarded
 
@@ -68,7 +67,7 @@ class Contexts(Guarded):
         Args:
             text: All tokens of the sequence; the tree's root stands at `seen.start` in it.
         """
-        ids, _ = topk(seen.logits, self.width)
+        ids, _ = seen.best(self.width)
         ranked = ids.astype(np.int32).reshape(-1).data
         contexts: list[list[int]] = []
         for token, parent in zip(seen.tree.tokens.tolist(), seen.tree.parents.tolist(), strict=True):

@@ -1,0 +1,108 @@
+"""What one step of many texts asks of a device, counted on one that is none: operations, copies in, waits.
+
+    python benchmarks/device_steps.py --out benchmarks/results/device-steps.json
+
+A random model with the layers of SmolLM2, narrow ones, decodes texts on a device that exists in name alone: tensors lie
+on the CPU, and whatever would wait for a real one is counted. Attention is PyTorch's; with the Triton kernels a layer's
+is two launches, three where texts are few. At fixed shapes a CUDA device replays all operations of a step as one graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parent / "gpu"))
+from shapes import SHAPES, random_model
+
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.cuda.graphs import StaticPasses
+from decodery.models.torch.transformer import Transformer
+from decodery.sampling import Sampler
+from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.drafter import Drafter
+from decodery.step.sequence import Sequence
+from decodery_benchmarks.results import begun_result, write_result
+from far import FarTensor, Watched, moved
+
+COMMAND = "python benchmarks/device_steps.py --out benchmarks/results/device-steps.json"
+DRAFTERS: dict[str, Drafter | None] = {"none": None, "prompt-lookup": PromptLookup(), "auto": Auto(head=None)}
+TEXTS = (1, 16, 64)
+STEPS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--layers", type=int, default=SHAPES["SmolLM2-135M"].layers)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    known: dict[str, Any] = begun_result(options.out)
+    known["command"], known["layers"], known["rows"] = COMMAND, options.layers, []
+    shape = replace(SHAPES["SmolLM2-135M"], hidden=72, inner=96, vocab=256, layers=options.layers, context=512)
+    base = random_model(shape, torch.device("cpu"), torch.float32)
+    for drafter in DRAFTERS:
+        for texts in TEXTS:
+            for static in (False, True):
+                found = counted(base, drafter, texts, static=static)
+                known["rows"].append({"drafter": drafter, "texts": texts, "fixed shapes": static, **found})
+                print(known["rows"][-1], flush=True)
+    write_result(options.out, known, summary=[])
+
+
+def counted(base: Transformer, drafter: str, texts: int, *, static: bool) -> dict[str, float]:
+    """Medians over steps: rows, operations on the device, copies to it; and the most waits of a step."""
+    with Watched() as watched:
+        read = FarTensor.tolist
+        FarTensor.tolist = lambda far: [watched.waits.update(["tolist"]), read(far)][1]  # type: ignore[method-assign]
+        try:
+            model = Transformer(base.config, moved(base.weights, "meta:0"))
+            model.static = StaticPasses() if static else None
+            engine, sampler = Engine(model), Sampler.from_settings(temperature=0.6, top_p=0.9)
+            written = [
+                engine.submit(
+                    Request(
+                        [5, 6, 7, 8] * 3 + [number % 200],
+                        sampler=sampler,
+                        seed=number,
+                        drafter=DRAFTERS[drafter],
+                        max_new_tokens=64,
+                    )
+                )
+                for number in range(texts)
+            ]
+            while any(not text.position for text in written):
+                engine.step()
+            engine.step()
+            steps = [step(engine, watched, written) for _ in range(STEPS)]
+        finally:
+            FarTensor.tolist = read  # type: ignore[method-assign]
+    rows, operations, copies, waits = zip(*steps, strict=True)
+    return {
+        "rows": median(rows),
+        "operations": median(operations),
+        "copies in": median(copies),
+        "waits": max(waits),
+    }
+
+
+def step(engine: Engine, watched: Watched, texts: list[Sequence]) -> tuple[int, int, int, int]:
+    """Rows, operations, copies in and waits of a step."""
+    before = watched.operations, watched.uploads, watched.waits.total()
+    engine.step()
+    after = watched.operations, watched.uploads, watched.waits.total()
+    operations, copies, waits = (new - old for new, old in zip(after, before, strict=True))
+    return sum(text.trace.steps[-1].rows for text in texts), operations, copies, waits
+
+
+if __name__ == "__main__":
+    main()
