@@ -25,8 +25,10 @@ def choose_dtype(dtype: str, precision: str, device: torch.device) -> str:
     return "bfloat16" if precision in ("bfloat16", *_QUANTIZED) and computes_bfloat16(device) else "float32"
 
 
-def choose_own(dtype: str, precision: str, device: torch.device) -> str:
-    """The same for models that this package runs itself."""
+def choose_own(dtype: str, precision: str, device: torch.device, *, packed: bool = False) -> str:
+    """The same for models that this package runs itself; packed: whether weights may stay packed on a GPU."""
+    if dtype == "auto" and precision in _QUANTIZED and device.type == "cuda" and packed:
+        return _QUANTIZED[precision]
     if dtype == "auto" and precision in ("bfloat16", "float16") and device.type == "cpu" and vectorised():
         return precision
     return choose_dtype(dtype, precision, device)

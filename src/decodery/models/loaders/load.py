@@ -26,6 +26,7 @@ from ..protocol import LanguageModel
 from ..tokenizers.chat import ChatTemplate
 from ..tokenizers.tokenizer import Tokenizer
 from ..tokenizers.vocabularies import speaks
+from ..torch.packed_linear import packed_weights, packs
 from ..torch.rope import stretched
 from ..torch.transformer import Transformer, runs_natively
 from ..torch.weights import Weights
@@ -35,7 +36,7 @@ from . import convert, drafts, fused
 from .cache_use import use
 from .config_check import check_config
 from .description import Description
-from .dtype import choose_device, choose_own
+from .dtype import choose_device, choose_own, computes_bfloat16
 from .fields import read_json
 from .masking import Masking
 from .named import Precision
@@ -214,7 +215,8 @@ def _open(source: Source, dtype: str, device: torch.device, masking: Masking | N
     config = description.config
     # What is no copy of ours is kept in the one form it was made in.
     whole = dtype == "auto" and not entry.is_relative_to(converted())
-    chosen = description.precision if whole else choose_own(dtype, description.precision, device)
+    packed = packs(config)
+    chosen = description.precision if whole else choose_own(dtype, description.precision, device, packed=packed)
     # Its process begins while all else is read.
     template = ChatTemplate(description.chat_template, description.special) if description.chat_template else None
     tokenizer = entry / _TOKENIZER
@@ -252,7 +254,12 @@ def _model(source: Source, config: ModelConfig, dtype: str, device: torch.device
             with locked(lock_of(source.entry)):
                 if not weights.exists():
                     _convert(source, config, dtype, weights)
-        model = Transformer(config, _read(source, config, dtype, device, weights))
+        packed = device.type != "cpu" and dtype in ("int4", "int8") and packs(config)
+        read = _read(source, config, dtype, torch.device("cpu") if packed else device, weights)
+        if packed:
+            rows = torch.bfloat16 if computes_bfloat16(device) else torch.float32
+            read = packed_weights(read, rows, device)
+        model = Transformer(config, read)
         weakref.finalize(model, uses.pop_all().close)
     return model
 

@@ -40,6 +40,11 @@ class Dense:
         return self.weight.shape[0], self.weight.shape[1]
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows it reads."""
+        return self.weight.dtype
+
+    @property
     def form(self) -> Form:
         """What kernels call it, which take weights of 16 bits alone."""
         return Form.FLOAT16 if self.weight.dtype == torch.float16 else Form.BFLOAT16
@@ -83,10 +88,12 @@ def floating(linear: Linear) -> Dense:
     """
     if isinstance(linear, RoundedInputs):
         raise UnsupportedModel("this copy rounds what its layers read: change or train the model that it was made from")
-    if isinstance(linear, QUANTIZED):
-        return Dense(linear.dense(), linear.bias)
-    assert isinstance(linear, Dense)
-    return Dense(copied(linear.weight), None if linear.bias is None else copied(linear.bias))
+    if isinstance(linear, Dense):
+        return Dense(copied(linear.weight), None if linear.bias is None else copied(linear.bias))
+    layer: Any = linear
+    if not hasattr(layer, "dense"):
+        raise UnsupportedModel("this is a part of a model that processes share: change or train the whole one")
+    return Dense(layer.dense(), layer.bias)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -282,7 +289,7 @@ class Weights:
         """
         parts = (part for layer in self.layers for part in vars(layer).values())
         integers = any(isinstance(part, QUANTIZED) for part in (self.head, *parts))
-        own = self.head.weight.dtype if isinstance(self.head, Dense) else torch.float32
+        own: torch.dtype = getattr(self.head, "dtype", torch.float32)
         return torch.promote_types(own, torch.float32) if integers else own
 
     @property

@@ -1,0 +1,234 @@
+"""Layers that stay packed on a device stand for the weights of the CPU's, and kernels multiply by them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.core.native.kernels import Form
+from decodery.models.batch import Batch, Segment
+from decodery.models.native.block_linear import BlockLinear
+from decodery.models.native.floats import Float4Linear, Float8Linear, NF4Linear
+from decodery.models.native.int4 import Int4Linear
+from decodery.models.native.int8 import Int8Linear
+from decodery.models.native.packed import BITS, SUPER_BYTES
+from decodery.models.native.reordered import ReorderedLinear
+from decodery.models.native.super_blocks import SuperBlockLinear, has_least
+from decodery.models.native.ternary import TernaryLinear
+from decodery.models.torch import packed_linear as of_device
+from decodery.models.torch.packed_linear import PackedLinear, packed_linear, packed_weights
+from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense, floating
+from decodery.testing import check_identical, tiny_transformer, to_int8
+from far import Devices, FarTensor
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+if not CUDA:
+    # As tests/conftest.py says, for the GPU kit, which collects this file alone.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+pytestmark = [pytest.mark.cuda] if CUDA else []
+
+Make = Callable[[np.random.Generator, int, int], Any]
+
+
+def codes(random: np.random.Generator, *shape: int, most: int = 256) -> torch.Tensor:
+    return torch.from_numpy(random.integers(0, most, shape).astype(np.uint8))
+
+
+def halves(random: np.random.Generator, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(random.normal(0, 0.02, shape)).half()
+
+
+def super_blocks(form: Form) -> Make:
+    def make(random: np.random.Generator, outputs: int, inputs: int) -> SuperBlockLinear:
+        least = has_least(form)
+        integers = codes(random, outputs, inputs // 32, 2, most=64 if least else 256)
+        return SuperBlockLinear(
+            form,
+            codes(random, outputs, inputs * BITS[form] // 8),
+            halves(random, outputs, inputs // 256, 1 + least),
+            integers if least else integers.view(torch.int8),
+        )
+
+    return make
+
+
+def blocks(bits: int) -> Make:
+    return lambda random, outputs, inputs: BlockLinear(
+        codes(random, outputs, inputs * bits // 8), halves(random, outputs, inputs // 32, 2)
+    )
+
+
+def fours(random: np.random.Generator, outputs: int, inputs: int) -> Int4Linear:
+    steps = (halves(random, outputs, inputs // 32) for _ in range(2))
+    return Int4Linear(codes(random, outputs, inputs // 2), *steps)
+
+
+def eights(random: np.random.Generator, outputs: int, inputs: int) -> Int8Linear:
+    weight = codes(random, outputs, inputs).view(torch.int8)
+    return Int8Linear(weight, halves(random, outputs).float(), halves(random, outputs).float())
+
+
+def float_eights(random: np.random.Generator, outputs: int, inputs: int) -> Float8Linear:
+    weight = torch.from_numpy(random.normal(0, 30, (outputs, inputs))).to(torch.float8_e4m3fn).view(torch.uint8)
+    return Float8Linear(weight, halves(random, outputs, -(-inputs // 128)).float())
+
+
+LAYERS: dict[str, tuple[Make, int]] = {
+    "int4": (fours, 32),
+    "int4, act-order": (
+        lambda random, outputs, inputs: ReorderedLinear(
+            fours(random, outputs, inputs), torch.from_numpy(random.permutation(inputs).astype(np.int32))
+        ),
+        32,
+    ),
+    "int8": (eights, 8),
+    "FP8": (float_eights, 8),
+    "MXFP4": (
+        lambda random, outputs, inputs: Float4Linear(
+            codes(random, outputs, inputs // 2),
+            halves(random, outputs, inputs // 16),
+            halves(random, outputs).float(),
+            halves(random, outputs).float(),
+        ),
+        32,
+    ),
+    "NF4": (
+        lambda random, outputs, inputs: NF4Linear(
+            codes(random, outputs, inputs // 2), halves(random, outputs, -(-inputs // 64)).float()
+        ),
+        32,
+    ),
+    **{f"blocks of {bits} bits": (blocks(bits), 32) for bits in (4, 5, 6, 8)},
+    **{form.name: (super_blocks(form), 256) for form in SUPER_BYTES},
+}
+"""By kind: makes a random one of so many outputs and inputs, which are a multiple of a number."""
+
+
+def made(name: str, seed: int) -> tuple[Any, np.random.Generator]:
+    random = np.random.default_rng(seed)
+    make, step = LAYERS[name]
+    return make(random, int(random.integers(1, 80)), step * int(random.integers(1, 3 + 160 // step))), random
+
+
+def product() -> Callable[[PackedLinear, torch.Tensor], torch.Tensor]:
+    pytest.importorskip("triton")
+    from decodery.models.cuda.packed_kernel import product as found
+
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", LAYERS)
+def test_packed_layers_are_the_weights_of_the_cpu(name: str, seed: int) -> None:
+    layer, random = made(name, seed)
+    found = packed_linear(layer, torch.float32)
+    assert found is not None and found.shape == layer.shape
+    expected = layer.dense()
+    assert torch.allclose(found.dense(), expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+    some = torch.from_numpy(random.integers(0, layer.shape[0], 5))
+    assert torch.equal(found.some(some).dense(), found.dense()[some])
+    rows = torch.from_numpy(random.normal(size=(4, layer.shape[1]))).float()
+    wanted = rows.double() @ expected.double().T + (0.0 if layer.bias is None else layer.bias.double())
+    assert (found(rows).double() - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    assert torch.equal(floating(found).weight, found.dense())
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.float32, 1), (torch.float16, 19)])
+@pytest.mark.parametrize("name", LAYERS)
+def test_kernels_multiply_by_the_weights_of_the_cpu(name: str, dtype: torch.dtype, rows: int) -> None:
+    layer, random = made(name, 10 + rows)
+    found = packed_linear(layer, dtype)
+    assert found is not None
+    found = found.to(DEVICE)
+    given = torch.from_numpy(random.normal(size=(rows, layer.shape[1]))).to(DEVICE, dtype)
+    order = slice(None) if found.order is None else found.order
+    answer = product()(found, given[:, order]).double().cpu()
+    wide = given.double().cpu()
+    wanted = wide @ layer.dense().double().T + (0.0 if layer.bias is None else layer.bias.double())
+    allowed = {torch.float32: 1e-5, torch.float16: 4e-3}[dtype]
+    assert answer.shape == (rows, layer.shape[0]) and (answer - wanted).abs().max() < allowed * wanted.abs().max()
+
+
+def test_a_wrong_zero_is_found_out() -> None:
+    layer, random = made("blocks of 6 bits", 3)
+    found = packed_linear(layer, torch.float32)
+    assert found is not None
+    found.zero += 1
+    rows = torch.from_numpy(random.normal(size=(3, layer.shape[1]))).to(DEVICE, torch.float32)
+    answer, wanted = product()(found.to(DEVICE), rows).cpu(), rows.cpu() @ layer.dense().T
+    assert (answer - wanted).abs().max() > 1e-3 * wanted.abs().max()
+
+
+def test_there_is_a_kernel_for_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.zeros(1, 8)
+    assert of_device.packed_kernel(rows) is None
+    found = product()
+    with Devices():
+        far: Any = FarTensor(rows, torch.device("cuda:0"))
+        assert of_device.packed_kernel(far) is found
+        assert of_device.packed_kernel(FarTensor(rows.double(), torch.device("cuda:0"))) is None
+        monkeypatch.setattr(of_device, "find_spec", lambda name: None)
+        assert of_device.packed_kernel(far) is None
+
+
+def test_models_over_packed_weights_decode_alike_with_drafts() -> None:
+    base = to_int8(tiny_transformer(dtype=torch.float32))
+    model = Transformer(base.config, packed_weights(base.weights, torch.float32, torch.device("cpu")))
+    assert isinstance(model.weights.layers[0].qkv, PackedLinear) and model.dtype == torch.float32
+    rows = [each.forward(Batch([Segment.chunk(range(9), each.new_cache())])).logits.double() for each in (base, model)]
+    assert (rows[0] - rows[1]).norm() < 3e-2 * rows[0].norm()
+    check_identical(model, [[1, 2, 3], [5, 6] * 6], drafter="prompt-lookup", near_tie=1e-3, excuses=2)
+
+
+def test_what_is_not_kept_packed_stays_as_it_is() -> None:
+    ternary = TernaryLinear(torch.zeros(4, 2, dtype=torch.uint8), torch.ones(4))
+    assert packed_linear(ternary, torch.float32) is None
+    base = tiny_transformer(dtype=torch.float32)
+    base.weights.head = ternary
+    kept = packed_weights(base.weights, torch.bfloat16, torch.device("cpu"))
+    first = kept.layers[0].qkv
+    assert isinstance(kept.head, TernaryLinear) and isinstance(first, Dense) and first.weight.dtype == torch.bfloat16
+
+
+COMPILED = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from decodery.models.cuda import packed_kernel
+
+SIZES = {"INPUTS": 512, "GROUP": 32, "ROWS": 16, "OUT": 32, "BLOCK": 64, "SCALED": False, "BIASED": True, "STEPS": True}
+KINDS = {"rows": "*bf16", "found": "*bf16", "table": "*fp32", "scale": "*fp32", "bias": "*fp32", "codes": "*u8"}
+ALL = {
+    "Q4_K": ({"BITS": 4, "ZERO": 0, "TABLED": False, "SUPERS": True, "LEASTS": True, "LEAST_SUPERS": True}, "*u8"),
+    "AWQ": ({"BITS": 4, "ZERO": 0, "TABLED": False, "SUPERS": False, "LEASTS": True, "LEAST_SUPERS": False}, "*fp16"),
+    "Q6_K": ({"BITS": 6, "ZERO": 32, "TABLED": False, "SUPERS": True, "LEASTS": False, "LEAST_SUPERS": False}, "*i8"),
+    "MXFP4": ({"BITS": 4, "ZERO": 0, "TABLED": True, "SUPERS": False, "LEASTS": False, "LEAST_SUPERS": False}, "*fp16"),
+    "FP8": ({"BITS": 8, "ZERO": 0, "TABLED": True, "SUPERS": False, "LEASTS": False, "LEAST_SUPERS": False}, "*fp32"),
+}
+for sizes, steps in ALL.values():
+    sizes, kernel = SIZES | sizes, packed_kernel._product
+    kinds = KINDS | {"steps": steps, "leasts": steps, "supers": "*fp16", "least_supers": "*fp16"}
+    kinds = {name: "constexpr" if name in sizes else kinds.get(name, "i32") for name in kernel.arg_names}
+    for capability in (80, 90):
+        source = ASTSource(kernel, kinds, constexprs=sizes)
+        print(len(compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]))
+"""
+
+
+def test_kernels_compile_for_a_card() -> None:
+    """Machine code of an A100 and an H100 comes out, which needs none to be made."""
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert [int(line) > 1000 for line in done.stdout.split()] == [True] * 10
