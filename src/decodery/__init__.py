@@ -67,6 +67,7 @@ class LoadOptions(TypedDict, total=False):
     device: str
     revision: str | None
     masking: str | None
+    tensor_parallel_size: int
 
 
 def load(model: str = "smollm2", **options: Unpack[LoadOptions]) -> LLM:
@@ -77,7 +78,8 @@ def load(model: str = "smollm2", **options: Unpack[LoadOptions]) -> LLM:
         **options: `dtype`: "auto" (the checkpoint's own precision), "float32", "bfloat16", "float16", "int8" or "int4".
             `kv_dtype`: precision of the KV cache, "auto", "float16", "int8" or (GPU) "float8". `device`: "auto", "cpu"
             or "cuda". `revision`: of a Hub id. `masking`: how an adapted diffusion model whose files do not say so
-            fills masks, such as "mask=<|mask|>,shifted=true,block=32".
+            fills masks, such as "mask=<|mask|>,shifted=true,block=32". `tensor_parallel_size`: how many processes of
+            `torchrun` share the model.
 
     Raises:
         ModelNotFound: There is no such model.

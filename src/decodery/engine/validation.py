@@ -40,9 +40,9 @@ _OF_MODEL = (
         "parts",
         "exact_rows",
     ),
-    *("gradients", "source"),
+    *("gradients", "source", "costs"),
 )
-_IN_SPITE_OF_SOURCES = ("trees", "rows", "logprobs", "continues")
+_IN_SPITE_OF_SOURCES = ("trees", "rows", "logprobs", "continues", "costs")
 """What a model gives is had through any source."""
 
 
@@ -157,6 +157,11 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
         raise UnsupportedModel(
             f"{_who(role, part)} needs gradients, which passes over quantized and packed weights do not have: load the "
             "model with dtype=float32"
+        )
+    elif name == "costs" and not model.capabilities.costs:
+        raise UnsupportedModel(
+            f"{_who(role, part)} goes by what passes take, which differs between the processes of a split model: use "
+            "prompt-lookup, or leave tensor_parallel_size out"
         )
     elif not getattr(model.capabilities, name):
         field = f" (no server has a request field for {words})" if name == "rows" else ""

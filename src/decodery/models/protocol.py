@@ -35,6 +35,7 @@ class Capabilities:
         logprobs: Such a model tells the log-probabilities of likely tokens.
         continues: Such a model goes on from the middle of a text.
         source: An encoder reads one, which the text is written with in view.
+        costs: What passes take may decide which ones come next; not where several processes have to agree on them.
     """
 
     trees: bool = True
@@ -51,6 +52,7 @@ class Capabilities:
     logprobs: bool = True
     continues: bool = True
     source: bool = False
+    costs: bool = True
 
     @property
     def changes(self) -> bool:

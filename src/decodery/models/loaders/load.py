@@ -9,7 +9,7 @@ import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
@@ -53,6 +53,9 @@ from .store import (
     write_text,
 )
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 DTYPES = tuple(each for each in get_args(Precision) if each != "auto")
 KV_DTYPES = ("auto", "float16", "int8", "float8")
 """What keys and values are kept in."""
@@ -95,7 +98,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(
         ("max_model_len", "n_ctx", "gpu_memory_utilization"), "leave it out: memory is taken as texts grow"
     ),
-    "tensor_parallel_size": "leave it out: a model runs on one device",
+    "tp_plan": "give tensor_parallel_size",
     "trust_remote_code": "leave it out: code of a model folder is never run",
 }
 """What to do with the words that other tools have for these settings."""
@@ -110,6 +113,7 @@ def load(
     device: str = "auto",
     revision: str | None = None,
     masking: str | None = None,
+    tensor_parallel_size: int = 1,
 ) -> LoadedModel:
     """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id, also owner/name:QUANT.
 
@@ -128,6 +132,7 @@ def load(
         device: "auto" is a GPU where PyTorch has one, else the CPU.
         revision: Of a Hub id.
         masking: Of an adapted diffusion model whose files do not say so: "mask=<|mask|>,shifted=true,block=32".
+        tensor_parallel_size: How many processes share the model, which `torchrun` has begun; each has a device.
     """
     if not isinstance(name, str | Path):
         instead = (
@@ -143,7 +148,13 @@ def load(
     if kv_dtype not in KV_DTYPES:
         raise SettingsError(f"unknown kv_dtype {kv_dtype!r}: choose {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
     filling = None if masking is None else Masking.parse(masking)
-    found = _load(find(str(name), revision), dtype, choose_device(device), filling)
+    target, mesh = choose_device(device), None
+    if tensor_parallel_size != 1:
+        # What few need is not imported for all.
+        from ..torch.tensor_parallel import processes
+
+        mesh, target = processes(tensor_parallel_size, target)
+    found = _load(find(str(name), revision), dtype, target, filling, mesh)
     loaded = dataclasses.replace(found, origin=str(name))
     if sys.stderr.isatty() and (said := stretched(loaded.model.config)) is not None:
         print(f"decodery: {loaded.name}: {said}", file=sys.stderr)
@@ -156,8 +167,10 @@ def load(
 
 
 @in_plain_state
-def _load(source: Source, dtype: str, target: torch.device, masking: Masking | None) -> LoadedModel:
-    if source.folder is not None:
+def _load(
+    source: Source, dtype: str, target: torch.device, masking: Masking | None, mesh: DeviceMesh | None
+) -> LoadedModel:
+    if source.folder is not None and mesh is None:
         described = read_json(source.folder / "config.json")
         if isinstance(described, dict) and described.get("model_type") == "t5":
             from ..families.t5 import load_t5
@@ -177,7 +190,7 @@ def _load(source: Source, dtype: str, target: torch.device, masking: Masking | N
             if masking is not None:
                 raise
             return _through_transformers(source, source.folder, dtype, target, error)
-    return _open(source, dtype, target, masking)
+    return _open(source, dtype, target, masking, mesh)
 
 
 def _through_transformers(
@@ -208,14 +221,16 @@ def _dequantized(source: Source, folder: Path, dtype: str) -> Path:
     return target
 
 
-def _open(source: Source, dtype: str, device: torch.device, masking: Masking | None) -> LoadedModel:
+def _open(
+    source: Source, dtype: str, device: torch.device, masking: Masking | None, mesh: DeviceMesh | None
+) -> LoadedModel:
     """Open the converted form of `source`, making first what of it is missing."""
     entry = source.entry
     description = _description(source)
     config = description.config
     # What is no copy of ours is kept in the one form it was made in.
     whole = dtype == "auto" and not entry.is_relative_to(converted())
-    packed = packs(config)
+    packed = mesh is None and packs(config)
     chosen = description.precision if whole else choose_own(dtype, description.precision, device, packed=packed)
     # Its process begins while all else is read.
     template = ChatTemplate(description.chat_template, description.special) if description.chat_template else None
@@ -229,7 +244,7 @@ def _open(source: Source, dtype: str, device: torch.device, masking: Masking | N
     trim()
     config = config if masking is None else masking.applied(config, texts)
     return LoadedModel(
-        model=_model(source, config, chosen, device),
+        model=_model(source, config, chosen, device, mesh),
         tokenizer=texts,
         chat_template=template,
         name=source.name,
@@ -237,8 +252,13 @@ def _open(source: Source, dtype: str, device: torch.device, masking: Masking | N
     )
 
 
-def _model(source: Source, config: ModelConfig, dtype: str, device: torch.device) -> Transformer:
+def _model(
+    source: Source, config: ModelConfig, dtype: str, device: torch.device, mesh: DeviceMesh | None
+) -> Transformer:
     """The model over its converted weights, made where they are missing; while it lives they are not removed."""
+    if mesh is not None:
+        # Each process takes its part from the mapped file.
+        device = torch.device("cpu")
     weights = source.entry / f"{dtype}.safetensors"
     if source.file is not None and _in_place(config, dtype, device):
         weights = weights.with_suffix(_BESIDE)
@@ -259,7 +279,12 @@ def _model(source: Source, config: ModelConfig, dtype: str, device: torch.device
         if packed:
             rows = torch.bfloat16 if computes_bfloat16(device) else torch.float32
             read = packed_weights(read, rows, device)
-        model = Transformer(config, read)
+        if mesh is None:
+            model = Transformer(config, read)
+        else:
+            from ..torch.tensor_parallel import SplitTransformer
+
+            model = SplitTransformer(config, read, mesh)
         weakref.finalize(model, uses.pop_all().close)
     return model
 
