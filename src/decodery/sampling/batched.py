@@ -100,7 +100,7 @@ class Choice:
         """
         parts = [torch.where(logits.amax(dim=-1).isfinite(), picks, -1)]
         if self.doublings >= 0:
-            parts.append(walk(parts[0], *nodes, self.doublings).long())
+            parts.append(walk(parts[0], nodes[0], nodes[1], self.doublings).long())
         if self.ranks:
             values, ids = logits.topk(self.ranks, dim=-1)
             parts += [ids.reshape(-1), values.double().view(torch.int64).reshape(-1)]

@@ -68,15 +68,17 @@ class PackedLinear:
     def some(self, outputs: torch.Tensor) -> Self:
         """Only these outputs [k], in this order."""
         whole = ("table", "order")
-        parts = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in whole}
-        return replace(self, **{name: part[outputs] for name, part in parts.items() if isinstance(part, torch.Tensor)})
+        parts: dict[str, Any] = {name: part[outputs] for name, part in self._parts().items() if name not in whole}
+        return replace(self, **parts)
 
     def to(self, device: torch.device) -> Self:
         """The layer on a device."""
-        parts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(
-            self, **{name: part.to(device) for name, part in parts.items() if isinstance(part, torch.Tensor)}
-        )
+        parts: dict[str, Any] = {name: part.to(device) for name, part in self._parts().items()}
+        return replace(self, **parts)
+
+    def _parts(self) -> dict[str, torch.Tensor]:
+        known = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: part for name, part in known.items() if isinstance(part, torch.Tensor)}
 
     def dense(self) -> torch.Tensor:
         """[out, in] float32: the weights this layer stands for."""
