@@ -33,6 +33,7 @@ _MOST_REPORT = 1 << 12
 """Bytes of what is reported of one text."""
 _REMEMBERED = 4096
 _FILES = 16
+_NO_LIMITS = "Windows cannot limit what a process takes, so generated programs are not run there: use Linux (WSL)"
 """As many files of the largest size find room, where the kernel gives a folder in memory."""
 _GUARDED = ("network", "local services", "processes", "writing outside", "changing files outside", "signals")
 """What Python's own guard refuses where the kernel does not."""
@@ -86,9 +87,7 @@ class Sandbox:
         self, *, seconds: float = 3.0, cpu_seconds: int = 10, memory_mib: int = 512, file_mib: int = 1
     ) -> None:
         if sys.platform == "win32":
-            raise SettingsError(
-                "Windows cannot limit what a process takes, so generated programs are not run there: use Linux (WSL)"
-            )
+            raise SettingsError(_NO_LIMITS)
         if min(seconds, cpu_seconds, memory_mib, file_mib) <= 0:
             raise SettingsError("the limits of a sandbox must be above 0")
         self.seconds = seconds
@@ -180,6 +179,8 @@ class Sandbox:
 @functools.cache
 def protection() -> dict[str, str]:
     """See `Sandbox.protection`."""
+    if sys.platform == "win32":
+        raise SettingsError(_NO_LIMITS)
     with (
         tempfile.TemporaryDirectory(prefix="decodery-probe-") as folder,
         socket.create_server(("127.0.0.1", 0)) as server,
