@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from figures import RESULTS, load, load_all
 from figures import table as table_from
 
 from decodery.bench.report import table
 from decodery.bench.result import BENCHMARK, PASSES, Result, read
+from decodery.bench.rows import ALL
 
 
 def speed() -> str:
@@ -35,11 +37,69 @@ def jsonschema() -> str:
     return table(read(RESULTS / "jsonschema.json"))
 
 
+_COLD = " (cold)"
+_PAIRS = ("peers-1.5b", "peers")
+
+
 def headline() -> str:
-    """The methods and the peers over the built-in workload, for a reader in a hurry."""
-    result = read(RESULTS / "peers.json")
+    """Each model's methods and peers over the built-in workload, then by kind of text, for a reader in a hurry."""
+    results = [read(RESULTS / f"{name}.json") for name in _PAIRS]
+    parts = []
+    for result in results:
+        rows = [row for row in _cold(result) if row["category"] == ALL]
+        parts.append(f"{_where(result)}.\n\n{table({**result, 'rows': rows})}")
+    return "\n\n".join([*parts, _by_kind(results), _servers()])
+
+
+def _cold(result: Result) -> list[dict[str, Any]]:
+    """The rows of the built-in workload in which no method has seen another prompt before."""
     rows = [row for row in result["rows"] if row["workload"] == "built-in"]
-    return f"{_where(result)}.\n\n{table({**result, 'rows': rows})}"
+    cold = {row["method"] for row in rows if row["method"].endswith(_COLD)}
+    warm = {name.removesuffix(_COLD) for name in cold}
+    return [{**row, "method": _short(row["method"].removesuffix(_COLD))} for row in rows if row["method"] not in warm]
+
+
+def _by_kind(results: list[Result]) -> str:
+    """Speed-ups of each kind of text."""
+    columns = [(result["model"]["name"], name, _cold(result)) for result in results for name in ("auto", "llama.cpp")]
+    found = {
+        (model, name, row["category"]): row for model, name, rows in columns for row in rows if row["method"] == name
+    }
+    kinds = [row["category"] for row in columns[0][2] if row["method"] == "none" and row["category"] != ALL]
+    head = ["kind of text", *(f"{_short(model)}: {name}" for model, name, _ in columns)]
+    body = [
+        [kind.replace("_", " "), *(f"{row['speedup']:.2f}" if row else "" for row in found_rows)]
+        for kind in kinds
+        for found_rows in [[found.get((model, name, kind)) for model, name, _ in columns]]
+    ]
+    return f"Speed-up by kind of text:\n\n{table_from(head, body)}"
+
+
+def _short(model: str) -> str:
+    """A name that ends with a model's, without the model's format."""
+    return model.removesuffix(".gguf").removesuffix("-q4_k_m").removesuffix("-instruct")
+
+
+def _servers() -> str:
+    """The server beside others, by how many clients send requests at a time."""
+    result = load("serve-peers")
+    rows = [row for row in result["rows"] if row["mode"] == "concurrency"]
+    counts = sorted({row["load"] for row in rows})
+    found = {(row["server"], row["load"]): row for row in rows}
+    body = [
+        [
+            server,
+            *(f"{found[server, count]['tokens_per_second']:.0f}" for count in counts),
+            *(f"{found[server, count]['first_token']['p50']:.1f}" for count in counts),
+        ]
+        for server in result["servers"]
+    ]
+    head = [
+        "server",
+        *(f"tokens/s, {count:g} client{'s' * (count > 1)}" for count in counts),
+        *(f"first token, s, {count:g}" for count in counts),
+    ]
+    return f"The server, {_where(result)}:\n\n{table_from(head, body)}"
 
 
 def passes() -> str:
@@ -113,7 +173,8 @@ def _results(kind: str) -> list[Result]:
 
 def _where(result: Result) -> str:
     machine = result["machine"]
-    devices = machine["gpus"] or [f"{machine['processor']}, {machine['threads']} threads"]
+    kernels = machine["kernels"].partition("native kernels (")[2].rstrip(")") or f"{machine['threads']} threads"
+    devices = machine["gpus"] or [f"{machine['processor']} ({kernels})"]
     return f"{result['model']['name']} on {', '.join(devices)} ({result['created'][:10]})"
 
 
