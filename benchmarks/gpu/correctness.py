@@ -23,6 +23,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache import page_pool
+from decodery.models.torch.packed_linear import PackedLinear
 from decodery.sampling import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.testing import (
@@ -88,6 +89,9 @@ class Correctness:
         for precision in ("int8", "int4"):
             self._check(f"embedded model, {precision}", lambda precision=precision: self.quantized(precision), needs=10)
         self._check("int8 layers, tiny model", self.int8)
+        for held in ("int8", "float8_e4m3fn"):
+            self._check(f"keys and values in {held}", lambda held=held: self.bytes(held))
+        self._check("steps from embeddings to tokens", self.steps)
         from methods import DRAFTERS, KINDS
 
         # One of each kind first.
@@ -102,7 +106,7 @@ class Correctness:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "tests.xml"
             command = [sys.executable, "-m", "pytest", "-m", "cuda"]
-            command += ["tests/unit/models/test_graphs.py", "tests/unit/models/test_paged_rows.py"]
+            command += [f"tests/unit/models/test_{name}.py" for name in ("graphs", "paged_rows", "packed_linear")]
             command += ["-o", "addopts=", "-q"]
             command += ["--import-mode=importlib", "-p", "no:cacheprovider", f"--junitxml={report}"]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ, timeout=110)
@@ -238,7 +242,9 @@ class Correctness:
         error = float((rows[0] - rows[1]).norm() / rows[1].norm())
         if not error <= 5e-2:
             raise AssertionError(f"logits are {error:.1e} away from the CPU's")
-        return f"runs, in PyTorch alone; logits within {error:.0e} of the CPU's", {"error": error}
+        packed = isinstance(loaded[0].model.weights.layers[0].qkv, PackedLinear)
+        how = "packed on the device" if packed else "as on the CPU"
+        return f"{how}; logits within {error:.0e} of the CPU's", {"error": error, "packed": packed}
 
     def int8(self) -> Said:
         """Layers in int8 are exact row by row."""
@@ -248,6 +254,43 @@ class Correctness:
         here, there = (decode(each, PROMPTS, max_new_tokens=16) for each in (model, base))
         same = sum(one.generated == other.generated for one, other in zip(here, there, strict=True))
         return f"drafted texts identical; {same} of {len(here)} texts are the CPU's", {"same": same}
+
+    def bytes(self, held: str) -> Said:
+        """Keys and values in bytes: texts with drafts beside texts without, and logits beside those of whole ones."""
+        with pools_of_pytorch():
+            whole, model = (moved(tiny_transformer(0), self.device, torch.float32) for _ in range(2))
+            model.narrow_caches(getattr(torch, held))
+            check_identical(model, PROMPTS, drafter=Garbage(), seeds=(0,), near_tie=NEAR_TIE["float32"], excuses=2)
+            rows = []
+            for each in (whole, model):
+                cache = each.new_cache()
+                with torch.no_grad():
+                    each.forward(Batch([Segment.chunk(TEXT[:20], cache)]))
+                    cache.keep(range(20))
+                    rows.append(each.forward(Batch([Segment.chunk(TEXT[20:], cache)])).logits.double())
+        error = float((rows[1] - rows[0]).norm() / rows[0].norm())
+        if not error <= 0.15:
+            raise AssertionError(f"logits are {error:.1e} away from those over whole keys and values")
+        return f"drafted texts identical; logits within {error:.0e} of those over whole ones", {"error": error}
+
+    def steps(self) -> Said:
+        """Many texts with and without drafts in one graph a step, and one wait."""
+        with pools_of_pytorch():
+            model = moved(tiny_transformer(0), self.device, torch.float32)
+            engine, sampler = Engine(model), Sampler.from_settings(temperature=0.8, top_k=20)
+            texts = [
+                engine.submit(Request(prompt, sampler=sampler, seed=seed, drafter=drafter, max_new_tokens=24))
+                for seed, prompt in enumerate(PROMPTS * 4)
+                for drafter in (None, Garbage(nodes=5))
+            ]
+            engine.run(texts)
+            shapes = [] if model.static is None else [each for each in model.static.shapes if each.choice is not None]
+        pairs = list(zip(texts[::2], texts[1::2], strict=True))
+        if wrong := sum(plain.generated != drafted.generated for plain, drafted in pairs):
+            raise AssertionError(f"{wrong} of {len(pairs)} drafted texts differ from plain ones")
+        if not shapes:
+            raise AssertionError("no step ran at a fixed shape up to its tokens")
+        return f"{len(pairs)} pairs of texts are alike; {len(shapes)} shapes up to tokens", {"shapes": len(shapes)}
 
     def drafter(self, name: str) -> Said:
         """One drafter: greedy and sampled texts, batches, caches."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from figures import load_all, table
+from figures import load, load_all, table
 
 
 def runs() -> str:
@@ -47,6 +47,20 @@ def checks() -> str:
     return f"What the run on the CPU left out:\n\n{table(['part', 'checks', 'why'], rows)}"
 
 
+def steps() -> str:
+    """What one step asks of a device, as counted on one that is none."""
+    names = ("drafter", "texts", "rows", "operations", "copies in", "waits")
+    found = load("device-steps")
+    rows = [
+        [
+            "fixed" if each["fixed shapes"] else "ordinary",
+            *(f"{each[name]:g}" if name != "drafter" else each[name] for name in names),
+        ]
+        for each in found["rows"]
+    ]
+    return f"`{found['command']}`, {found['layers']} layers:\n\n{table(['shapes', *names], rows)}"
+
+
 def _gpu(run: dict[str, Any]) -> bool:
     return str(run["settings"]["device"]).startswith("cuda")
 
@@ -61,4 +75,4 @@ def _outcomes(run: dict[str, Any], part: str) -> str:
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
 
 
-SECTIONS = {"gpu-runs": runs, "gpu-checks": checks}
+SECTIONS = {"gpu-runs": runs, "gpu-checks": checks, "gpu-steps": steps}
