@@ -90,6 +90,20 @@ def test_rows_have_the_same_bits_in_every_tree_chunk_batch_and_kernel_set(model:
     assert not torch.equal(tree_logits(model, cut.fork(), [-1, 0, 1, 2, 3, 4, 5, 6], tokens)[-1], whole[0][-1])
 
 
+def test_states_lag_behind_the_rows_of_plain_decoding_and_logits_do_not(model: Transformer) -> None:
+    ids, cache, known = np.arange(3, 40) % 90, model.new_cache(), set()
+    whole = model.forward(Batch([Segment.chunk(ids, model.new_cache())])).logits
+    for at, token in enumerate(ids):
+        row = model.forward(Batch([Segment.chunk([token], cache)])).logits
+        assert torch.equal(row[0], whole[at])
+        cache.keep([0])
+        found = [each[-1][0] for each in cache.states.known.values()]
+        assert all(at - 4 < length <= at for length in found)
+        known.update(found)
+    # Mamba-1's are brought up to date after each row, as its scan takes longer than writing them.
+    assert len(known) == (0 if model.config.gated_conv else 36 if model.config.selective else 9)
+
+
 def test_the_native_pass_finds_what_layers_in_pytorch_find(model: Transformer) -> None:
     tokens = [13 * node % 90 for node in range(len(PARENTS))]
     ours = tree_logits(model, after(model, 70), PARENTS, tokens)

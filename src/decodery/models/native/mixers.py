@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from ..batch import Segment
 
 
+_LAG = 4
+"""Rows of content by which states may lag behind.
+
+Going through so many rows once more takes less time than writing states to memory after each of them. Not of Mamba-1,
+whose scan computes more per number.
+"""
+
+
 class Mixers:
     """Those of a model.
 
@@ -34,6 +42,7 @@ class Mixers:
             struct.slots, struct.slot_count, struct.state_at = address(held, np.int32, len(slots)), len(slots), size
             if struct.rule != Rule.GATED_CONV:
                 size += struct.heads * struct.head_dim * struct.state
+        self._lag = 1 if any(struct.rule == Rule.MAMBA1 for struct, _ in layers.values()) else _LAG
         self._first = min(layers)
         self._nothing = torch.zeros(size, dtype=torch.float32, device="cpu")
 
@@ -52,7 +61,7 @@ class Mixers:
             content = known = int(cache.lengths[self._first])
             if size:
                 known, before = cache.states.last(self._first) or (0, before)
-            if known < content:
+            if known < content and (line is not None or content - known >= self._lag):
                 after = torch.empty(size, dtype=torch.float32, device="cpu")
         struct.known, struct.keeps = known, int(cache is not None)
         struct.states = address(before, torch.float32, size)

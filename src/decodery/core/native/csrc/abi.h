@@ -163,8 +163,8 @@ struct Policy {
 // policy: null, or what is done for a policy without `starts`.
 // Layers that mix rows keep what they need of each in the slots of their own layers where `keeps` is set, else the segment's
 // rows are all there is. states: of all layers with a state, after the first `known` slots of content. after: where those after
-// all content go where that is more. parents: [stays + rows], the tentative row right before each, -1: none; null: each
-// follows the one before.
+// all content go where that is more; null: nowhere, of rows that follow each other and at most mix_chunk slots of content. parents:
+// [stays + rows], the tentative row right before each, -1: none; null: each follows the one before.
 struct Segment {
     char* base;
     const int32_t* pages;

@@ -97,10 +97,12 @@ struct Mix {
                                           state.mix.left + at * mixed_left(mixer), state.mix.room, state.mix.room_stride, channels};
             ++parts.count;
         };
-        if (more > 0) add({held, nullptr, span.begins ? begin : after, after, nullptr, nullptr, 0, span.reach, more, 0});
-        if (span.tentative == 0) return;
         const float* gate = state.qkv + int64_t(span.first) * row;
         float* out = state.context + int64_t(span.first) * inner;
+        // Where no states are to be left, the content is gone through with the rows that follow it.
+        if (more > 0 && after == nullptr) return add({held, nullptr, begin, nullptr, gate, out, row, span.reach, more + span.tentative, segment.rows});
+        if (more > 0) add({held, nullptr, span.begins ? begin : after, after, nullptr, nullptr, 0, span.reach, more, 0});
+        if (span.tentative == 0) return;
         const bool moved = more > 0 || !span.begins;
         add({held, segment.parents, moved ? after : begin, nullptr, gate, out, row, span.reach + more, span.tentative, segment.rows});
     }
