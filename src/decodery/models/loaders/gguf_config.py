@@ -30,7 +30,7 @@ from .gguf_architectures import ARCHITECTURES, architecture_config, architecture
 from .gguf_file import GGUFFile
 from .gguf_rope import KINDS as ROPES
 from .gguf_rope import read_rope
-from .gguf_states import KINDS, STATES, states_config
+from .gguf_states import KINDS, PURE, STATES, states_config
 
 _FAMILIES = {
     **{"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"},
@@ -95,8 +95,7 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
         )
     prefix = f"{architecture}."
     named = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
-    if architecture == "mamba2":
-        # There are no heads and no MLPs, which files say by zeros.
+    if architecture in PURE:
         named = {key: value for key, value in named.items() if value != 0}
     other = architecture_of(file)
     fields = Fields(named, origin, _CONFIG if other is None else _CONFIG | OTHERS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decodery.core.errors import CorruptFile
+from decodery.core.errors import CorruptFile, UnsupportedModel
 
 from .fields import Fields
 from .gguf_architecture import Architecture, Raw, experts, inner, turned
@@ -62,6 +62,33 @@ def _granitehybrid(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
         "num_experts_per_tok": fields.get("expert_used_count", 0),
         "intermediate_size": inner(fields, file) if count else file.info(shared).shape[0],
         "shared_intermediate_size": file.info(shared).shape[0],
+    }
+
+
+def regular(origin: str, found: list[bool]) -> tuple[int, int]:
+    """Period and offset of layers of a kind; behind the last layer where there is none."""
+    layers = [layer for layer, has in enumerate(found) if has] or [len(found)]
+    period = layers[1] - layers[0] if len(layers) > 1 else max(len(found), layers[0] + 1)
+    if [layer % period == layers[0] for layer in range(len(found))] != found:
+        raise UnsupportedModel(f"{origin}: layers {layers} do not follow each other evenly, as those of this family do")
+    return period, layers[0]
+
+
+def _jamba(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
+    layers, origin = range(raw["num_hidden_layers"]), fields.origin
+    attends = [f"blk.{layer}.attn_q.weight" in file.tensors for layer in layers]
+    mixes = [f"blk.{layer}.ffn_gate_inp.weight" in file.tensors for layer in layers]
+    attention, mixing = regular(origin, attends), regular(origin, mixes)
+    return {
+        **dict(zip(("attn_layer_period", "attn_layer_offset"), attention, strict=True)),
+        **dict(zip(("expert_layer_period", "expert_layer_offset"), mixing, strict=True)),
+        "num_experts": fields.get("expert_count", 0) if any(mixes) else 1,
+        "num_experts_per_tok": fields.get("expert_used_count", 0) or 1,
+        # Rounded down when it is used.
+        "mamba_expand": (fields.need("ssm.inner_size") + 0.5) / raw["hidden_size"],
+        "mamba_dt_rank": fields.need("ssm.time_step_rank"),
+        "mamba_d_state": fields.need("ssm.state_size"),
+        "mamba_d_conv": fields.need("ssm.conv_kernel"),
     }
 
 
@@ -138,6 +165,11 @@ _MAMBA = {
     **{"conv_bias": "ssm_conv1d.bias", "step_bias": "ssm_dt.bias", "decay": "ssm_a", "skip": "ssm_d"},
     "gate_norm": "ssm_norm.weight",
 }
+_SELECTIVE = {
+    **{name: part for name, part in _MAMBA.items() if name != "gate_norm"},
+    **{"select_in": "ssm_x.weight", "select_out": "ssm_dt.weight"},
+    **{f"{part}_norm": f"ssm_{part}_norm.weight" for part in ("dt", "b", "c")},
+}
 _CONVOLVING = {"qkv": "shortconv.in_proj", "output": "shortconv.out_proj", "conv": "shortconv.conv"}
 _NEMOTRON = Architecture(
     "nemotron_h",
@@ -174,6 +206,7 @@ HYBRIDS: dict[str, Architecture] = {
         theta=1_000_000.0,
     ),
     "granitehybrid": Architecture("granitemoehybrid", paired=True, more=_granitehybrid, recurrent=_MAMBA),
+    "jamba": Architecture("jamba", more=_jamba, recurrent=_SELECTIVE),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON),
     "qwen3next": Architecture(
         "qwen3_next",

@@ -30,7 +30,7 @@ from .gguf_config import read_gguf_config
 from .gguf_file import EXPERTS, GGUFFile
 from .gguf_gemma import STREAMS, WHOLE, unused
 from .gguf_rope import FACTORS
-from .gguf_states import STATES, flat_part, state_name, vector
+from .gguf_states import FAMILIES, flat_part, held_shape, state_name, vector
 from .gguf_tokenizer import read_texts
 from .in_place import Piece
 
@@ -101,13 +101,13 @@ class GGUFCheckpoint:
         tensor, _, rows = self._span(name)
         shape = self.file.info(tensor).shape
         if flat_part(name):
-            return (math.prod(shape),)
+            return held_shape(name, shape, self.config)
         return (rows, shape[-1]) if len(shape) > 1 and name.endswith(".weight") else (rows,)
 
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows of the part `name` (see `fused_slots`) in float32."""
         if flat_part(name):
-            return vector(name, torch.from_numpy(self.file.rows(self._name(name))))[begin:end]
+            return vector(name, torch.from_numpy(self.file.rows(self._name(name))), self.config)[begin:end]
         if (halves := self._halves(name)) is not None:
             of_keys, of_values = (torch.from_numpy(self.file.rows(each)) for each in halves)
             return torch.cat((of_keys.transpose(1, 2), of_values), dim=1).flatten(0, 1)[begin:end]
@@ -141,7 +141,7 @@ class GGUFCheckpoint:
 
     def piece(self, name: str) -> Piece | None:
         """Where a part lies, if it consists of blocks that can be read in place."""
-        if self._latent_order(name) is not None or self._halves(name) is not None:
+        if self._order(name) is not None or self._halves(name) is not None:
             return None
         tensor, first, rows = self._span(name)
         info, kind = self.file.info(tensor), self.file.kind_name(tensor)
@@ -174,7 +174,7 @@ class GGUFCheckpoint:
         """What `read` gives of rows of a part, in our order."""
         (tensor, start, rows), dim = self._span(name), self.config.head_dim
         end = rows if end is None else min(end, rows)
-        if (order := self._latent_order(name)) is not None:
+        if (order := self._order(name)) is not None:
             return [each[order][begin:end] for each in read(tensor, start, start + rows)]
         if (apart := self._apart(name)) is not None:
             return self._turns(name, tensor, apart, begin, end, read)
@@ -211,8 +211,12 @@ class GGUFCheckpoint:
         name = part.split(".")[2] if part.startswith("layers.") else ""
         return gate_span(name, self.config) or steps_span(name, self.config)
 
-    def _latent_order(self, name: str) -> torch.Tensor | None:
-        """Which rows a part of a layer that keeps latents takes, one after another; None for all as they are."""
+    def _order(self, name: str) -> torch.Tensor | None:
+        """Which rows a part of a layer takes, one after another; None for all as they are."""
+        states = self.config.selective
+        if states is not None and name.endswith(".qkv.weight") and self.config.recurrent(int(name.split(".")[1])):
+            # Files have the rows before their gates, as checkpoints do.
+            return torch.arange(2 * states.inner, device="cpu").roll(-states.inner)
         if self.config.latent is None or not name.startswith("layers."):
             return None
         return latent.rows(name.split(".")[2], self.config)
@@ -278,7 +282,7 @@ class GGUFCheckpoint:
 
     def _plain_name(self, part: str) -> str:
         """What a file calls `part` where it has a tensor of its own."""
-        if self.config.family in STATES.values() and part.startswith("layers."):
+        if self.config.family in FAMILIES and part.startswith("layers."):
             _, layer, name = part.split(".", 2)
             if (own := state_name(name, self.config.family)) is not None:
                 return f"blk.{layer}.{own}"

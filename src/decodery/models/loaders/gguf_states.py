@@ -1,7 +1,8 @@
-"""GGUF files of Mamba-2 and Falcon-H1, as llama.cpp's converter writes them."""
+"""GGUF files of Mamba, Falcon-Mamba, Mamba-2 and Falcon-H1, as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,18 +11,28 @@ from decodery.core.errors import CorruptFile
 
 from ..config import HEAD_DIM, HEADS, KERNEL, WIDTH, ModelConfig
 from ..families.config_json import read_config
-from .fields import Fields, Kind
+from .fields import Fields, Flag, Kind
 
 KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("ssm.time_step_rank", "ssm.group_count"), HEADS),
+    "ssm.time_step_rank": WIDTH,
+    "ssm.group_count": HEADS,
+    "ssm.dt_b_c_rms": Flag(),
     "ssm.inner_size": WIDTH,
     "ssm.state_size": HEAD_DIM,
     "ssm.conv_kernel": KERNEL,
 }
-STATES = {"mamba2": "mamba2", "falcon-h1": "falcon_h1"}
-"""Architectures that have recurrent layers, and their families here."""
-_ENDS = {"mamba2": ("qkv.weight", "output.weight"), "falcon_h1": ("mix_in.weight", "mix_out.weight")}
+STATES = {"mamba": "mamba", "mamba2": "mamba2", "falcon-h1": "falcon_h1"}
+"""Architectures that have recurrent layers, and their families here; files of Falcon-Mamba are called Mamba's."""
+PURE = ("mamba", "mamba2")
+"""Architectures without heads and MLPs, which files say by zeros."""
+_ENDS = {
+    **dict.fromkeys(("mamba", "falcon_mamba", "mamba2"), ("qkv.weight", "output.weight")),
+    "falcon_h1": ("mix_in.weight", "mix_out.weight"),
+}
+FAMILIES = tuple(_ENDS)
 _NAMES = {
+    "select_in.weight": "ssm_x.weight",
+    "select_out.weight": "ssm_dt.weight",
     "conv.weight": "ssm_conv1d.weight",
     "conv_bias.weight": "ssm_conv1d.bias",
     "step_bias.weight": "ssm_dt.bias",
@@ -49,7 +60,7 @@ def states_config(fields: Fields, family: str, vocab_size: int, tied: bool, norm
         normed: Whether what states say is normed.
     """
     inner, heads = fields.need("ssm.inner_size"), fields.need("ssm.time_step_rank")
-    if inner % heads:
+    if family != "mamba" and inner % heads:
         raise CorruptFile(f"{fields.origin}: {heads} states do not fit {inner} inner units")
     raw: dict[str, Any] = {
         "model_type": family,
@@ -58,8 +69,20 @@ def states_config(fields: Fields, family: str, vocab_size: int, tied: bool, norm
         "num_hidden_layers": fields.need("block_count"),
         "tie_word_embeddings": tied,
     }
-    own = _mamba2 if family == "mamba2" else _falcon_h1
+    own = {"mamba": _mamba, "mamba2": _mamba2, "falcon_h1": _falcon_h1}[family]
     return read_config(raw | own(fields, inner, heads, raw["hidden_size"], normed), fields.origin)
+
+
+def _mamba(fields: Fields, inner: int, rank: int, hidden: int, normed: bool) -> dict[str, Any]:
+    return {
+        # The file does not say by what steps are normed: the family's own default.
+        **({"model_type": "falcon_mamba"} if fields.get("ssm.dt_b_c_rms", False) else {}),
+        "intermediate_size": inner,
+        "time_step_rank": rank,
+        "state_size": fields.need("ssm.state_size"),
+        "conv_kernel": fields.need("ssm.conv_kernel"),
+        "layer_norm_epsilon": fields.need("attention.layer_norm_rms_epsilon"),
+    }
 
 
 def _mamba2(fields: Fields, inner: int, heads: int, hidden: int, normed: bool) -> dict[str, Any]:
@@ -100,11 +123,17 @@ def flat_part(name: str) -> bool:
     return name.split(".", 2)[-1] in _FLAT
 
 
-def vector(name: str, stored: torch.Tensor) -> torch.Tensor:
+def held_shape(name: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
+    """The shape of such a part here; decays of Mamba-1 are a matrix, as their channels decay apart."""
+    whole = name.endswith("decay.weight") and config.selective is not None
+    return shape if whole else (math.prod(shape),)
+
+
+def vector(name: str, stored: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Such a part, from what the file has of it: of decays a, not the logarithm of -a."""
-    flat = stored.float().flatten()
+    held = stored.float().reshape(held_shape(name, tuple(stored.shape), config))
     if not name.endswith("decay.weight"):
-        return flat
-    if not bool((flat < 0).all()):
+        return held
+    if not bool((held < 0).all()):
         raise CorruptFile(f"{name}: states that grow have decays of 0 or more: the file is damaged")
-    return (-flat).log()
+    return (-held).log()
