@@ -15,7 +15,7 @@ from tiny_gguf import _add_tokenizer
 
 
 def write_selective(path: Path, model: transformers.PreTrainedModel, kind: Kind = Kind.F32) -> None:
-    """Write Mamba, Falcon-Mamba or Jamba, and give the model the weights that quantizing leaves of its matrices."""
+    """Write Mamba, Falcon-Mamba or Jamba, and give the model the weights that quantizing leaves."""
     config, family = model.config, model.config.model_type
     mixed = family == "jamba"
     writer = gguf.GGUFWriter(path, "jamba" if mixed else "mamba")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import numpy as np
 
@@ -432,7 +433,7 @@ class ModelConfig:
         others = self.centred_norms or self.parallel or self.learned_positions or self.operators
         others = others or self.joined_norms or self.head_bias
         others = others or self.short_conv is not None or self.shared is not None
-        others = others or self.alternating is not None or any(self.sparsity) or not self._heads_fit
+        others = others or (any(self.sparsity) and not self.alternating) or not self._heads_fit
         opening = ("silu", "gelu_tanh", CLAMPED) if self.experts else ("silu", "gelu_tanh")
         return not others and self.activation in (opening if self.gated else ("relu2",))
 
@@ -565,6 +566,11 @@ class ModelConfig:
         if self.inners:
             return self.inners[layer]
         return self.dense_inner if self.experts else self.intermediate_size
+
+    def reach(self, layer: int) -> float | None:
+        """From how many standard deviations above their mean on a layer's gates count; None where all do."""
+        share = self.sparsity[layer] if self.sparsity else 0.0
+        return NormalDist().inv_cdf(share) if share else None
 
     def floor(self, layer: int) -> float:
         """`experts_floor` of a layer, 0 where there is none."""

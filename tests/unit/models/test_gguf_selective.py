@@ -1,4 +1,4 @@
-"""GGUF files of Mamba, Falcon-Mamba and Jamba: the logits of `transformers`, also of blocks that stay in the file."""
+"""GGUF files of Mamba, Falcon-Mamba and Jamba: the logits of `transformers`, also of blocks."""
 
 from __future__ import annotations
 

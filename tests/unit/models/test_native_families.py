@@ -18,7 +18,7 @@ from tiny_models import assert_same_logits, in_float32, make_model, random_ids, 
 
 CASES = [
     "deepseek_v2", "deepseek_v3", "deepseek_v2, queries in two steps, yarn", "glm4_moe_lite, in groups, other pairs",
-    "gemma4", "gemma4, values of keys", "gemma4, experts", "gemma4_unified",
+    "gemma3n", "gemma3n, other streams", "gemma4", "gemma4, values of keys", "gemma4, experts", "gemma4_unified",
     "falcon_h1", "nemotron_h", "nemotron_h, experts", "mamba", "falcon_mamba", "jamba", "jamba, dense",
 ]  # fmt: skip
 
@@ -27,6 +27,8 @@ def changed(layer: Layer) -> Layer:
     """Heads that read each other's matrices, or a stream that is scaled otherwise, or other states."""
     if layer.heads_up is not None:
         return replace(layer, heads_up=layer.heads_up.roll(len(layer.heads_up) // 4, 0))
+    if layer.stream_correct is not None:
+        return replace(layer, stream_correct=1.05 * layer.stream_correct)
     if layer.scale is not None:
         return replace(layer, scale=1.05 * layer.scale)
     assert layer.skip is not None

@@ -1,4 +1,4 @@
-"""Gemma 4 (text) in the native pass: heads of two widths side by side in cache rows, keys of earlier layers, inputs."""
+"""Gemma 3n and 4 (text) in the native pass: streams, heads of two widths, shared keys, inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from decodery.testing import check_cache, check_identical
 from drawn_models import PARENTS, after, tree_logits
 from tiny_models import in_float32, make_model, random_ids, reference, save, without_tokenizer
 
-CASES = ["gemma4", "gemma4, values of keys", "gemma4, experts", "gemma4_unified"]
+CASES = ["gemma3n", "gemma3n, other streams", "gemma4", "gemma4, values of keys", "gemma4, experts", "gemma4_unified"]
 TOKENS = [11 * node % 90 for node in range(len(PARENTS))]
 
 

@@ -36,6 +36,8 @@ from .structs import (
     ProposedStruct,
     SamplingStruct,
     SegmentStruct,
+    StreamLayerStruct,
+    StreamsStruct,
     TokenInputsStruct,
 )
 
@@ -61,6 +63,7 @@ _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, PolicyStruct, SegmentStruct, PassStruct, DraftStruct,
     GuessStruct, MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, DraftingStruct, HappenedStruct,
     ProcessorStruct, SamplingStruct, ArrayStepStruct, PricesStruct, ExpertsStruct, LatentStruct, TokenInputsStruct,
+    StreamsStruct, StreamLayerStruct,
 )  # fmt: skip
 
 

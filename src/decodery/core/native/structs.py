@@ -21,7 +21,8 @@ class LayerStruct(ctypes.Structure):
         ("sinks", c_void_p), ("tempered", c_int32), ("mixer", c_void_p), ("steps", LinearStruct),
         ("gate", LinearStruct), ("experts", c_void_p), ("latent", c_void_p),
         ("head_dim", c_int32), ("kv_heads", c_int32), ("reads", c_int32), ("v_norm", c_void_p), ("inputs", c_void_p),
-        ("scale", c_float), ("mix_in", LinearStruct), ("mix_out", LinearStruct),
+        ("scale", c_float), ("mix_in", LinearStruct), ("mix_out", LinearStruct), ("streams", c_void_p),
+        ("reach", c_float), ("sparse", c_int32),
     ]  # fmt: skip
 
 
@@ -35,6 +36,17 @@ class LatentStruct(ctypes.Structure):
 class TokenInputsStruct(ctypes.Structure):
     _fields_ = [
         ("gate", LinearStruct), ("out", LinearStruct), ("norm", c_void_p), ("at", c_int32), ("stride", c_int32),
+    ]  # fmt: skip
+
+
+class StreamsStruct(ctypes.Structure):
+    _fields_ = [("in", LinearStruct), ("out", POINTER(LinearStruct)), ("count", c_int32), ("active", c_int32)]
+
+
+class StreamLayerStruct(ctypes.Structure):
+    _fields_ = [
+        ("in", LinearStruct), ("out", LinearStruct), ("out_norm", c_void_p), ("norm", c_void_p), ("router", c_void_p),
+        ("predict", c_void_p), ("correct", c_void_p), ("scale", c_void_p),
     ]  # fmt: skip
 
 
@@ -55,6 +67,7 @@ class ModelStruct(ctypes.Structure):
         ("intermediate", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32),
         ("opening", c_int32), ("eps", c_float), ("attention_scale", c_float), ("residual_scale", c_float),
         ("wide_norms", c_int32), ("late_norms", c_int32), ("attention_cap", c_float), ("logit_cap", c_float),
+        ("streams", c_void_p),
     ]  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from .experts import Experts
 from .latents import Latents
 from .mixers import Mixers
 from .packed import Arena, Packed, packed_size
+from .streams import AllStreams, LayerStreams, stream_matrices
 from .token_inputs import LayerInputs
 from .walk import SKIP_ATTENTION, SKIP_MLP, Walk
 
@@ -68,6 +69,8 @@ class NativeStack:
         total = packed_size(weights.head)  # type: ignore[arg-type]
         if config.layer_inputs:
             total += packed_size(weights.inputs[0].projection)  # type: ignore[arg-type]
+        streaming = stream_matrices(weights.inputs[0], config) if config.alternating is not None else []
+        total += sum(packed_size(linear) for linear in streaming)
         for named in matrices:
             total += sum(
                 packed_size(linear, gated=config.gated and name == "gate_up") for name, linear in named.items()
@@ -81,6 +84,9 @@ class NativeStack:
         self.inputs_projection: Packed | None = None
         if config.layer_inputs:
             self.inputs_projection = self._pack(weights.inputs[0].projection, arena)
+        streams = None
+        if streaming:
+            streams = AllStreams(config, [self._pack(linear, arena).struct for linear in streaming])
         for index, layer in enumerate(weights.layers):
             structs = {
                 name: self._pack(linear, arena, gated=config.gated and name == "gate_up").struct
@@ -107,7 +113,9 @@ class NativeStack:
             layers[index].tempered = int(config.tempers(index))
             layers[index].window = config.window(index) or 0
             layers[index].rope = int(config.turns_locally(index))
-        self._alive += [layers, mixers]
+            if (reach := config.reach(index)) is not None:
+                layers[index].sparse, layers[index].reach = 1, reach
+        self._alive += [layers, mixers, streams]
         self._layers = layers
         inner = max((each.down.inputs for each in layers), default=0)
         self._model = ModelStruct(
@@ -116,7 +124,7 @@ class NativeStack:
             _OPENINGS[config.activation], config.norm_eps, config.attention_scale,
             0.0 if config.residual_scale == 1.0 else config.residual_scale,
             int(config.wide_qk_norm), int(config.norms_after_rope or config.unit_norms), config.attention_cap,
-            config.logit_cap,
+            config.logit_cap, None if streams is None else streams.address,
         )  # fmt: skip
 
     def _add_parts(self, struct: LayerStruct, layer: Layer, index: int, structs: dict[str, LinearStruct]) -> None:
@@ -132,6 +140,10 @@ class NativeStack:
             inputs = LayerInputs(layer, index, config, structs.pop("input_gate"), structs.pop("input_out"))
             struct.inputs = inputs.address
             self._alive.append(inputs)
+        if config.alternating is not None:
+            streams = LayerStreams(layer, config, structs.pop("laurel_in"), structs.pop("laurel_out"))
+            struct.streams = streams.address
+            self._alive.append(streams)
         if config.head_shapes:
             struct.kv_heads, struct.head_dim = config.head_shape(index)
         source = config.kv_layer(index)
@@ -255,4 +267,5 @@ def _matrices(layer: Layer, index: int, config: ModelConfig) -> dict[str, Any]:
     elif config.has_mlp(index):
         named = named | {"gate_up": layer.gate_up, "down": layer.down}
     named = named | {"input_gate": layer.input_gate, "input_out": layer.input_out}
+    named = named | {"laurel_in": layer.laurel_in, "laurel_out": layer.laurel_out}
     return {name: linear for name, linear in named.items() if linear is not None}

@@ -130,8 +130,8 @@ class TorchLayers:
                 hooks.chosen.append(chosen)
             elif config.gated:
                 gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-                if config.sparsity and config.sparsity[index]:
-                    gate = _opened(gate, config.sparsity[index])
+                if (reach := config.reach(index)) is not None:
+                    gate = _opened(gate, reach)
                 branch = layer.down(self._activation(gate) * up)
             else:
                 branch = layer.down(self._activation(layer.gate_up(normed)))
@@ -322,9 +322,7 @@ class TorchLayers:
         return table
 
 
-def _opened(gate: torch.Tensor, share: float) -> torch.Tensor:
-    """How far gates [N, inner] lie above what a share of them would lie below, were they spread as a bell curve."""
-    bound = torch.tensor(share, dtype=torch.float64, device="cpu")
-    reach = float((2.0 * bound - 1.0).erfinv() * 2**0.5)
+def _opened(gate: torch.Tensor, reach: float) -> torch.Tensor:
+    """How far gates [N, inner] lie above their mean by more than `reach` standard deviations."""
     middle, spread = gate.mean(dim=-1, keepdim=True), gate.std(dim=-1, keepdim=True, unbiased=False)
     return (gate - (middle + spread * reach)).relu()

@@ -301,9 +301,13 @@ class Transformer(TorchLayers):
 
 def packable(weights: Weights) -> bool:
     """Whether kernels have a form for what layers project beside the usual matrices."""
-    names = "steps", "out_gate", "q_up", "shared_gate_up", "shared_down", "input_gate", "input_out", "mix_in", "mix_out"
+    names = (
+        *("steps", "out_gate", "q_up", "shared_gate_up", "shared_down", "input_gate", "input_out"),
+        *("mix_in", "mix_out", "laurel_in", "laurel_out"),
+    )
     more = [linear for layer in weights.layers for name in names if (linear := getattr(layer, name)) is not None]
-    more += [inputs.projection for inputs in weights.inputs]
+    of_inputs = "projection", "stream_in", "stream_out"
+    more += [each for inputs in weights.inputs for name in of_inputs if (each := getattr(inputs, name)) is not None]
     return all(isinstance(linear, QUANTIZED) or linear.weight.dtype.itemsize == 2 for linear in more)
 
 

@@ -87,6 +87,21 @@ struct TokenInputs {
     int32_t at, stride;
 };
 
+// Streams beside the one that layers read: `in` makes those from the second on of what enters the first layer, which is the first,
+// and out [count - 1] lead each of them back. Layers read the one `active`.
+struct Streams {
+    Linear in;
+    const Linear* out;
+    int32_t count, active;
+};
+// What a layer does with them. What is normed by `norm` router [count][hidden] makes numbers of, and these predict
+// [count][count][count] and correct [count][count] shares of streams. scale [hidden] or null: of the active one before it meets the
+// layer's inputs. Beside attention, what is normed goes through `in` and `out`, normed by out_norm, and is added with itself.
+struct StreamLayer {
+    Linear in, out;
+    const float *out_norm, *norm, *router, *predict, *correct, *scale;
+};
+
 struct Layer {
     Linear qkv, output, gate_up, down;
     const float *attention_norm, *mlp_norm;             // [hidden], or null: rows are read as they are
@@ -109,6 +124,10 @@ struct Layer {
     const TokenInputs* inputs;                          // or null
     float scale;                                        // of the stream after it; 0: 1
     Linear mix_in, mix_out;                             // of `mixer` where it is beside attention; without weights: in its place
+    const StreamLayer* streams;                         // or null
+    // Gates of its MLP count as far as they lie above their mean by `reach` standard deviations of a row's, where `sparse` is set.
+    float reach;
+    int32_t sparse;
 };
 
 struct Model {
@@ -122,6 +141,7 @@ struct Model {
     int32_t wide_norms;                                 // queries and keys are normed over all heads at once
     int32_t late_norms;                                 // and behind their rotation
     float attention_cap, logit_cap;                     // x becomes cap * tanh(x / cap); 0: as it is
+    const Streams* streams;                             // or null
 };
 
 // What a cache's rows of head_dim numbers are made of: floats, or bytes with a scale of the row, see pages.h.

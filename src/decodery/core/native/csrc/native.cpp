@@ -321,8 +321,13 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     if (mixer != nullptr) arrange_mixing(*mixer, state, layout);
     if (const Experts* experts = experts_of(model, pass)) arrange_experts(*experts, state, layout);
     layout.take(state.branch, n * model.hidden);
-    layout.take(state.beside, mixes_beside(model, pass) ? n * model.hidden : 0);
+    layout.take(state.beside, mixes_beside(model, pass) || model.streams != nullptr ? n * model.hidden : 0);
+    layout.take(state.streams, model.streams == nullptr ? 0 : n * model.streams->count * model.hidden);
+    const int32_t learned = model.streams == nullptr || pass.run_count == 0 ? 0 : model.layers[pass.run[0]].streams->in.out;
+    layout.take(state.learned, n, learned);
+    layout.take(state.learned.floats, n * learned);
     layout.take(state.act, n * model.intermediate);
+    layout.take(state.gates_up, model.streams == nullptr ? 0 : n * model.intermediate);
     layout.take(state.narrow, n, model.hidden);
     layout.take(state.wide, n, found);
     layout.take(state.inner, n, model.intermediate);
@@ -428,7 +433,7 @@ EXPORT int32_t decodery_size(int32_t i) {
                                 sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
                                 sizeof(Proposed), sizeof(Drafting), sizeof(Happened), sizeof(Processor), sizeof(Sampling),
                                 sizeof(ArrayStep), sizeof(Prices), sizeof(Experts), sizeof(Latent),
-                                sizeof(TokenInputs)};
+                                sizeof(TokenInputs), sizeof(Streams), sizeof(StreamLayer)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.

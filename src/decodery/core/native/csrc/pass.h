@@ -40,6 +40,7 @@ static void by_element(Element element, const Work& work) {
 
 #include "experts.h"
 #include "latent.h"
+#include "streams.h"
 
 struct Runner {
     const State& state;
@@ -113,7 +114,8 @@ struct Runner {
         });
     }
     // A panel holds 16 gates and the 16 values they open, or 32 values without gates.
-    void project_gated(const Linear& linear) {
+    void project_gated(const Linear& linear, const Layer* sparse = nullptr) {
+        if (sparse != nullptr) return project_sparse(linear, sparse->reach);
         if (model.opening == 3) {
             multiply(linear, state.narrow, pass.rows, state.tiles, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
                 const int32_t first = panel * panel_width, left = linear.out - first;
@@ -128,6 +130,32 @@ struct Runner {
             const int32_t first = panel * 16;
             store(state.act + int64_t(row) * inner + first, opened(model.opening, gate, up), inner - first);
         });
+    }
+    // The same where gates count as far as they lie above most of their row's.
+    void project_sparse(const Linear& linear, float reach) {
+        const int32_t inner = linear.out / 2;
+        multiply(linear, state.narrow, pass.rows, state.tiles, thread, team, [&](int32_t panel, int32_t row, f16 gate, f16 up) {
+            const int64_t first = int64_t(row) * inner + panel * 16;
+            store(state.gates_up + first, gate, inner - panel * 16);
+            store(state.act + first, up, inner - panel * 16);
+        });
+        meet(stage_matmul);
+        const Range mine = my_rows();
+        for (int32_t row = mine.begin; row < mine.end; ++row) {
+            float *gates = state.gates_up + int64_t(row) * inner, *act = state.act + int64_t(row) * inner;
+            f16 sum = splat(0.0f), squares = splat(0.0f);
+            for (int32_t i = 0; i < inner; i += 16) sum = sum + load(gates + i, inner - i);
+            const float middle = total(sum) / float(inner);
+            for (int32_t i = 0; i < inner; i += 16) {
+                alignas(64) float lanes[16];
+                store(lanes, load(gates + i, inner - i) - middle);
+                const f16 off = load(lanes, inner - i);
+                squares = squares + off * off;
+            }
+            const float bound = middle + __builtin_sqrtf(total(squares) / float(inner)) * reach;
+            for (int32_t i = 0; i < inner; i += 16)
+                store(act + i, opened(model.opening, larger(splat(0.0f), load(gates + i, inner - i) - bound), load(act + i, inner - i)), inner - i);
+        }
     }
     // What an MLP has inside, of which layers may have more or less.
     Quantized inner_of(const Layer& layer) const {
@@ -178,6 +206,52 @@ struct Runner {
         const Range mine = my_rows();
         for (int32_t row = mine.begin; row < mine.end; ++row)
             add(pass.hidden + int64_t(row) * model.hidden, state.branch + int64_t(row) * model.hidden);
+        meet(stage_norm);
+    }
+    // What a layer with streams adds beside attention, and its input once more, in state.beside.
+    void learn(const StreamLayer& own) {
+        const Range mine = my_rows();
+        const int32_t n = own.in.out;
+        project(own.in, state.narrow, state.learned.floats);
+        quantize_rows(state.learned.floats, n, state.learned, own.out);
+        project(own.out, state.learned, state.beside);
+        for (int32_t row = mine.begin; row < mine.end; ++row) {
+            float* learned = state.beside + int64_t(row) * model.hidden;
+            normalize(learned, own.out_norm, model.hidden, model.eps, learned);
+            add(learned, state.narrow.floats + int64_t(row) * model.hidden);
+        }
+        lap(stage_norm);
+    }
+    void add_learned() {
+        const Range mine = my_rows();
+        for (int32_t row = mine.begin; row < mine.end; ++row) {
+            float *to = pass.hidden + int64_t(row) * model.hidden, *learned = state.beside + int64_t(row) * model.hidden;
+            add(to, learned);
+            for (int32_t i = 0; i < model.hidden; i += 16) store(to + i, load(to + i, model.hidden - i) * 0.70710678f, model.hidden - i);
+        }
+        meet(stage_norm);
+    }
+    // Streams of what enters the first layer, and what leaves the last one made of them.
+    void spread_streams() {
+        const Streams& all = *model.streams;
+        norm_quantize(nullptr, all.in);
+        project_apart(all.in, state.narrow, state.streams + model.hidden, int64_t(all.count) * model.hidden);
+        Alternating{state, model, pass}.spread(my_rows());
+        lap(stage_norm);
+    }
+    void merge_streams() {
+        const Streams& all = *model.streams;
+        const Alternating streams{state, model, pass};
+        const Range mine = my_rows();
+        for (int32_t row = mine.begin; row < mine.end; ++row) streams.copy(streams.active(row), streams.read(row));
+        streams.gather(mine, 0);
+        for (int32_t number = 1; number < all.count; ++number) {
+            for (int32_t row = mine.begin; row < mine.end; ++row) streams.copy(streams.read(row), streams.stream(row, number));
+            norm_quantize(nullptr, all.out[number - 1]);
+            project(all.out[number - 1], state.narrow, state.branch);
+            streams.gather(mine, number);
+        }
+        streams.average(mine);
         meet(stage_norm);
     }
     void add(float* to, const float* x) const {
@@ -720,9 +794,13 @@ struct Runner {
     int32_t layer(int32_t place, int32_t from) {
         const int32_t index = pass.run[place], marks = pass.marks[place];
         const Layer& layer = model.layers[index];
+        if (layer.streams != nullptr && from == 0) Alternating{state, model, pass}.predict(*layer.streams, my_rows(), scratch());
         if ((marks & skip_attention) == 0 && from <= at_attention) {
             if (from < at_select) {
-                norm_quantize(layer.attention_norm, layer.qkv, beside(layer) ? layer.mix_in : layer.mixer != nullptr ? layer.steps : layer.gate);
+                if (layer.streams != nullptr) {
+                    norm_quantize(layer.attention_norm, layer.qkv, layer.streams->in, true);
+                    learn(*layer.streams);
+                } else norm_quantize(layer.attention_norm, layer.qkv, beside(layer) ? layer.mix_in : layer.mixer != nullptr ? layer.steps : layer.gate);
                 if (beside(layer)) mix_beside(layer, index);
                 if (!attends(layer)) mix(layer, layer.qkv, index);
                 else {
@@ -748,6 +826,7 @@ struct Runner {
                 const bool stops = (marks & at_attention) != 0;
                 if (beside(layer) ? add_both(layer, found, stops) : add_or_stop(layer.output, found, layer.post_attention_norm, stops)) return at_attention;
             } else add_branch();
+            if (layer.streams != nullptr) add_learned();
         }
         if ((marks & skip_mlp) == 0 && from <= at_mlp) {
             if (from < at_mlp && layer.experts != nullptr) {
@@ -760,7 +839,7 @@ struct Runner {
                 add_branch();
             } else if (from < at_mlp) {
                 norm_quantize(layer.mlp_norm, layer.gate_up);
-                project_gated(layer.gate_up);
+                project_gated(layer.gate_up, layer.sparse != 0 ? &layer : nullptr);
                 meet(stage_matmul);
                 const Quantized inner = inner_of(layer);
                 quantize_rows(state.act, layer.down.in, inner, layer.down);
@@ -776,6 +855,8 @@ struct Runner {
         if (layer.inputs == nullptr && layer.scale == 0.0f) return;
         const Range mine = my_rows();
         const float scale = layer.scale == 0.0f ? 1.0f : layer.scale;
+        const Alternating streams{state, model, pass};
+        if (layer.streams != nullptr) streams.correct(*layer.streams, mine, scratch());
         if (layer.inputs != nullptr) {
             const TokenInputs& own = *layer.inputs;
             const int32_t n = own.gate.out;
@@ -792,7 +873,12 @@ struct Runner {
             for (int32_t row = mine.begin; row < mine.end; ++row) {
                 float* branch = state.branch + int64_t(row) * model.hidden;
                 normalize(branch, own.norm, model.hidden, model.eps, branch);
-                add(pass.hidden + int64_t(row) * model.hidden, branch);
+                if (layer.streams == nullptr) {
+                    add(pass.hidden + int64_t(row) * model.hidden, branch);
+                    continue;
+                }
+                for (int32_t number = 1; number < streams.all->count; ++number) add(streams.stream(row, number), branch);
+                streams.copy(streams.read(row), streams.active(row));
             }
         }
         for (int64_t i = int64_t(mine.begin) * model.hidden; i < int64_t(mine.end) * model.hidden; ++i) pass.hidden[i] = pass.hidden[i] * scale;
@@ -810,6 +896,8 @@ static void run_layers(void* context, int32_t thread, Team& team) {
     Runner runner(state, thread, team);
     const Pass& pass = *state.pass;
     int32_t from = pass.stopped;
+    const bool alternates = state.model->streams != nullptr;
+    if (alternates && pass.next == 0 && from == 0) runner.spread_streams();
     for (int32_t i = pass.next; i < pass.run_count; ++i, from = 0) {
         const int32_t stop = runner.layer(i, from);
         if (stop != 0) {
@@ -823,6 +911,7 @@ static void run_layers(void* context, int32_t thread, Team& team) {
                          size_t(mine.end - mine.begin) * hidden * sizeof(float));
         // The next barrier comes before anybody writes the residual stream again.
     }
+    if (alternates) runner.merge_streams();
     if (thread == 0) *state.next = pass.run_count, *state.stopped = 0;
 }
 

@@ -202,7 +202,9 @@ struct State {
     float *ups, *values;                   // of layers that keep latents: queries made in two steps, and what heads find as values
     Quantized raised;                      // over what such queries are made of
     Quantized given;                       // over what layers read of tokens
-    float* beside;                         // what mixers found beside attention, [rows][hidden]
+    float* beside;                         // what is found beside attention, [rows][hidden]
+    float *streams, *gates_up;             // [rows][count][hidden]; gates of an MLP of which few open, [rows][intermediate]
+    Quantized learned;                     // over what a layer with streams has inside beside attention
     Quantized narrow, wide, inner;         // over hidden, heads * head_dim, what MLPs have inside
     MixRoom mix;
     ExpertRoom experts;
