@@ -37,7 +37,7 @@ def beside(dtype: torch.dtype) -> int:
 
 
 def encode(rows: torch.Tensor, dtype: torch.dtype = DTYPE) -> torch.Tensor:
-    """[..., dim] floats -> [..., dim + SCALE] integers in steps of a row's largest over `MOST`, or `FLOATS`.
+    """[..., dim] floats -> [..., dim + SCALE] bytes: steps of a row's largest over `MOST`, or `FLOATS`.
 
     What `decode` makes of integers is encoded as the same bytes. A row with a number that is not finite is none.
     """

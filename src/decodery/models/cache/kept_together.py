@@ -12,7 +12,7 @@ from .page_pool import SLOTS, TensorPool
 
 
 def keep_together(caches: Sequence[KVCache], rows: Sequence[np.ndarray]) -> None:
-    """`KVCache.keep` of caches that hold the same slots in all layers, without counting on in `next_position`.
+    """`KVCache.keep` of caches that hold the same slots in all layers; `next_position` stays.
 
     Args:
         caches: Caches that share a pool, whose last pass gave all layers all rows.

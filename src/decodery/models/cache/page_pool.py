@@ -262,7 +262,7 @@ class TensorPool(PagePool):
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:
-        """Views of numbers [2, pages, SLOTS, dim], and where rows are coded of scales [2, pages, SLOTS, beside]."""
+        """Views of numbers [2, pages, SLOTS, dim], and of scales [2, pages, SLOTS, beside] of coded rows."""
         if not self.beside:
             return (self.data,)
         dim = self.row - self.beside

@@ -26,7 +26,12 @@ def choose_dtype(dtype: str, precision: str, device: torch.device) -> str:
 
 
 def choose_own(dtype: str, precision: str, device: torch.device, *, packed: bool = False) -> str:
-    """The same for models that this package runs itself; packed: whether weights may stay packed on a GPU."""
+    """The same for models that this package runs itself.
+
+    Args:
+        dtype, precision, device: As there.
+        packed: Whether quantized weights may stay packed on a GPU.
+    """
     if dtype == "auto" and precision in _QUANTIZED and device.type == "cuda" and packed:
         return _QUANTIZED[precision]
     if dtype == "auto" and precision in ("bfloat16", "float16") and device.type == "cpu" and vectorised():

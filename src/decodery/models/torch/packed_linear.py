@@ -30,7 +30,7 @@ _BYTES = 128
 
 @dataclass
 class PackedLinear:
-    """A linear layer of codes: a weight is scale * (number * step + least), with steps for groups of inputs.
+    """A layer of codes: a weight is scale * (number * step + least), with steps for groups of inputs.
 
     Attributes:
         codes: [out, in * bits / 8] uint8, in the order of `BlockLinear.weight`.

@@ -9,7 +9,7 @@ TWIN = -2
 
 
 def walk(picks: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, doublings: int) -> torch.Tensor:
-    """[rows] bool, the nodes that are reached from their root by the token chosen after each node on the way.
+    """[rows] bool, the nodes that are reached from their root by the tokens chosen on the way.
 
     Roots are. What is last of a tree is followed by the token chosen there.
 
