@@ -97,8 +97,8 @@ def train_published_prm(
         raise SettingsError("the steps to learn from or to validate with all have one label: give more prompts")
     learned, known = torch.cat(states[0]), torch.tensor(labels[0], dtype=torch.float32, device="cpu")
     weight, bias = _fitted(learned, known, ridge)
-    rows, truth = torch.cat(states[1]), torch.tensor(labels[1], dtype=torch.float32, device="cpu")
-    logits, mean = rows @ weight + bias, known.mean().logit().expand(len(truth))
+    tested, truth = torch.cat(states[1]), torch.tensor(labels[1], dtype=torch.float32, device="cpu")
+    logits, mean = tested @ weight + bias, known.mean().logit().expand(len(truth))
     mixed = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0), device="cpu")]
     control, _ = _fitted(learned, mixed, ridge)
     wrong = [label <= 0.5 for label in labels[1]]
@@ -107,7 +107,7 @@ def train_published_prm(
         **figures((-logits).tolist(), wrong, asked),
         "cross_entropy": round(float(binary_cross_entropy_with_logits(logits, truth)), 4),
         "baselines": {"length": figures(places, wrong, asked)},
-        CONTROL: figures((-rows @ control).tolist(), wrong, asked),
+        CONTROL: figures((-tested @ control).tolist(), wrong, asked),
     }
     values["baselines"]["always the mean"] = {
         "cross_entropy": round(float(binary_cross_entropy_with_logits(mean, truth)), 4)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -153,9 +152,11 @@ def processes(size: int, device: torch.device) -> tuple[DeviceMesh, torch.device
 
 def _check(config: ModelConfig, weights: Weights, mesh: DeviceMesh) -> None:
     size = mesh.size()
-    others = config.keeps_order or config.experts or config.latent or config.alternating or config.layer_inputs
-    others = others or config.head_shapes or config.reused_layers or config.wide_qk_norm or config.kept_tokens
-    if others or config.shared or any(config.sparsity) or not config.causal:
+    others: tuple[object, ...] = (
+        *(config.keeps_order, config.experts, config.latent, config.alternating, config.layer_inputs),
+        *(config.head_shapes, config.reused_layers, config.wide_qk_norm, config.kept_tokens, config.shared),
+    )
+    if any(others) or any(config.sparsity) or not config.causal:
         raise UnsupportedModel(
             f"{config.family} cannot be split among processes: leave tensor_parallel_size out, and run replicas"
         )
@@ -209,29 +210,22 @@ def _split(config: ModelConfig, weights: Weights, mesh: DeviceMesh, plan: dict[s
     head = weights.head
     assert isinstance(head, Dense)
     splits = config.vocab_size % mesh.size() == 0
-    placed = Dense(
-        *(
-            None if each is None else part(each, Shard(0) if splits else Replicate())
-            for each in (head.weight, head.bias)
-        )
-    )
-    whole = {
-        name: None if each is None else part(each, Replicate())
-        for name, each in (("norm", weights.norm), ("positions", weights.positions))
-    }
+    rows = Shard(0) if splits else Replicate()
+    placed = Dense(part(head.weight, rows), None if head.bias is None else part(head.bias, rows))
     return Weights(
         embedding=part(weights.embedding, Replicate()),
         layers=[layer(index, each) for index, each in enumerate(weights.layers)],
         head=Gathered(placed, mesh) if splits else placed,
-        **whole,
+        norm=part(weights.norm, Replicate()),
+        positions=None if weights.positions is None else part(weights.positions, Replicate()),
     )
 
 
 def _digest(batch: Batch) -> int:
     """What passes of several processes are compared by."""
-    found = zlib.crc32(np.ascontiguousarray(batch.positions))
+    found = zlib.crc32(batch.positions.tobytes())
     for segment in batch.segments:
         for array in (segment.tokens, segment.mask):
-            found = zlib.crc32(b"none" if array is None else np.ascontiguousarray(array), found)
+            found = zlib.crc32(b"none" if array is None else array.tobytes(), found)
         found = zlib.crc32(f"{len(segment)} {segment.retained}".encode(), found)
     return found

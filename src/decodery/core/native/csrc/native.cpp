@@ -24,9 +24,24 @@
 namespace {
 
 #if defined(__x86_64__)
-bool has_avx_vnni() {
-    unsigned a, b, c, d;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
+struct Features {
+    bool avx2 = false, avx_vnni = false, avx512 = false;
+};
+
+// By CPUID and the registers that the system saves: not every compiler's runtime knows them, Zig's for Windows does not.
+Features features() {
+    Features found;
+    unsigned a, b, c, d, saved, high;
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c >> 27 & 1) == 0) return found;    // OSXSAVE
+    const bool fma = c >> 12 & 1;
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if ((saved & 6) != 6 || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return found;
+    found.avx2 = fma && (b >> 5 & 1);
+    // F, DQ, BW and VL, and VNNI.
+    constexpr unsigned needed = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+    found.avx512 = (saved & 0xe6) == 0xe6 && (b & needed) == needed && (c >> 11 & 1);
+    found.avx_vnni = found.avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1);
+    return found;
 }
 #endif
 
@@ -76,19 +91,17 @@ const Kernels* const* usable() {
     if (list[0] != nullptr) return list;
     int32_t n = 0;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    const Features has = features();
+    if (has.avx512) {
 #if DECODERY_AMX
         if (has_tiles()) list[n++] = &amx_kernels;
 #endif
         list[n++] = &avx512_kernels;
     }
 #if defined(DECODERY_AVX_VNNI)
-    if (avx2 && has_avx_vnni()) list[n++] = &avx2_vnni_kernels;
+    if (has.avx_vnni) list[n++] = &avx2_vnni_kernels;
 #endif
-    if (avx2) list[n++] = &avx2_kernels;
+    if (has.avx2) list[n++] = &avx2_kernels;
 #endif
 #if defined(__aarch64__)
     if (has_dot_products() && has_matrix_products()) list[n++] = &arm_i8mm_kernels;
