@@ -20,3 +20,4 @@ from .sparse_autoencoder import SparseAutoencoder as SparseAutoencoder
 from .threshold import Threshold as Threshold
 from .truthprint import TruthPrInt as TruthPrInt
 from .turns import TurnRecorder as TurnRecorder
+from .signature import logprob as logprob
