@@ -35,7 +35,7 @@ def soak() -> str:
         ("answers with status 500 or above", found["server_errors"]),
         ("texts compared with the same request alone", found["texts_compared"]),
         ("of them different", found["texts_different"]),
-        ("requests never answered", found["never_answered"]),
+        ("requests that had no answer after 240 s", found["never_answered"]),
         *((f"resident memory, {name.replace('_', ' ')}", f"{value:g}") for name, value in memory.items()),
     ]
     kinds = ", ".join(f"{name} {count}" for name, count in found["answers"].items())
