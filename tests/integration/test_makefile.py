@@ -61,7 +61,10 @@ def install(folder: Path, *settings: str, torch: bool = False) -> tuple[list[str
 
 def test_without_a_gpu_the_cpu_build_comes_first(tmp_path: Path, index: str) -> None:
     asked, said = install(tmp_path, "GPU=", f"TORCH_INDEX={index}")
-    assert [line.strip() for line in asked] == [f"--no-deps --index-url {index} torch>=2.6", "-e ."]
+    assert [line.strip() for line in asked] == [
+        f"--no-compile --no-deps --index-url {index} torch>=2.6",
+        "--no-compile -e .",
+    ]
     assert "cannot be reached" not in said
 
 
@@ -69,7 +72,7 @@ def test_without_a_gpu_the_cpu_build_comes_first(tmp_path: Path, index: str) -> 
 def test_an_index_that_does_not_answer_is_done_without(tmp_path: Path, index: str, beside: str) -> None:
     unreachable = f"{index}{beside}" if beside else "http://127.0.0.1:9/cpu"
     asked, said = install(tmp_path, "GPU=", f"TORCH_INDEX={unreachable}")
-    assert [line.strip() for line in asked] == ["-e ."]
+    assert [line.strip() for line in asked] == ["--no-compile -e ."]
     assert f"{unreachable} cannot be reached: torch comes from pip's own index" in said
 
 
@@ -78,7 +81,7 @@ def test_otherwise_the_choice_is_pips(tmp_path: Path, index: str, settings: tupl
     torch = settings == ("GPU=",)
     named = () if len(settings) == 2 else (f"TORCH_INDEX={index}",)
     asked, _ = install(tmp_path, *settings, *named, torch=torch)
-    assert [line.strip() for line in asked] == ["-e ."]
+    assert [line.strip() for line in asked] == ["--no-compile -e ."]
 
 
 def test_the_kit_needs_no_environment_of_its_own(tmp_path: Path) -> None:

@@ -181,11 +181,11 @@ def test_unknown_kinds_of_scaling_are_refused_by_name(home: Path, tmp_path: Path
 
 
 def test_other_architectures_are_refused_with_a_next_step(home: Path, tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "mamba")
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "rwkv6")
     writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match=r"'mamba' is not one of .*: give the safetensors folder or the Hub id"):
+    with pytest.raises(UnsupportedModel, match=r"'rwkv6' is not one of .*: give the safetensors folder or the Hub id"):
         load(tmp_path / "x.gguf", device="cpu")
