@@ -66,7 +66,7 @@ def _granitehybrid(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
 
 
 def regular(origin: str, found: list[bool]) -> tuple[int, int]:
-    """Period and offset of layers of a kind; behind the last layer where there is none."""
+    """Period and offset of layers of a kind; one after the last layer where there is none."""
     layers = [layer for layer, has in enumerate(found) if has] or [len(found)]
     period = layers[1] - layers[0] if len(layers) > 1 else max(len(found), layers[0] + 1)
     if [layer % period == layers[0] for layer in range(len(found))] != found:

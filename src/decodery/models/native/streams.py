@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,9 +13,7 @@ from decodery.core.native.structs import LinearStruct, StreamLayerStruct, Stream
 
 from ..config import ModelConfig
 from ..torch.mixture import rows_of
-
-if TYPE_CHECKING:
-    from ..torch.weights import Layer, TokenInputs
+from ..torch.weights import Layer, TokenInputs
 
 
 def stream_matrices(own: TokenInputs, config: ModelConfig) -> list[Any]:
