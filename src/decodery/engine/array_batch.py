@@ -138,6 +138,8 @@ class ArrayBatch:
         """Whether tasks and texts are those that were gathered, with room for another step."""
         if self._schedule.changes != self._changes or False in as_left(self._texts):
             return False
+        if any(batch.asks for batch in self._drafts):
+            return False
         steps = self._steps
         if steps is None or not self._texts:
             return True
@@ -154,6 +156,9 @@ class ArrayBatch:
         if not is_open(seq, self._pool):
             # What it held is not kept for it.
             self._known.pop(id(seq), None)
+            return None
+        if seq.request.drafter is not None and seq.request.drafter.asks(seq):
+            # Perhaps in this step alone.
             return None
         if (known := self._known.get(id(seq))) is not None and known.run is run and known.request is seq.request:
             known.follow()

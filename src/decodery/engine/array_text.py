@@ -47,7 +47,7 @@ def in_arrays(seq: Sequence, model: LanguageModel, processors_of: ProcessorsOf) 
     request = seq.request
     if request.model is not model or request.acceptance_rule != _RULE:
         return None
-    if request.drafter is not None and (request.draft_length is not None or request.drafter.asks(seq)):
+    if request.drafter is not None and request.draft_length is not None:
         return None
     if request.cache_policy is not None or request.logits_source is not None:
         return None

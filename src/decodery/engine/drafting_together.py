@@ -51,4 +51,6 @@ def _drafter(seq: Sequence) -> Drafter | None:
     request = seq.request
     if request.drafter is None or request.draft_length is not None or request.drafter.together is None:
         return None
-    return None if seq.remaining <= 1 or writes(request.model) or reads(seq) else request.drafter
+    if seq.remaining <= 1 or writes(request.model) or reads(seq) or request.drafter.asks(seq):
+        return None
+    return request.drafter

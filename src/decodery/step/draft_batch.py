@@ -84,6 +84,11 @@ class DraftBatch(Contract):
             Errors, by index of the text.
         """
 
+    @property
+    def asks(self) -> bool:
+        """Whether a text's next draft needs what steps in arrays do not have, see `Drafter.asks`."""
+        return False
+
     @abstractmethod
     def leave(self) -> None:
         """Write the state of each text back, because it leaves the batch."""

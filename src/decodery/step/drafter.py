@@ -176,9 +176,10 @@ class Drafter(Contract):
         """
 
     def asks(self, seq: Sequence) -> bool:
-        """Whether its drafts for a text need forward passes, hidden states or work in `ahead`.
+        """Whether its next draft for a text may need forward passes, hidden states or work in `ahead`.
 
-        If not, `propose` is a plain function.
+        It may change from step to step. While it is false, `propose` is a plain function or yields nothing, and the
+        text can be one of a batch in arrays.
 
         Args:
             seq: The sequence, with its state.

@@ -81,14 +81,14 @@ class AskCosts:
     pace: float = 1.0
     credit: float = 0.0
 
-    def step(self, seconds: float, *, timed: bool) -> None:
-        """A step begins, whose pass takes so long without drafts."""
+    def step(self, seconds: float, *, timed: bool, count: int = 1) -> None:
+        """A step begins, or `count` of them, whose passes take so long each without drafts."""
         if timed and self.recalled is not None:
             recalled, self.recalled = self.recalled, None
             recalled(self)
-        self.idle += 1
-        self.passed += seconds
-        self.credit = min(self.credit + self.earned(seconds), _MOST_CREDIT * seconds)
+        self.idle += count
+        self.passed += count * seconds
+        self.credit = min(self.credit + self.earned(count * seconds), _MOST_CREDIT * seconds)
 
     def earned(self, seconds: float) -> float:
         """What passes of so many seconds allow questions to take in vain."""
@@ -135,6 +135,7 @@ class Advice(Contract):
         without: The tree of this step without the adviser, None where none was asked.
         promised, kept: As in `costs`, of this text.
         balance: What questions about this text may take in vain, in passes: as `credit` of `costs`.
+        row: The chance at which a node was worth its row when a question was last considered.
     """
 
     blending: Blending
@@ -152,6 +153,7 @@ class Advice(Contract):
     promised: float = 0.0
     kept: float = 0.0
     balance: float = _OF_TEXT
+    row: float = 0.0
 
     @abstractmethod
     def reaches(self, depth: int) -> bool:
@@ -187,6 +189,36 @@ class Advice(Contract):
         self.chosen, self.without = False, None
         self.balance += _OF_STEP
         self.costs.step(self.passes, timed=self.timed)
+
+    def silence(self, seq: Sequence) -> int:
+        """Steps, at least, before the next question about the text.
+
+        Until then it cannot be paid, or is not worth its time.
+        """
+        costs = self.costs
+        if not self.passes or self.trial:
+            return 0
+        reading, takes = self.reading(self.unread(seq)), self.takes(0)
+        earned, price = costs.earned(self.passes) * self.sharers, takes + reading
+        waits = max((price - costs.credit) / earned, (price / self.passes - self.balance) / _OF_STEP)
+        saved = self.blending.most(self.row) * self.token
+        if saved * self.trust <= takes + reading / self.uses(seq):
+            # A trial is left, which waits for its turn and its price.
+            turn = 0 if costs.fresh else costs.patience - costs.idle
+            waits = max(waits, (_RUN * takes + reading - costs.credit) / earned, turn)
+        return max(int(waits), 0)
+
+    def pass_over(self, steps: int, tokens: int, passes: float, seconds: float) -> None:
+        """So many steps were taken without a look at it.
+
+        Args:
+            tokens: What they gave.
+            passes, seconds: What the pass of one takes without a draft, and with what was drafted.
+        """
+        self.passes, self.balance = passes, self.balance + steps * _OF_STEP
+        self.costs.step(passes, timed=self.timed, count=steps)
+        pace = tokens / steps * passes / seconds
+        self.costs.pace += (1 - _REMEMBER**steps) * (pace - self.costs.pace)
 
     def takes(self, node: int) -> float:
         """Seconds of a question about a node, and of one about several."""

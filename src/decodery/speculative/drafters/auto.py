@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ..heads.grown import DraftHead
 
 SHIPPED, FOUND = "shipped", "found"
+_SILENCE = 8
+"""Steps without a question that are worth joining texts that have no adviser."""
 _LONG = 3
 """Repetitions of fewer tokens are no reason to copy another text."""
 
@@ -119,7 +121,7 @@ class Auto(Drafter):
 
     @property
     def ranks(self) -> int:
-        return 0 if self.advised else self.width
+        return 0 if self.trained is not None else self.width
 
     @cached_property
     def requirements(self) -> Requirements:
@@ -197,12 +199,7 @@ class Auto(Drafter):
 
     @property
     def together(self) -> Hashable | None:
-        return None if self.advised else ("auto", self.width, self.orders, self.most, self.warm, self.keep)
-
-    @property
-    def advised(self) -> bool:
-        """Whether a head or a second model is asked."""
-        return self.trained is not None or self.model is not None
+        return "auto", self.width, self.orders, self.most, self.warm, self.keep
 
     def prepare(self, texts: list[tuple[Sequence, Budget]]) -> bool:
         sequences = [seq for seq, _ in texts]
@@ -214,7 +211,7 @@ class Auto(Drafter):
         return True
 
     def batch(self, sequences: Ordered[Sequence], places: Ordered[int]) -> AutoBatch | None:
-        calls = None if self.advised else self._calls(sequences)
+        calls = self._calls(sequences)
         limits = [min(self.most, seq.request.max_draft_tokens) for seq in sequences]
         return None if calls is None else AutoBatch(self, sequences, places, limits, calls)
 
@@ -243,7 +240,11 @@ class Auto(Drafter):
 
     def asks(self, seq: Sequence) -> bool:
         state: AutoText = seq.states[self]
-        return state.advice is not None
+        if state.advice is None:
+            return False
+        if state.unadvised is not None or state.native(seq, self.most) is None:
+            return True
+        return state.advice.silence(seq) < _SILENCE
 
     def _consults(self, seq: Sequence, state: AutoText, budget: Budget) -> bool:
         """Whether the adviser is asked in this step; where it is not, the step is as it would be without one."""
@@ -259,6 +260,7 @@ class Auto(Drafter):
         drawn = (seq.request.seed, seq.position) if heeds(seq) else None
         counted = memory.candidates(seq.tokens[-CONTEXTS[0] :], 0, 0.0, drawn)
         gain = advice.blending.gain(counted[0][0] if counted else 0.0, 1.0, worth.row)
+        advice.row = worth.row
         state.consults = advice.choose(seq, gain)
         return state.consults
 

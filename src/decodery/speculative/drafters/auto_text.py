@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from itertools import islice
+from math import ceil
 from time import perf_counter
 from typing import cast
 
@@ -226,6 +228,37 @@ def worth_of(budget: Budget, nodes: int) -> ExpectedSpeedup:
     return ExpectedSpeedup(costs, budget.sequences)
 
 
+class AdviceInArrays:
+    """An adviser that is not asked while its text is one of a batch.
+
+    Args:
+        seq: The text.
+        advice: Its adviser.
+    """
+
+    def __init__(self, seq: Sequence, advice: Advice) -> None:
+        self._seq, self._advice, self._steps = seq, advice, seq.trace.steps
+        self._begin, self._tokens = len(self._steps), len(seq.tokens)
+        self._end = self._begin + advice.silence(seq)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it may be asked in the next step."""
+        return len(self._steps) >= self._end
+
+    def leave(self, budget: JointBudget | None) -> None:
+        """Account for the steps since the last time.
+
+        Args:
+            budget: Of the last of them, None where there was none.
+        """
+        if (count := len(self._steps) - self._begin) and budget is not None:
+            rows = sum(step.rows for step in islice(self._steps, self._begin, None)) / count
+            seconds = budget.drafted(ceil(rows) - 1)
+            self._advice.pass_over(count, len(self._seq.tokens) - self._tokens, float(seconds[0]), float(seconds[-1]))
+        self._begin, self._tokens = len(self._steps), len(self._seq.tokens)
+
+
 class AutoBatch(DraftBatch):
     """The drafts of texts in arrays.
 
@@ -258,11 +291,13 @@ class AutoBatch(DraftBatch):
             noted=skips.texts, fruitless=skips.fruitless, silent=skips.silent, rests=_REST, patience=_FRUITLESS,
             pause=_PAUSE,
         )  # fmt: skip
+        self._advised = [AdviceInArrays(seq, state.advice) for seq, state in self._texts() if state.advice is not None]
+        self._budget: JointBudget | None = None
         # Seconds that are not paid for yet, and those of this step.
         self._planned, self._owed, self._took = 0, perf_counter() - begin, 0.0
 
     def propose(self, steps: StepArrays, budget: JointBudget) -> int:
-        begin, known = perf_counter(), self._native.state
+        begin, known, self._budget = perf_counter(), self._native.state, budget
         if self._planned:
             self._return()
             self._native.catch_up()
@@ -284,6 +319,13 @@ class AutoBatch(DraftBatch):
         """Whether this step is skipped without a look."""
         return self.rests < self._planned
 
+    @property
+    def asks(self) -> bool:
+        return any(each.asks for each in self._advised)
+
+    def _texts(self) -> zip[tuple[Sequence, AutoText]]:
+        return zip(self._sequences, self._states, strict=True)
+
     def _return(self) -> None:
         """Account for the steps that were skipped without a look."""
         known = self._native.state
@@ -299,6 +341,8 @@ class AutoBatch(DraftBatch):
             # A text that failed is no example for later ones.
             if number is not None and self._sequences[number].error is None:
                 self._states[number].memory.past.add(self._sequences[number].generated)
+                if (advice := self._states[number].advice) is not None:
+                    self._sequences[number].trace.notes.append(advice.explained())
         self._took += perf_counter() - begin
         self._owed += self._took
         if self._native.priced:
@@ -317,3 +361,5 @@ class AutoBatch(DraftBatch):
             state.credit.balance += known.balance - self._began
             state.credit.lead = lead
         self._began = known.balance
+        for each in self._advised:
+            each.leave(self._budget)

@@ -55,6 +55,10 @@ class HeadAdvice(Advice):
         if self.head.unread > 2 * _WAITING:
             self.head.skip(_WAITING)
 
+    def silence(self, seq: Sequence) -> int:
+        # It takes the states of every step.
+        return 0
+
     def reaches(self, depth: int) -> bool:
         return not self.head.empty and depth < self.head.head.reach
 

@@ -80,6 +80,14 @@ class Blending(Guarded):
         after = sum(max(chance * _middle(each) - row, 0.0) * count for each, count in enumerate(became)) / sum(became)
         return after - max(chance * best - row, 0.0)
 
+    def most(self, row: float) -> float:
+        """Expected tokens that an answer about the end of a text saves at most, whatever is counted there.
+
+        Args:
+            row: What a child's chance must be to be fed.
+        """
+        return max(self.gain(of / _PLACES, 1.0, row) for of in range(_PLACES))
+
     def blend(
         self, place: tuple[int, int], counted: list[Candidate], said: dict[int, float]
     ) -> tuple[list[Offer], Told]:

@@ -24,6 +24,7 @@ from decodery.testing import TableModel, check_identical, decode, tiny_transform
 from decodery.testing.models import Counted, to_int8
 
 TARGET, OTHER = tiny_transformer(0), tiny_transformer(0, num_layers=1)
+TARGETS = [to_int8(tiny_transformer(seed)) for seed in (3, 4)]
 LONG = [5] * 6 + [7, 8, 9] * 20
 
 
@@ -116,6 +117,40 @@ def test_what_was_earned_with_other_texts_is_not_spent_on_one(bounded: bool, mon
     assert brought > taken + 20
     lost = (costs.taken - taken - costs.brought + brought) / (costs.passed - passed)
     assert (lost < 0.01) == bounded
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_while_no_question_can_be_paid_the_text_is_in_arrays(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it is to earn, and with what it has earned, as in steps that it takes by itself."""
+    other, sampler = TARGETS[1], Sampler.from_settings(temperature=temperature)
+
+    def found(silent: bool) -> tuple[list[list[int]], float, float, float]:
+        with monkeypatch.context() as patch:
+            if not silent:
+                patch.setattr(ModelAdvice, "silence", lambda advice, seq: 0)
+            loop, in_arrays, steps, tokens = engine(TARGETS[0]), 0, 0, []
+            for number in range(2):
+                given = Request([1, 2, 3, number], 150, drafter=Auto(warm=None, model=other), sampler=sampler)
+                seq = loop.submit(given)
+                advice = seq.states[seq.request.drafter].advice
+                # Dear at first, so that it is not asked for long.
+                advice.costs.share = (0.5, 0.02)[number]
+                while not seq.finished:
+                    loop.step()
+                    in_arrays += len(loop._arrays)
+                    steps += 1
+                tokens.append(seq.tokens)
+                assert seq.trace.notes[-1] == advice.explained()
+            return tokens, in_arrays / steps, advice.costs.passed, advice.costs.taken
+
+    texts, share, passed, taken = found(True)
+    same, none, seconds, paid = found(False)
+    assert texts == same and taken > 0 and paid > 0
+    assert share > 0.7 and none == 0
+    # Questions come in other steps where other drafts end otherwise, but the same steps are accounted for.
+    assert passed == pytest.approx(seconds, rel=0.05)
 
 
 def test_the_end_is_asked_about_where_earlier_answers_kept_their_promise() -> None:
