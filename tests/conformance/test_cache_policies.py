@@ -15,9 +15,11 @@ from decodery.kv_cache.coprocessor import Augmented, Coprocessor
 from decodery.kv_cache.evicting import Evicting
 from decodery.kv_cache.h2o import H2O
 from decodery.kv_cache.lserve import LServe, Serving
+from decodery.kv_cache.quantized import Quantized, Storing
 from decodery.kv_cache.quest import Quest
 from decodery.kv_cache.selecting import Asked
 from decodery.kv_cache.write_gate import Admitting, WriteGate
+from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.page_pool import SLOTS
@@ -176,6 +178,18 @@ class ReadByFirst(Coprocessor):
         return FirstRows(right.method, right.weights, model.config, prompt)
 
 
+class AsStored(Storing):
+    """All rows of a pass read what was sealed before it."""
+
+    def _ends(self, segment: Segment) -> np.ndarray:
+        return np.full(len(segment), self.stored, dtype=np.int32)
+
+
+class SealedByPass(Quantized):
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return AsStored(self, model.config, prompt)
+
+
 @dataclass(frozen=True)
 class Common(CachePolicy):
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
@@ -189,6 +203,7 @@ BROKEN = [
     StoredByPass(**vars(KVS["write-gate"])),
     AskedTogether(**vars(KVS["actqkv"])),
     ReadByFirst(**vars(KVS["coprocessor"])),
+    SealedByPass(**vars(KVS["quantized"])),
     Common(),
 ]
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from decodery.core.errors import SettingsError
+from decodery.core.native.kernels import address
+from decodery.core.native.structs import SealedGroupsStruct
 from decodery.core.registry import register
+from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
+from decodery.models.cache.kernel_policy import KernelPolicy, Sealed
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy, State
@@ -21,6 +27,8 @@ from .after_prompt import SPARE
 
 BLOCK = 32
 """Groups per block of memory; adding a group copies at most one block."""
+_MOST_TOKENS = 256
+"""Of a group that kernels read: `key_chunk` in csrc/state.h."""
 
 
 @register(
@@ -52,8 +60,6 @@ class Quantized(CachePolicy):
             raise SettingsError("quantized needs bits 8 or 4, group >= 1 and residual >= 1")
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        if self.bits == 4 and model.config.head_dim % 2:
-            raise SettingsError("quantized needs heads of an even size for 4 bits: use bits=8")
         return Storing(self, model.config, prompt)
 
     def sealed(self, position: int) -> int:
@@ -63,29 +69,40 @@ class Quantized(CachePolicy):
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """Values [kv_heads, groups, group, head_dim] as low + step * code, with two 4-bit codes per byte."""
+    """Rows [kv_heads, groups, rows, count] as low + step * code, as csrc/abi.h lays them out.
+
+    Attributes:
+        codes: [kv_heads, groups, rows, bytes] uint8; of 4 bits the first half of a row in the low halves of its bytes.
+        low, step: [kv_heads, groups, rows, 1] float32.
+        bits: 8 or 4.
+        count: Codes of a row.
+    """
 
     codes: torch.Tensor
     low: torch.Tensor
     step: torch.Tensor
     bits: int
+    count: int
 
     @classmethod
-    def of(cls, numbers: torch.Tensor, dim: int, bits: int) -> Codes:
-        """Quantize with one range over `dim`: -2, the tokens, or -1, the channels."""
-        low, high = numbers.amin(dim=dim, keepdim=True).float(), numbers.amax(dim=dim, keepdim=True).float()
+    def of(cls, rows: torch.Tensor, bits: int) -> Codes:
+        """Quantize rows [kv_heads, groups, rows, count], each with a range of its own."""
+        numbers = rows.float().contiguous()
+        low, high = numbers.amin(dim=-1, keepdim=True), numbers.amax(dim=-1, keepdim=True)
         step = (high - low) / (2**bits - 1)
         divisor = torch.where(step > 0, step, torch.ones_like(step))
-        codes = ((numbers.float() - low) / divisor).round().clamp(0, 2**bits - 1).to(torch.uint8)
+        codes = ((numbers - low) / divisor).round().clamp(0, 2**bits - 1).to(torch.uint8)
+        count = codes.shape[-1]
         if bits == 4:
-            codes = codes[..., ::2] | codes[..., 1::2] << 4
-        return cls(codes, low, step, bits)
+            half = (count + 1) // 2
+            codes = codes[..., :half] | pad(codes[..., half:], (0, count % 2)) << 4
+        return cls(codes, low, step, bits, count)
 
     def whole(self) -> torch.Tensor:
         """The codes without their ranges, as float64."""
         codes = self.codes
         if self.bits == 4:
-            codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2)
+            codes = torch.cat((codes & 15, codes >> 4), dim=-1)[..., : self.count]
         return codes.double()
 
     def numbers(self) -> torch.Tensor:
@@ -95,7 +112,7 @@ class Codes:
         """These groups, then the other's."""
         codes = torch.cat((self.codes, other.codes), dim=1)
         low, step = torch.cat((self.low, other.low), dim=1), torch.cat((self.step, other.step), dim=1)
-        return Codes(codes, low, step, self.bits)
+        return Codes(codes, low, step, self.bits, self.count)
 
     @property
     def bytes(self) -> int:
@@ -104,7 +121,12 @@ class Codes:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Keys and values of up to `BLOCK` groups; attention over them decodes neither."""
+    """Keys and values of up to `BLOCK` groups; attention over them decodes neither.
+
+    Attributes:
+        keys: A row per channel of a group.
+        values: A row per token of a group.
+    """
 
     keys: Codes
     values: Codes
@@ -112,9 +134,7 @@ class Block:
     @classmethod
     def of(cls, keys: torch.Tensor, values: torch.Tensor, group: int, bits: int) -> Block:
         """Quantize keys and values [kv_heads, tokens, head_dim] of complete groups."""
-        return cls(
-            Codes.of(keys.unflatten(1, (-1, group)), -2, bits), Codes.of(values.unflatten(1, (-1, group)), -1, bits)
-        )
+        return cls(Codes.of(keys.unflatten(1, (-1, group)).mT, bits), Codes.of(values.unflatten(1, (-1, group)), bits))
 
     @property
     def groups(self) -> int:
@@ -124,10 +144,20 @@ class Block:
         """These groups, then the other's."""
         return Block(self.keys.joined(other.keys), self.values.joined(other.values))
 
+    def describe(self, struct: SealedGroupsStruct) -> None:
+        """Write where kernels find it."""
+        struct.groups = self.groups
+        for kind, part in enumerate((self.keys, self.values)):
+            rows = part.codes.shape[:3]
+            struct.codes[kind] = address(part.codes, torch.uint8, *rows, None)
+            struct.low[kind], struct.step[kind] = (
+                address(each, torch.float32, *rows, 1) for each in (part.low, part.step)
+            )
+
     def scores(self, queries: torch.Tensor) -> torch.Tensor:
         """[kv_heads, heads, tokens] products of keys and queries [kv_heads, heads of each, head_dim]."""
         apart = queries[:, None]
-        found = (apart * self.keys.step) @ self.keys.whole().mT + (apart * self.keys.low).sum(dim=-1, keepdim=True)
+        found = (apart * self.keys.step.mT) @ self.keys.whole() + apart.double() @ self.keys.low.double()
         return found.transpose(1, 2).flatten(2)
 
     def read(self, weights: torch.Tensor) -> torch.Tensor:
@@ -148,6 +178,7 @@ class Storing(State):
         self.method = method
         self.groups: dict[int, list[Block]] = {}
         self.stored = 0
+        self._structs: ctypes.Array[SealedGroupsStruct] | None = None
 
     @property
     def merges(self) -> bool:  # type: ignore[override]
@@ -166,15 +197,28 @@ class Storing(State):
         clone.groups, clone.stored = {layer: list(groups) for layer, groups in self.groups.items()}, self.stored
         return clone
 
+    def wanted(self, segment: Segment) -> bool:
+        return bool(self._ends(segment).any())
+
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        cache, method = segment.cache, self.method
+        assert cache is not None
+        if method.group > _MOST_TOKENS or cache.prefix:
+            return None
+        if self._structs is None:
+            self._structs = self._described()
+        sealed = Sealed(self._ends(segment), self._structs, self.stored, method.group, method.bits, BLOCK)
+        return KernelPolicy(sealed=sealed)
+
     def select(self, attention: Attention) -> np.ndarray | None:
-        ends = self._ends(attention)
+        ends = self._ends(attention.segment)
         if not ends.any():
             return None
         return _places(attention) >= ends[:, None]
 
     def merge(self, attention: Attention) -> torch.Tensor:
         assert attention.context is not None and attention.mass is not None
-        ends = self._ends(attention)
+        ends = self._ends(attention.segment)
         if not ends.any():
             return attention.context
         context, places = attention.context.clone(), _places(attention)
@@ -203,7 +247,7 @@ class Storing(State):
             slots = np.arange(end - self.stored)
             self.groups[layer] = self._extended(self.groups.get(layer, []), *cache.view(layer), slots)
             cache.evict(layer, slots.tolist())
-        self.stored = end
+        self.stored, self._structs = end, None
         if first:
             cache.shrink(SPARE)
 
@@ -211,10 +255,19 @@ class Storing(State):
         if cache.next_position < self.stored:
             raise ValueError(f"the first {self.stored} tokens are stored as integers and cannot be cut")
 
-    def _ends(self, attention: Attention) -> np.ndarray:
-        """[n] number of first tokens that each row reads in integers."""
-        positions = attention.segment.positions.tolist()
-        return np.array([self.method.sealed(at) if at >= self.prompt else 0 for at in positions])
+    def _ends(self, segment: Segment) -> np.ndarray:
+        """[n] int32, number of first tokens that each row reads in integers."""
+        sealed = [self.method.sealed(at) if at >= self.prompt else 0 for at in segment.positions.tolist()]
+        return np.maximum(np.array(sealed, dtype=np.int32), np.int32(self.stored))
+
+    def _described(self) -> ctypes.Array[SealedGroupsStruct]:
+        """What kernels read of all blocks: [layers, blocks of a layer]."""
+        blocks = max((len(each) for each in self.groups.values()), default=0)
+        found = (SealedGroupsStruct * (self.config.num_layers * blocks))()
+        for layer, groups in self.groups.items():
+            for place, block in enumerate(groups):
+                block.describe(found[layer * blocks + place])
+        return found
 
     def _extended(
         self, blocks: Sequence[Block], keys: torch.Tensor, values: torch.Tensor, slots: np.ndarray

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from decodery.core.native.kernels import choose, kernel_sets
 from decodery.kv_cache.after_prompt import AfterPrompt
 from decodery.kv_cache.double_sparsity import DoubleSparsity
 from decodery.kv_cache.evicting import Evicting
 from decodery.kv_cache.h2o import H2O
+from decodery.kv_cache.quantized import Quantized, Storing
 from decodery.kv_cache.quest import Quest
 from decodery.kv_cache.selecting import Selecting
 from decodery.kv_cache.snapkv import SnapKV
@@ -79,6 +81,7 @@ POLICIES: list[Any] = [
     Quest(0.3), Quest(64, dense_layers=0, least=1), DoubleSparsity(0.3, calibration=channels()),
     DoubleSparsity(40, calibration=channels(), bits=0, dense_layers=0, sinks=2, recent=3),
     StreamingLLM(40), StreamingLLM(0.3, sinks=2, absolute=True), SnapKV(0.3), H2O(0.4), TOVA(0.3),
+    Quantized(8, 32, 20), Quantized(4, 5, 1),
 ]  # fmt: skip
 
 
@@ -87,11 +90,25 @@ POLICIES: list[Any] = [
 def test_kernels_do_what_python_does(policy: CachePolicy, dtype: torch.dtype) -> None:
     ours, cache = written(policy, python=False, dtype=dtype)
     theirs, other = written(policy, python=True, dtype=dtype)
-    # In int8 pages weights are rounded once more, in other parts of what is read: sinks are one here.
-    rough = dtype == torch.int8 and isinstance(policy, StreamingLLM)
+    # In int8 pages weights are rounded once more, in other parts of what is read: sinks are one here. Keys that differ
+    # in their last bits may be rounded apart there, and then by more in 4 bits.
+    rounded = isinstance(policy, Quantized) and policy.bits == 4
+    rough = dtype == torch.int8 and (isinstance(policy, StreamingLLM) or rounded)
     assert float((ours - theirs).abs().mean()) < (0.2 if rough else 1e-4)
     assert rough or torch.allclose(ours, theirs, atol=1e-3, rtol=0)
     assert cache.head_lengths.tolist() == other.head_lengths.tolist()
+
+
+@pytest.mark.parametrize("policy", [Quantized(8, 32, 20), Quantized(4, 5, 1)], ids=str)
+def test_all_kernel_sets_read_the_same_bits(policy: CachePolicy) -> None:
+    found = []
+    try:
+        for name in kernel_sets():
+            choose(name)
+            found.append(written(policy, python=False, dtype=torch.float16)[0])
+    finally:
+        choose(kernel_sets()[0])
+    assert all(each.equal(found[0]) for each in found)
 
 
 class OfAllPages(Quest):
@@ -116,7 +133,25 @@ class MetWhereTheyAre(StreamingLLM):
         return Unturned(self, model.config, prompt)
 
 
-@pytest.mark.parametrize(("wrong", "right"), [(OfAllPages(0.3), Quest(0.3)), (MetWhereTheyAre(40), StreamingLLM(40))])
+class FirstGroupLost(Storing):
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        found = super().by_kernel(segment)
+        assert found is not None and found.sealed is not None
+        return replace(found, sealed=replace(found.sealed, ends=found.sealed.ends - self.method.group))
+
+
+class LosingItsFirst(Quantized):
+    def state(self, model: Any, prompt: int) -> AttentionPolicy:
+        return FirstGroupLost(self, model.config, prompt)
+
+
+WRONG: list[Any] = [
+    (OfAllPages(0.3), Quest(0.3)), (MetWhereTheyAre(40), StreamingLLM(40)),
+    (LosingItsFirst(8, 32, 20), Quantized(8, 32, 20)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "right"), WRONG)
 def test_wrong_kernels_would_show(wrong: CachePolicy, right: CachePolicy) -> None:
     ours, theirs = written(wrong, python=False)[0], written(right, python=True)[0]
     assert not torch.allclose(ours, theirs, atol=1e-2, rtol=0)

@@ -35,6 +35,7 @@ from .structs import (
     ProcessorStruct,
     ProposedStruct,
     SamplingStruct,
+    SealedGroupsStruct,
     SegmentStruct,
     StreamLayerStruct,
     StreamsStruct,
@@ -63,7 +64,7 @@ _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, PolicyStruct, SegmentStruct, PassStruct, DraftStruct,
     GuessStruct, MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, DraftingStruct, HappenedStruct,
     ProcessorStruct, SamplingStruct, ArrayStepStruct, PricesStruct, ExpertsStruct, LatentStruct, TokenInputsStruct,
-    StreamsStruct, StreamLayerStruct,
+    StreamsStruct, StreamLayerStruct, SealedGroupsStruct,
 )  # fmt: skip
 
 

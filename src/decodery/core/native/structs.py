@@ -86,7 +86,13 @@ class PolicyStruct(ctypes.Structure):
         ("picked", c_void_p), ("paid", c_void_p), ("side_bytes", c_int64), ("sinks", c_int32),
         ("channel_count", c_int32), ("bits", c_int32), ("first", c_int32), ("recent", c_int32), ("known", c_int32),
         ("side_pages", c_int32), ("room", c_int32), ("paid_from", c_int32), ("paid_slots", c_int32),
+        ("sealed", c_void_p), ("blocks", c_void_p), ("stored", c_int32), ("group", c_int32), ("block_groups", c_int32),
+        ("block_count", c_int32), ("code_bits", c_int32),
     ]  # fmt: skip
+
+
+class SealedGroupsStruct(ctypes.Structure):
+    _fields_ = [("codes", c_void_p * 2), ("low", c_void_p * 2), ("step", c_void_p * 2), ("groups", c_int64)]
 
 
 class SegmentStruct(ctypes.Structure):

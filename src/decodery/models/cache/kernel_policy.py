@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from decodery.core.native.kernels import address
-from decodery.core.native.structs import PolicyStruct
+from decodery.core.native.structs import PolicyStruct, SealedGroupsStruct
 
 from ..layer_plan import LayerStep
 from .attention_policy import PAID_UNIT, AttentionPolicy
@@ -118,12 +118,34 @@ class Windows:
     turned: tuple[torch.Tensor, torch.Tensor]
 
 
+@dataclass(frozen=True, eq=False)
+class Sealed:
+    """Which first tokens rows read in integers, whole groups of them.
+
+    Attributes:
+        ends: [rows] int32, how many.
+        blocks: [layers, blocks of a layer] where the first `stored` of them are, `per_block` groups in each block.
+        stored: How many tokens are in blocks; of others the first slots that a row sees are rounded.
+        group: Tokens of a group.
+        bits: Of a code.
+        per_block: Groups of every block but a layer's last.
+    """
+
+    ends: np.ndarray
+    blocks: ctypes.Array[SealedGroupsStruct]
+    stored: int
+    group: int
+    bits: int
+    per_block: int
+
+
 @dataclass(eq=False)
 class KernelPolicy:
     """What kernels do for the rows of one pass, in the layers that a policy has a say in."""
 
     choice: Choice | None = None
     windows: Windows | None = None
+    sealed: Sealed | None = None
     summed_from: int | None = None
     _paid: np.ndarray | None = field(default=None, init=False)
     _alive: list[object] = field(default_factory=list, init=False)
@@ -148,6 +170,12 @@ class KernelPolicy:
             struct.widths, struct.sinks = address(self.windows.widths, np.int32, rows), self.windows.sinks
             shape = rows, config.head_dim // 2
             struct.cos, struct.sin = (address(each, torch.float32, *shape) for each in self.windows.turned)
+        if (sealed := self.sealed) is not None:
+            struct.sealed = address(sealed.ends, np.int32, rows)
+            struct.blocks = ctypes.addressof(sealed.blocks) if len(sealed.blocks) else None
+            struct.block_count = len(sealed.blocks) // config.num_layers
+            struct.stored, struct.group, struct.code_bits = sealed.stored, sealed.group, sealed.bits
+            struct.block_groups = sealed.per_block
         if self.choice is not None:
             self._choose(struct, self.choice, segment, kv_heads)
         if self.summed_from is not None:

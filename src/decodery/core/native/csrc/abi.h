@@ -147,6 +147,15 @@ struct Model {
 // What a cache's rows of head_dim numbers are made of: floats, or bytes with a scale of the row, see pages.h.
 enum Element : int32_t { float32_elements, float16_elements, coded_elements };
 
+// Keys [0] and values [1] of some groups of tokens in integers: codes of 8 or 4 bits, each of which stands for low + step *
+// code. Of keys the tokens of one channel of a group are a row with one range, [kv_heads][groups][dim] rows; of values the
+// channels of a token, [kv_heads][groups][group] rows. Of 4 bits the first half of a row are the low halves of its bytes.
+struct SealedGroups {
+    const uint8_t* codes[2];
+    const float *low[2], *step[2];
+    int64_t groups;
+};
+
 // What kernels do by themselves for the policy of a sequence's cache, in layers where `acts` [layers] is not 0.
 // widths: [rows] or null. A row sees slots at less than so many positions before its own, 0: all. It then reads the slots at
 // the first `sinks` positions, too, by queries turned by cos and sin, [rows][head_dim / 2].
@@ -157,6 +166,9 @@ enum Element : int32_t { float32_elements, float16_elements, coded_elements };
 // (see select.h): side_table [layers][kv_heads][side_pages]. It is there for the first summarised[layer] of them, and is
 // computed for the others. picked: [kv_heads][rows][room], where the choice goes.
 // paid: [layers][kv_heads][paid_slots] or null: the weights of rows from `paid_from` on are added, times `paid_unit`.
+// sealed: [rows] or null, how many first tokens each row reads in integers, whole groups of `group` tokens. The first `stored`
+// of them are in `blocks` [layers][block_count], of `block_groups` groups each but the last; the others are the first slots
+// that a row sees, rounded as these are.
 struct Policy {
     const uint8_t* acts;
     const int32_t* widths;
@@ -168,6 +180,9 @@ struct Policy {
     int64_t* paid;
     int64_t side_bytes;
     int32_t sinks, channel_count, bits, first, recent, known, side_pages, room, paid_from, paid_slots;
+    const int32_t* sealed;
+    const SealedGroups* blocks;
+    int32_t stored, group, block_groups, block_count, code_bits;
 };
 
 // One sequence's rows. Slot s of a layer's key-value head is row s % 16 of the page that pages[layer * table_layer + head *

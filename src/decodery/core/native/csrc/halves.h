@@ -60,6 +60,8 @@ INLINE f8 load8(const Bf16* p) {
 INLINE f16 load(const Bf16* p) { return {{load8(p), load8(p + 8)}}; }
 INLINE f8 load8(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
 INLINE f16 load_bytes(const uint8_t* p) { return {{load8(p), load8(p + 8)}}; }
+INLINE f8 floats8(__m128i x) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)); }
+INLINE f16 floats_of(u8x16 x) { return {{floats8(__m128i(x)), floats8(_mm_srli_si128(__m128i(x), 8))}}; }
 INLINE f8 load8(const Half* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 INLINE f16 load(const Half* p) { return {{load8(p), load8(p + 8)}}; }
 INLINE void narrow(f16 x, Half* to) {

@@ -157,9 +157,10 @@ struct Layout {
     }
 };
 
-// Slots one row can see; visible tentative rows in all; rows with a mask; slots that rows may see one by one.
+// Slots one row can see; visible tentative rows in all; rows with a mask; slots that rows may see one by one; room to round
+// a group in.
 struct Sizes {
-    int64_t longest = 0, listed = 0, marked = 0, lone = 0;
+    int64_t longest = 0, listed = 0, marked = 0, lone = 0, rounded = 0;
     bool policies = false, chooses = false;
 };
 
@@ -204,6 +205,7 @@ Sizes measure(const Model& model, const Pass& pass) {
         if (seen > sizes.longest) sizes.longest = seen;
         sizes.lone += int64_t(segment.rows) * lone(segment, windowed);
         sizes.policies |= segment.policy != nullptr;
+        if (segment.policy != nullptr) sizes.rounded = std::max(sizes.rounded, sealed_floats(*segment.policy, model.head_dim));
         sizes.chooses |= segment.policy != nullptr && segment.policy->counts != nullptr;
         if (segment.mask == nullptr) continue;
         sizes.marked += segment.rows + 1;
@@ -315,7 +317,7 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     layout.take(state.chosen, sizes.chooses ? n * model.kv_heads : 0);
     state.longest = sizes.longest;
     state.chooses = sizes.chooses;
-    state.aside_stride = sizes.policies ? aside_floats(model, sizes.longest) : 0;
+    state.aside_stride = sizes.policies ? std::max(aside_floats(model, sizes.longest), (sizes.rounded + 15) / 16 * 16) : 0;
     layout.take(state.aside, usable_threads() * state.aside_stride);
     const Mixer* mixer = mixer_of(model, pass);
     const Layer* latent = latent_of(model, pass);
@@ -446,7 +448,7 @@ EXPORT int32_t decodery_size(int32_t i) {
                                 sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
                                 sizeof(Proposed), sizeof(Drafting), sizeof(Happened), sizeof(Processor), sizeof(Sampling),
                                 sizeof(ArrayStep), sizeof(Prices), sizeof(Experts), sizeof(Latent),
-                                sizeof(TokenInputs), sizeof(Streams), sizeof(StreamLayer)};
+                                sizeof(TokenInputs), sizeof(Streams), sizeof(StreamLayer), sizeof(SealedGroups)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.

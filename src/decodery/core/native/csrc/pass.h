@@ -40,6 +40,7 @@ static void by_element(Element element, const Work& work) {
 
 #include "experts.h"
 #include "latent.h"
+#include "sealed.h"
 #include "streams.h"
 
 struct Runner {
@@ -501,8 +502,18 @@ struct Runner {
                 sources[query.source] = {segment.base, chosen.table, segment.page_bytes};
             }
         }
+        if (policy.sealed != nullptr) leave_out(query.seen, policy.sealed[row] - policy.stored);
         if (policy.paid == nullptr || row < policy.paid_from) return;
         query.given = aside() + (i - begin) * round_up(int32_t(state.longest) + 16, 16);
+    }
+
+    // Of what a row sees the first n slots, where there are some.
+    static void leave_out(Visible& seen, int32_t n) {
+        if (n <= 0) return;
+        const int32_t run = seen.end - seen.begin, straight = n < run ? n : run;
+        seen.begin += straight;
+        seen.list += n - straight;
+        seen.count -= n - straight;
     }
 
     template <class E>
@@ -513,6 +524,7 @@ struct Runner {
         item.add_up();
         const int32_t s = state.order[group.first];
         const Policy* policy = pass.segments[s].acting(index);
+        if (policy != nullptr && policy->sealed != nullptr) read_sealed(*policy, index, kv_head, state.rows[s].first, item);
         for (int32_t i = 0; i < item.count; ++i) {
             if (policy != nullptr && policy->widths != nullptr) read_first(*policy, state.rows[s].first, item, queries[i]);
             finish(queries[i], item.dim);
@@ -541,6 +553,58 @@ struct Runner {
         const Item<E> alone = {&first, item.sources, 1, 0, item.dim, item.wide, item.span, item.shift, item.cap, item.spare};
         alone.add_up();
         merge(query, {first.largest, first.total}, first.sum, wide());
+    }
+    // Adds what queries read in integers to what they have read, whole groups of a chunk's tokens at a time.
+    template <class E>
+    void read_sealed(const Policy& policy, int32_t index, int32_t kv_head, int32_t first_row, const Item<E>& item) const {
+        const Sealed<E> sealed = {policy, policy.blocks + int64_t(index) * policy.block_count, kv_head, item.dim, aside()};
+        const int32_t tokens = policy.group, at_once = key_chunk / tokens;
+        const float* asked[most_queries];
+        float least[most_queries];
+        Part parts[most_queries];
+        int32_t rows[most_queries], ends[most_queries], most = 0;
+        for (int32_t i = 0; i < item.count; ++i) {
+            const int64_t at = (item.queries[i].out - state.context) / item.dim;
+            rows[i] = int32_t(at / model.heads);
+            ends[i] = policy.sealed[rows[i] - first_row] / tokens;
+            asked[i] = state.queries + at * item.wide;
+            most = ends[i] > most ? ends[i] : most;
+        }
+        for (int32_t from = 0; from < most; from += at_once) {
+            const int32_t end = from + at_once < most ? from + at_once : most;
+            // Calls work(the first of some queries, how many, codes, the tokens' place in the chunk).
+            const auto each_group = [&](int32_t kind, const auto& work) {
+                for (int32_t group = from; group < end; ++group)
+                    for (int32_t i = 0, last; i < item.count; i = last) {
+                        last = i + 1;
+                        if (ends[i] <= group) continue;
+                        const bool stored = sealed.is_stored(group);
+                        while (last < item.count && ends[last] > group && (stored || rows[last] == rows[i])) ++last;
+                        const CodeRows codes = stored ? sealed.stored(group, kind) : sealed.rounded(item.sources[item.queries[i].source], state.seen[rows[i]], group, kind);
+                        in_parts<code_queries>(last - i, [&](int32_t first, auto some) { work(i + first, some, codes, (group - from) * tokens); });
+                    }
+            };
+            each_group(0, [&](int32_t i, auto some, const CodeRows& keys, int32_t at) {
+                score_codes<decltype(some)::value>(item.queries + i, asked + i, keys, item.dim, tokens, policy.code_bits, at);
+            });
+            for (int32_t i = 0; i < item.count; ++i) {
+                const Query& query = item.queries[i];
+                if (ends[i] <= from) continue;
+                float unused;
+                parts[i] = weigh<float>(query.scores, ((ends[i] < end ? ends[i] : end) - from) * tokens, item.cap, nullptr, nullptr, unused);
+                least[i] = 0.0f;
+                for (int32_t c = 0; c < item.wide; ++c) query.chunk[c] = 0.0f;
+            }
+            each_group(1, [&](int32_t i, auto some, const CodeRows& values, int32_t at) {
+                add_codes<decltype(some)::value>(item.queries + i, values, item.dim, tokens, policy.code_bits, at, item.spare, least + i);
+            });
+            for (int32_t i = 0; i < item.count; ++i) {
+                Query& query = item.queries[i];
+                if (ends[i] <= from) continue;
+                for (int32_t c = 0; c < item.wide; ++c) query.chunk[c] += least[i];
+                merge(query, parts[i], query.chunk, item.wide);
+            }
+        }
     }
     // Adds the weights of queries of one key-value head to what its slots were paid.
     void pay(const Policy& policy, int32_t index, int32_t kv_head, const Query* queries, int32_t count) const {

@@ -8,16 +8,16 @@
 // the numbers [channels][16] themselves in floats.
 // Both are computed of keys as they are stored. Those of other slots are computed when they are needed, in the same way.
 
-// The key in a slot, as floats.
+// The key [0] or value [1] in a slot, as floats.
 template <class E>
-static void key_of(char* page, int32_t slot, int32_t dim, float* key, E) {
+static void row_of(char* page, int32_t kind, int32_t slot, int32_t dim, float* row, E) {
     E numbers[most_dim];
-    each_number<E>(page, 0, slot, dim, [&](int32_t i, const E* held) { numbers[i] = *held; });
-    for (int32_t i = 0; i < dim; i += 16) store(key + i, load(numbers + i, dim - i), dim - i);
+    each_number<E>(page, kind, slot, dim, [&](int32_t i, const E* held) { numbers[i] = *held; });
+    for (int32_t i = 0; i < dim; i += 16) store(row + i, load(numbers + i, dim - i), dim - i);
 }
-static void key_of(char* page, int32_t slot, int32_t dim, float* key, Coded) {
-    const float scale = scale_of(scales_of(page, 0, round_up(dim, 16))[slot % page_slots]);
-    each_number<uint8_t>(page, 0, slot, dim, [&](int32_t i, const uint8_t* held) { key[i] = float(int32_t(*held) - 128) * scale; });
+static void row_of(char* page, int32_t kind, int32_t slot, int32_t dim, float* row, Coded) {
+    const float scale = scale_of(scales_of(page, kind, round_up(dim, 16))[slot % page_slots]);
+    each_number<uint8_t>(page, kind, slot, dim, [&](int32_t i, const uint8_t* held) { row[i] = float(int32_t(*held) - 128) * scale; });
 }
 
 // The most worthy k of n: those above `above`, and the first `ties` that equal it.
@@ -77,7 +77,7 @@ struct Side {
         return policy.side_base + policy.side_table[(int64_t(layer) * model.kv_heads + kv_head) * policy.side_pages + i] * policy.side_bytes;
     }
     void key(int32_t slot, float* to) const {
-        key_of(segment.base + segment.table(layer, kv_head)[slot / page_slots] * segment.page_bytes, slot, dim(), to, E());
+        row_of(segment.base + segment.table(layer, kv_head)[slot / page_slots] * segment.page_bytes, 0, slot, dim(), to, E());
     }
 
     // Fills in what is chosen by for pages that have become full; room: floats for a key.

@@ -145,6 +145,13 @@ inline int64_t aside_floats(const Model& model, int64_t longest) {
     return (most_queries + 3) * ((longest + 47) / 16 * 16) + int64_t(model.heads) * model.head_dim;
 }
 
+// Bytes of a row of codes.
+inline int32_t code_bytes(int32_t n, int32_t bits) { return bits == 8 ? n : (n + 1) / 2; }
+// Numbers that a thread works in for groups that are sealed but not stored: one kind of a group, its codes and ranges.
+inline int64_t sealed_floats(const Policy& policy, int32_t dim) {
+    return policy.sealed == nullptr ? 0 : 2 * int64_t(policy.group) * dim + 2 * (policy.group + dim);
+}
+
 // What a row reads of what it sees: slots [0, run), then `count` more at `list`, in pages of the table, null: the text's.
 struct Chosen {
     int32_t run, count;

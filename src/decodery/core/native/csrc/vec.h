@@ -22,6 +22,15 @@ struct Coded {
 #define DECODERY_REGISTERS 16    // for vectors
 #endif
 
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
+// The first n of 16 bytes; the others are zero.
+INLINE u8x16 load16(const uint8_t* p, int32_t n) {
+    u8x16 bytes = {};
+    if (n >= 16) __builtin_memcpy(&bytes, p, 16);
+    else __builtin_memcpy(&bytes, p, size_t(n > 0 ? n : 0));
+    return bytes;
+}
+
 #if DECODERY_HALVES
 #include "halves.h"
 #else
@@ -31,7 +40,6 @@ typedef float f16_loose __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 typedef uint16_t u16x16_loose __attribute__((vector_size(32), aligned(2), may_alias));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
-typedef uint8_t u8x16_loose __attribute__((vector_size(16), aligned(1), may_alias));
 typedef int8_t s8x16 __attribute__((vector_size(16)));
 typedef int8_t s8x16_loose __attribute__((vector_size(16), aligned(1), may_alias));
 
@@ -83,9 +91,8 @@ INLINE f16 sum_of_exact(f16 sum, f16 x, f16 y) { return sum + x * y; }
 INLINE i16 bits(f16 x) { return reinterpret_cast<i16>(x); }
 INLINE f16 from_bits(i16 x) { return reinterpret_cast<f16>(x); }
 INLINE i16 whole(f16 x) { return __builtin_convertvector(x, i16); }
-INLINE f16 load_bytes(const uint8_t* p) {
-    return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const u8x16_loose*>(p), i16), f16);
-}
+INLINE f16 floats_of(u8x16 x) { return __builtin_convertvector(__builtin_convertvector(x, i16), f16); }
+INLINE f16 load_bytes(const uint8_t* p) { return floats_of(load16(p, 16)); }
 // Each lane's larger, or smaller; the second where one is not a number.
 #if DECODERY_REGISTERS >= 32
 INLINE f16 larger(f16 a, f16 b) { return reinterpret_cast<f16>(_mm512_maskz_max_ps(0xffff, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b))); }
