@@ -39,7 +39,7 @@ DIFFUSION = "{work}/diffusion"
 KINDS = {
     "direction": "--site resid_post.20",
     "value": "{rewarded} --no-chat-template",
-    "diffusion": f"--size xs {TASKS} --steps 300",
+    "diffusion": f"--size xs {TASKS} --steps 3000",
     "ngram-cache": OWN,
     "ngrams": OWN,
     "datastore": "{text}",
@@ -54,7 +54,7 @@ KINDS = {
     "sae": "--count 60 --max-new-tokens 4 --steps 100 --features 64",
     "probe": "--rows prompt --count 240 --max-new-tokens 12 --site resid_post.20",
     "los": "--count 240 --max-new-tokens 12",
-    "sequential": "--count 120 --site resid_post.20",
+    "sequential": "--count 240 --site resid_post.20",
     "threshold": "{labelled} --monitor confidence:measure=worst --rate 0.2",
     "kv-bottleneck": f"{PIECES} --codebooks 8 --keys 64 --rank 16 --epochs 1",
     "kv double-sparsity": PIECES,

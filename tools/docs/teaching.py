@@ -14,6 +14,8 @@ _COMMAND = "python benchmarks/trained_kinds.py --out benchmarks/results/trained-
 _CONTROL = "shuffled labels"
 _FIGURES = ("auroc", "unexplained variance", "more than without")
 """Figures whose interval is called no more than "interval"."""
+_FALLING = ("loss", "error", "bits per token", "cross_entropy", "unexplained variance", "more than without")
+"""Figures that are better where they are less."""
 
 
 def trained_kinds() -> str:
@@ -22,7 +24,7 @@ def trained_kinds() -> str:
         return f"No run was recorded yet: `{_COMMAND}`."
     found = load("trained-kinds")
     rows = [_row(kind, found["rows"].get(kind)) for kind in _kinds()]
-    head = ["kind", "figure", "held out", "95 % interval", "baselines", "control", "processor hours"]
+    head = ["kind", "figure", "held out", "95 % interval", "baselines", "control", "beyond them", "processor hours"]
     return f"`{found['command']}`, with `{found['settings']['model']}`.\n\n" + table(head, rows)
 
 
@@ -35,20 +37,32 @@ def _kinds() -> list[str]:
 def _row(kind: str, row: Mapping[str, Any] | None) -> list[str]:
     if row is None or "printed" not in row:
         why = "no time was left" if row is None else row["not run"]
-        return [f"`{kind}`", f"not run: {why}", "", "", "", "", ""]
+        return [f"`{kind}`", f"not run: {why}", *[""] * 6]
     printed, hours = row["printed"], f"{row['processor hours']:.3f}"
     name, interval = _figure(printed)
     if not name:
         plain = ", ".join(f"{each} {_said(value)}" for each, value in printed.items() if isinstance(value, int | float))
-        return [f"`{kind}`", "chooses or counts; nothing is held out", plain, "", "", "", hours]
-    baselines = ", ".join(
-        f"{each} {_said(value.get(name) if isinstance(value, dict) else value)}"
+        return [f"`{kind}`", "chooses or counts; nothing is held out", plain, *[""] * 4, hours]
+    beside = {
+        each: value.get(name) if isinstance(value, dict) else value
         for each, value in printed.get("baselines", {}).items()
-    )
+    }
+    baselines = ", ".join(f"{each} {_said(value)}" for each, value in beside.items())
     control = printed.get(_CONTROL)
     edges = control.get(f"interval of {name}", control.get("interval")) if control else None
     shown = f"{_said(control[name])} ({_between(edges)})" if control else ""
-    return [f"`{kind}`", name, _said(printed.get(name)), _between(interval), baselines, shown, hours]
+    others = [*beside.values(), *([control[name]] if control else [])]
+    beyond = _beyond(name, interval, others)
+    return [f"`{kind}`", name, _said(printed.get(name)), _between(interval), baselines, shown, beyond, hours]
+
+
+def _beyond(name: str, interval: list[float] | None, others: list[float | None]) -> str:
+    """Whether the whole interval is better than all baselines and the control; "" without these."""
+    known = [each for each in others if each is not None]
+    if interval is None or not known:
+        return ""
+    better = interval[1] < min(known) if name in _FALLING else interval[0] > max(known)
+    return "yes" if better else "no"
 
 
 def _figure(printed: Mapping[str, Any]) -> tuple[str, list[float] | None]:
