@@ -83,11 +83,11 @@ class Counting(Evicting):
     """Counts rows that were rejected."""
 
     def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
-        lost = {layer: len(states) - len(rows) for layer, (_, states) in self._behind.items()}
+        worths = self._worths
+        lost = 0 if worths is None or worths.rows is None else len(worths.rows) - len(rows)
         super().kept(cache, rows, layers)
-        for layer, count in lost.items():
-            held = self._held[layer]
-            self._held[layer] = replace(held, scores=held.scores + count * (np.arange(held.scores.shape[1]) % 3))
+        for held in self._held.values() if lost else ():
+            held.scores[:] += lost * (np.arange(held.scores.shape[1]) % 3)
 
 
 class Counted(H2O):

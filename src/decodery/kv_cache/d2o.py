@@ -11,13 +11,15 @@ from torch.nn.functional import normalize
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
+from decodery.models.cache.kernel_policy import KernelPolicy
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import entries, require_budget, shared_out
 
-from .evicting import Evicting, Held, Scored, gathered, paid, recent_and_best
+from .evicting import Evicting, Held, Scored, gathered, paid
 
 
 @register(
@@ -47,6 +49,8 @@ class D2O(Scored):
             tokens.
     """
 
+    kernels = True
+
     budget: float = 0.2
     recent: float = 0.5
     sinks: int = 4
@@ -65,11 +69,9 @@ class D2O(Scored):
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Evicting(self, model.config, prompt) if self.merge == "none" else Merging(self, model.config, prompt)
 
-    def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
-        worth = scores.copy()
+    def protected(self, count: int) -> tuple[int, int]:
         # Sinks are the first slots of every head, because they are never evicted.
-        worth[:, : self.sinks] = np.inf
-        return recent_and_best(worth, round(self.recent * count), count)
+        return self.sinks, round(self.recent * count)
 
     def budgets(self, scores: dict[int, np.ndarray], layers: int) -> dict[int, float]:
         shared = [layer for layer in scores if self.dense <= layer < layers - 1]
@@ -165,6 +167,9 @@ class Merging(Evicting):
     def merges(self) -> bool:  # type: ignore[override]
         return self.settled
 
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        return None if self.settled else super().by_kernel(segment)
+
     def select(self, attention: Attention) -> np.ndarray | None:
         self._contexts[attention.layer] = {}
         return super().select(attention)
@@ -212,7 +217,7 @@ class Merging(Evicting):
         count = entries(self._budgets[layer], length)
         if count >= held.scores.shape[1]:
             return held
-        chosen = self.method.chosen(held.scores, layer, count)
+        chosen = self.method.chosen(held.scores, count)
         kept_keys, kept_values, tau = self.method.folded(keys, values, chosen, held.tau)
         left = held.picked(chosen)
         assert isinstance(left, Folded)

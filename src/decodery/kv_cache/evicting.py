@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy, State, best, entries
 
 from .after_prompt import SPARE, retain
+from .worths import Worths
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,13 @@ class Scored(CachePolicy):
     The tokens that a row reads depend on the earlier rows of its path. They are computed row by row within a pass. So
     the state after a block of drafts is that of single steps, whichever drafts are accepted, and the text is that of
     plain decoding under the policy.
+
+    Attributes:
+        kernels: Whether kernels score and evict after the prompt: a row's attention is added to the scores, or replaces
+            them where `newest`, and the slots with the lowest scores go, `protected` ones last.
     """
+
+    kernels: ClassVar[bool] = False
 
     @property
     def provides(self) -> Provides:
@@ -68,9 +75,16 @@ class Scored(CachePolicy):
         found: np.ndarray = scores + weights.mean(axis=1)
         return found
 
-    @abstractmethod
-    def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
+    def protected(self, count: int) -> tuple[int, int]:
+        """How many of the first and of the last of `count` slots are kept before all others."""
+        return 0, 0
+
+    def chosen(self, scores: np.ndarray, count: int) -> np.ndarray:
         """[kv_heads, slots] bool, true for the `count` slots to keep; slots are in the order of positions."""
+        first, last = self.protected(count)
+        worth = scores.copy()
+        worth[:, :first] = worth[:, scores.shape[1] - last :] = np.inf
+        return best(worth, count)
 
     def budgets(self, scores: dict[int, np.ndarray], layers: int) -> dict[int, float]:
         """The budget of each layer after the prompt was read.
@@ -137,19 +151,46 @@ class Evicting(State):
         self._held: dict[int, Held] = {}
         self._behind: dict[int, tuple[int, list[Held]]] = {}
         self._read: dict[int, np.ndarray] = {}
+        self._worths: Worths | None = None
+
+    def fork(self) -> Self:
+        clone = super().fork()
+        clone._worths = None
+        return clone
 
     def summed_from(self, segment: Segment) -> int | None:
         """Attention sums are needed only for rows of the prompt; those of later rows are computed in `select`."""
         return None if self.settled else len(segment) - 1 if self.method.newest else 0
 
     def by_kernel(self, segment: Segment) -> KernelPolicy | None:
-        return None if self.settled else KernelPolicy(summed_from=self.summed_from(segment))
+        if not self.settled:
+            return KernelPolicy(summed_from=self.summed_from(segment))
+        if not self.method.kernels or not self._held or self._behind:
+            return None
+        if self._worths is None:
+            scores = {layer: held.scores for layer, held in self._held.items()}
+            self._worths = Worths(scores, self.config.num_layers)
+        return KernelPolicy(eviction=self._worths.open(segment, *self._counts(segment), newest=self.method.newest))
+
+    def _counts(self, segment: Segment) -> tuple[np.ndarray, int, np.ndarray]:
+        """How many slots stay after each row [layers, rows], and which of them first: see `Eviction`."""
+        shape, positions = (self.config.num_layers, len(segment)), segment.positions.tolist()
+        keeps, last = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
+        known: dict[float, list[int]] = {}
+        for layer in self._held:
+            budget = self._budgets[layer]
+            if budget not in known:
+                known[budget] = [entries(budget, at + 1) for at in positions]
+            keeps[layer] = known[budget]
+            last[layer] = [self.method.protected(count)[1] for count in known[budget]]
+        return keeps, self.method.protected(1)[0], last
 
     @property
     def bytes(self) -> int:
         """Bytes of the scores, those after tentative rows included."""
         held = [*self._held.values(), *(each for _, states in self._behind.values() for each in states)]
-        return sum(each.scores.nbytes for each in held) + sum(each.nbytes for each in self._read.values())
+        rows = 0 if self._worths is None or self._worths.rows is None else self._worths.rows.nbytes
+        return rows + sum(each.scores.nbytes for each in held) + sum(each.nbytes for each in self._read.values())
 
     def take_sums(self, layer: int, paid: np.ndarray) -> None:
         kv_heads, slots = paid.shape
@@ -183,13 +224,21 @@ class Evicting(State):
             if cache.next_position >= self.prompt:
                 self._settle(cache)
             return
+        if self._worths is not None and self._worths.rows is not None:
+            if rows:
+                self._worths.keep(cache, rows)
+                scores = self._worths.scores(cache.lengths)
+                self._held = {layer: Held.content(each) for layer, each in scores.items()}
+            self._worths.rows = None
+            return
+        self._worths = None
         for layer, (content, states) in self._behind.items():
             if rows:
                 self._keep(cache, layer, states[rows[-1]].moved(content, rows))
         self._behind = {}
 
     def cut(self, cache: KVCache) -> None:
-        self._read, self._behind = {}, {}
+        self._read, self._behind, self._worths = {}, {}, None
         for layer, held in self._held.items():
             self._held[layer] = Held.content(held.scores[:, : int(cache.lengths[layer])])
 
@@ -206,7 +255,7 @@ class Evicting(State):
         count = entries(self._budgets[layer], length)
         if count >= held.scores.shape[1]:
             return held
-        return held.picked(self.method.chosen(held.scores, layer, count))
+        return held.picked(self.method.chosen(held.scores, count))
 
     def _keep(self, cache: KVCache, layer: int, held: Held) -> None:
         """Keep only these slots in a layer of the cache."""
@@ -238,10 +287,3 @@ def paid(queries: torch.Tensor, keys: torch.Tensor) -> np.ndarray:
     grouped = queries.reshape(len(keys), -1, keys.shape[-1]).double()
     weights: np.ndarray = torch.einsum("kgd,kmd->kgm", grouped, keys.double()).softmax(dim=-1).cpu().numpy()
     return weights
-
-
-def recent_and_best(scores: np.ndarray, recent: int, count: int) -> np.ndarray:
-    """The last `recent` slots, and the earlier slots with the highest scores, `count` in total."""
-    worth = scores.copy()
-    worth[:, scores.shape[1] - recent :] = np.inf
-    return best(worth, count)

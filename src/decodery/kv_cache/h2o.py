@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.step.cache_policy import require_budget
 
-from .evicting import Scored, recent_and_best
+from .evicting import Scored
 
 
 @register(
@@ -31,6 +29,8 @@ class H2O(Scored):
         recent: Share of the budget for the window of recent tokens.
     """
 
+    kernels = True
+
     budget: float = 0.2
     recent: float = 0.5
 
@@ -39,5 +39,5 @@ class H2O(Scored):
         if not 0 <= self.recent <= 1:
             raise SettingsError(f"h2o: recent must be a share of the budget from 0 to 1, not {self.recent}")
 
-    def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
-        return recent_and_best(scores, round(self.recent * count), count)
+    def protected(self, count: int) -> tuple[int, int]:
+        return 0, round(self.recent * count)

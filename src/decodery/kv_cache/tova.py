@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decodery.core.registry import register
-from decodery.step.cache_policy import best, require_budget
+from decodery.step.cache_policy import require_budget
 
 from .evicting import Scored
 
@@ -28,6 +28,8 @@ class TOVA(Scored):
         budget: See `CachePolicy`; by default 1/8 of the text, as published.
     """
 
+    kernels = True
+
     budget: float = 0.125
 
     def __post_init__(self) -> None:
@@ -42,6 +44,3 @@ class TOVA(Scored):
 
     def written(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
         return np.broadcast_to(weights.mean(axis=(0, 1)), scores.shape)
-
-    def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
-        return best(scores, count)

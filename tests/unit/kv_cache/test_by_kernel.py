@@ -99,7 +99,7 @@ def test_kernels_do_what_python_does(policy: CachePolicy, dtype: torch.dtype) ->
     assert cache.head_lengths.tolist() == other.head_lengths.tolist()
 
 
-@pytest.mark.parametrize("policy", [Quantized(8, 32, 20), Quantized(4, 5, 1)], ids=str)
+@pytest.mark.parametrize("policy", [Quantized(8, 32, 20), Quantized(4, 5, 1), H2O(0.4), TOVA(0.3)], ids=str)
 def test_all_kernel_sets_read_the_same_bits(policy: CachePolicy) -> None:
     found = []
     try:
@@ -145,9 +145,39 @@ class LosingItsFirst(Quantized):
         return FirstGroupLost(self, model.config, prompt)
 
 
+class Unprotected(Evicting):
+    """Recent tokens may go as well."""
+
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        found = super().by_kernel(segment)
+        if found is None or found.eviction is None:
+            return found
+        return replace(found, eviction=replace(found.eviction, last=np.zeros_like(found.eviction.last)))
+
+
+class WithoutWindow(H2O):
+    def state(self, model: Any, prompt: int) -> AttentionPolicy:
+        return Unprotected(self, model.config, prompt)
+
+
+class Summing(Evicting):
+    """Counts what all rows pay, each head its own."""
+
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        found = super().by_kernel(segment)
+        if found is None or found.eviction is None:
+            return found
+        return replace(found, eviction=replace(found.eviction, newest=False))
+
+
+class OfAllRows(TOVA):
+    def state(self, model: Any, prompt: int) -> AttentionPolicy:
+        return Summing(self, model.config, prompt)
+
+
 WRONG: list[Any] = [
     (OfAllPages(0.3), Quest(0.3)), (MetWhereTheyAre(40), StreamingLLM(40)),
-    (LosingItsFirst(8, 32, 20), Quantized(8, 32, 20)),
+    (LosingItsFirst(8, 32, 20), Quantized(8, 32, 20)), (WithoutWindow(0.4), H2O(0.4)), (OfAllRows(0.3), TOVA(0.3)),
 ]  # fmt: skip
 
 
@@ -207,6 +237,34 @@ def test_scores_are_what_rows_pay() -> None:
         scores.append(state._held[3].scores)
     assert np.allclose(scores[0].sum(axis=1), PROMPT, atol=1e-3)
     assert (scores[0] == scores[1]).all() and (scores[0] == scores[2]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8], ids=str)
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_kernels_move_up_what_lies_after_lost_slots(dtype: torch.dtype, count: int) -> None:
+    model, draw = to_int8(RAW), np.random.default_rng(count)
+    model.narrow_caches(dtype)
+    cache = model.new_cache()
+    read(model, cache, PROMPT)
+    clone, other, whole = cache.fork(), cache.fork(), cache.data
+    layers, heads = model.config.num_layers, model.config.num_kv_heads
+    every = np.arange(PROMPT)
+    lost = np.array([[np.sort(draw.permutation(PROMPT)[:count]) for _ in range(heads)] for _ in range(layers)])
+    lost[1] = PROMPT + 5
+    worths = draw.random((layers, heads, PROMPT + 3))
+    kept = [np.array([np.setdiff1d(every, own) for own in each]) for each in lost]
+    wanted = [np.take_along_axis(each[:, :PROMPT], own, axis=1) for each, own in zip(worths, kept, strict=True)]
+    clone.lose(lost.astype(np.int32), worths)
+    for layer, slots in enumerate(kept):
+        cache.retain(layer, slots)
+        assert clone.stored(layer).equal(cache.stored(layer))
+        assert (clone.positions[layer, : slots.shape[1]] == cache.positions[layer, : slots.shape[1]]).all()
+        assert (worths[layer, :, : slots.shape[1]] == wanted[layer]).all()
+    assert (
+        clone.lengths.tolist() == cache.lengths.tolist() == [PROMPT - count, PROMPT, *[PROMPT - count] * (layers - 2)]
+    )
+    assert clone.pages.held.size == cache.pages.held.size
+    assert other.data.equal(whole)
 
 
 def test_a_prompt_that_is_compressed_needs_its_policy_no_more() -> None:

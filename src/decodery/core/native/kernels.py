@@ -25,6 +25,7 @@ from .structs import (
     LatentStruct,
     LayerStruct,
     LinearStruct,
+    LostStruct,
     MixedStruct,
     MixerStruct,
     ModelStruct,
@@ -64,7 +65,7 @@ _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, PageRowsStruct, PolicyStruct, SegmentStruct, PassStruct, DraftStruct,
     GuessStruct, MixerStruct, MixedStruct, ExpectedStruct, ProposedStruct, DraftingStruct, HappenedStruct,
     ProcessorStruct, SamplingStruct, ArrayStepStruct, PricesStruct, ExpertsStruct, LatentStruct, TokenInputsStruct,
-    StreamsStruct, StreamLayerStruct, SealedGroupsStruct,
+    StreamsStruct, StreamLayerStruct, SealedGroupsStruct, LostStruct,
 )  # fmt: skip
 
 
@@ -76,6 +77,7 @@ _NEWEST = (
     "decodery_prices",
     "decodery_copies",
     "decodery_draft_all",
+    "decodery_lose_slots",
 )
 
 
@@ -134,6 +136,7 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_follow.argtypes = [c_void_p, c_void_p, c_void_p, c_int32]
     lib.decodery_read_rows.argtypes = lib.decodery_write_rows.argtypes = [c_void_p]
     lib.decodery_copy_pages.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64]
+    lib.decodery_lose_slots.argtypes = [c_void_p]
     lib.decodery_prices.argtypes = [c_void_p, c_int32, c_double, c_int32, c_void_p]
     lib.decodery_price.argtypes = [c_void_p, c_int32, c_int32, c_double, c_double]
     lib.decodery_sample.argtypes = [c_void_p]

@@ -87,7 +87,18 @@ class PolicyStruct(ctypes.Structure):
         ("channel_count", c_int32), ("bits", c_int32), ("first", c_int32), ("recent", c_int32), ("known", c_int32),
         ("side_pages", c_int32), ("room", c_int32), ("paid_from", c_int32), ("paid_slots", c_int32),
         ("sealed", c_void_p), ("blocks", c_void_p), ("stored", c_int32), ("group", c_int32), ("block_groups", c_int32),
-        ("block_count", c_int32), ("code_bits", c_int32),
+        ("block_count", c_int32), ("code_bits", c_int32), ("held", c_void_p), ("worths", c_void_p),
+        ("parents", c_void_p), ("keeps", c_void_p), ("lasts", c_void_p), ("worth_layers", c_int64),
+        ("held_slots", c_int32), ("worth_slots", c_int32), ("firsts", c_int32), ("newest", c_int32),
+    ]  # fmt: skip
+
+
+class LostStruct(ctypes.Structure):
+    _fields_ = [
+        ("base", c_void_p), ("tables", c_void_p), ("slots", c_void_p), ("lengths", c_void_p), ("positions", c_void_p),
+        ("worths", c_void_p), ("page_bytes", c_int64), ("row_bytes", c_int64), ("positions_layer", c_int64),
+        ("worth_slots", c_int64), ("layers", c_int32), ("heads", c_int32), ("table_pages", c_int32),
+        ("count", c_int32), ("number_bytes", c_int32),
     ]  # fmt: skip
 
 

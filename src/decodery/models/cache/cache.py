@@ -17,7 +17,7 @@ from .attention_policy import AttentionPolicy
 from .cross_memory import CrossMemory
 from .evicted_slots import Losses
 from .known_states import States
-from .page_pool import SLOTS
+from .page_pool import SLOTS, MappedPool
 from .pages import PageTable
 from .row_store import RowStore
 from .slot_positions import SlotPositions
@@ -454,6 +454,29 @@ class KVCache:
         self.slot_positions.set(layer, positions)
         self._doubt(layer, first)
         self.lengths[layer] = len(positions)
+        self.pages.trim(self.store.ends(self.lengths))
+        self._forget()
+
+    def lose(self, slots: np.ndarray, worths: np.ndarray) -> None:
+        """Let heads lose some slots, as many in each head of a layer; kernels move what lies after them up.
+
+        A slot then has the latest of its heads' positions.
+
+        Args:
+            slots: [layers, kv_heads, n] int32, ascending; those from a layer's length on stand for none.
+            worths: [layers, kv_heads, slots] float64, a number for each slot, which move likewise.
+        """
+        pool, lengths = self.pages.pool, self.lengths.copy()
+        assert isinstance(pool, MappedPool)
+        left = lengths - (slots < lengths[:, None, None]).sum(axis=2)[:, 0]
+        firsts = np.minimum(slots[:, :, 0], left[:, None])
+        self.pages.begin_anew()
+        self.pages.own(firsts, np.broadcast_to(left[:, None], firsts.shape))
+        self.slot_positions.part()
+        pool.lose(self.pages.whole_table, slots, lengths, self.slot_positions.held, worths)
+        for layer in np.flatnonzero(left < lengths).tolist():
+            self._doubt(layer, int(firsts[layer].min()))
+        self.lengths[:] = left
         self.pages.trim(self.store.ends(self.lengths))
         self._forget()
 

@@ -139,6 +139,40 @@ class Sealed:
     per_block: int
 
 
+@dataclass(frozen=True, eq=False)
+class Eviction:
+    """What slots are worth, and how many of them each row leaves: see `Policy` in csrc/abi.h.
+
+    Attributes:
+        held: [layers, kv_heads, slots] float64, what slots of content are worth.
+        worths: [retained + rows, layers, kv_heads, slots] float64 after each row, -1 where a head does not hold a slot.
+        parents: [rows] int32, which of these a row goes on from, -1 for content.
+        keeps: [layers, rows] int32, how many slots stay after a row.
+        first: So many of the first slots go after all others.
+        last: [layers, rows] int32, the same of the last slots.
+        newest: Whether slots are worth what the last row pays in all heads, not the sum of what rows pay in their own.
+    """
+
+    held: np.ndarray
+    worths: np.ndarray
+    parents: np.ndarray
+    keeps: np.ndarray
+    first: int
+    last: np.ndarray
+    newest: bool
+
+    def describe(self, struct: PolicyStruct) -> None:
+        """Write it for kernels."""
+        layers, kv_heads, slots = self.held.shape
+        struct.held, struct.held_slots = address(self.held, np.float64, layers, kv_heads, slots), slots
+        states, rows = len(self.worths), len(self.parents)
+        struct.worth_layers, struct.worth_slots = layers, self.worths.shape[3]
+        struct.worths = address(self.worths, np.float64, states, layers, kv_heads, self.worths.shape[3])
+        struct.parents = address(self.parents, np.int32, rows)
+        struct.keeps, struct.lasts = (address(each, np.int32, layers, rows) for each in (self.keeps, self.last))
+        struct.firsts, struct.newest = self.first, self.newest
+
+
 @dataclass(eq=False)
 class KernelPolicy:
     """What kernels do for the rows of one pass, in the layers that a policy has a say in."""
@@ -146,6 +180,7 @@ class KernelPolicy:
     choice: Choice | None = None
     windows: Windows | None = None
     sealed: Sealed | None = None
+    eviction: Eviction | None = None
     summed_from: int | None = None
     _paid: np.ndarray | None = field(default=None, init=False)
     _alive: list[object] = field(default_factory=list, init=False)
@@ -170,6 +205,8 @@ class KernelPolicy:
             struct.widths, struct.sinks = address(self.windows.widths, np.int32, rows), self.windows.sinks
             shape = rows, config.head_dim // 2
             struct.cos, struct.sin = (address(each, torch.float32, *shape) for each in self.windows.turned)
+        if self.eviction is not None:
+            self.eviction.describe(struct)
         if (sealed := self.sealed) is not None:
             struct.sealed = address(sealed.ends, np.int32, rows)
             struct.blocks = ctypes.addressof(sealed.blocks) if len(sealed.blocks) else None

@@ -19,7 +19,7 @@ from decodery.core.abstract import Contract
 from decodery.core.errors import OutOfMemory
 from decodery.core.machine import physical_memory
 from decodery.core.native.kernels import address, library
-from decodery.core.native.structs import PageRowsStruct
+from decodery.core.native.structs import LostStruct, PageRowsStruct
 
 from ..mapped_memory import anonymous, discard
 from . import coded
@@ -190,6 +190,30 @@ class MappedPool(PagePool):
         assert lib is not None
         old, new = (address(np.ascontiguousarray(each), np.int32, None) for each in (pages, to))
         lib.decodery_copy_pages(self.base, self.page_bytes, old, new, len(pages))
+
+    def lose(
+        self, tables: np.ndarray, slots: np.ndarray, lengths: np.ndarray, positions: np.ndarray, worths: np.ndarray
+    ) -> None:
+        """Take slots out of heads, and move up what lies after them: see `Lost` in csrc/abi.h.
+
+        Args:
+            tables: [layers, kv_heads, pages].
+            slots: [layers, kv_heads, n] int32, ascending; those from a layer's length on stand for none.
+            lengths: [layers] int64.
+            positions: [layers, slots] int32 of slots, which become the latest of their heads'.
+            worths: [layers, kv_heads, slots] float64 of slots, which move likewise.
+        """
+        lib = library()
+        assert lib is not None
+        layers, kv_heads, pages = tables.shape
+        struct = LostStruct(
+            self.base, address(tables, np.int32, layers, kv_heads, pages),
+            address(slots, np.int32, layers, kv_heads, slots.shape[2]), address(lengths, np.int64, layers),
+            address(positions, np.int32, layers, None), address(worths, np.float64, layers, kv_heads, None),
+            self.page_bytes, self.row * self.dtype.itemsize, positions.shape[1], worths.shape[2], layers, kv_heads,
+            pages, slots.shape[2], self.dtype.itemsize,
+        )  # fmt: skip
+        lib.decodery_lose_slots(ctypes.addressof(struct))
 
     def _call(self, kernel: str, tables: np.ndarray, slots: range | np.ndarray, rows: torch.Tensor) -> None:
         lib, tables = library(), np.ascontiguousarray(tables)

@@ -169,6 +169,12 @@ struct SealedGroups {
 // sealed: [rows] or null, how many first tokens each row reads in integers, whole groups of `group` tokens. The first `stored`
 // of them are in `blocks` [layers][block_count], of `block_groups` groups each but the last; the others are the first slots
 // that a row sees, rounded as these are.
+// held: null, or what slots are worth, [layers][kv_heads][held_slots] of content: then rows are read in turn, each by the slots
+// that a head holds after its parent, parents [rows], -1: after content. A row's weights are added to what these slots are worth,
+// their mean over the heads of a group; or are all that they are worth, their mean over all heads, where `newest` is set. Of
+// the slots then the least worthy go until keeps [layers][rows] are left, but the first `firsts` and the last lasts
+// [layers][rows] go after all others; of equals the later one. worths: [stays + rows][layers][kv_heads][worth_slots] after
+// each row, -1: not held; those of the rows that stay are given.
 struct Policy {
     const uint8_t* acts;
     const int32_t* widths;
@@ -183,6 +189,11 @@ struct Policy {
     const int32_t* sealed;
     const SealedGroups* blocks;
     int32_t stored, group, block_groups, block_count, code_bits;
+    const double* held;
+    double* worths;
+    const int32_t *parents, *keeps, *lasts;
+    int64_t worth_layers;
+    int32_t held_slots, worth_slots, firsts, newest;
 };
 
 // One sequence's rows. Slot s of a layer's key-value head is row s % 16 of the page that pages[layer * table_layer + head *
@@ -222,6 +233,19 @@ struct Segment {
     int64_t length(int32_t layer, int32_t head) const { return lengths[layer * lengths_layer + head * lengths_head]; }
     const int32_t* table(int32_t layer, int32_t head) const { return pages + layer * table_layer + head * table_head; }
     const Policy* acting(int32_t layer) const { return policy != nullptr && policy->acts[layer] != 0 ? policy : nullptr; }
+};
+
+// Slots that heads lose: slots [layers][heads][count], ascending, those from lengths [layers] on stand for none; a layer's heads
+// lose as many. What lies after them moves up, and so do worths [layers][heads][worth_slots] of slots. Of positions [layers]
+// [positions_layer] each slot has the latest of those its heads hold.
+struct Lost {
+    char* base;
+    const int32_t *tables, *slots;    // tables: [layers][heads][table_pages]
+    const int64_t* lengths;
+    int32_t* positions;
+    double* worths;
+    int64_t page_bytes, row_bytes, positions_layer, worth_slots;
+    int32_t layers, heads, table_pages, count, number_bytes;
 };
 
 // Rows of some layers' key-value heads in pages, to be read or written. tables: [layers][heads][table_pages]. slots: [count]

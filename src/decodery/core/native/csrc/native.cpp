@@ -161,7 +161,7 @@ struct Layout {
 // a group in.
 struct Sizes {
     int64_t longest = 0, listed = 0, marked = 0, lone = 0, rounded = 0;
-    bool policies = false, chooses = false;
+    bool policies = false, chooses = false, in_turn = false;
 };
 
 // The layer of a cache that a layer reads.
@@ -205,6 +205,7 @@ Sizes measure(const Model& model, const Pass& pass) {
         if (seen > sizes.longest) sizes.longest = seen;
         sizes.lone += int64_t(segment.rows) * lone(segment, windowed);
         sizes.policies |= segment.policy != nullptr;
+        sizes.in_turn |= segment.policy != nullptr && segment.policy->held != nullptr;
         if (segment.policy != nullptr) sizes.rounded = std::max(sizes.rounded, sealed_floats(*segment.policy, model.head_dim));
         sizes.chooses |= segment.policy != nullptr && segment.policy->counts != nullptr;
         if (segment.mask == nullptr) continue;
@@ -314,9 +315,10 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     layout.take(notes.lists, sizes.lone);
     layout.take(state.seen, n);
     layout.take(state.firsts, sizes.policies ? n : 0);
-    layout.take(state.chosen, sizes.chooses ? n * model.kv_heads : 0);
+    layout.take(state.chosen, sizes.chooses || sizes.in_turn ? n * model.kv_heads : 0);
     state.longest = sizes.longest;
     state.chooses = sizes.chooses;
+    state.in_turn = sizes.in_turn;
     state.aside_stride = sizes.policies ? std::max(aside_floats(model, sizes.longest), (sizes.rounded + 15) / 16 * 16) : 0;
     layout.take(state.aside, usable_threads() * state.aside_stride);
     const Mixer* mixer = mixer_of(model, pass);
@@ -448,7 +450,7 @@ EXPORT int32_t decodery_size(int32_t i) {
                                 sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
                                 sizeof(Proposed), sizeof(Drafting), sizeof(Happened), sizeof(Processor), sizeof(Sampling),
                                 sizeof(ArrayStep), sizeof(Prices), sizeof(Experts), sizeof(Latent),
-                                sizeof(TokenInputs), sizeof(Streams), sizeof(StreamLayer), sizeof(SealedGroups)};
+                                sizeof(TokenInputs), sizeof(Streams), sizeof(StreamLayer), sizeof(SealedGroups), sizeof(Lost)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.
@@ -464,6 +466,7 @@ EXPORT void decodery_copy_pages(char* base, int64_t page_bytes, const int32_t* f
     for (int64_t i = 0; i < count; ++i)
         memcpy(base + to[i] * page_bytes, base + from[i] * page_bytes, size_t(page_bytes));
 }
+EXPORT void decodery_lose_slots(const Lost* lost) { lose_slots(*lost); }
 EXPORT void decodery_choose(int32_t i) { chosen = usable()[i]; }
 EXPORT void decodery_threads(int32_t n) { all_threads = n < 1 ? 1 : n; }
 EXPORT void decodery_allow(int32_t n) { allowed = n; }

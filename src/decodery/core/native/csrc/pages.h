@@ -129,3 +129,92 @@ inline void copy_slot(const Segment& segment, int32_t layer, int32_t head, int32
     else if (segment.element == float16_elements) move(uint16_t());
     else move(uint8_t());
 }
+
+// Lets 16 slots of a page hold those of two pages that follow each other, from slot `by` of the first on. Slots may move down
+// within a page: every row is read before it is written.
+template <class T>
+void shift_lanes(T* to, const T* here, const T* next, int32_t by, int32_t rows) {
+    T both[2 * page_slots];
+    for (int32_t row = 0; row < rows; ++row) {
+        memcpy(both, here + row * page_slots, sizeof both / 2);
+        memcpy(both + page_slots, next + row * page_slots, sizeof both / 2);
+        memcpy(to + row * page_slots, both + by, sizeof both / 2);
+    }
+}
+template <class T>
+void shift_page(char* to, char* here, char* next, int32_t by, int32_t dim) {
+    const int32_t wide = round_up(dim, 16);
+    if (sizeof(T) > 1) {
+        shift_lanes(numbers_of<T>(to, 0, wide), numbers_of<T>(here, 0, wide), numbers_of<T>(next, 0, wide), by, dim);
+        for (int32_t lane = 0; lane < page_slots; ++lane) {
+            char* from = lane + by < page_slots ? here : next;
+            memcpy(numbers_of<T>(to, 1, wide) + lane * wide, numbers_of<T>(from, 1, wide) + (lane + by) % page_slots * wide, size_t(wide) * sizeof(T));
+        }
+        return;
+    }
+    shift_lanes(numbers_of<uint32_t>(to, 0, 0), numbers_of<uint32_t>(here, 0, 0), numbers_of<uint32_t>(next, 0, 0), by, wide / 4);
+    // Values of four slots are a word.
+    const auto words = [&](char* first, char* second, int32_t quad) {
+        return reinterpret_cast<uint32_t*>(numbers_of<T>(quad < 4 ? first : second, 1, wide)) + quad % 4 * wide;
+    };
+    const int32_t bits = by % 4 * 8;
+    for (int32_t quad = 0; quad < 4; ++quad) {
+        uint32_t* target = words(to, to, quad);
+        const uint32_t *first = words(here, next, quad + by / 4), *second = bits == 0 ? first : words(here, next, quad + by / 4 + 1);
+        for (int32_t i = 0; i < wide; ++i) target[i] = bits == 0 ? first[i] : first[i] >> bits | second[i] << (32 - bits);
+    }
+    for (int32_t kind = 0; kind < 2; ++kind) shift_lanes(scales_of(to, kind, wide), scales_of(here, kind, wide), scales_of(next, kind, wide), by, 1);
+}
+// Lets slots [from, end) of one head hold what lies `by` slots after them.
+template <class T>
+void move_up(const Lost& lost, const int32_t* table, int32_t from, int32_t end, int32_t by, int32_t dim) {
+    const auto page = [&](int32_t slot) { return lost.base + table[slot / page_slots] * lost.page_bytes; };
+    for (int32_t slot = from; slot < end;) {
+        if (slot % page_slots == 0 && slot + page_slots <= end) {
+            shift_page<T>(page(slot), page(slot + by), page(slot + by + page_slots - 1), (slot + by) % page_slots, dim);
+            slot += page_slots;
+            continue;
+        }
+        for (int32_t kind = 0; kind < 2; ++kind) {
+            T row[most_dim];
+            each_number<T>(page(slot + by), kind, slot + by, dim, [&](int32_t i, const T* held) { row[i] = *held; });
+            each_number<T>(page(slot), kind, slot, dim, [&](int32_t i, T* held) { *held = row[i]; });
+            if (sizeof(T) > 1) continue;
+            const int32_t wide = round_up(dim, 16);
+            scales_of(page(slot), kind, wide)[slot % page_slots] = scales_of(page(slot + by), kind, wide)[(slot + by) % page_slots];
+        }
+        ++slot;
+    }
+}
+inline void lose_slots(const Lost& lost) {
+    const int32_t dim = int32_t(lost.row_bytes) / lost.number_bytes - (lost.number_bytes == 1 ? scale_bytes : 0);
+    for (int32_t layer = 0; layer < lost.layers; ++layer) {
+        const int32_t length = int32_t(lost.lengths[layer]);
+        const int32_t* gone = lost.slots + int64_t(layer) * lost.heads * lost.count;
+        int32_t count = 0, first = length;
+        while (count < lost.count && gone[count] < length) ++count;
+        for (int32_t head = 0; head < lost.heads; ++head) {
+            const int32_t *own = gone + head * lost.count, *table = lost.tables + (int64_t(layer) * lost.heads + head) * lost.table_pages;
+            double* worths = lost.worths == nullptr ? nullptr : lost.worths + (int64_t(layer) * lost.heads + head) * lost.worth_slots;
+            for (int32_t i = 0; i < count; ++i) {
+                const int32_t by = i + 1, from = own[i] - i, end = (by < count ? own[by] : length) - by;
+                first = from < first ? from : first;
+                if (lost.number_bytes == 4) move_up<uint32_t>(lost, table, from, end, by, dim);
+                else if (lost.number_bytes == 2) move_up<uint16_t>(lost, table, from, end, by, dim);
+                else move_up<uint8_t>(lost, table, from, end, by, dim);
+                if (worths != nullptr) memmove(worths + from, worths + from + by, size_t(end - from) * sizeof(double));
+            }
+        }
+        int32_t* positions = lost.positions + layer * lost.positions_layer;
+        for (int32_t slot = first; slot < length - count; ++slot) {
+            int32_t latest = positions[slot];
+            for (int32_t head = 0; head < lost.heads; ++head) {
+                const int32_t* own = gone + head * lost.count;
+                int32_t by = 0;
+                while (by < count && own[by] <= slot + by) ++by;
+                latest = positions[slot + by] > latest ? positions[slot + by] : latest;
+            }
+            positions[slot] = latest;
+        }
+    }
+}

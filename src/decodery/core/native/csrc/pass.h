@@ -41,6 +41,7 @@ static void by_element(Element element, const Work& work) {
 #include "experts.h"
 #include "latent.h"
 #include "sealed.h"
+#include "worths.h"
 #include "streams.h"
 
 struct Runner {
@@ -493,7 +494,7 @@ struct Runner {
     template <class E>
     void follow(const Policy& policy, const Segment& segment, int32_t kv_head, int32_t row, int32_t pass_row, int32_t i, int32_t begin,
                 Query& query, Pages<E>* sources) const {
-        if (policy.counts != nullptr && policy.counts[row] != 0) {
+        if (policy.held != nullptr || (policy.counts != nullptr && policy.counts[row] != 0)) {
             const Chosen& chosen = state.chosen[int64_t(pass_row) * model.kv_heads + kv_head];
             query.seen = {0, chosen.run, chosen.list, chosen.count};
             if (chosen.table != nullptr) {
@@ -503,7 +504,7 @@ struct Runner {
             }
         }
         if (policy.sealed != nullptr) leave_out(query.seen, policy.sealed[row] - policy.stored);
-        if (policy.paid == nullptr || row < policy.paid_from) return;
+        if (policy.held == nullptr && (policy.paid == nullptr || row < policy.paid_from)) return;
         query.given = aside() + (i - begin) * round_up(int32_t(state.longest) + 16, 16);
     }
 
@@ -633,6 +634,52 @@ struct Runner {
             for (int32_t i = 0; i < most; ++i) __atomic_fetch_add(paid + i, sums[i], __ATOMIC_RELAXED);
     }
 
+    // The policy of a group whose rows are read in turn, or null.
+    const Policy* in_turn(const Group& group, int32_t index) const {
+        const Policy* policy = state.in_turn ? pass.segments[state.order[group.first]].acting(index) : nullptr;
+        return policy != nullptr && policy->held != nullptr ? policy : nullptr;
+    }
+    // Attention of rows of which each leaves some slots out for those after it.
+    void attend_in_turn(int32_t index) {
+        if (!state.in_turn) return;
+        for (const Group* group = state.groups; group < state.groups + state.group_count; ++group) {
+            const Policy* policy = in_turn(*group, index);
+            if (policy == nullptr) continue;
+            for (int32_t row = 0; row < group->rows; ++row) {
+                for (int32_t kv_head = thread; kv_head < model.kv_heads; kv_head += team.threads)
+                    by_kind(*group, [&](auto element) { attend_next<decltype(element)>(index, *group, *policy, kv_head, row); });
+                if (policy->newest == 0) continue;
+                meet(stage_attention);
+                if (thread == 0) Worths{model, pass.segments[state.order[group->first]], *policy, index}.share_out(row);
+                meet(stage_attention);
+            }
+        }
+        meet(stage_attention);
+    }
+    template <class E>
+    void attend_next(int32_t index, const Group& group, const Policy& policy, int32_t kv_head, int32_t row) const {
+        const int32_t s = state.order[group.first], members = head_group();
+        const int64_t stride = round_up(int32_t(state.longest) + 16, 16);
+        const Worths worths = {model, pass.segments[s], policy, index};
+        int64_t* sums = reinterpret_cast<int64_t*>(aside() + most_queries * stride);
+        int32_t* list = reinterpret_cast<int32_t*>(sums + stride);
+        const Chosen& seen = state.chosen[int64_t(state.rows[s].first + row) * model.kv_heads + kv_head] = worths.before(kv_head, row, list);
+        const int32_t n = seen.run + seen.count;
+        for (int32_t k = 0; k < n; ++k) sums[k] = 0;
+        for (int32_t first = 0; first < members; first += most_queries) {
+            Query queries[most_queries];
+            Pages<E> sources[most_queries + 2];
+            const Range mine = {row * members + first, row * members + (first + most_queries < members ? first + most_queries : members)};
+            const Item<E> item = gather(index, group, kv_head, mine, queries, sources);
+            item.add_up();
+            for (int32_t i = 0; i < item.count; ++i) {
+                finish(queries[i], item.dim);
+                for (int32_t k = 0; k < n; ++k) sums[k] += int64_t(queries[i].given[k] * paid_unit);
+            }
+        }
+        worths.after(kv_head, row, seen, sums);
+    }
+
     // Calls work(segment, its policy, its first row, kv_head) for the segments whose slots kernels choose, of its threads' part.
     template <class Work>
     void each_choosing(int32_t index, bool by_row, const Work& work) const {
@@ -696,7 +743,7 @@ struct Runner {
         const Heads heads = heads_of(index);
         int32_t item = team.take(), first = 0;
         for (const Group* group = state.groups; group < state.groups + state.group_count; ++group) {
-            if (group->divided && !windowed) continue;
+            if ((group->divided && !windowed) || in_turn(*group, index) != nullptr) continue;
             const int32_t queries = group->rows * heads.group, parts = parts_of(*group, heads), items = parts * heads.kv_heads;
             for (; item < first + items; item = team.take()) {
                 const int32_t kv_head = (item - first) / parts;
@@ -752,6 +799,7 @@ struct Runner {
 
     void attention(const Layer& layer, int32_t index) {
         choose(index);
+        attend_in_turn(index);
         // Behind a window every row's indices begin elsewhere.
         const bool windowed = layer.window != 0;
         if (windowed || state.divided < state.group_count) attend_apart(index, windowed);

@@ -200,7 +200,7 @@ struct State {
     int32_t group_count;
     Visible* seen;                         // [rows], in the layer at hand
     Visible* firsts;                       // [rows], the first slots that a policy has read by themselves
-    bool chooses;                          // whether kernels choose slots for a policy
+    bool chooses, in_turn;                 // whether kernels choose slots for a policy, or leave some out after every row
     Chosen* chosen;                        // then [rows][kv_heads]
     float* aside;                          // per thread, for policies: see aside_floats
     int64_t aside_stride, longest;

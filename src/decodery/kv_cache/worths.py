@@ -1,0 +1,70 @@
+"""What the slots of all layers are worth, in arrays that kernels update row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from decodery.models.batch import Segment
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.kernel_policy import Eviction
+
+_NO_SLOT = np.iinfo(np.int32).max
+
+
+class Worths:
+    """Scores of the slots that each key-value head holds, after the content and after every tentative row.
+
+    Attributes:
+        held: [layers, kv_heads, slots] float64, of content.
+        rows: The same after each tentative row, -1 where a head does not hold a slot; None without such rows.
+    """
+
+    def __init__(self, scores: Mapping[int, np.ndarray], layers: int) -> None:
+        """Take scores [kv_heads, slots] by layer, of `layers` in total."""
+        self._acting = [*scores]
+        kv_heads = len(scores[self._acting[0]])
+        self.held = np.zeros((layers, kv_heads, max(each.shape[1] for each in scores.values())))
+        for layer, each in scores.items():
+            self.held[layer, :, : each.shape[1]] = each
+        self.rows: np.ndarray | None = None
+
+    def open(self, segment: Segment, keeps: np.ndarray, first: int, last: np.ndarray, *, newest: bool) -> Eviction:
+        """Make room for the rows of a pass; arguments are those of `Eviction`."""
+        cache, n, retained = segment.cache, len(segment), segment.retained
+        assert cache is not None
+        worths = np.zeros((retained + n, *self.held.shape[:2], cache.length + retained + n))
+        if retained:
+            assert self.rows is not None
+            width = min(self.rows.shape[3], worths.shape[3])
+            worths[:retained] = -1
+            worths[:retained, ..., :width] = self.rows[:retained, ..., :width]
+        self.rows, seen = worths, segment.seen()
+        before = [np.flatnonzero(seen[row, : retained + row]) for row in range(n)]
+        parents = np.array([each[-1] if len(each) else -1 for each in before], dtype=np.int32)
+        return Eviction(self.held, worths, parents, keeps, first, last, newest)
+
+    def keep(self, cache: KVCache, rows: Sequence[int]) -> None:
+        """Let the last of these rows, which have just become content, decide what the cache holds."""
+        assert self.rows is not None
+        found, k = self.rows[rows[-1]], len(rows)
+        if len(self.rows) > 1:
+            found = found.copy()
+        ends, picked = cache.lengths, np.asarray(rows)
+        for start in set((ends[self._acting] - k).tolist()):
+            alike = [layer for layer in self._acting if ends[layer] == start + k]
+            found[alike, :, start : start + k] = found[alike][:, :, start + picked]
+        gone = (found < 0) & (np.arange(found.shape[2]) < ends[:, None, None])
+        layer, head, slot = np.nonzero(gone)
+        if len(slot):
+            place = layer * found.shape[1] + head
+            counts = np.bincount(place, minlength=found.shape[0] * found.shape[1])
+            lost = np.full((len(counts), counts.max()), _NO_SLOT, dtype=np.int32)
+            lost[place, np.arange(len(slot)) - np.repeat(np.cumsum(counts) - counts, counts)] = slot
+            cache.lose(lost.reshape(*found.shape[:2], -1), found)
+        self.held, self.rows = found, None
+
+    def scores(self, lengths: np.ndarray) -> dict[int, np.ndarray]:
+        """By layer, scores [kv_heads, slots] of content of these lengths [layers]."""
+        return {layer: self.held[layer, :, : int(lengths[layer])] for layer in self._acting}
