@@ -11,7 +11,9 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Provides
+from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.cache.kernel_policy import KernelPolicy, Lowered, whole
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy, State
 
@@ -60,6 +62,20 @@ class Dialled(State):
 
     def fork(self) -> Dialled:
         return self
+
+    def wanted(self, segment: Segment) -> bool:
+        return self.method.dial > 0
+
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        cache, method, positions = segment.cache, self.method, segment.positions
+        assert cache is not None
+        seen = cache.length + segment.seen().sum(axis=1)
+        if method.dial == 1 or not whole(cache) or (seen != positions + 1).any():
+            return None
+        # Rows see one slot for every position up to their own.
+        own = positions // method.block * method.block
+        spans = np.stack((np.minimum(method.sinks, own), own), axis=1).astype(np.int32)
+        return KernelPolicy(lowered=Lowered(spans, math.log1p(-method.dial)))
 
     def select(self, attention: Attention) -> np.ndarray | None:
         cache, segment, method = attention.segment.cache, attention.segment, self.method

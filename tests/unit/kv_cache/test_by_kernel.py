@@ -14,6 +14,7 @@ from decodery.kv_cache.after_prompt import AfterPrompt
 from decodery.kv_cache.double_sparsity import DoubleSparsity
 from decodery.kv_cache.evicting import Evicting
 from decodery.kv_cache.h2o import H2O
+from decodery.kv_cache.localist import Dialled, Localist
 from decodery.kv_cache.quantized import Quantized, Storing
 from decodery.kv_cache.quest import Quest
 from decodery.kv_cache.selecting import Selecting
@@ -81,7 +82,7 @@ POLICIES: list[Any] = [
     Quest(0.3), Quest(64, dense_layers=0, least=1), DoubleSparsity(0.3, calibration=channels()),
     DoubleSparsity(40, calibration=channels(), bits=0, dense_layers=0, sinks=2, recent=3),
     StreamingLLM(40), StreamingLLM(0.3, sinks=2, absolute=True), SnapKV(0.3), H2O(0.4), TOVA(0.3),
-    Quantized(8, 32, 20), Quantized(4, 5, 1),
+    Quantized(8, 32, 20), Quantized(4, 5, 1), Localist(0.8, block=7, sinks=2),
 ]  # fmt: skip
 
 
@@ -91,9 +92,9 @@ def test_kernels_do_what_python_does(policy: CachePolicy, dtype: torch.dtype) ->
     ours, cache = written(policy, python=False, dtype=dtype)
     theirs, other = written(policy, python=True, dtype=dtype)
     # In int8 pages weights are rounded once more, in other parts of what is read: sinks are one here. Keys that differ
-    # in their last bits may be rounded apart there, and then by more in 4 bits.
+    # in their last bits may be rounded apart there, and then by more in 4 bits. What Python lowers it does not round.
     rounded = isinstance(policy, Quantized) and policy.bits == 4
-    rough = dtype == torch.int8 and (isinstance(policy, StreamingLLM) or rounded)
+    rough = dtype == torch.int8 and (isinstance(policy, (StreamingLLM, Localist)) or rounded)
     assert float((ours - theirs).abs().mean()) < (0.2 if rough else 1e-4)
     assert rough or torch.allclose(ours, theirs, atol=1e-3, rtol=0)
     assert cache.head_lengths.tolist() == other.head_lengths.tolist()
@@ -175,9 +176,22 @@ class OfAllRows(TOVA):
         return Summing(self, model.config, prompt)
 
 
+class RaisedElsewhere(Dialled):
+    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
+        found = super().by_kernel(segment)
+        assert found is not None and found.lowered is not None
+        return replace(found, lowered=replace(found.lowered, by=-found.lowered.by))
+
+
+class Raised(Localist):
+    def state(self, model: Any, prompt: int) -> AttentionPolicy:
+        return RaisedElsewhere(self, model.config, prompt)
+
+
 WRONG: list[Any] = [
     (OfAllPages(0.3), Quest(0.3)), (MetWhereTheyAre(40), StreamingLLM(40)),
     (LosingItsFirst(8, 32, 20), Quantized(8, 32, 20)), (WithoutWindow(0.4), H2O(0.4)), (OfAllRows(0.3), TOVA(0.3)),
+    (Raised(0.8, block=7), Localist(0.8, block=7)),
 ]  # fmt: skip
 
 

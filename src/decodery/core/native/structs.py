@@ -90,6 +90,7 @@ class PolicyStruct(ctypes.Structure):
         ("block_count", c_int32), ("code_bits", c_int32), ("held", c_void_p), ("worths", c_void_p),
         ("parents", c_void_p), ("keeps", c_void_p), ("lasts", c_void_p), ("worth_layers", c_int64),
         ("held_slots", c_int32), ("worth_slots", c_int32), ("firsts", c_int32), ("newest", c_int32),
+        ("lowered", c_void_p), ("lowered_by", c_float),
     ]  # fmt: skip
 
 

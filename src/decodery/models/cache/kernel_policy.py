@@ -173,6 +173,19 @@ class Eviction:
         struct.firsts, struct.newest = self.first, self.newest
 
 
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """Scores that are lowered.
+
+    Attributes:
+        spans: [rows, 2] int32, of what a row sees, counted from the first slot: where the span begins and ends.
+        by: What is added to scores in it.
+    """
+
+    spans: np.ndarray
+    by: float
+
+
 @dataclass(eq=False)
 class KernelPolicy:
     """What kernels do for the rows of one pass, in the layers that a policy has a say in."""
@@ -181,6 +194,7 @@ class KernelPolicy:
     windows: Windows | None = None
     sealed: Sealed | None = None
     eviction: Eviction | None = None
+    lowered: Lowered | None = None
     summed_from: int | None = None
     _paid: np.ndarray | None = field(default=None, init=False)
     _alive: list[object] = field(default_factory=list, init=False)
@@ -205,6 +219,9 @@ class KernelPolicy:
             struct.widths, struct.sinks = address(self.windows.widths, np.int32, rows), self.windows.sinks
             shape = rows, config.head_dim // 2
             struct.cos, struct.sin = (address(each, torch.float32, *shape) for each in self.windows.turned)
+        if self.lowered is not None:
+            struct.lowered = address(self.lowered.spans, np.int32, rows, 2)
+            struct.lowered_by = self.lowered.by
         if self.eviction is not None:
             self.eviction.describe(struct)
         if (sealed := self.sealed) is not None:

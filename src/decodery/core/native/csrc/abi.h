@@ -175,6 +175,8 @@ struct SealedGroups {
 // the slots then the least worthy go until keeps [layers][rows] are left, but the first `firsts` and the last lasts
 // [layers][rows] go after all others; of equals the later one. worths: [stays + rows][layers][kv_heads][worth_slots] after
 // each row, -1: not held; those of the rows that stay are given.
+// lowered: [rows][2] or null. lowered_by is added to a row's scores of what it sees from the first of these to before the
+// second, counted from the first slot that it sees.
 struct Policy {
     const uint8_t* acts;
     const int32_t* widths;
@@ -194,6 +196,8 @@ struct Policy {
     const int32_t *parents, *keeps, *lasts;
     int64_t worth_layers;
     int32_t held_slots, worth_slots, firsts, newest;
+    const int32_t* lowered;
+    float lowered_by;
 };
 
 // One sequence's rows. Slot s of a layer's key-value head is row s % 16 of the page that pages[layer * table_layer + head *

@@ -57,8 +57,9 @@ struct Part {
 
 // Scores [n] of a chunk to weights, and zeros up to a multiple of 16. scales: of coded values. most: the largest weight.
 template <class E>
-static Part weigh(float* scores, int32_t n, float cap, const float* scales, float* given, float& most) {
+static Part weigh(float* scores, int32_t n, float cap, Lowered lowered, const float* scales, float* given, float& most) {
     for (int32_t i = 0; cap != 0.0f && i < n; i += 16) store(scores + i, capped(load(scores + i), cap));
+    for (int32_t i = lowered.begin > 0 ? lowered.begin : 0, end = lowered.end < n ? lowered.end : n; i < end; ++i) scores[i] += lowered.by;
     for (int32_t i = n; i < round_up(n, 16); ++i) scores[i] = -__builtin_inff();
     f16 top = splat(-__builtin_inff());
     for (int32_t i = 0; i < n; i += 16) top = larger(load(scores + i), top);
@@ -217,7 +218,7 @@ struct Item {
             const int32_t seen = seen_of(own[i], chunk, from);
             least = seen < least ? seen : least;
             float most;
-            parts[i] = weigh<E>(own[i].scores, seen, cap, nullptr, given_to(own[i], from), most);
+            parts[i] = weigh<E>(own[i].scores, seen, cap, own[i].lowered.from(from), nullptr, given_to(own[i], from), most);
         }
         add_floats<E>(own, n, rows, next, 0, least, wide);
         // What a row does not see need not be a number.
@@ -259,7 +260,7 @@ struct Item {
         for (int32_t i = 0; i < n; ++i) {
             const int32_t seen = seen_of(own[i], chunk, from);
             float most;
-            parts[i] = weigh<E>(own[i].scores, seen, cap, scales, given_to(own[i], from), most);
+            parts[i] = weigh<E>(own[i].scores, seen, cap, own[i].lowered.from(from), scales, given_to(own[i], from), most);
             int32_t sums[2];
             own[i].weight_step = code_weights(own[i].scores, seen, most, own[i].weights[0] + shift, own[i].weights[1] + shift, sums);
             for (int32_t side = 0; side < 2; ++side) {

@@ -503,6 +503,7 @@ struct Runner {
                 sources[query.source] = {segment.base, chosen.table, segment.page_bytes};
             }
         }
+        if (policy.lowered != nullptr) query.lowered = {policy.lowered[2 * row], policy.lowered[2 * row + 1], policy.lowered_by};
         if (policy.sealed != nullptr) leave_out(query.seen, policy.sealed[row] - policy.stored);
         if (policy.held == nullptr && (policy.paid == nullptr || row < policy.paid_from)) return;
         query.given = aside() + (i - begin) * round_up(int32_t(state.longest) + 16, 16);
@@ -592,7 +593,7 @@ struct Runner {
                 const Query& query = item.queries[i];
                 if (ends[i] <= from) continue;
                 float unused;
-                parts[i] = weigh<float>(query.scores, ((ends[i] < end ? ends[i] : end) - from) * tokens, item.cap, nullptr, nullptr, unused);
+                parts[i] = weigh<float>(query.scores, ((ends[i] < end ? ends[i] : end) - from) * tokens, item.cap, {}, nullptr, nullptr, unused);
                 least[i] = 0.0f;
                 for (int32_t c = 0; c < item.wide; ++c) query.chunk[c] = 0.0f;
             }

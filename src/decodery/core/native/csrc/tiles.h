@@ -23,6 +23,14 @@ struct Pages {
     char* operator[](int32_t slot) const { return base + table[slot / page_slots] * bytes; }
 };
 
+// What is added to scores [begin, end) of what a query sees.
+struct Lowered {
+    int32_t begin, end;
+    float by;
+
+    Lowered from(int32_t first) const { return {begin - first, end - first, by}; }
+};
+
 // One query, already scaled: what it sees, what it works in, and what comes of it.
 struct Query {
     const float* q;             // of float16 pages rounded to 13 bits
@@ -40,6 +48,7 @@ struct Query {
     float largest, total;
     float* out;
     const float* sink;          // a score without a value, or null
+    Lowered lowered;
     float *given, *mass;        // where weights and the logarithm of their sum go, or null
 
     int32_t run() const { return seen.end - seen.begin; }
