@@ -227,8 +227,7 @@ class Evicting(State):
         if self._worths is not None and self._worths.rows is not None:
             if rows:
                 self._worths.keep(cache, rows)
-                scores = self._worths.scores(cache.lengths)
-                self._held = {layer: Held.content(each) for layer, each in scores.items()}
+                self._held = _alike(self._worths.scores(cache.lengths))
             self._worths.rows = None
             return
         self._worths = None
@@ -272,6 +271,13 @@ class Evicting(State):
         scores = self.method.written(held.scores, paid(attention.queries[row], keys))
         length = int(attention.segment.positions[row]) + 1
         return self._left(replace(held, scores=scores), attention.layer, length, keys, values)
+
+
+def _alike(scores: dict[int, np.ndarray]) -> dict[int, Held]:
+    """What layers hold whose slots are worth this; numbers of slots are shared by layers that hold as many."""
+    shapes = {each.shape for each in scores.values()}
+    slots = {shape: np.broadcast_to(np.arange(shape[1]), shape) for shape in shapes}
+    return {layer: Held(slots[each.shape], each) for layer, each in scores.items()}
 
 
 def gathered(part: torch.Tensor, slots: np.ndarray) -> torch.Tensor:

@@ -52,17 +52,19 @@ class Worths:
         if len(self.rows) > 1:
             found = found.copy()
         ends, picked = cache.lengths, np.asarray(rows)
-        for start in set((ends[self._acting] - k).tolist()):
-            alike = [layer for layer in self._acting if ends[layer] == start + k]
-            found[alike, :, start : start + k] = found[alike][:, :, start + picked]
-        gone = (found < 0) & (np.arange(found.shape[2]) < ends[:, None, None])
-        layer, head, slot = np.nonzero(gone)
-        if len(slot):
-            place = layer * found.shape[1] + head
-            counts = np.bincount(place, minlength=found.shape[0] * found.shape[1])
+        if rows[-1] >= k:
+            for layer in self._acting:
+                start = int(ends[layer]) - k
+                found[layer, :, start : start + k] = found[layer][:, start + picked]
+        heads, slots = found.shape[1:]
+        gone = np.flatnonzero(found < 0)
+        gone = gone[gone % slots < ends[gone // (heads * slots)]]
+        if len(gone):
+            place, slot = gone // slots, gone % slots
+            counts = np.bincount(place, minlength=len(found) * heads)
             lost = np.full((len(counts), counts.max()), _NO_SLOT, dtype=np.int32)
             lost[place, np.arange(len(slot)) - np.repeat(np.cumsum(counts) - counts, counts)] = slot
-            cache.lose(lost.reshape(*found.shape[:2], -1), found)
+            cache.lose(lost.reshape(len(found), heads, -1), found)
         self.held, self.rows = found, None
 
     def scores(self, lengths: np.ndarray) -> dict[int, np.ndarray]:

@@ -477,7 +477,9 @@ class KVCache:
         for layer in np.flatnonzero(left < lengths).tolist():
             self._doubt(layer, int(firsts[layer].min()))
         self.lengths[:] = left
-        self.pages.trim(self.store.ends(self.lengths))
+        pages = -(-left // SLOTS)
+        if self.capacity > int(pages.max()) * SLOTS or (pages < -(-lengths // SLOTS)).any():
+            self.pages.trim(self.store.ends(self.lengths))
         self._forget()
 
     def refill(self, layer: int, keys: torch.Tensor, values: torch.Tensor, positions: np.ndarray) -> None:

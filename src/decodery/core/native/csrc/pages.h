@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <vector>
+
 #include "abi.h"
 
 constexpr int32_t page_slots = 16;
@@ -134,6 +136,13 @@ inline void copy_slot(const Segment& segment, int32_t layer, int32_t head, int32
 // within a page: every row is read before it is written.
 template <class T>
 void shift_lanes(T* to, const T* here, const T* next, int32_t by, int32_t rows) {
+    if (by == 1) {    // what is read is not what was just written in other pieces, which would wait for that
+        for (int32_t row = 0; row < rows; ++row, to += page_slots, here += page_slots, next += page_slots) {
+            memmove(to, here + 1, (page_slots - 1) * sizeof(T));
+            to[page_slots - 1] = next[0];
+        }
+        return;
+    }
     T both[2 * page_slots];
     for (int32_t row = 0; row < rows; ++row) {
         memcpy(both, here + row * page_slots, sizeof both / 2);
@@ -146,10 +155,10 @@ void shift_page(char* to, char* here, char* next, int32_t by, int32_t dim) {
     const int32_t wide = round_up(dim, 16);
     if (sizeof(T) > 1) {
         shift_lanes(numbers_of<T>(to, 0, wide), numbers_of<T>(here, 0, wide), numbers_of<T>(next, 0, wide), by, dim);
-        for (int32_t lane = 0; lane < page_slots; ++lane) {
-            char* from = lane + by < page_slots ? here : next;
-            memcpy(numbers_of<T>(to, 1, wide) + lane * wide, numbers_of<T>(from, 1, wide) + (lane + by) % page_slots * wide, size_t(wide) * sizeof(T));
-        }
+        T* values = numbers_of<T>(to, 1, wide);
+        const int32_t stay = page_slots - by;
+        memmove(values, numbers_of<T>(here, 1, wide) + by * wide, size_t(stay) * wide * sizeof(T));
+        memcpy(values + stay * wide, numbers_of<T>(next, 1, wide), size_t(by) * wide * sizeof(T));
         return;
     }
     shift_lanes(numbers_of<uint32_t>(to, 0, 0), numbers_of<uint32_t>(here, 0, 0), numbers_of<uint32_t>(next, 0, 0), by, wide / 4);
@@ -205,16 +214,15 @@ inline void lose_slots(const Lost& lost) {
                 if (worths != nullptr) memmove(worths + from, worths + from + by, size_t(end - from) * sizeof(double));
             }
         }
+        if (count == 0) continue;
         int32_t* positions = lost.positions + layer * lost.positions_layer;
-        for (int32_t slot = first; slot < length - count; ++slot) {
-            int32_t latest = positions[slot];
-            for (int32_t head = 0; head < lost.heads; ++head) {
-                const int32_t* own = gone + head * lost.count;
-                int32_t by = 0;
-                while (by < count && own[by] <= slot + by) ++by;
-                latest = positions[slot + by] > latest ? positions[slot + by] : latest;
-            }
-            positions[slot] = latest;
+        std::vector<int32_t> latest(positions + first, positions + length - count);
+        for (int32_t head = 0; head < lost.heads; ++head) {
+            const int32_t* own = gone + head * lost.count;
+            for (int32_t by = 1; by <= count; ++by)
+                for (int32_t slot = own[by - 1] - by + 1, end = (by < count ? own[by] : length) - by; slot < end; ++slot)
+                    latest[slot - first] = positions[slot + by] > latest[slot - first] ? positions[slot + by] : latest[slot - first];
         }
+        memcpy(positions + first, latest.data(), latest.size() * sizeof(int32_t));
     }
 }
