@@ -22,9 +22,9 @@ import decodery
 from canvas_grid import PLACES, oracle
 from decodery.diffusion.canvas import Canvas
 from decodery.llm.llm import LLM
-from decodery.training.lists import LISTS, SEVERAL, canvas_length
+from decodery.training.lists import LISTS, canvas_length
 from decodery_benchmarks.diffusion.job import kendall
-from decodery_benchmarks.diffusion.tasks import Item, drawn
+from decodery_benchmarks.diffusion.tasks import SEVERAL, Item, drawn
 from decodery_benchmarks.experiment import Experiment
 
 _DKV = [

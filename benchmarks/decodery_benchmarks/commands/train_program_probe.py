@@ -9,7 +9,9 @@ from pathlib import Path
 import click
 
 from decodery.cli.command import command, option
-from decodery.cli.train_common import command_line, model_option, out_option, seed_option
+from decodery.cli.train_common import command_line, out_option
+
+from .train_options import model_option, seed_option
 
 
 @command(example="")

@@ -9,9 +9,11 @@ import click
 
 from decodery.cli.command import command, option
 from decodery.cli.options import OUT_FILE
-from decodery.cli.train_common import command_line, model_option, out_option, resumable, seed_option
+from decodery.cli.train_common import command_line, out_option, resumable
 from decodery.core.errors import SettingsError
 from decodery_benchmarks import solvers
+
+from .train_options import model_option, seed_option
 
 _SEARCHED = "mcts(scorer={scorer},delimiter={delimiter},n=4,simulations=8,rounds=16)"
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from decodery.cli.command import command, option
-from decodery.cli.train_common import command_line, out_option, resumable, seed_option
+from decodery.cli.train_common import command_line, out_option, resumable
+
+from .train_options import seed_option
 
 
 @command(example="")

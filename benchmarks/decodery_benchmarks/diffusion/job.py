@@ -15,14 +15,13 @@ from decodery.bench.result import Result, heading
 from decodery.core.registry import resolve
 from decodery.diffusion.canvas import Canvas
 from decodery.llm.llm import LLM
-from decodery.training.lists import SEVERAL
 from decodery_benchmarks.kinds import CANVASES
 from decodery_benchmarks.report import save
 
 from .released import is_released, released
 from .released_scores import ModelJudge
 from .settings import CanvasSettings
-from .tasks import Item, drawn, knows_letters, published, room
+from .tasks import SEVERAL, Item, drawn, knows_letters, published, room
 
 _DRAWS = 20
 _TOGETHER = 64

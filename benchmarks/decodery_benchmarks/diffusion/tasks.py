@@ -15,6 +15,11 @@ from decodery.llm.llm import LLM
 from decodery.training.lists import LISTS, VOCABULARY, canvas_length
 
 FOLDER = "parallelbench"
+SEVERAL = frozenset({
+    "shuffle", "insert-random", "remove-random", "replace-random", "latin-square", "shuffle-names",
+    "replace-random-names", "pair", "seed-copy",
+})  # fmt: skip
+"""Tasks with more than one right answer."""
 _SAID = {
     "copy": "Write the list as it is.",
     "reverse": "Write the list in reverse order.",

@@ -17,7 +17,7 @@ from decodery.monitors.probe import Probe
 from decodery.monitors.truthprint import TruthPrInt
 from decodery.step.monitor import Monitor
 from decodery.training.activations import ActivationCollector, Answered
-from decodery.training.checkable import FAMILIES, MORE, built_in
+from decodery.training.checkable import built_in
 from decodery.training.los import scores as los_scores
 from decodery.training.los import train_los
 from decodery.training.probe import Rows, train_probe, worst
@@ -25,6 +25,7 @@ from decodery.training.ranking import logistic, parts, word_scores
 from decodery.training.shift import train_shift
 
 from .figures import Judged, Row, detection
+from .more_questions import more_questions
 from .price import both_ways, price
 from .settings import WatchSettings
 from .specificity import specificity
@@ -45,7 +46,7 @@ def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) ->
     layers = lm.model.config.num_layers
     sites = tuple(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6))
     collector = ActivationCollector(lm, work / NAME, sites=sites, k=max(_RIVALS))
-    everything = collector.collect(built_in(settings.prompts, settings.seed, (*FAMILIES, *MORE)), progress)
+    everything = collector.collect(built_in(settings.prompts, settings.seed, more=more_questions()), progress)
     answers, note = _kept(everything)
     notes = [note]
     found: dict[str, list[Judged]] = {}

@@ -11,8 +11,8 @@ from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress
 from decodery.monitors.probe import Probe
-from decodery.training.direction import ASKED, Statement, axis_of, best_axis, built_in_statements, halves, said
-from decodery.training.ranking import auroc, logistic, word_scores
+from decodery.training.direction import ASKED, Statement, axis_of, best_axis, built_in_statements, said
+from decodery.training.ranking import auroc, logistic, parts, word_scores
 
 from .control import SYSTEM, controlled
 from .figures import Judged, Row, detection
@@ -38,7 +38,8 @@ def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) ->
     layers = lm.model.config.num_layers
     depths = [f"resid_post.{min(layers * at // 4, layers - 1)}" for at in range(1, 5)]
     states = said(lm, [each.text for each in statements], tuple(dict.fromkeys(("embed", *depths))), progress)
-    learned, trials = halves(statements, settings.seed), max(6, settings.prompts // 80)
+    learned = parts([each.group for each in statements], settings.seed) == "train"
+    trials = max(6, settings.prompts // 80)
     labels, own = np.array([each.label for each in statements]), torch.from_numpy(learned)
     free = np.flatnonzero(~learned)
     best = best_axis(states, statements, "lr", seed=settings.seed)

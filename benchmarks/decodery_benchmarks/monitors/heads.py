@@ -13,7 +13,7 @@ from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress
 from decodery.monitors.sae import Head, HeadCodes, silencing
-from decodery.training.sae import built_in_examples, head_rows, pair_shares, shares, train_sae
+from decodery.training.sae import built_in_examples, shares, train_sae
 
 from ..intervals import interval
 from .figures import Judged, Row, detection
@@ -128,3 +128,33 @@ def _leads(lm: LLM, prompts: Ordered[str], heads: list[Head]) -> np.ndarray:
         row = lm.model.forward(Batch([segment])).logits[-1].float()
         found.append(float(row[ids[0]] - row[ids[1]]))
     return np.array(found)
+
+
+@torch.no_grad()
+def head_rows(lm: LLM, prompts: Ordered[str], progress: Progress) -> torch.Tensor:
+    """[prompts, layers * heads, head_dim] float32 head outputs at each prompt's last token."""
+    config = lm.model.config
+    taps, found = [f"head_out.{layer}" for layer in range(config.num_layers)], []
+    for number, prompt in enumerate(prompts):
+        segment = Segment.chunk(lm.encode(prompt, apply_chat_template=False), lm.model.new_cache(), logit_rows=[])
+        hidden = lm.model.forward(Batch([segment]), taps=taps).hidden
+        rows = [hidden[tap][-1].float().cpu().view(config.num_heads, config.head_dim) for tap in taps]
+        found.append(torch.cat(rows))
+        progress("reading examples", number + 1, len(prompts))
+    return torch.stack(found)
+
+
+def pair_shares(
+    codes: torch.Tensor, positive: torch.Tensor, pairs: Ordered[tuple[int, int]], asked: torch.Tensor
+) -> torch.Tensor:
+    """[n] the share of these pairs whose codes were seen together on the behaviour's examples alone.
+
+    Args:
+        asked: [n, heads] codes of what is to be told; the others as `edges` takes and gives them.
+    """
+    found = torch.zeros(len(asked), dtype=torch.double, device="cpu")
+    for pair in pairs:
+        own, new = codes[:, list(pair)], asked[:, list(pair)]
+        same = (new[:, None] == own).all(dim=2)
+        found += same[:, positive].any(dim=1) & ~same[:, ~positive].any(dim=1)
+    return found / max(len(pairs), 1)

@@ -32,12 +32,12 @@ from decodery.models.torch.weights import Dense
 from decodery.training.card import CARD
 from decodery.training.card import check_folder as holds
 from decodery.training.loop import History, TrainingPlan, train
-from decodery.training.two_stacks import predicted
 from decodery_benchmarks.puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 from decodery_benchmarks.training.distilled import DistillationRecipe
 
 from .distilled import check_teacher, distance, drawn, said
 from .transductions import Transduction, sources
+from .two_stacks import predicted
 
 check_folder = partial(holds, made="config.json")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .command import option
-from .options import OUT_FOLDER, Decorator
+from .options import OUT_FOLDER
 
 if TYPE_CHECKING:
     from decodery.models.loaders.store import Progress
@@ -25,16 +25,6 @@ _MEASURED_SECONDS, _MEASURED_PARTS = 10.0, 20
 HOURS = "hours.json"
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 out_option = option("--out", required=True, type=OUT_FOLDER, help="Output folder.")
-
-
-def model_option(what: str) -> Decorator:
-    """`-m`. what: what is done with the model."""
-    return option("-m", "--model", default="smollm2", show_default=True, help=f"The model {what}.")
-
-
-def seed_option(what: str, default: int = 0) -> Decorator:
-    """`--seed`. what: what hangs on it."""
-    return option("--seed", default=default, show_default=True, callback=check_seed, help=f"Random seed of {what}.")
 
 
 def check_seed(ctx: click.Context, param: click.Parameter, value: int) -> int:

@@ -4,6 +4,5 @@ from .data import TrainingText as TrainingText
 from .align import aligned as aligned
 from .data import built_in_prompts as built_in_prompts
 from .data import cut_files as cut_files
-from .data import padded as padded
 from .data import read_prompts as read_prompts
 from .data import write_texts as write_texts

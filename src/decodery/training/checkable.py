@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,34 +34,7 @@ _CAPITALS = (
     "Uganda/Kampala Ukraine/Kyiv Uruguay/Montevideo Uzbekistan/Tashkent Venezuela/Caracas Vietnam/Hanoi "
     "Yemen/Sanaa Zambia/Lusaka Zimbabwe/Harare"
 )
-_OPPOSITES = (
-    "hot/cold big/small tall/short fast/slow happy/sad open/closed light/dark young/old rich/poor hard/soft wet/dry "
-    "full/empty clean/dirty strong/weak high/low near/far early/late good/bad loud/quiet sweet/sour thick/thin "
-    "wide/narrow deep/shallow rough/smooth sharp/blunt true/false alive/dead awake/asleep "
-    "brave/cowardly cheap/expensive easy/difficult safe/dangerous same/different simple/complex public/private "
-    "polite/rude guilty/innocent ancient/modern artificial/natural permanent/temporary generous/stingy "
-    "increase/decrease arrive/depart buy/sell push/pull win/lose remember/forget laugh/cry accept/reject begin/end "
-    "build/destroy attack/defend borrow/lend create/destroy expand/contract float/sink ascend/descend "
-    "import/export include/exclude inhale/exhale love/hate praise/criticize raise/lower succeed/fail "
-    "teach/learn victory/defeat friend/enemy day/night summer/winter north/south east/west left/right up/down "
-    "inside/outside above/below before/after always/never everything/nothing king/queen man/woman boy/girl "
-    "maximum/minimum optimist/pessimist question/answer profit/loss entrance/exit birth/death peace/war "
-    "success/failure major/minor positive/negative visible/invisible vertical/horizontal concave/convex"
-)
-_CONTINENTS = {
-    "Africa": "Algeria Chad Egypt Ethiopia Ghana Kenya Mali Morocco Namibia Niger Nigeria Rwanda Senegal Somalia Sudan "
-    "Tanzania Tunisia Uganda Zambia Zimbabwe Angola Botswana Gabon Malawi Togo",
-    "Asia": "Afghanistan Bangladesh Cambodia China India Indonesia Iran Iraq Japan Jordan Kuwait Laos Malaysia "
-    "Mongolia Nepal Oman Pakistan Qatar Thailand Vietnam Yemen Bhutan Syria Lebanon Philippines",
-    "Europe": "Albania Austria Belgium Bulgaria Croatia Denmark Estonia Finland France Germany Greece Hungary Iceland "
-    "Ireland Italy Latvia Lithuania Malta Norway Poland Portugal Romania Serbia Slovakia Slovenia Spain Sweden "
-    "Switzerland Ukraine",
-    "South America": "Argentina Bolivia Brazil Chile Colombia Ecuador Guyana Paraguay Peru Suriname Uruguay Venezuela",
-    "North America": "Canada Cuba Guatemala Haiti Honduras Jamaica Mexico Nicaragua Panama Belize",
-}
 FAMILIES = ("sums", "capitals")
-"""Those that are asked where nothing is said; `MORE` are others."""
-MORE = ("opposites", "continents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +63,7 @@ class CheckableQuestion:
         return re.search(rf"(?<!\w){re.escape(_bare(self.answer))}(?!\w)", _bare(text)) is not None
 
 
-def _asked(text: str, chat: bool) -> str:
+def question(text: str, chat: bool) -> str:
     """A question as a user's message, or as a plain text after examples that show what an answer is."""
     return text if chat else f"{_SHOTS}Question: {text}\nAnswer:"
 
@@ -101,36 +75,34 @@ def capitals() -> dict[str, str]:
 
 
 def built_in(
-    count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES, *, chat: bool = False
+    count: int,
+    seed: int = 0,
+    families: tuple[str, ...] = FAMILIES,
+    *,
+    chat: bool = False,
+    more: Iterable[CheckableQuestion] = (),
 ) -> list[CheckableQuestion]:
-    """`count` questions in random order: sums of numbers of up to three digits, and lists.
+    """`count` questions in random order: sums of numbers of up to three digits, and capitals.
 
     Args:
         chat: As a user asks them; else after examples.
+        more: Others beside them.
     """
-    if count < 1 or not families or set(families) - {*FAMILIES, *MORE}:
-        raise SettingsError(f"built-in questions are of {', '.join((*FAMILIES, *MORE))}, and at least one is needed")
+    if count < 1 or not families or set(families) - set(FAMILIES):
+        raise SettingsError(f"built-in questions are of {', '.join(FAMILIES)}, and at least one is needed")
     random, found = np.random.default_rng(seed), dict[str, CheckableQuestion]()
     if "capitals" in families:
         for country, capital in capitals().items():
-            asked = _asked(f"What is the capital of {country}?", chat)
+            asked = question(f"What is the capital of {country}?", chat)
             found[country] = CheckableQuestion(asked, capital, country, "capitals", "capitals")
-    if "opposites" in families:
-        for word, opposite in (pair.split("/") for pair in _OPPOSITES.split()):
-            asked = _asked(f"What is the opposite of {word}?", chat)
-            found[f"opposite {word}"] = CheckableQuestion(asked, opposite, f"opposite {word}", "opposites", "opposites")
-    if "continents" in families:
-        for continent, country in ((each, one) for each, some in _CONTINENTS.items() for one in some.split()):
-            asked = _asked(f"On which continent is {country}?", chat)
-            # What is known of a country may help with its capital.
-            found[f"continent {country}"] = CheckableQuestion(asked, continent, country, "continents", "continents")
+    found |= {each.group: each for each in more}
     # At least every other one, where there are fewer than there are capitals.
     wanted = len(found) + max(count - len(found), (count + 1) // 2)
     while "sums" in families and len(found) < wanted:
         digits = random.integers(1, 4, 2)
         one, other = (int(random.integers(10 ** (n - 1) if n > 1 else 0, 10**n)) for n in digits)
         group = f"{min(one, other)}+{max(one, other)}"
-        asked = _asked(f"What is {one} + {other}?", chat)
+        asked = question(f"What is {one} + {other}?", chat)
         found.setdefault(group, CheckableQuestion(asked, str(one + other), group, "sums", f"sums {sum(digits)}"))
     questions = list(found.values())
     return [questions[at] for at in random.permutation(len(questions))[:count]]

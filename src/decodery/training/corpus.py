@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.models.loaders.fields import read_json
@@ -114,17 +113,6 @@ class Corpus:
         """Raise SettingsError where the texts are of another vocabulary than that of a model."""
         if self.facts.get("vocab_size") != vocab_size:
             raise SettingsError(f"{self.folder} holds text of another vocabulary than that of {name}")
-
-
-def padded(texts: Sequence[TrainingText]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Padded ids [b, n] int64 of texts, and [b, n] bool: which tokens are to be learned."""
-    size = max(len(text.tokens) for text in texts)
-    ids = torch.zeros(len(texts), size, dtype=torch.int64, device="cpu")
-    learned = torch.zeros(len(texts), size, dtype=torch.bool, device="cpu")
-    for row, text in enumerate(texts):
-        ids[row, : len(text.tokens)] = torch.from_numpy(text.tokens.astype(np.int64))
-        learned[row, max(text.written, 1) : len(text.tokens)] = True
-    return ids, learned
 
 
 def claim(out: Path, facts: dict[str, Any], vocab_size: int) -> None:

@@ -29,11 +29,11 @@ from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.embedded import Embeddings
 from decodery.step.sequence import Sequence as Decoded
 
-from .corpus import SHARD, Corpus, TrainingText, claim, padded, shard_path, write_shard
+from .corpus import SHARD, Corpus, TrainingText, claim, shard_path, write_shard
 from .lines import read_lines
 from .prompts import instructions
 
-__all__ = ["Corpus", "TrainingText", "built_in_prompts", "cut_files", "padded", "read_prompts", "write_texts"]
+__all__ = ["Corpus", "TrainingText", "built_in_prompts", "cut_files", "read_prompts", "write_texts"]
 
 _BLOCK = 1 << 20
 _NOTHING = -float("inf")

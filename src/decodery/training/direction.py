@@ -111,11 +111,6 @@ def _before(lm: LLM) -> list[int]:
     return lm.encode([{"role": "user", "content": ASKED}])
 
 
-def halves(statements: Ordered[Statement], seed: int = 0) -> np.ndarray:
-    """[n] bool: which are learned from, about half; all of one group are, or none."""
-    return parts([each.group for each in statements], seed) == "train"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadStatement:
     """A statement as the model read it.

@@ -235,12 +235,6 @@ TASKS = LISTS | PUZZLES | NAMES | {
     "seed-copy": ListTask(_posed, _seeded, _is_seeded, lambda most: _GROUPS * _COPIES + 1),
 }  # fmt: skip
 """All there are."""
-SEVERAL = frozenset({
-    "shuffle", "insert-random", "remove-random", "replace-random", "latin-square", "shuffle-names",
-    "replace-random-names", "pair", "seed-copy",
-})  # fmt: skip
-"""Those with more than one right answer."""
-
 VOCABULARY = (
     FILLER, END, MASK, GIVEN, NEW, *TASKS, *LETTERS, *DIGITS, *KEYS, "{", "}", ":", ",", _OPEN, _CLOSE, _TIMES, _MINUS,
 )  # fmt: skip

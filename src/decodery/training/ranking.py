@@ -44,41 +44,6 @@ def auroc(scores: Ordered[float] | np.ndarray, wrong: Ordered[bool] | np.ndarray
     return float((below + upto).mean() / (2 * len(right)))
 
 
-def average_precision(scores: Ordered[float], wrong: Ordered[bool]) -> float:
-    """The mean over wrong answers of the share of wrong ones among those scored at least as high."""
-    values, labels = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
-    if not labels.any():
-        return float("nan")
-    order = np.argsort(-values, kind="stable")
-    hits = np.cumsum(labels[order])
-    # Of equal scores all count, in whatever order they stand.
-    last = np.searchsorted(-values[order], -values[order], side="right") - 1
-    return float((hits[last] / (last + 1))[labels[order]].mean())
-
-
-def rate_at(scores: Ordered[float], wrong: Ordered[bool], rate: float = 0.05) -> float:
-    """The share of wrong answers above the score that a share `rate` of the right ones exceeds at most."""
-    values, labels = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
-    right = np.sort(values[~labels])
-    if not len(right) or not labels.any():
-        return float("nan")
-    limit = right[len(right) - 1 - int(rate * len(right))]
-    return float((values[labels] > limit).mean())
-
-
-def within(scores: Ordered[float], wrong: Ordered[bool], strata: Ordered[str]) -> float:
-    """`auroc` over pairs of one stratum alone: what is left once how hard a question looks is known."""
-    values, labels, kinds = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool), np.asarray(strata)
-    total = weight = 0.0
-    for kind in np.unique(kinds):
-        here = kinds == kind
-        pairs = float(labels[here].sum() * (~labels[here]).sum())
-        if pairs:
-            total += pairs * auroc(values[here], labels[here])
-            weight += pairs
-    return total / weight if weight else float("nan")
-
-
 def interval(
     scores: Ordered[float],
     wrong: Ordered[Any],

@@ -14,8 +14,6 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
-from decodery.llm.llm import LLM
-from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.sae import HeadCodes
 from decodery.monitors.threshold import Threshold
@@ -64,20 +62,6 @@ def read_examples(path: Path) -> list[BehaviourExample]:
     A group may be left out.
     """
     return [BehaviourExample(*each) for each in read_labelled(path, "prompt", "positive")]
-
-
-@torch.no_grad()
-def head_rows(lm: LLM, prompts: Ordered[str], progress: Progress = silent) -> torch.Tensor:
-    """[prompts, layers * heads, head_dim] float32 head outputs at each prompt's last token."""
-    config = lm.model.config
-    taps, found = [f"head_out.{layer}" for layer in range(config.num_layers)], []
-    for number, prompt in enumerate(prompts):
-        segment = Segment.chunk(lm.encode(prompt, apply_chat_template=False), lm.model.new_cache(), logit_rows=[])
-        hidden = lm.model.forward(Batch([segment]), taps=taps).hidden
-        rows = [hidden[tap][-1].float().cpu().view(config.num_heads, config.head_dim) for tap in taps]
-        found.append(torch.cat(rows))
-        progress("reading examples", number + 1, len(prompts))
-    return torch.stack(found)
 
 
 def watched(codes: HeadCodes, top: int) -> list[int]:
@@ -192,22 +176,6 @@ def edges(codes: torch.Tensor, positive: torch.Tensor, top: int) -> list[tuple[t
     scores, order = (found[first, second] / int(positive.sum())).sort(descending=True, stable=True)
     best = zip(first[order[:top]].tolist(), second[order[:top]].tolist(), scores.tolist(), strict=False)
     return [((one, other), score) for one, other, score in best]
-
-
-def pair_shares(
-    codes: torch.Tensor, positive: torch.Tensor, pairs: Ordered[tuple[int, int]], asked: torch.Tensor
-) -> torch.Tensor:
-    """[n] the share of these pairs whose codes were seen together on the behaviour's examples alone.
-
-    Args:
-        asked: [n, heads] codes of what is to be told; the others as `edges` takes and gives them.
-    """
-    found = torch.zeros(len(asked), dtype=torch.double, device="cpu")
-    for pair in pairs:
-        own, new = codes[:, list(pair)], asked[:, list(pair)]
-        same = (new[:, None] == own).all(dim=2)
-        found += same[:, positive].any(dim=1) & ~same[:, ~positive].any(dim=1)
-    return found / max(len(pairs), 1)
 
 
 def shares(own: torch.Tensor, codes: torch.Tensor, heads: Ordered[int]) -> torch.Tensor:

@@ -13,9 +13,9 @@ import pytest
 from decodery.bench import result
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.training.align import aligned
-from decodery.training.checkable import FAMILIES, MORE, built_in
+from decodery.training.checkable import FAMILIES, built_in
 from decodery.training.ranking import auroc, word_scores
-from decodery.training.sae import edges, own_codes, pair_shares
+from decodery.training.sae import edges, own_codes
 from decodery.training.sequential import built_in_talks
 from decodery_benchmarks import kinds, report
 from decodery_benchmarks.monitors import codes, job, recall
@@ -29,9 +29,10 @@ from decodery_benchmarks.monitors.figures import (
     of_the_mean,
     ranks,
 )
-from decodery_benchmarks.monitors.heads import _by_means
+from decodery_benchmarks.monitors.heads import _by_means, pair_shares
 from decodery_benchmarks.monitors.job import WatchJob
 from decodery_benchmarks.monitors.judge import Judge
+from decodery_benchmarks.monitors.more_questions import MORE, more_questions
 from decodery_benchmarks.monitors.price import both_ways
 from decodery_benchmarks.monitors.records import RECORD, recorded, solved_programs, surface
 from decodery_benchmarks.monitors.settings import TESTBEDS, WatchSettings
@@ -215,7 +216,7 @@ def test_states_of_two_sources_share_a_subspace() -> None:
     assert abs(float(torch.corrcoef(torch.stack((rows[:, 0], moved[:, 0])))[0, 1])) < 0.3
     with pytest.raises(SettingsError, match="share no subspace of 7 dimensions"):
         aligned(source, target, 7)
-    found = built_in(700, families=(*FAMILIES, *MORE))
+    found = built_in(700, more=more_questions())
     kinds = {each.family for each in found}
     assert kinds == {*FAMILIES, *MORE} and len({each.prompt for each in found}) == 700
     assert all(each.right(f" {each.answer}.") for each in found)

@@ -25,7 +25,8 @@ from decodery.training.activations import ActivationCollector, Answered
 from decodery.training.checkable import CheckableQuestion, built_in, read_checkable
 from decodery.training.los import scores, train_los
 from decodery.training.probe import train_probe, worst
-from decodery.training.ranking import auroc, interval, parts, within
+from decodery.training.ranking import auroc, interval, parts
+from decodery_benchmarks.monitors.figures import within
 from decodery_benchmarks.monitors.settings import WatchSettings
 from decodery_benchmarks.monitors.specificity import specificity
 from methods import DRAFTERS

@@ -17,13 +17,13 @@ from decodery.models.batch import Segment
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.forward_request import run_sync, score
 from decodery.testing import tiny_transformer
-from decodery.training.two_stacks import predicted
 from decodery_benchmarks.puzzles.alphabet import END_ID
 from decodery_benchmarks.training.distilled import DistillationRecipe, distance, drawn, said
 from decodery_benchmarks.training.one_stack import OneStackRecipe, asking, train_one_stack
 from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer
 from decodery_benchmarks.training.seq2seq import Seq2SeqRecipe, train_seq2seq
 from decodery_benchmarks.training.transductions import transduction
+from decodery_benchmarks.training.two_stacks import predicted
 from tiny_encoder import tiny_encoder_decoder
 
 SHAPE = TransformerShape(16, 1, 2, 16, 64)

@@ -19,7 +19,7 @@ from decodery.sampling.sampler import Sampler
 from decodery.testing import tiny_transformer
 from decodery.training import data
 from decodery.training.adadec_thresholds import read_solutions
-from decodery.training.data import Corpus, TrainingText, cut_files, padded, read_prompts, write_texts
+from decodery.training.data import Corpus, cut_files, read_prompts, write_texts
 from decodery.training.loop import CHECKPOINT, TrainingPlan, batches, train
 from tiny_models import VOCAB, whole_tokenizer
 
@@ -121,13 +121,6 @@ def test_what_cannot_be_learned_from_is_refused(target: LoadedModel, tmp_path: P
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(CorruptFile, match="is damaged"):
         Corpus(corpus.folder)
-
-
-def test_padding_is_not_learned() -> None:
-    texts = [TrainingText(np.array([7, 8, 9], np.int32), 2), TrainingText(np.array([5, 6], np.int32), 0)]
-    ids, learned = padded(texts)
-    assert ids.tolist() == [[7, 8, 9], [5, 6, 0]]
-    assert learned.tolist() == [[False, False, True], [False, True, False]]
 
 
 def test_batches_pass_over_everything_before_they_repeat() -> None:

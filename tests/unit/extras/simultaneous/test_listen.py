@@ -28,7 +28,6 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.step.forward_request import ForwardCoroutine, run_sync, score
 from decodery.testing import tiny_transformer
-from decodery.training.two_stacks import predicted
 from decodery_benchmarks.training.seq2seq import (
     Seq2SeqRecipe,
     leaves,
@@ -38,6 +37,7 @@ from decodery_benchmarks.training.seq2seq import (
     training_batch,
 )
 from decodery_benchmarks.training.transductions import TRANSDUCTIONS, sources, transduction
+from decodery_benchmarks.training.two_stacks import predicted
 from tiny_encoder import tiny_encoder_decoder
 
 BLOCK, START, ENDS = 3, 58, (56, 2)
