@@ -23,6 +23,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.monitors.codebook import Codebooks, mean_of, nearest
 
+from .bounds import COUNT, Bounded, bounded
 from .cut import parameters
 from .held_out import CONTROL, bootstrap
 from .kind import Kind, Run
@@ -228,7 +229,7 @@ def reading(tokens: Ordered[Ordered[int]], batch: int) -> Callable[[torch.Genera
 
 
 @dataclass(frozen=True)
-class CodebookSettings:
+class CodebookSettings(Bounded):
     """How codebooks are trained.
 
     Attributes:
@@ -242,17 +243,16 @@ class CodebookSettings:
     """
 
     sites: tuple[str, ...] = field(default=(), metadata={"option": "--site"})
-    codes: int = 1000
-    k: int = 8
+    codes: int = bounded(1000, "[2, inf)")
+    k: int = bounded(8, COUNT)
     steps: int = 200
     batch: int = 4
     lr: float = 5e-4
-    seeds: int = 1
+    seeds: int = bounded(1, COUNT)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.codes - 1, self.k, self.steps, self.batch, self.seeds) < 1:
-            raise SettingsError("codebooks need at least 2 codes, and k, steps, batch and seeds of at least 1")
+        super().__post_init__()
         if self.k > self.codes:
             raise SettingsError(f"--k {self.k} is more than --codes {self.codes}: give a smaller --k")
 

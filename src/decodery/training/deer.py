@@ -24,6 +24,7 @@ from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, Weights
 
+from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .draft import DraftSettings, check_target, temper, write_draft
@@ -39,7 +40,7 @@ _JUDGED = 24
 
 
 @dataclass(frozen=True)
-class DeerRecipe:
+class DeerRecipe(Bounded):
     """How a block drafter learns.
 
     Attributes:
@@ -51,20 +52,19 @@ class DeerRecipe:
         seed: Random seed of texts and training.
     """
 
-    block: int = 8
-    places: int = 12
-    epochs: float = 3.0
-    refining: float = 1.0
-    alpha: float = 1.01
+    block: int = bounded(8, "[2, inf)")
+    places: int = bounded(12, COUNT)
+    epochs: float = bounded(3.0, NON_NEGATIVE)
+    refining: float = bounded(1.0, NON_NEGATIVE)
+    alpha: float = bounded(1.01, "[1, inf)")
     lr: float = 1e-3
     batch: int = 4
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.block < 2 or self.places < 1 or self.batch < 1:
-            raise SettingsError("blocks have at least two tokens, and a step at least one of them and one text")
-        if self.alpha < 1 or min(self.epochs, self.refining) < 0 or self.epochs + self.refining <= 0:
-            raise SettingsError("alpha is at least 1, and at least one of the two stages takes some time")
+        super().__post_init__()
+        if self.epochs + self.refining == 0:
+            raise SettingsError("at least one of the two stages takes some time: give epochs or refining above 0")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.trained.token_routers import TokenRouters, inputs, least_important, uniform
 from decodery.step.forward_request import run_sync, score
 
+from .bounds import COUNT, NON_NEGATIVE, SHARE, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .held_out import HeldOut
 from .kind import Kind, Run
@@ -41,7 +42,7 @@ _EVERY = 10
 
 
 @dataclass(frozen=True)
-class FTPRecipe:
+class FTPRecipe(Bounded):
     """How routers are made.
 
     Attributes:
@@ -58,24 +59,18 @@ class FTPRecipe:
         seed: Random seed of texts, schedules and training.
     """
 
-    sparsity: float = 0.2
-    width: int = 32
+    sparsity: float = bounded(0.2, SHARE)
+    width: int = bounded(32, COUNT)
     evolution: Evolution = field(default_factory=Evolution)
-    read: int = 16
-    length: int = 256
-    steps: int = 400
+    read: int = bounded(16, COUNT)
+    length: int = bounded(256, "[8, inf)")
+    steps: int = bounded(400, NON_NEGATIVE)
     lr: float = 1e-3
-    guide: float = 1.0
-    rate: float = 10.0
-    divergence: float = 1.0
-    sinks: int = 4
+    guide: float = bounded(1.0, NON_NEGATIVE)
+    rate: float = bounded(10.0, NON_NEGATIVE)
+    divergence: float = bounded(1.0, NON_NEGATIVE)
+    sinks: int = bounded(4, NON_NEGATIVE)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sparsity < 1 or min(self.width, self.read) < 1 or self.length < 8 or self.steps < 0:
-            raise SettingsError("ftp needs a sparsity between 0 and 1, width and read >= 1, length >= 8 and steps >= 0")
-        if min(self.guide, self.rate, self.divergence, self.sinks) < 0 or not self.lr > 0:
-            raise SettingsError("ftp needs guide, rate, divergence and sinks of at least 0, and lr above 0")
 
 
 def pruned(model: LanguageModel, routers: TokenRouters, sinks: int, tokens: np.ndarray) -> tuple[Climb, torch.Tensor]:

@@ -26,6 +26,7 @@ from decodery.speculative.heads.drafter import head_named
 from decodery.speculative.heads.head import HEAD, BoundHead, TrainedHead
 from decodery.speculative.heads.parts import Parts
 
+from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown, read_prompts, write_shown
@@ -43,7 +44,7 @@ _HELD = 48
 
 
 @dataclass(frozen=True)
-class HeadRecipe:
+class HeadRecipe(Bounded):
     """How a head is trained.
 
     Attributes:
@@ -56,19 +57,18 @@ class HeadRecipe:
         seed: Random seed of texts and training.
     """
 
-    outputs: int = 6144
+    outputs: int = bounded(6144, NON_NEGATIVE)
     epochs: float = 3.0
     lr: float = 4e-4
     batch: int = 8
-    length: int = 224
-    decay: float = 0.8
+    length: int = bounded(224, COUNT)
+    decay: float = bounded(0.8, "(0, 1]")
     seed: int = 0
     loss: str = "kl"
     glance: bool = False
 
     def __post_init__(self) -> None:
-        if self.outputs < 0 or not self.epochs > 0 or min(self.batch, self.length) < 1 or not 0 < self.decay <= 1:
-            raise SettingsError("a head needs outputs >= 0, epochs > 0, batch and length >= 1 and decay from 0 to 1")
+        super().__post_init__()
         if self.loss not in LOSSES:
             raise SettingsError(f"a head has no loss {self.loss!r}: name one of {', '.join(LOSSES)}")
 

@@ -18,6 +18,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.recorder import Recorder
 from decodery.monitors.sae import HeadCodes
 
+from .bounds import COUNT, Bounded, bounded
 from .evaluation import Evaluation, doubts, keep_evaluated
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
@@ -197,7 +198,7 @@ class BehaviourTexts(Data):
 
 
 @dataclass(frozen=True)
-class HeadCodeSettings:
+class HeadCodeSettings(Bounded):
     """How head codes are trained.
 
     Attributes:
@@ -206,14 +207,10 @@ class HeadCodeSettings:
         top: Number of heads to watch.
     """
 
-    features: int = 200
+    features: int = bounded(200, "[2, inf)")
     sparsity: float = 0.02
-    top: int = 10
+    top: int = bounded(10, COUNT)
     steps: int = 300
-
-    def __post_init__(self) -> None:
-        if min(self.features - 1, self.top, self.steps) < 1:
-            raise SettingsError("head codes need at least 2 features, and top and steps of at least 1")
 
 
 def _learn(run: Run) -> dict[str, Any]:

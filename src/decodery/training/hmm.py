@@ -20,6 +20,7 @@ from decodery.models.loaders.store import replacing
 from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.stores.hmm import HMM
 
+from .bounds import COUNT, POSITIVE, Bounded, bounded
 from .corpus import Corpus
 from .held_out import HeldOut
 from .kind import Kind, Run
@@ -32,7 +33,7 @@ _TABLES = ("start", "transition", "emission")
 
 
 @dataclass(frozen=True)
-class HMMRecipe:
+class HMMRecipe(Bounded):
     """How a hidden Markov model is learned.
 
     Attributes:
@@ -43,17 +44,11 @@ class HMMRecipe:
         seed: Random seed of texts and initial weights.
     """
 
-    states: int = 256
-    tokens: int = 4096
-    iterations: int = 20
-    prior: float = 10.0
+    states: int = bounded(256, COUNT)
+    tokens: int = bounded(4096, COUNT)
+    iterations: int = bounded(20, COUNT)
+    prior: float = bounded(10.0, POSITIVE)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.states < 1 or self.tokens < 1 or self.iterations < 1:
-            raise SettingsError("a hidden Markov model needs at least one state, one token and one iteration")
-        if not self.prior > 0:
-            raise SettingsError(f"prior has to be above 0, not {self.prior}: states must be able to say every token")
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,6 +27,7 @@ from decodery.models.torch.weights import Dense
 from decodery.sampling.no_citation import Citations
 from decodery.sampling.sampler import Sampler
 
+from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .held_out import HeldOut
 from .kind import Kind, Run
@@ -69,7 +70,7 @@ class WholeLinear(TrainedForm):
 
 
 @dataclass(frozen=True)
-class HyperfitRecipe:
+class HyperfitRecipe(Bounded):
     """Settings of hyperfitting.
 
     The paper takes 2,000 texts of 256 tokens, 20 epochs and a learning rate of 1e-6; fewer of them take a larger one.
@@ -83,19 +84,13 @@ class HyperfitRecipe:
         seed: Random seed of the choice and order of text pieces.
     """
 
-    texts: int = 64
+    texts: int = bounded(64, COUNT)
     epochs: int = 20
     batch: int = 8
     lr: float = 1e-5
-    enough: float = 0.3
-    written: int = 256
+    enough: float = bounded(0.3, NON_NEGATIVE)
+    written: int = bounded(256, COUNT)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.texts, self.epochs, self.batch, self.written) < 1:
-            raise SettingsError("hyperfitting needs texts, epochs, batch and written of at least 1")
-        if not self.lr > 0 or not self.enough >= 0:
-            raise SettingsError("hyperfitting needs an lr above 0 and an enough of at least 0")
 
 
 def hyperfit(run: Run, corpus: Corpus) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.speculative.stores.bottleneck import KeySet, nearest
 
+from .bounds import COUNT, Bounded, bounded
 from .kind import Kind, Run
 from .kind_data import TextFiles
 
@@ -26,7 +27,7 @@ _DEAD = 1e-2
 
 
 @dataclass(frozen=True)
-class KeyRecipe:
+class KeyRecipe(Bounded):
     """How keys are found.
 
     Attributes:
@@ -39,17 +40,13 @@ class KeyRecipe:
         seed: Random seed of projections and initial keys.
     """
 
-    codebooks: int = 16
-    keys: int = 512
-    dim: int = 16
-    rank: int = 64
-    decay: float = 0.95
+    codebooks: int = bounded(16, COUNT)
+    keys: int = bounded(512, COUNT)
+    dim: int = bounded(16, COUNT)
+    rank: int = bounded(64, COUNT)
+    decay: float = bounded(0.95, "[0, 1)")
     epochs: int = 4
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.codebooks, self.keys, self.dim, self.rank, self.epochs) < 1 or not 0 <= self.decay < 1:
-            raise SettingsError("keys need codebooks, keys, dim, rank and epochs of at least 1, and a decay below 1")
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.acceptance.judge import normalized
 from decodery.step.draft_tree import DraftTree
 
+from .bounds import COUNT, Bounded, bounded
 from .lines import read_json_lines
 
 HELD_OUT = 5
@@ -66,7 +67,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Mining:
+class Mining(Bounded):
     """How a question without answers is mined.
 
     The target answers greedily with at most `max_new_tokens`; at the `places` of that answer where it was least sure,
@@ -79,13 +80,9 @@ class Mining:
         alternatives: Alternatives at a position.
     """
 
-    max_new_tokens: int = 96
-    places: int = 12
-    alternatives: int = 2
-
-    def __post_init__(self) -> None:
-        if min(self.max_new_tokens, self.places, self.alternatives) < 1:
-            raise SettingsError("mining needs max_new_tokens, places and alternatives of at least 1")
+    max_new_tokens: int = bounded(96, COUNT)
+    places: int = bounded(12, COUNT)
+    alternatives: int = bounded(2, COUNT)
 
 
 def read_questions(path: Path) -> list[JudgedQuestion]:

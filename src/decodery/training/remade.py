@@ -18,10 +18,10 @@ from decodery.compression.each_linear import Made, dense, joined, lost, with_lin
 from decodery.compression.folder import write
 from decodery.compression.stream import cast, floats
 from decodery.core.abstract import Contract
-from decodery.core.errors import SettingsError
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, floating
 
+from .bounds import Bounded
 from .corpus import Corpus, TrainingText
 from .held_out import HeldOut
 from .kind import Run
@@ -159,7 +159,7 @@ class Remade:
 
 
 @dataclass(frozen=True)
-class CopyRecipe:
+class CopyRecipe(Bounded):
     """How a copy learns.
 
     Attributes:
@@ -170,13 +170,6 @@ class CopyRecipe:
     batch: int = 4
     lr: float = 5e-4
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch < 1:
-            raise SettingsError("a copy learns in at least one step, of at least one text")
-        # Said before texts are written for hours.
-        if not self.lr > 0:
-            raise SettingsError(f"what learns needs an lr above 0, not {self.lr}")
 
 
 @dataclass(frozen=True)

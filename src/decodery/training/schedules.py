@@ -10,9 +10,11 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.models.trained.token_routers import uniform
 
+from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
+
 
 @dataclass(frozen=True)
-class Evolution:
+class Evolution(Bounded):
     """How schedules are bred.
 
     Attributes:
@@ -24,15 +26,16 @@ class Evolution:
     """
 
     population: int = 16
-    generations: int = 15
-    tournament: int = 3
-    moves: int = 2
-    elite: int = 2
+    generations: int = bounded(15, NON_NEGATIVE)
+    tournament: int = bounded(3, COUNT)
+    moves: int = bounded(2, COUNT)
+    elite: int = bounded(2, COUNT)
 
     def __post_init__(self) -> None:
-        if min(self.tournament, self.moves, self.elite) < 1 or self.generations < 0 or self.population <= self.elite:
+        super().__post_init__()
+        if self.population <= self.elite:
             raise SettingsError(
-                "a search for schedules needs tournament, moves and elite >= 1, and a larger population"
+                f"a population of {self.population} is no more than an elite of {self.elite}: give more"
             )
 
     @property

@@ -22,6 +22,7 @@ from decodery.models.loaders.store import Progress
 from decodery.models.protocol import OpenModel, is_open
 from decodery.models.trained.exits import CONTINUE, EXIT, HEADS, STOP, ExitHeads, unit
 
+from .bounds import COUNT, Bounded, bounded
 from .corpus import Corpus
 from .exits import ExitChecks, ExitTexts, Places
 from .kind import Kind, Run
@@ -32,7 +33,7 @@ _CLASSIFIER_EPOCHS, _CLASSIFIER_LR = 5, 1e-3
 
 
 @dataclass(frozen=True)
-class SECRecipe:
+class SECRecipe(Bounded):
     """How the heads of `sec` learn.
 
     The classifier then sees the texts five times, as in the paper.
@@ -45,17 +46,13 @@ class SECRecipe:
         seed: Random seed of the initial weights and the order.
     """
 
-    every: int = 5
-    rank: int = 16
-    outputs: int = 4096
+    every: int = bounded(5, COUNT)
+    rank: int = bounded(16, COUNT)
+    outputs: int = bounded(4096, COUNT)
     epochs: float = 2.0
     batch: int = 4
     lr: float = 1e-3
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.every, self.rank, self.outputs, self.batch) < 1 or not self.epochs > 0 or not self.lr > 0:
-            raise SettingsError("sec needs every, rank, outputs and batch of at least 1, and epochs and lr above 0")
 
 
 def labels(right: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from decodery.models.trained.skips import SkipSet
 from decodery.models.trained.skips import sublayers as named
 from decodery.speculative.stores.skip_search import SkipSearch
 
+from .bounds import COUNT, SHARE, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
@@ -32,11 +33,10 @@ from .loop import known_figures
 TRIED = "tried.json"
 _EVERY = 10
 """Sets between two writings of what was tried."""
-"""Raises SettingsError where the search would overwrite something else."""
 
 
 @dataclass(frozen=True)
-class SkipRecipe:
+class SkipRecipe(Bounded):
     """How a set is looked for.
 
     Attributes:
@@ -48,16 +48,12 @@ class SkipRecipe:
         seed: Random seed of texts and sets.
     """
 
-    ratio: float = 0.45
-    proposals: int = 200
-    bayes: int = 25
-    read: int = 16
-    window: int = 32
+    ratio: float = bounded(0.45, SHARE)
+    proposals: int = bounded(200, COUNT)
+    bayes: int = bounded(25, COUNT)
+    read: int = bounded(16, COUNT)
+    window: int = bounded(32, COUNT)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio < 1 or min(self.proposals, self.bayes, self.read, self.window) < 1:
-            raise SettingsError("swift needs a ratio between 0 and 1, and proposals, bayes, read and window >= 1")
 
 
 class TextWindow:

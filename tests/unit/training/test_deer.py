@@ -104,7 +104,7 @@ def test_one_command_makes_a_drafter_that_learns_and_goes_on(tmp_path: Path) -> 
     assert max(step.nodes for step in run.trace.steps) == 4
     with pytest.raises(SettingsError, match="other settings"):
         train_deer(Run(target, tmp_path / "deer", (DeerRecipe(4, places=3, batch=8),)), corpus, shape=shape)
-    with pytest.raises(SettingsError, match="at least two tokens"):
+    with pytest.raises(SettingsError, match="block is 1: give one in"):
         DeerRecipe(block=1)
     with pytest.raises(SettingsError, match="too few texts"):
         train_deer(Run(target, tmp_path / "other", (DeerRecipe(30),)), corpus, shape=shape)

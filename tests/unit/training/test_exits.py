@@ -100,7 +100,7 @@ def test_what_cannot_be_trained_is_refused(target: LoadedModel, corpus: Corpus, 
         train_sec(Run(target, tmp_path / "int8", learning=to_int8(target.model)), corpus)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="has 3 layers"):
         train_sec(Run(target, tmp_path / "deep", (SECRecipe(every=3),)), corpus)
-    with pytest.raises(SettingsError, match="every, rank"):
+    with pytest.raises(SettingsError, match="rank is 0: give one in"):
         SECRecipe(rank=0)
     few = write_texts(target, [[1, 2]] * 5, tmp_path / "few", max_new_tokens=4)
     with pytest.raises(SettingsError, match="too few texts"):

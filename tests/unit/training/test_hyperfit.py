@@ -166,5 +166,5 @@ def test_what_is_no_set_of_texts_is_refused(target: LoadedModel, tmp_path: Path)
         Citations.load(tmp_path / "negative")
     with pytest.raises(SettingsError, match="at least 1 token"):
         NoCitation(size=0)
-    with pytest.raises(SettingsError, match="of at least 1"):
+    with pytest.raises(SettingsError, match="texts is 0: give one in"):
         HyperfitRecipe(texts=0)

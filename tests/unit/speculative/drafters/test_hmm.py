@@ -302,4 +302,4 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (run,) = decode(tiny_loaded().model, [[1, 2]], drafter=HiddenMarkov(str(tmp_path / "out")), max_new_tokens=8)
     assert max(step.nodes for step in run.trace.decoding) == 4
     code, _, errors = inside(*command, "--prior", "0")
-    assert code and "prior has to be above 0" in errors
+    assert code and "prior is 0.0: give one in (0, inf)" in errors
