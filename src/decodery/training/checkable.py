@@ -12,28 +12,10 @@ import numpy as np
 
 from decodery.core.errors import CorruptFile, SettingsError
 
+from .built_in import built_in_data
 from .lines import read_json_lines
 
 _SHOTS = "Question: What is 2 + 3?\nAnswer: 5\n\nQuestion: What is the capital of Mexico?\nAnswer: Mexico City\n\n"
-_CAPITALS = (
-    "Afghanistan/Kabul Albania/Tirana Algeria/Algiers Argentina/Buenos_Aires Armenia/Yerevan "
-    "Australia/Canberra Austria/Vienna Bangladesh/Dhaka Belgium/Brussels Bolivia/Sucre Brazil/Brasilia "
-    "Bulgaria/Sofia Cambodia/Phnom_Penh Canada/Ottawa Chad/N'Djamena Chile/Santiago China/Beijing "
-    "Colombia/Bogota Croatia/Zagreb Cuba/Havana Cyprus/Nicosia Denmark/Copenhagen Ecuador/Quito Egypt/Cairo "
-    "Estonia/Tallinn Ethiopia/Addis_Ababa Finland/Helsinki France/Paris Georgia/Tbilisi Germany/Berlin "
-    "Ghana/Accra Greece/Athens Guatemala/Guatemala_City Haiti/Port-au-Prince Honduras/Tegucigalpa "
-    "Hungary/Budapest Iceland/Reykjavik India/New_Delhi Indonesia/Jakarta Iran/Tehran Iraq/Baghdad "
-    "Ireland/Dublin Israel/Jerusalem Italy/Rome Jamaica/Kingston Japan/Tokyo Jordan/Amman Kazakhstan/Astana "
-    "Kenya/Nairobi Laos/Vientiane Latvia/Riga Lebanon/Beirut Libya/Tripoli Lithuania/Vilnius "
-    "Malaysia/Kuala_Lumpur Mali/Bamako Malta/Valletta Mongolia/Ulaanbaatar Morocco/Rabat Mozambique/Maputo "
-    "Nepal/Kathmandu Netherlands/Amsterdam Nicaragua/Managua Niger/Niamey Nigeria/Abuja Norway/Oslo "
-    "Oman/Muscat Pakistan/Islamabad Panama/Panama_City Paraguay/Asuncion Peru/Lima Philippines/Manila "
-    "Poland/Warsaw Portugal/Lisbon Qatar/Doha Romania/Bucharest Russia/Moscow Rwanda/Kigali Senegal/Dakar "
-    "Serbia/Belgrade Slovakia/Bratislava Slovenia/Ljubljana Somalia/Mogadishu Spain/Madrid Sudan/Khartoum "
-    "Sweden/Stockholm Switzerland/Bern Syria/Damascus Thailand/Bangkok Togo/Lome Tunisia/Tunis Turkey/Ankara "
-    "Uganda/Kampala Ukraine/Kyiv Uruguay/Montevideo Uzbekistan/Tashkent Venezuela/Caracas Vietnam/Hanoi "
-    "Yemen/Sanaa Zambia/Lusaka Zimbabwe/Harare"
-)
 FAMILIES = ("sums", "capitals")
 
 
@@ -70,8 +52,7 @@ def question(text: str, chat: bool) -> str:
 
 def capitals() -> dict[str, str]:
     """Of 116 countries."""
-    pairs = (pair.replace("_", " ").partition("/") for pair in _CAPITALS.split())
-    return {country: capital for country, _, capital in pairs}
+    return dict(built_in_data("capitals"))
 
 
 def built_in(

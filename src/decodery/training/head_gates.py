@@ -22,25 +22,13 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.head_gates import HeadGates
 
+from .built_in import built_in_data
 from .kind import Kind, Run
 from .kind_data import TextFiles, shown
 from .one_by_one import ExampleSplit
 from .traced import TracedCache, differentiable
 
-WORDS = (
-    "apple",
-    "river",
-    "stone",
-    "candle",
-    "window",
-    "garden",
-    "silver",
-    "tiger",
-    "pencil",
-    "bridge",
-    "cloud",
-    "violin",
-)
+WORDS = tuple(built_in_data("words of keys"))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from decodery.monitors.threshold import Threshold
 from decodery.monitors.turns import TurnRecorder, Turns
 
 from .activations import Answered, Sites
+from .built_in import built_in_data
 from .checkable import CheckableQuestion
 from .evaluation import Evaluation, keep_evaluated
 from .kind import Data, Kind, Run
@@ -31,25 +32,7 @@ from .lines import read_json_lines
 from .probe import train_probe, worst
 from .ranking import parts
 
-# fmt: off
-INGREDIENTS = (
-    "flour", "sugar", "butter", "eggs", "milk", "honey", "salt", "pepper", "rice", "beans", "onions", "garlic",
-    "carrots", "apples", "pears", "lemons", "limes", "cherries", "almonds", "walnuts", "oats", "yeast", "cream",
-    "cheese", "yogurt", "basil", "thyme", "mint", "ginger", "cinnamon", "vanilla", "cocoa", "coffee", "tea",
-    "bread", "pasta", "olives", "mustard", "vinegar", "spinach",
-)
-# fmt: on
-_ASKS = ("Please add {} to my list.", "I also need {}.", "Can you put {} on the list?", "Order some {} for me.")
-_OTHERS = (
-    "What day is it today?",
-    "Tell me a short joke.",
-    "How tall is a giraffe?",
-    "What is a good name for a cat?",
-    "Is it far to the sea?",
-    "Which colour goes with blue?",
-    "How do I sharpen a pencil?",
-    "What is the opposite of cold?",
-)
+INGREDIENTS = tuple(built_in_data("ingredients"))
 _TRIPLES = 20
 
 
@@ -123,9 +106,9 @@ def built_in_talks(count: int, seed: int = 0, *, injected: int = 0) -> list[Talk
             made.append(([things[at] for at in order], positive))
         if any(len(set(things)) < size or (_complete(things) is not None) != positive for things, positive in made):
             continue
-        group, asks = f"talk {len(found)}", random.choice(_ASKS, size).tolist()
+        group, asks = f"talk {len(found)}", random.choice(built_in_data("asks for ingredients"), size).tolist()
         places = sorted(random.integers(0, size, injected).tolist(), reverse=True)
-        between = random.choice(_OTHERS, injected).tolist()
+        between = random.choice(built_in_data("other turns"), injected).tolist()
         for things, _ in made:
             turns, completes = [ask.format(thing) for ask, thing in zip(asks, things, strict=True)], _complete(things)
             for place, other_turn in zip(places, between, strict=True):

@@ -28,18 +28,13 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 
 from .adapter import LoRARemaking
+from .built_in import built_in_data
 from .held_out import HeldOut
 from .kind import Kind, Run
 from .loop import TrainingPlan, train
 from .remade import Remade
 
-WORDS = (
-    "apple", "river", "stone", "cloud", "horse", "table", "green", "music", "paper", "glass", "light", "water",
-    "bread", "sugar", "metal", "ocean", "tiger", "chair", "house", "mouse", "plant", "queen", "robot", "snake",
-    "train", "world", "yellow", "winter", "summer", "spring", "garden", "window", "bridge", "castle", "desert",
-    "forest", "island", "jacket", "kitchen", "ladder", "mirror", "needle", "orange", "pencil", "rabbit",
-    "silver", "ticket", "violin", "wagon",
-)  # fmt: skip
+WORDS = tuple(built_in_data("words"))
 TASKS = ("copy", "reverse", "replace")
 _HELD, _HELD_BATCHES = 1 << 32, 6
 """Seeds of examples held out begin here; training's steps never come so far."""
