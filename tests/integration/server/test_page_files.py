@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 
 import httpx
@@ -54,13 +52,6 @@ def test_files_name_each_other_and_no_other_host() -> None:
         # The key is in none of the files that keep something.
         assert name == "history.js" or not re.search(r"localStorage|sessionStorage|indexedDB|cookie", text), name
     assert named == set(FILES)
-
-
-def test_a_wheel_has_all_files() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
-    patterns = project["tool"]["setuptools"]["package-data"]["decodery"]
-    for name in FILES:
-        assert any(fnmatch(f"server/page/{name}", pattern) for pattern in patterns), name
 
 
 def test_methods_are_offered_that_untrusted_requests_may_name(url: str) -> None:
