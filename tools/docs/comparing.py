@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from figures import ROOT, load, recorded, table
+from figures import ROOT, load, table
 
 from decodery.bench.searches.figures import in_a_cell, plot
 
@@ -19,7 +19,6 @@ _BENCHES = {
     "gsm8k-rated": "arithmetic, 0.5B, rated by itself",
 }
 _PLOTTED = "gsm8k", "humaneval"
-_LEARNED = "grpo", "orpo", "values"
 
 
 def bench(name: str) -> str:
@@ -59,41 +58,6 @@ def pays() -> str:
     return table(["problems, model", "search", "budget", "problems", "gain [95 %]", "tokens per point"], shown)
 
 
-def learned(group: str) -> str:
-    """Shares of right texts after a training or by a search, and paired gains."""
-    result = load(f"search-learned-{group}")
-    rows = []
-    for name, row in result["rows"].items():
-        measured = [each for each in row.values() if isinstance(each, dict)]
-        cells = [cell for each in measured for cell in (_share(each), _points(each))]
-        rows.append([name, *cells, str(row.get("minutes", row.get("rows", "")))])
-    first = next(iter(result["rows"].values()))
-    kinds = [name for name, each in first.items() if isinstance(each, dict)]
-    head = ["", *(cell for kind in kinds for cell in (f"{kind}: right [95 %]", "gain"))]
-    return table([*head, "rows" if "rows" in first else "minutes"], rows)
-
-
-def annotator() -> str:
-    """What of annotations is read, and how their labels agree with what is known."""
-    rated = load("search-annotator")["rows"]
-    names = [name for name, each in next(iter(rated.values())).items() if isinstance(each, dict)]
-    rows = [
-        [model, str(row["texts"]), str(row["tokens"]), *(_share(row[name]) for name in names)]
-        for model, row in rated.items()
-    ]
-    return table(["annotator", "solutions", "tokens", *names], rows)
-
-
-def _share(each: dict[str, Any]) -> str:
-    low, high = each["interval"]
-    return f"{100 * each['share']:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
-
-
-def _points(each: dict[str, Any]) -> str:
-    low, high = each["gain_interval"]
-    return f"{100 * each['gain']:+.0f} [{100 * low:+.0f}, {100 * high:+.0f}]"
-
-
 def _gain(row: dict[str, Any]) -> str:
     return f"{100 * row['gain']:+.0f} [{100 * row['gain_low']:+.0f}, {100 * row['gain_high']:+.0f}]"
 
@@ -106,8 +70,6 @@ def accuracy(name: str) -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     **{f"bench-{name.replace('.', '-')}": partial(bench, name) for name in _BENCHES},
     "bench-pays": pays,
-    **{f"learned-{each}": partial(learned, each) for each in _LEARNED if recorded(f"search-learned-{each}")},
-    **({"annotator": annotator} if recorded("search-annotator") else {}),
 }
 PLOTS: dict[Path, Callable[[], str]] = {
     ROOT / "docs" / "results" / f"search-bench-{name}.svg": partial(accuracy, name) for name in _PLOTTED

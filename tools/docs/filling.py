@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from figures import load, table, table_of
 
-from decodery.training.lists import SEVERAL
+from decodery_benchmarks.diffusion.tasks import SEVERAL
 
 _BARS = dict.fromkeys(("copy", "reverse", "insert-index", "remove-index", "replace-index"), 0.98)
 """What static decoding has to get right before a model may judge methods; `LEAST` of all other tasks."""
