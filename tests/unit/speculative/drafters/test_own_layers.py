@@ -230,7 +230,7 @@ def test_sets_of_others_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptFile, match="holds no set of skipped sublayers"):
         SkipSet.load(tmp_path / "cut")
     for wrong in ({"ratio": 1.0}, {"window": 0}):
-        with pytest.raises(SettingsError, match="give one in"):
+        with pytest.raises(SettingsError, match="ratio from 0 to less than 1"):
             Swift(**wrong)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="there is no state after layer 8 of 6"):
         decode(TARGET, [[1]], drafter=DEL())
