@@ -9,6 +9,7 @@ from operator import attrgetter
 import numpy as np
 
 from decodery.core.ledger import charging
+from decodery.core.threads import one_thread
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.open_rows import OpenRows
 from decodery.models.cache.page_pool import PagePool
@@ -198,13 +199,15 @@ class ArrayText:
             row: The row that predicted it.
         """
         assert self.monitors is not None
-        # Copies: the next step writes to the same memory.
-        hidden = {tap: steps.hidden[depth][row].clone() for tap, depth in self.depths.items()}
-        try:
-            with charging(self.ledger):
-                observed(self.seq, self.monitors, steps.logits[row].clone(), hidden)
-        except Exception as error:
-            self.seq.fail(error)
+        # On more threads the copy of a row alone would take the cores from the kernels for milliseconds.
+        with one_thread():
+            # Copies: the next step writes to the same memory.
+            hidden = {tap: steps.hidden[depth][row].clone() for tap, depth in self.depths.items()}
+            try:
+                with charging(self.ledger):
+                    observed(self.seq, self.monitors, steps.logits[row].clone(), hidden)
+            except Exception as error:
+                self.seq.fail(error)
 
     def look(self, steps: StepArrays, place: int) -> list[tuple[int, int]] | None:
         """Choose where kernels could not tell numbers apart; returns `choices`, None where it failed.
