@@ -62,7 +62,7 @@ class PassBudget:
         return max(1, min(parts[runs.index(run)], self._room(runs, works) // max(len(works), 1)))
 
     def rows_to_restore(self, runs: list[SchedulerEntry]) -> int:
-        """Rows of a pass by which a search reads again what was taken from it: beside texts, as slowly as prompts."""
+        """Rows by which a search reads again what was taken from it: beside texts, as slowly as prompts."""
         alone = self.seconds is None or all(isinstance(run.task, CoroutineTask) for run in runs)
         return self.rows if alone else min(LEAST_ROWS, self.rows)
 

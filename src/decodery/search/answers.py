@@ -162,7 +162,7 @@ def _projected(project: Projection, text: str) -> str | None:
 
 
 def choice_of(text: str) -> str | None:
-    """The letter of the option that a text chooses: marked, in brackets, alone on a line, or named as an option.
+    """The letter of the option that a text chooses: marked, in brackets, alone on a line, or named so.
 
     Args:
         text: Of which the last such letter counts, marked ones first.

@@ -75,7 +75,9 @@ class PlaceholderTrainee(AheadTrainee):
 
 
 def train_units(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
-    """Train placeholders on texts that the model wrote, for `lexical-unit`. Every twentieth text is held out.
+    """Train placeholders on texts that the model wrote, for `lexical-unit`.
+
+    Every twentieth text is held out.
 
     Raises:
         SettingsError: For a model that is not in floating point, and for texts that teach nothing.

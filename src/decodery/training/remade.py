@@ -198,7 +198,9 @@ class Learned:
 
 
 def learn(remade: Remade, run: Run, corpus: Corpus, remaking: Remaking) -> Learned:
-    """Let forms learn what texts teach, of which every twentieth is held out. They end as they were best on those.
+    """Let forms learn what texts teach, of which every twentieth is held out.
+
+    They end as they were best on those.
 
     Raises:
         SettingsError: For texts of another vocabulary, and for too few of them.
