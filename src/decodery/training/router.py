@@ -115,7 +115,8 @@ def fit_router(
 ) -> tuple[RouterHead, dict[str, Any]]:
     """The router that predicts best on some held-out texts which of two steps is better.
 
-    Its report is of others. The figure is Spearman's correlation of its probabilities with the advantage. Both kinds of steps weigh the same.
+    Its report is of others. The figure is Spearman's correlation of its probabilities with the advantage. Both kinds of
+    steps weigh the same.
 
     Raises:
         SettingsError: If there are not both kinds to learn from and something to validate with.
