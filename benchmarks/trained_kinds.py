@@ -165,6 +165,8 @@ def trained(kind: str, model: str, files: dict[str, str], work: Path, limit: flo
     spent.unlink()
     if kind not in KEPT and out.is_dir():
         shutil.rmtree(out)
+    # The same file on every machine.
+    said = said.replace(str(work), "{work}")
     return row | {"printed": json.loads(said[: said.rindex("}") + 1]) if said.startswith("{") else {}}
 
 

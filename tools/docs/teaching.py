@@ -12,7 +12,7 @@ from decodery.cli.train import SECTIONS as COMMANDS
 
 _COMMAND = "python benchmarks/trained_kinds.py --out benchmarks/results/trained-kinds.json"
 _CONTROL = "shuffled labels"
-_FIGURES = ("auroc", "unexplained variance", "more than without", "divergence")
+_FIGURES = ("auroc", "unexplained variance", "more than without")
 """Figures whose interval is called no more than "interval"."""
 _FALLING = (
     "loss",

@@ -20,7 +20,7 @@ from decodery.training.two_stacks import read
 from decodery_benchmarks.puzzles.alphabet import END_ID, VOCABULARY, tokenizer
 
 from .one_stack import BEHIND
-from .two_stacks import behind, predicted
+from .two_stacks import predicted, predicted_from
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def drawn(
     written = torch.full((len(given), 1), model.config.start_id, dtype=torch.int64, device="cpu")
     running = torch.ones(len(given), dtype=torch.bool, device="cpu")
     for _ in range(most):
-        logits = behind(model, source, written.clamp(min=0))[:, -1] / how.temperature
+        logits = predicted_from(model, source, written.clamp(min=0))[:, -1] / how.temperature
         least = logits.topk(min(how.top_k, logits.shape[1]), dim=1).values[:, -1:]
         law = logits.masked_fill(logits < least, -torch.inf).softmax(dim=1)
         token = law.multinomial(1, generator=chance)[:, 0].masked_fill(~running, -1)

@@ -28,10 +28,12 @@ class _WithSources(PaddedTexts):
 
 def predicted(model: EncoderDecoder, given: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
     """Logits [b, m, vocab] after every token of texts [b, m], with sources [b, n] in view, with gradients."""
-    return behind(model, read(model, given), written)
+    return predicted_from(model, read(model, given), written)
 
 
-def behind(model: EncoderDecoder, source: tuple[torch.Tensor, torch.Tensor], written: torch.Tensor) -> torch.Tensor:
+def predicted_from(
+    model: EncoderDecoder, source: tuple[torch.Tensor, torch.Tensor], written: torch.Tensor
+) -> torch.Tensor:
     """`predicted`, of sources that have been read.
 
     Args:
