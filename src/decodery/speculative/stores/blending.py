@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import itemgetter, mul
 
 from decodery.step.drafter_memory import Guarded
 
@@ -86,7 +86,9 @@ class Blending(Guarded):
         Args:
             row: What a child's chance must be to be fed.
         """
-        return max(self.gain(of / _PLACES, 1.0, row) for of in range(_PLACES))
+        worth = [max(_middle(each) - row, 0.0) for each in range(_PLACES)]
+        after = (sum(map(mul, worth, became)) / sum(became) for became in self._became)
+        return max(found - max(of / _PLACES - row, 0.0) for of, found in enumerate(after))
 
     def blend(
         self, place: tuple[int, int], counted: list[Candidate], said: dict[int, float]

@@ -16,6 +16,7 @@ from decodery.sampling import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.model_advice import ModelAdvice
+from decodery.speculative.stores.blending import Blending
 from decodery.step.draft_length_policy import Budget
 from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
@@ -151,6 +152,15 @@ def test_while_no_question_can_be_paid_the_text_is_in_arrays(
     assert share > 0.7 and none == 0
     # Questions come in other steps where other drafts end otherwise, but the same steps are accounted for.
     assert passed == pytest.approx(seconds, rel=0.05)
+
+
+def test_no_answer_saves_more_than_the_most() -> None:
+    random, blending = np.random.default_rng(4), Blending()
+    for _ in range(40):
+        best, said, row, other = random.random(4)
+        blending.blend((0, 0), [(best, 3, 0)], {3: said, 5: 1 - said})
+        assert blending.gain(other, 1.0, row) <= blending.most(row) + 1e-12
+        assert max(blending.gain(place / 10, 1.0, row) for place in range(10)) > blending.most(row) - 1e-12
 
 
 def test_the_end_is_asked_about_where_earlier_answers_kept_their_promise() -> None:
