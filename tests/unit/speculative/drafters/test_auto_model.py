@@ -158,7 +158,7 @@ def test_no_answer_saves_more_than_the_most() -> None:
     random, blending = np.random.default_rng(4), Blending()
     for _ in range(40):
         best, said, row, other = random.random(4)
-        blending.blend((0, 0), [(best, 3, 0)], {3: said, 5: 1 - said})
+        blending.blend((0, 0), [(best, 3, None)], {3: said, 5: 1 - said})
         assert blending.gain(other, 1.0, row) <= blending.most(row) + 1e-12
         assert max(blending.gain(place / 10, 1.0, row) for place in range(10)) > blending.most(row) - 1e-12
 
