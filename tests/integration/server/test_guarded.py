@@ -45,8 +45,11 @@ def test_a_guard_stops_what_its_calibration_flags_and_no_request_gets_around_it(
             assert answer.status_code == 200, answer.text
             return bool(answer.json()["choices"][0]["finish_reason"] == "content_filter")
 
-        # The very decision of calibration, text by text.
-        assert [stopped(seed) for seed in range(60)] == [score > threshold.value for score in scores]
+        # The very decision of calibration, text by text. One text's score is the threshold: there the last bit decides,
+        # which depends on how many rows a pass has.
+        clear = [seed for seed, score in enumerate(scores) if abs(score - threshold.value) > 1e-5]
+        assert len(clear) >= 59
+        assert [stopped(seed) for seed in clear] == [scores[seed] > threshold.value for seed in clear]
         flagged = [seed for seed, score in enumerate(scores) if score > threshold.value][:6]
         assert flagged and all(stopped(seed, **own) for seed in flagged for own in TRIED)
         # Harmless texts that calibrated nothing: both halves of the error are chance.

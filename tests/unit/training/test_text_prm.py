@@ -50,7 +50,7 @@ def test_a_head_learns_from_judged_texts_which_beginnings_promise(tmp_path: Path
     found = run_sync(judge(scorer, Candidates(encoded("7="), outputs, [False] * 3, model=MODEL))).tolist()
     assert found[2] + 0.2 < found[1]
     # Where both are judged alike there is nothing to be learned, and it shows.
-    other = train_text_prm(MODEL, tokenizer(), judged(20, "good;", "good;"), tmp_path / "other", recipe=RECIPE)
+    other = train_text_prm(MODEL, tokenizer(), judged(40, "good;", "good;"), tmp_path / "other", recipe=RECIPE)
     assert other.facts is not None and other.facts["auc"] < 0.7
     # It goes on from what is there, and refuses what belongs to other texts.
     again = train_text_prm(MODEL, tokenizer(), judged(20), tmp_path, recipe=RECIPE)

@@ -293,7 +293,7 @@ def test_it_is_kept_and_what_does_not_fit_is_refused_with_what_to_do(tmp_path: P
 
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_module, "load", lambda name: tiny_loaded())
+    monkeypatch.setattr(load_module, "load", lambda name, dtype: tiny_loaded())
     (tmp_path / "prompts").write_text("a\nb\n")
     settings = ("--states", "3", "--iterations", "2", "--texts", "24", "--max-new-tokens", "12")
     command = ("train", "hmm", "--out", str(tmp_path / "out"), "--prompts", str(tmp_path / "prompts"), *settings)
