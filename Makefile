@@ -40,10 +40,10 @@ test-all: $(VENV)/installed-test
 test-matrix: $(VENV)/installed-test
 	DECODERY_MATRIX=full $(BIN)/python -m pytest
 
-# The CPU time of every test, by which the long ones take turns: tests/costs.json. One process, an idle
-# machine.
+# The CPU time of every test, by which the long ones take turns: tests/costs.json. All rows, so that none is left out of
+# turn; one process, an idle machine.
 test-costs: $(VENV)/installed-test
-	PYTHONPATH=tests/support $(BIN)/python -m pytest -n 0 -p record_costs -m "not integration" tests/unit tests/conformance
+	DECODERY_MATRIX=full PYTHONPATH=tests/support $(BIN)/python -m pytest -n 0 -p record_costs
 
 # The same with longer texts and many more draws, for hours.
 soak: $(VENV)/installed-test

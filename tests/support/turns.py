@@ -14,6 +14,8 @@ LONG_ROW, LONG_TEST = 0.15, 0.3
 """CPU seconds of one row, or of all rows of a test, from which on the rows take turns."""
 TURNS = 7
 """Of this many seeds in a row, one runs a row of a long test. Seeds are days, so every row has run after a week."""
+SERVED = 3
+"""The same of long tests below tests/integration, of servers, clients and commands, where most faults show first."""
 OTHERS = 2
 """The same of other tests with more than two rows: one day or the next."""
 
@@ -37,7 +39,8 @@ def recorded(path: Path = COSTS) -> dict[str, list[float]]:
 def off_turn(nodes: Iterable[str], seed: int, costs: Mapping[str, list[float]]) -> set[str]:
     """The rows of tests that take turns which another seed runs.
 
-    One in TURNS rows of a long test runs, and one in OTHERS of other tests that have more than two. Where a row stands
+    One in TURNS rows of a long test runs, one in SERVED below tests/integration, and one in OTHERS of other tests that
+    have more than two. Where a row stands
     depends on the test's own rows alone, so that a test selects the same rows alone and among others, and rows that
     follow each other in a product fall on different seeds.
     """
@@ -46,7 +49,8 @@ def off_turn(nodes: Iterable[str], seed: int, costs: Mapping[str, list[float]]) 
         tests.setdefault(node.partition("[")[0], []).append(node)
     others = set()
     for test, rows in tests.items():
-        turns = TURNS if name_of(test) in costs else OTHERS if len(rows) > 2 else 1
+        long = SERVED if "tests/integration/" in test else TURNS
+        turns = long if name_of(test) in costs else OTHERS if len(rows) > 2 else 1
         first = crc32(test.encode())
         for at, node in enumerate(Random(first).sample(sorted(rows), len(rows)), first):
             if at % turns != seed % turns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from turns import OTHERS, TURNS, name_of, off_turn, recorded, take_turns
+from turns import OTHERS, SERVED, TURNS, name_of, off_turn, recorded, take_turns
 
 TESTS = Path(__file__).parents[2]
 ROWS = [f"tests/unit/a/test_a.py::test_long[{row}-{column}]" for row in range(9) for column in range(TURNS)]
@@ -27,6 +27,9 @@ def test_every_row_of_a_long_test_runs_for_one_of_the_seeds_in_a_row() -> None:
     assert all(sum(node in run for node in ROWS) == len(ROWS) / TURNS for run in runs)
     days = [on_turn(SHORTS, seed) for seed in range(OTHERS)]
     assert all(len(day) == len(SHORTS) / OTHERS for day in days) and set.union(*days) == set(SHORTS)
+    served = [node.replace("unit", "integration") for node in (*ROWS, ONE)]
+    apart = [on_turn(served, seed) for seed in range(SERVED)]
+    assert sum(map(len, apart)) == len(served) and set.union(*apart) == set(served)
     # Rows are not those of one column.
     assert all(len({node[-2] for node in run & set(ROWS)}) > 1 for run in runs)
 
