@@ -55,11 +55,12 @@ def outcome(family: str, folder: Path) -> dict[str, Any]:
     """
     try:
         theirs = build(family)
+        save(theirs, folder)
     except Exception as error:  # what a class asks of its configuration is its own affair
         return {"runs": "not built", "reason": _line(error)}
     row: dict[str, Any] = {"class": type(theirs).__name__}
     try:
-        loaded = load(save(theirs, folder), dtype="float32", device="cpu")
+        loaded = load(folder, dtype="float32", device="cpu")
         # As the folder says, whose embeddings may be tied.
         theirs = type(theirs).from_pretrained(folder, dtype=torch.float32)
     except DecoderyError as error:

@@ -44,20 +44,34 @@ def matrix_newest() -> str:
         return f"{row['runs']} with {_SAID[row['drafts']]}" if "drafts" in row else row["runs"]
 
     same = [name for name in after if name in before and way(before[name]) == way(after[name])]
-    changes = [
-        f"`{name}` {way(before[name])}, then {way(row)}"
+    others = [
+        [
+            name,
+            row.get("class", ""),
+            way(row),
+            row.get("keeps", ""),
+            _off(row),
+            way(before[name]) if name in before else "new",
+        ]
         for name, row in after.items()
-        if name in before and name not in same
+        if name not in same
     ]
-    added = [f"`{name}` {way(row)}" for name, row in after.items() if name not in before]
     gone = [f"`{name}`" for name in before if name not in after]
     far = max(row["difference"] for row in after.values() if "difference" in row)
     right = all(row["greedy"] for row in after.values() if "greedy" in row)
     parts = [f"{len(same)} of {len(after)} classes run the same way", f"greatest difference {far:.0e}"]
     parts += ["every greedy text is that of plain calls"] if right else ["some greedy texts differ"]
-    for said, names in (("changed", changes), ("new", added), ("gone", gone)):
-        parts += [f"{said}: {', '.join(names)}"] if names else []
-    return f"`{new['command']}`, `transformers` {new['transformers']}: {'; '.join(parts)}."
+    parts += [f"gone: {', '.join(gone)}"] if gone else []
+    head = f"`{new['command']}`, `transformers` {new['transformers']}: {'; '.join(parts)}."
+    if not others:
+        return head
+    columns = ["family", "class", "runs", "keeps", "difference", f"with {old['transformers']}"]
+    return f"{head} The others:\n\n{table(columns, others)}"
+
+
+def _off(row: dict[str, Any]) -> str:
+    """The difference of a class that runs, or why it does not."""
+    return f"{row['difference']:.0e}" if "difference" in row else row["reason"]
 
 
 def matrix_refused() -> str:
