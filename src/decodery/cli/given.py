@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from decodery.core.errors import PromptError, SettingsError
+from decodery.core.errors import DecoderyError, PromptError, SettingsError
 
 _MOST_INPUT = 1 << 24
 _NOT_WARPING = {
@@ -90,10 +90,16 @@ def _constraint(name: str, value: Any) -> Any:
 
     if name == "constrain":
         return resolve("constraint", value)
-    if isinstance(value, Path):
-        value = _read(value)
     languages = {"json_schema": JSONSchema, "regex": Regex, "grammar": Grammar, "choice": Choice}
-    return languages[name](value)
+    if not isinstance(value, Path):
+        return languages[name](value)
+    text = _read(value)
+    if not text.strip():
+        raise SettingsError(f"{value} is empty: give another file to --{name.replace('_', '-')}")
+    try:
+        return languages[name](text)
+    except DecoderyError as error:
+        raise SettingsError(f"{value}: {error}") from error
 
 
 def _text_or_file(value: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,27 @@ class OutPath(click.Path):
         if not path.exists() and not os.access(above, os.W_OK | os.X_OK):
             self.fail(f"{above} may not be written to: name another path", param, ctx)
         return path
+
+
+class FileOrText(click.Path):
+    """A file, as a path, or what would stand in one, as a text.
+
+    Args:
+        begins: How such a text begins, as a pattern.
+        advice: What may be given, for errors.
+    """
+
+    def __init__(self, begins: str, advice: str) -> None:
+        super().__init__(exists=True, dir_okay=False, path_type=Path)
+        self._text, self._advice = re.compile(rf"\s*(?:{begins})"), advice
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and self._text.match(value):
+            return value
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            self.fail(f"{error.message.rstrip('.')}: {self._advice}", param, ctx)
 
 
 OUT_FILE, OUT_FOLDER = OutPath(dir_okay=False), OutPath(file_okay=False)

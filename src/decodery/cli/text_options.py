@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 
-from .options import import_option, option_under, together
+from .options import FileOrText, import_option, option_under, together
 
 _length, _sampling = partial(option_under, "Length"), partial(option_under, "Sampling")
 _speculation, _constraint = partial(option_under, "Speculation"), partial(option_under, "Constraint")
@@ -194,12 +193,25 @@ decoding_options = together(
     ),
 )
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_SCHEMA = FileOrText("{", 'give a file, or the schema itself, such as \'{"type": "object"}\'')
+_GRAMMAR = FileOrText(
+    r"[?!]*[a-z_]\w+(\.\d+)?\s*:|%|//", "give a file, or the grammar itself, such as 'start: /[a-z]+/'"
+)
 
 constraint_options = together(
-    _constraint("--json-schema", type=_FILE, metavar="FILE", help="JSON schema that the output must follow."),
+    _constraint(
+        "--json-schema",
+        type=_SCHEMA,
+        metavar="FILE_OR_JSON",
+        help="JSON schema that the output must follow: a file, or the schema itself.",
+    ),
     _constraint("--regex", metavar="PATTERN", help="Regular expression that the whole output must match."),
-    _constraint("--grammar", type=_FILE, metavar="FILE", help="Lark grammar that the output must follow."),
+    _constraint(
+        "--grammar",
+        type=_GRAMMAR,
+        metavar="FILE_OR_TEXT",
+        help="Lark grammar that the output must follow: a file, or the grammar itself.",
+    ),
     _constraint(
         "--choice",
         multiple=True,

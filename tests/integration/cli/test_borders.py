@@ -1,0 +1,72 @@
+"""Typical mistakes on the command line: each is refused in a sentence with the user's value and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import decodery
+from commands import inside
+from decodery.llm.llm import LLM
+from serving import tiny_lm
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """The model that commands load."""
+    lm = tiny_lm()
+    monkeypatch.setattr(decodery, "load", lambda *name, **settings: lm)
+    return lm
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that load a model fail the test: what is wrong has to be said before."""
+
+    def load(*name: object, **settings: object) -> LLM:
+        pytest.fail("a model was loaded for a command that cannot work")
+
+    monkeypatch.setattr(decodery, "load", load)
+
+
+def refused(*arguments: str, status: int = 1, text: str = "") -> str:
+    """The last line on standard error, of a command that prints nothing."""
+    code, output, errors = inside(*arguments, text=text)
+    assert (code, output) == (status, ""), (output, errors)
+    assert "Traceback" not in errors
+    return errors.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_schemas_and_grammars_may_stand_in_the_command(tmp_path: Path) -> None:
+    schema, grammar = '{"enum": ["ab"]}', 'start: "ab"'
+    for option, text, written in (("--json-schema", schema, '"ab"'), ("--grammar", grammar, "ab")):
+        (file := tmp_path / "described.txt").write_text(text)
+        for value in (text, f"\n  {text}", str(file)):
+            assert inside("generate", "Say it.", option, value) == (0, written + "\n", "")
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
+    ("option", "content", "said"),
+    [
+        ("--json-schema", "", "is empty: give another file to --json-schema"),
+        ("--json-schema", "{", "the JSON schema is not JSON"),
+        ("--grammar", "\n", "is empty: give another file to --grammar"),
+    ],
+)
+def test_a_file_that_describes_nothing_is_named(tmp_path: Path, option: str, content: str, said: str) -> None:
+    (file := tmp_path / "described.txt").write_text(content)
+    message = refused("generate", "Say it.", option, str(file))
+    assert str(file) in message and said in message
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
+    ("option", "advice"), [("--json-schema", "the schema itself"), ("--grammar", "the grammar itself")]
+)
+@pytest.mark.parametrize("value", ["nosuch.txt", ".", "C:/nosuch"])
+def test_what_is_neither_a_file_nor_a_description_is_refused(option: str, advice: str, value: str) -> None:
+    message = refused("generate", "Say it.", option, value, status=2)
+    assert value in message and advice in message
