@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -57,8 +58,9 @@ def config_of(random: np.random.Generator, window: int | None) -> ModelConfig:
 
 
 def texts_of(
-    random: np.random.Generator, config: ModelConfig, dtype: torch.dtype, held: torch.dtype, most_rows: int
-) -> list[Segment]:
+    random: np.random.Generator, config: ModelConfig, dtype: torch.dtype, held: torch.dtype, most_rows: int,
+    size: float,
+) -> list[Segment]:  # fmt: skip
     """Texts of some length, some of them forks, whose next rows are a token, a tree or the rest of a prompt."""
     shape = config.num_layers, config.num_kv_heads, config.head_dim
     caches: list[KVCache] = []
@@ -70,7 +72,8 @@ def texts_of(
         if length:
             cache.reserve(np.arange(length))
             for layer in range(config.num_layers):
-                cache.write(layer, *numbers(random, 2, length, *shape[1:], dtype=dtype))
+                keys, values = numbers(random, 2, length, *shape[1:], dtype=dtype)
+                cache.write(layer, keys, values * size)
             cache.keep(range(length))
         caches.append(cache)
     segments = []
@@ -91,16 +94,17 @@ def numbers(random: np.random.Generator, *shape: int, dtype: torch.dtype) -> tor
 
 def compare(
     seed: int, dtype: torch.dtype, window: int | None, cap: float, sinks: bool, attend_by: Callable[..., Any] | None,
-    most_rows: int = 40, held: torch.dtype | None = None,
+    most_rows: int = 40, held: torch.dtype | None = None, size: float = 1.0,
 ) -> float:  # fmt: skip
     """A layer's attention beside the float64 attention of each text by itself, over the same keys and values."""
     random = np.random.default_rng(seed)
     config = config_of(random, window)
-    segments, worst = texts_of(random, config, dtype, held or dtype, most_rows), 0.0
+    segments, worst = texts_of(random, config, dtype, held or dtype, most_rows, size), 0.0
     assert all(serves(segment, config) for segment in segments)
     rows, windows = sum(map(len, segments)), windows_of(config)
     queries = numbers(random, rows, config.num_heads, config.head_dim, dtype=dtype)
     keys, values = numbers(random, 2, rows, config.num_kv_heads, config.head_dim, dtype=dtype)
+    values *= size
     sink = numbers(random, config.num_heads, dtype=dtype) if sinks else None
     scale = config.head_dim**-0.5
     step = PagedRows.of(segments, config, windows)
@@ -127,7 +131,7 @@ def compare(
             parts.append(attend(*wide, None if sink is None else sink.double()))
             first = last
         allowed = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
-        worst = max(worst, float((found.double() - torch.cat(parts)).abs().max()) / allowed)
+        worst = max(worst, float((found.double() - torch.cat(parts)).abs().max()) / (allowed * size))
     return worst
 
 
@@ -174,6 +178,12 @@ def test_kernels_attend_over_bytes(held: str, dtype: torch.dtype, parts: int) ->
     assert compare(parts, dtype, 20, 2.0, parts > 1, attend_by, most_rows=12, held=HELD[held]) < 1
 
 
+@pytest.mark.parametrize("held", HELD)
+def test_small_values_in_bytes_lose_nothing_in_float16(held: str) -> None:
+    attend_by = partial(kernel(), parts=1)
+    assert compare(3, torch.float16, None, 0.0, False, attend_by, most_rows=4, held=HELD[held], size=3e-5) < 1
+
+
 def test_bytes_that_are_taken_for_others_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     attend_by = partial(kernel(), parts=1)
     monkeypatch.setattr("decodery.models.cuda.paged_kernel._CODINGS", {coded.DTYPE: 1, coded.FLOATS: 1})
@@ -214,6 +224,31 @@ def test_there_is_a_kernel_for_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.undo()
         vars(other).update(device=torch.device("cuda"), **wrong)
         assert kernel_for(other) is None
+
+
+def test_a_kernel_is_launched_on_the_device_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton would launch it on the current one."""
+    entered: list[torch.Tensor] = []
+
+    @contextmanager
+    def device_of(rows: torch.Tensor) -> Iterator[None]:
+        entered.append(rows)
+        yield
+        entered.clear()
+
+    config = tiny_transformer().config
+    cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, device=DEVICE)
+    cache.reserve(np.arange(2))
+    step = PagedRows.of([Segment(np.arange(2), np.arange(2), cache=cache)], config, [None])
+
+    def launched(step: PagedRows, table: torch.Tensor, kind: int, queries: torch.Tensor, *more: Any) -> torch.Tensor:
+        assert entered[0] is queries
+        return queries
+
+    step.kernel = launched
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    rows = torch.zeros(2, 1, 8, device=DEVICE)
+    assert step.attend(0, 0, rows, rows, rows, 1.0) is rows and not entered
 
 
 def test_page_tables_are_uploaded_when_they_change() -> None:

@@ -111,8 +111,9 @@ def _attend(  # type: ignore[no-untyped-def]
         mass = mass * shrink + tl.sum(weights, axis=1)
         values = tl.load(value_pages + at_slot[:, None] + dims[None, :], mask=there, other=0)
         if CODED:
-            values = numbers(values, CODED).to(asked.dtype)
-            weights *= scales(tl.load(value_scales + at_scale, mask=inside, other=0))[None, :]
+            # Weights times small scales would be too small for float16.
+            of_slots = scales(tl.load(value_scales + at_scale, mask=inside, other=0))
+            values = (numbers(values, CODED) * of_slots[:, None]).to(asked.dtype)
         context = context * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         best = higher
     to = row * HEADS + head

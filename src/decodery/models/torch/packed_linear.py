@@ -98,7 +98,8 @@ class PackedLinear:
         """[N, in] -> [N, out], in the rows' dtype."""
         kernel = packed_kernel(rows) if len(rows) <= _MANY else None
         if kernel is not None:
-            return kernel(self, rows if self.order is None else rows[:, self.order])
+            with torch.cuda.device_of(rows):
+                return kernel(self, rows if self.order is None else rows[:, self.order])
         return linear(rows, self.dense().to(rows.dtype), None if self.bias is None else self.bias.to(rows.dtype))
 
 

@@ -218,7 +218,9 @@ class PagedRows:
         """
         table, pool = self.tables[:, layer], self.pool
         if self.kernel is not None:
-            return self.kernel(self, table, kind, queries, keys, values, scale, cap, sinks)
+            # Triton launches on the current device, whatever its tensors lie on.
+            with torch.cuda.device_of(queries):
+                return self.kernel(self, table, kind, queries, keys, values, scale, cap, sinks)
         rows, written = torch.stack((keys, values)), table[self._texts, :, self._columns]
         pool.put(written.long(), self._offsets, coded.encode(rows, pool.dtype) if pool.beside else rows)
         parts = []
