@@ -97,15 +97,20 @@ class Watched(Devices):
             self.waits[name] += far
         if name == "aten._to_copy" and asked is not None:
             self.waits["copies out"] += far and torch.device(asked) == HERE
-            self.uploads += not far and torch.device(asked) != HERE
+            self._upload(not far and torch.device(asked) != HERE, kwargs)
         if name == "aten.copy_":
             target, source = (isinstance(each, FarTensor) for each in args[:2])
             self.waits["copies out"] += source and not target
-            self.uploads += target and not source
+            self._upload(target and not source, {"non_blocking": len(args) > 2 and args[2]} | (kwargs or {}))
             far = far and source == target
         made = asked is not None and torch.device(asked) != HERE
         self.operations += not func.is_view and (far or made) and name != "aten._to_copy"
         return done(func, args, kwargs or {})
+
+    def _upload(self, made: bool, settings: Any) -> None:
+        self.uploads += made
+        # The host waits for what it does not say it will not wait for.
+        self.waits["copies in"] += made and not (settings or {}).get("non_blocking")
 
 
 def moved(value: Any, device: str) -> Any:

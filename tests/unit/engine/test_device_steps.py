@@ -362,6 +362,18 @@ def test_walks_of_all_texts_are_those_of_each() -> None:
     assert short > 5
 
 
+def test_pages_are_taken_and_copied_without_a_wait() -> None:
+    with Watched() as watched:
+        cache = KVCache(2, 1, 8, device="meta:0")
+        cache.reserve(np.arange(20))
+        cache.wrote(range(2))
+        cache.keep(range(20))
+        before = watched.uploads
+        cache.fork().reserve(np.arange(20, 21))
+    # Of new pages, of the pages that are copied, and of where to.
+    assert watched.uploads - before == 3 and not watched.waits.total()
+
+
 def test_texts_one_by_one_wait_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The count can fail."""
     monkeypatch.setattr(DeviceSteps, "serves", staticmethod(lambda model: False))

@@ -306,7 +306,7 @@ class TensorPool(PagePool):
             first += part.shape[3]
 
     def copy(self, pages: np.ndarray, to: np.ndarray) -> None:
-        old, new = (torch.from_numpy(each.astype(np.int64)).to(self.device) for each in (pages, to))
+        old, new = (self._index(each) for each in (pages, to))
         with self.still():
             self.data[:, new] = self.data[:, old]
 
@@ -328,14 +328,16 @@ class TensorPool(PagePool):
 
     def _commit(self, pages: np.ndarray) -> None:
         # What another text left there may be no number.
-        self.data[:, torch.from_numpy(pages.astype(np.int64)).to(self.device)] = 0
+        self.data[:, self._index(pages)] = 0
+
+    def _index(self, numbers: np.ndarray) -> torch.Tensor:
+        """Numbers on the pool's device, which nothing waits for."""
+        return torch.from_numpy(numbers.astype(np.int64)).to(self.device, non_blocking=True)
 
     def _places(self, tables: np.ndarray, slots: range | np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Pages [layers, kv_heads, n] and rows in them [n] of slots."""
         chosen = np.asarray(slots, dtype=np.int64)
-        pages = torch.from_numpy(tables[:, :, chosen // SLOTS].astype(np.int64))
-        rows = torch.from_numpy(chosen % SLOTS)
-        return pages.to(self.device, non_blocking=True), rows.to(self.device, non_blocking=True)
+        return self._index(tables[:, :, chosen // SLOTS]), self._index(chosen % SLOTS)
 
     def _extend(self, pages: int) -> None:
         super()._extend(pages)
