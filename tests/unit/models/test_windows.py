@@ -22,6 +22,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.testing import tiny_transformer
+from far import Devices
 
 WINDOW, LAYERS, BEHIND = 20, 3, 32
 SLIDES = (True, False, True)
@@ -138,6 +139,22 @@ def test_memory_of_a_long_text_goes_back() -> None:
     # The layer that sees everything has its pages.
     assert not cache.data[[0, 2], :, :, :passed].any()
     assert cache.data[1, :, :, :1000].any(-1).all() and cache.data[[0, 2], :, :, passed:1000].any(-1).all()
+
+
+def test_pages_of_a_device_go_to_its_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no need of a system that takes memory back."""
+    monkeypatch.setattr(caches, "discards", lambda: False)
+
+    def used(device: str) -> int:
+        cache = KVCache(LAYERS, 1, 8, device=device, window=WINDOW, windowed=[0, 2])
+        cache.reserve(np.arange(400))
+        cache.wrote(range(LAYERS))
+        cache.keep(range(400))
+        cache.release_passed()
+        return len(cache.pages.held)
+
+    with Devices():
+        assert used("meta:0") < used("cpu") == LAYERS * 400 // SLOTS
 
 
 def test_a_shared_block_goes_with_the_last_that_reads_it() -> None:

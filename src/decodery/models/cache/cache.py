@@ -76,7 +76,8 @@ class KVCache:
         window: int | None = None,
         windowed: Sequence[int] = (),
     ) -> None:
-        self.window = window if discards() and torch.device(device).type == "cpu" else None
+        # Elsewhere other texts take what a text gives back.
+        self.window = window if discards() or torch.device(device).type != "cpu" else None
         self.store = RowStore((layers, kv_heads, head_dim), dtype, device, () if self.window is None else windowed)
         self.lengths = np.zeros(layers, dtype=np.int64)
         self.slot_positions = SlotPositions(layers)
