@@ -116,7 +116,7 @@ def test_special_tokens_are_recognised_and_hidden(byte_level: Tokenizer) -> None
 
 
 def test_text_that_is_no_text_is_refused(byte_level: Tokenizer) -> None:
-    with pytest.raises(PromptError, match="not valid text"):
+    with pytest.raises(PromptError, match="not valid text: it has surrogates"):
         byte_level.encode("\ud800")
 
 

@@ -75,7 +75,8 @@ def _prompt_errors() -> Iterator[None]:
             yield
     except CorruptFile as error:
         if isinstance(error.__cause__, TypeError | UnicodeError):
-            raise PromptError(f"the prompt is not valid text: {error.__cause__}") from error
+            advice = "it has surrogates (half characters): give UTF-8"
+            raise PromptError(f"the prompt is not valid text: {advice}") from error
         raise
 
 
