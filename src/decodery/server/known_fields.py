@@ -16,9 +16,12 @@ _IRRELEVANT = frozenset(
         *("timings_per_token", "return_tokens", "request_id"),
         *("chat_template_content_format", "guided_decoding_backend", "t_max_predict_ms", "t_max_prompt_ms"),
         *("n_keep", "parse_tool_calls", "reasoning_format"),
+        # Schemas are always enforced, and streams hold nothing but the text.
+        *("response_format.json_schema.strict", "response_format.json_schema.description", "tools.function.strict"),
+        *("functions.strict", "stream_options.include_obfuscation"),
     ]
 )
-"""Fields that change no text here, whatever they say."""
+"""Fields that change no text here, whatever they say, by their paths."""
 
 _CONSTRAINTS = "use structured_outputs with json, regex, choice or grammar, or response_format"
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {

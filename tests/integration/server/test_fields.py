@@ -71,6 +71,25 @@ def test_fields_nobody_knows_are_named_in_a_header(url: str) -> None:
     assert odd.headers["warning"] == '299 decodery "ignored fields: a?b??"'
 
 
+def test_what_openais_client_sends_for_schemas_and_streams_is_known(url: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"], "additionalProperties": False}
+    function = {"name": "f", "parameters": schema, "strict": True}
+    body = {
+        "messages": user("x"),
+        "max_tokens": 20,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "A", "description": "B", "schema": schema, "strict": True},
+        },
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "none",
+        "stream": True,
+        "stream_options": {"include_usage": True, "include_obfuscation": False},
+    }
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body)
+    assert answer.status_code == 200 and "warning" not in answer.headers, answer.text
+
+
 def test_limits_that_clients_write_for_none(url: str) -> None:
     assert complete(url, max_tokens=-1, stop="", ignore_eos=True).json()["usage"]["completion_tokens"] > 0
     found = complete(url, logprobs=True).json()["choices"][0]["logprobs"]
