@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -238,8 +239,25 @@ async def _gone(request: Request, error: ClientGone) -> Response:
 
 
 async def _not_found(request: Request, error: HTTPException) -> Response:
-    found = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-    return Json(written_error(request.url.path, found), error.status_code, headers=error.headers)
+    path, given = request.url.path, f"{request.method} {request.url.path[:200]}"
+    if error.status_code == 404:
+        message = (
+            f"there is no {given} here: {_nearest(path, {getattr(each, 'path', '') for each in request.app.routes})}"
+        )
+    elif error.status_code == 405:
+        message = f"there is no {given} here: use {(error.headers or {}).get('Allow', 'another method')}"
+    else:
+        message = f"{given}: {error.detail}"
+    return Json(written_error(path, ApiError(error.status_code, message)), error.status_code, headers=error.headers)
+
+
+def _nearest(path: str, known: set[str]) -> str:
+    """What to do about a path that is no route."""
+    for meant in (f"/v1{path}", path.removeprefix("/v1")):
+        if meant in known:
+            return f"did you mean {meant}? The base URL of OpenAI's clients ends with one /v1"
+    near = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
+    return f"did you mean {near[0]}?" if near else "GET /openapi.json lists all routes"
 
 
 async def _failed(request: Request, error: Exception) -> Response:
