@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import re
 import traceback
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
 from decodery.core.errors import DecoderyError, MonitorFailed, NotTrusted, OutOfMemory
 
+from .wrong_fields import wrong_field
+
 _LOG = logging.getLogger("decodery.server")
-_FIELD, _TYPES = re.compile(r"[a-z][a-z0-9_]*"), frozenset(["str", "int", "float", "bool", "list", "dict", "literal"])
 _MOST_LOGGED = 500
 """Characters of an error's message in the log."""
 
@@ -84,11 +83,6 @@ def log_failure(error: BaseException, whose: str | None) -> None:
     _LOG.error("decodery: a request %s failed: %s: %s%s", which, type(cause).__name__, message, at)
 
 
-def _path(location: Sequence[int | str]) -> list[str]:
-    """Where a field lies. Pydantic names the types that it tried as well, whose names no client knows."""
-    return [str(part) for part in location if isinstance(part, int) or (_FIELD.fullmatch(part) and part not in _TYPES)]
-
-
 def as_api_error(error: BaseException) -> ApiError:
     """What a client is told of an error that ended its request.
 
@@ -97,10 +91,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ValidationError):
-        # Of alternatives the one that came furthest is what was meant.
-        found = max(error.errors(include_url=False, include_input=False), key=lambda each: len(_path(each["loc"])))
-        where = ".".join(_path(found["loc"]))
-        return invalid(f"{where or 'the request'}: {found['msg']}", where or None)
+        return invalid(*wrong_field(error))
     if isinstance(error, NotTrusted):
         return invalid(str(error), "decodery", "not_trusted")
     if isinstance(error, OutOfMemory):

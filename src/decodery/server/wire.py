@@ -40,6 +40,8 @@ async def read(request: Request, kind: type[B], most: int, *, strict: bool) -> B
     unnamed = "" if "origin" in request.headers else "application/json"
     if request.headers.get("content-type", unnamed).partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "send JSON, with the header Content-Type: application/json")
+    if (packed := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise ApiError(415, f"Content-Encoding {packed[:40]!r} is not read: send the JSON as it is")
     parts: list[bytes] = []
     size = 0
     try:
@@ -64,7 +66,14 @@ async def read(request: Request, kind: type[B], most: int, *, strict: bool) -> B
 
 def loads(data: bytes) -> Any:
     """JSON as strict as its standard. Raises ValueError and RecursionError."""
-    return json.loads(data, parse_constant=_no_number)
+    try:
+        return json.loads(data, parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8") from None
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise ValueError("an integer in it has too many digits") from None
+        raise
 
 
 def checked(found: Any, kind: type[B], *, strict: bool) -> B:

@@ -34,15 +34,20 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": []}, "messages", "at least 1"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "system"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, None, "text"),
-    ({"temperature": 3}, "temperature", "less than or equal to 2"),
-    ({"temperature": "hot"}, "temperature", "number"),
-    ({"n": 0}, "n", "greater"),
+    ({"temperature": 3}, "temperature", "must be at most 2, not 3"),
+    ({"temperature": "hot"}, "temperature", 'must be a number, not "hot"'),
+    ({"response_format": "json"}, "response_format", 'must be an object, not "json"'),
+    ({"messages": [5]}, "messages.0", "must be an object, not 5"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "must be a text or a list, not 5"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function", "tools.0.function is missing"),
+    ({"n": 0}, "n", "n must be at least 1, not 0"),
     ({"max_tokens": 5000}, "max_tokens", "context length is 2048 tokens. However, the request needs 50"),
     ({"messages": user("x" * 3000)}, "messages", "context length is 2048"),
     ({"messages": user("x" * 100_000)}, "messages", "100000 characters"),
     ({"logit_bias": {"260": 1}}, "logit_bias", "no token"),
     ({"logit_bias": {"a": 1}}, "logit_bias", "no token"),
-    ({"stop": ["x", 3]}, "stop.1", "string"),
+    ({"stop": ["x", 3]}, "stop.1", "must be a text, not 3"),
+    ({"stop": ["x"] * 17}, "stop", "at most 16"),
     ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "what"}}}}, None, "type"),
@@ -54,7 +59,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, None, "leave the others out"),
     ({"guided_regex": "a", "tools": TOOLS}, "tools", "no other constraint"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not 2"),
-    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "not permitted"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "is not a field"),
     ({"use_beam_search": True}, "use_beam_search", "beam:width=4"),
     ({"priority": 3}, "priority", "keys take turns"),
     ({"cache_salt": "s"}, "cache_salt", "within a key"),
@@ -78,8 +83,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"decodery": {"drafter": "forced:drafter=" * 3000}}, None, ""),
     ({"decodery": {"drafter": "forced(drafter=" * 3000 + "auto" + ")" * 3000}}, None, ""),
     ({"decodery": {"cache_policy": "h20"}}, None, "no cache-policy method is called"),
-    ({"decodery": {"colour": "red"}}, "decodery.colour", "not permitted"),
-    ({"seed": 2**64}, "seed", "less than"),
+    ({"decodery": {"colour": "red"}}, "decodery.colour", "is not a field"),
+    ({"seed": 2**64}, "seed", "at most"),
 ]
 
 
@@ -121,5 +126,20 @@ def test_requests_that_are_no_requests(url: str) -> None:
         assert answer.status_code == status and "error" in answer.json(), (content[:40], answer.text[:300])
     typed = httpx.post(f"{url}/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
     assert typed.status_code == 415
-    assert httpx.get(f"{url}/v1/completions").status_code == 405
-    assert httpx.get(f"{url}/nowhere").json()["error"]["message"] == "GET /nowhere: Not Found"
+    packed = post("/v1/completions", content=b"{}", headers={"Content-Encoding": "gzip"})
+    assert packed.status_code == 415 and "'gzip' is not read" in packed.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("POST", "/chat/completions", 404, "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/api/chat", 404, "did you mean /api/chat?"),
+        ("GET", "/v1/model", 404, "did you mean /v1/models?"),
+        ("GET", "/nowhere", 404, "there is no GET /nowhere here: GET /openapi.json lists all routes"),
+        ("GET", "/v1/completions", 405, "there is no GET /v1/completions here: use POST"),
+    ],
+)
+def test_a_wrong_path_is_answered_with_the_right_one(url: str, method: str, path: str, status: int, said: str) -> None:
+    answer = httpx.request(method, url + path)
+    assert answer.status_code == status and said in answer.json()["error"]["message"], answer.text
