@@ -20,7 +20,9 @@ import torch
 
 import decodery
 from decodery.models.loaders.store import terminal_progress
+from decodery.training.diffusion_tuning import DiffusionModel
 from decodery.training.dscd import SelfDistillationRecipe, distil
+from decodery.training.kind import Run
 from decodery.training.learn2pd import fit_filter, labelled
 from decodery.training.llada_folder import MODEL
 from decodery.training.r2 import R2Recipe, tune_r2
@@ -90,10 +92,11 @@ def _row(rows: list[dict[str, Any]], method: str) -> dict[str, Any]:
 def _train(part: str, base: Path, out: Path, steps: int, seed: int) -> None:
     with terminal_progress() as progress:
         if part == "r2":
-            tune_r2(base, R2Recipe(TASKS, LETTERS, steps=steps, seed=seed), out, progress=progress)
+            tuning = R2Recipe(TASKS, LETTERS, steps=steps, seed=seed)
+            tune_r2(Run("", out, (DiffusionModel(base), tuning), progress))
         else:
             recipe = SelfDistillationRecipe(TASKS, LETTERS, steps=steps, control=part == "control", seed=seed)
-            distil(base, recipe, out, progress=progress)
+            distil(Run("", out, (DiffusionModel(base), recipe), progress))
 
 
 def _filter(base: Path, out: Path, seed: int, *, shuffled: bool) -> None:

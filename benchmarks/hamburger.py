@@ -127,7 +127,7 @@ def main() -> None:
     found = {
         "command": f"OMP_NUM_THREADS=1 python benchmarks/hamburger.py {options.folder.name} {given}",
         "trained": local(parts.facts["command"]),
-        "validation": {"before": parts.facts["before"], "after": parts.facts["validation"]},
+        "validation": {"before": parts.facts["validation"]["baselines"]["before"], "after": parts.facts["validation"]},
         "texts": len(asked),
         "puzzle": options.puzzle,
         "head in layers": round(head, 3),

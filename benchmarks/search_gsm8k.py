@@ -34,6 +34,7 @@ from decodery.scorers import ProcessReward
 from decodery.search.answers import AnswerExtractor
 from decodery.search.base import Search
 from decodery.step.scorer import Scorer
+from decodery.training.kind import Run
 from decodery.training.text_prm import JudgedText, TextPRMRecipe, train_text_prm
 from decodery_benchmarks.intervals import interval
 from decodery_benchmarks.results import write_result
@@ -206,8 +207,7 @@ def learned(bench: Bench) -> ProcessReward:
             if tokens
         ]
         with terminal_progress(counts=True) as progress:
-            recipe = TextPRMRecipe(delimiter="\n")
-            train_text_prm(bench.lm.model, bench.lm.tokenizer, judged, bench.work, recipe=recipe, progress=progress)
+            train_text_prm(Run(bench.lm, bench.work, (TextPRMRecipe(delimiter="\n"),), progress), judged)
     return ProcessReward(str(path))
 
 

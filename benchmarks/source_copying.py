@@ -15,7 +15,7 @@ from decodery.logits_sources import PartialAttention, PartialWeights
 from decodery.models.batch import Batch, Segment
 from decodery.testing import tiny_transformer
 from decodery.training.loop import TrainingPlan, batches, train
-from decodery.training.partial import Pair, pair_loss, train_partial
+from decodery.training.partial import Pair, pair_loss
 from source_bench import Bench
 
 
@@ -48,19 +48,15 @@ def partial_attention(bench: Bench) -> dict[str, Any]:
                for part in ("qkv", "output", "gate_up", "down")}  # fmt: skip
         own |= {"embedding": model.weights.embedding, "head": model.weights.head.weight}
         with tempfile.TemporaryDirectory() as folder:
-            if weights is None or kind is None:
-                for tensor in own.values():
-                    tensor.requires_grad_(True)
-                chosen = batches(len(train_on), 8, 0)
-                train(
-                    own,
-                    lambda step: pair_loss(model, None, [train_on[i] for i in chosen(step)]),  # noqa: B023
-                    *(plan, Path(folder)),
-                    validate=lambda: {"loss": float(pair_loss(model, None, held).detach())},  # noqa: B023
-                    metric="loss",
-                )
-            else:
-                train_partial(model, weights, train_on, held, plan, Path(folder), also=own, echo=kind[1])
+            chosen, echo = batches(len(train_on), 8, 0), 0.0 if kind is None else kind[1]
+            beside = {} if weights is None else {f"partial.{part}": each for part, each in weights.tensors().items()}
+            train(
+                beside | own,
+                lambda step: pair_loss(model, weights, [train_on[i] for i in chosen(step)], echo=echo),  # noqa: B023
+                *(plan, Path(folder)),
+                validate=lambda: {"loss": float(pair_loss(model, weights, held))},  # noqa: B023
+                metric="loss",
+            )
         for tensor in own.values():
             tensor.requires_grad_(False)
         source = None if weights is None else PartialAttention(weights)

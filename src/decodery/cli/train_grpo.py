@@ -43,16 +43,8 @@ def _learn(run: Run) -> dict[str, Any]:
     def reward(number: int, texts: Sequence[Any]) -> list[float]:
         return [float(found[number].right(seq.text.text, answers, sandbox)) for seq in texts]
 
-    return train_grpo(
-        run.lm,
-        [given.prompt.replace("{question}", each.question) for each in found],
-        reward,
-        run.out,
-        remaking=run.of(LoRARemaking),
-        recipe=run.of(GRPORecipe),
-        rewarded=[given.answer, given.pattern, [asdict(each) for each in found]],
-        **run.how,
-    )
+    rewarded = [given.answer, given.pattern, [asdict(each) for each in found]]
+    return train_grpo(run, [given.prompt.replace("{question}", each.question) for each in found], reward, rewarded)
 
 
 KINDS = {

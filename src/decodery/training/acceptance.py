@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.loaders.named import named
-from decodery.models.loaders.store import Progress, replacing, silent
+from decodery.models.loaders.store import Progress, replacing
 from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.draft_length.specdec_pp import AcceptanceHead
 
+from .bounds import NON_NEGATIVE, POSITIVE, Bounded, bounded
 from .card import check_folder
 from .corpus import Corpus, TrainingText, check_texts
 from .held_out import HeldOut
@@ -37,7 +38,7 @@ Examples = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class AcceptanceRecipe:
+class AcceptanceRecipe(Bounded):
     """How a head is trained; the published numbers, with a schedule for thousands of tokens, not millions.
 
     Attributes:
@@ -50,48 +51,36 @@ class AcceptanceRecipe:
         seed: Random seed of texts and training.
     """
 
-    depth: int = 3
-    rejected: float = 6.0
-    kept: float = 0.15
+    depth: int = bounded(3, NON_NEGATIVE)
+    rejected: float = bounded(6.0, POSITIVE)
+    kept: float = bounded(0.15, "[0, 1)")
     epochs: float = 5.0
     lr: float = 3e-4
     batch: int = 256
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.depth < 0 or not self.rejected > 0 or not 0 <= self.kept < 1 or not self.epochs > 0:
-            raise SettingsError("a head needs depth >= 0, rejected > 0, kept from 0 to below 1 and epochs > 0")
 
+def train_acceptance(run: Run, draft: LanguageModel, corpus: Corpus) -> dict[str, Any]:
+    """Train a head for `draft` drafting for the model of a run, on texts that this one has written.
 
-def train_acceptance(
-    target: LanguageModel,
-    draft: LanguageModel,
-    corpus: Corpus,
-    out: Path,
-    *,
-    recipe: AcceptanceRecipe | None = None,
-    facts: Mapping[str, Any] | None = None,
-    progress: Progress = silent,
-) -> dict[str, Any]:
-    """Train a head for `draft` drafting for `target` on texts the target has written.
-
-    `out` is what `SpecDecPP` takes. An interrupted run goes on where it stopped.
+    The folder of the run is what `SpecDecPP` takes.
 
     Args:
+        run: Of the target.
+        draft: The draft model.
         corpus: Texts that the draft has not learned from, or its acceptance looks better than it is; every twentieth is
             held out.
-        facts: What else to write down beside the head.
 
     Returns:
         A report (`HeldOut.report`) of "loss", the weighted cross-entropy above that of a perfect judge (nats per judged
         token), and "acceptance", the mean chance of acceptance; and "tokens", how many were judged in all.
     """
-    recipe = recipe or AcceptanceRecipe()
+    recipe, target, out = run.of(AcceptanceRecipe), run.loaded.model, run.out
     check_folder(out, AcceptanceHead.FILE)
     draft = fitted(draft, target)
     check_texts(len(corpus))
     made = f"{corpus.facts} {_fingerprint(draft)} {recipe.kept} {recipe.seed}"
-    examples = list(_examples(target, draft, corpus, out / "states", recipe, made, progress))
+    examples = list(_examples(target, draft, corpus, out / "states", recipe, made, run.progress))
     learned, held_out = ([each for n in numbers if len((each := examples[n])[1])] for numbers in corpus.split())
     if not learned or not held_out:
         raise SettingsError("the texts hold no token that the draft model could have drafted: write longer ones")
@@ -115,11 +104,11 @@ def train_acceptance(
             head.parameters(),
             loss,
             TrainingPlan(steps, lr=recipe.lr, weight_decay=0.1, validate_every=max(1, steps // 20)),
-            out / "training",
+            run.training,
             validate=lambda: {"loss": _judged(known.choosing, head.scores, recipe)["loss"]},
             metric="loss",
             settings={"recipe": repr(recipe), "made": made, "labels": content([labels])},
-            progress=progress,
+            progress=run.progress,
             what=what,
             own=True,
         )
@@ -141,7 +130,7 @@ def train_acceptance(
         control=tested(control.scores),
     )
     report["tokens"] = sum(len(each) for _, each in examples)
-    head.facts.update(report, **asdict(recipe), **(facts or {}))
+    head.facts.update(report, **asdict(recipe), **run.facts, draft=run.of(Drafted).draft)
     head.save(out / AcceptanceHead.FILE)
     return report
 
@@ -293,12 +282,8 @@ class Drafted:
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    draft = run.of(Drafted).draft
-    drafting, corpus = named(draft), own_texts(run, "text", top=0)
-    facts, recipe = run.facts | {"draft": draft}, run.of(AcceptanceRecipe)
-    return train_acceptance(
-        run.loaded.model, drafting, corpus, run.out, recipe=recipe, facts=facts, progress=run.progress
-    )
+    drafting = named(run.of(Drafted).draft)
+    return train_acceptance(run, drafting, own_texts(run, "text", top=0))
 
 
 KINDS = {

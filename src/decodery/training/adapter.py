@@ -171,7 +171,7 @@ def train_adapter(run: Run, corpus: Corpus, remaking: S2FTRemaking | LoRARemakin
         "recipe": asdict(recipe),
         "texts": len(corpus),
         "parameters": count,
-        "best step": learned.history.best_step,
+        "best_step": learned.history.best_step,
         "command": run.command,
     }
     found = adapter_of(remade, facts)

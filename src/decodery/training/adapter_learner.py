@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,16 @@ import torch
 
 from decodery.compression.base import transformable
 from decodery.core.errors import SettingsError
-from decodery.llm.llm import LLM
 from decodery.models.loaders.adapters import Adapter
-from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 
 from .adapter import LoRARemaking, adapter_of
 from .card import check_folder
 from .data import TrainingText
+from .fitting import fit
 from .held_out import HeldOut
-from .loop import TrainingPlan, train
+from .kind import Run
+from .loop import TrainingPlan
 from .remade import Remade
 from .training_batch import predictions, whole_batch
 
@@ -32,16 +32,14 @@ class AdapterLearner:
     """A model with an adapter that learns.
 
     Args:
-        lm: The model.
-        out: The folder of the adapter.
-        remaking: What learns.
+        run: Of the model.
     """
 
-    def __init__(self, lm: LLM, out: Path, remaking: LoRARemaking) -> None:
-        check_folder(out, Adapter.FILE)
-        self.lm, self.out, self.remaking = lm, out, remaking
-        self.original: Transformer = transformable(lm.model)
-        self.remade = Remade(self.original, remaking)
+    def __init__(self, run: Run) -> None:
+        check_folder(run.out, Adapter.FILE)
+        self.run, self.lm, self.remaking = run, run.lm, run.of(LoRARemaking)
+        self.original: Transformer = transformable(run.lm.model)
+        self.remade = Remade(self.original, self.remaking)
 
     def text(self, prompt: str, written: str) -> TrainingText:
         """A text after a prompt, with its end."""
@@ -87,13 +85,10 @@ class AdapterLearner:
         figures: Callable[[list[Any]], Mapping[str, float]],
         held: Sequence[Any],
         metric: str,
-        steps: int,
-        lr: float,
-        settings: Mapping[str, object],
-        command: str,
-        progress: Progress,
+        recipe: Any,
         *,
         higher: bool = False,
+        **data: Any,
     ) -> dict[str, Any]:
         """Learn, and write the adapter with its report of held-out data, see `HeldOut.report`.
 
@@ -102,32 +97,22 @@ class AdapterLearner:
             figures: Of held-out items.
             held: These items.
             metric: The figure that chooses the best step.
-            steps: How many.
-            lr: Peak learning rate.
-            settings: Whatever else a run depends on.
-            command: For the facts.
-            progress: Called with the steps done.
+            recipe: How it is learned: steps and lr.
             higher: Whether the figure is best where it is highest.
+            data: What says which data it is learned from.
         """
-        known = HeldOut.of(held)
-        with torch.no_grad():
-            before = known.measured(figures, metric)
-        history = train(
+        form = repr(self.remaking)
+        fitted = fit(
+            self.run,
+            HeldOut.of(held),
             self.remade.parameters,
             loss,
-            TrainingPlan(steps, lr=lr, weight_decay=0.0, validate_every=max(1, steps // 5)),
-            self.out / "training",
-            validate=lambda: figures(known.choosing),
+            figures,
+            TrainingPlan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, recipe.steps // 5)),
             metric=metric,
+            unit="items",
             higher=higher,
-            settings={**settings, "form": repr(self.remaking), "model": self.original.fingerprint},
-            progress=progress,
+            settings={**data, "recipe": asdict(recipe), "form": form, "model": self.original.fingerprint},
         )
-        with torch.no_grad():
-            report = known.report(known.measured(figures, metric), {"untrained": before}, "items")
-        facts = {
-            "model": self.lm.name, "made": repr(self.remaking), **settings, "best step": history.best_step,
-            "validation": report, "command": command,
-        }  # fmt: skip
-        adapter_of(self.remade, facts).save(self.out / Adapter.FILE)
-        return report
+        adapter_of(self.remade, fitted.facts(recipe, made=form, **data)).save(self.run.out / Adapter.FILE)
+        return fitted.report

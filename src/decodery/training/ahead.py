@@ -25,10 +25,12 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.models.trained.artifact import TrainedPart
 
+from .bounds import COUNT, Bounded, bounded
 from .corpus import Corpus, TrainingText
+from .fitting import fit
 from .held_out import HeldOut
 from .kind import Run
-from .loop import History, TrainingPlan, batches, train
+from .loop import History, TrainingPlan, batches
 from .traced import TracedCache
 
 _HELD = 16
@@ -45,7 +47,7 @@ _BELIEF = 32.0
 
 
 @dataclass(frozen=True)
-class AheadRecipe:
+class AheadRecipe(Bounded):
     """How it is learned.
 
     Attributes:
@@ -56,13 +58,9 @@ class AheadRecipe:
 
     steps: int = 300
     lr: float = 3e-2
-    places: int = 16
+    places: int = bounded(16, COUNT)
     batch: int = 1
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.places < 1 or self.batch < 1:
-            raise SettingsError("a step of training needs at least one place and one text")
 
 
 @dataclass(frozen=True)
@@ -311,35 +309,27 @@ def train_ahead(
     target = run.loaded
     learned, held = shares(corpus, target, part.alpha, part.every)
     known = HeldOut.of([corpus[number] for number in held[:_HELD]])
-    before = known.measured(trainee.figures, "accepted")
     batch = batches(len(learned), recipe.batch, recipe.seed)
 
     def loss(step: int) -> torch.Tensor:
         random = np.random.default_rng([recipe.seed, step])
         return trainee.loss([corpus[learned[number]] for number in batch(step)], random)
 
-    history = train(
+    fitted = fit(
+        run,
+        known,
         trainee.parameters,
         loss,
+        trainee.figures,
         TrainingPlan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, recipe.steps // 4)),
-        run.training,
-        validate=lambda: trainee.figures(known.choosing),
         metric="cross_entropy",
+        tested="accepted",
         settings={"recipe": asdict(recipe), "corpus": corpus.facts},
-        progress=run.progress,
         what=part.what,
     )
     rates = trainee.rates([corpus[number] for number in held], run.progress) if part.rated else None
-    facts: dict[str, Any] = {
-        "model": target.name,
-        "vocabulary": target.model.config.vocabulary,
-        "command": run.command,
-        "texts": len(corpus),
-        "steps": history.step,
-        "best_step": history.best_step,
-        "validation": known.report(known.measured(trainee.figures, "accepted"), {"untrained": before}),
-        "recipe": asdict(recipe),
-    }
+    told = {"vocabulary": target.model.config.vocabulary, "texts": len(corpus), "steps": fitted.history.step}
+    facts = fitted.facts(recipe, **told)
     found = made(facts, rates)
     found.save(run.out / part.file)
-    return found, history
+    return found, fitted.history

@@ -18,6 +18,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.monitors.feature import Feature
 from decodery.monitors.sparse_autoencoder import SparseAutoencoder
 
+from .bounds import COUNT, Bounded, bounded
 from .held_out import bootstrap
 from .kind import Kind, Run
 from .kind_data import TextFiles
@@ -47,18 +48,36 @@ def rows_of_texts(
     return found
 
 
+@dataclass(frozen=True)
+class AutoencoderSettings(Bounded):
+    """How an autoencoder is trained.
+
+    Attributes:
+        features: Features of the autoencoder.
+        k: Active features of a row.
+        batch: Hidden states of a step.
+        seed: Random seed of order and weights.
+    """
+
+    features: int = bounded(2048, "[2, inf)")
+    k: int = bounded(32, COUNT)
+    steps: int = 500
+    batch: int = 256
+    lr: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k > self.features:
+            raise SettingsError(f"of {self.features} features 1 to {self.features} are active, not {self.k}")
+
+
 def train_autoencoder(
     learned: torch.Tensor,
     held: torch.Tensor,
     out: Path,
     site: str,
-    *,
-    features: int = 2048,
-    k: int = 32,
-    steps: int = 500,
-    batch: int = 256,
-    lr: float = 1e-3,
-    seed: int = 0,
+    settings: AutoencoderSettings,
     progress: Progress = silent,
 ) -> SparseAutoencoder:
     """The autoencoder with at most k active features per row that reconstructs held-out rows best.
@@ -68,20 +87,10 @@ def train_autoencoder(
         held: [n, width] rows to choose the best step by.
         out: The folder of the checkpoint.
         site: The hook point of the rows.
-        features: Features of the encoder.
-        k: Of a row that are active at most.
-        steps: Training steps, of `batch` rows each.
-        batch: Rows of a step.
-        lr: Peak learning rate.
-        seed: Of the initial weights and the order.
+        settings: How it is trained.
         progress: Called with how many steps are done.
-
-    Raises:
-        SettingsError: k is more than the features.
     """
-    if not 1 <= k <= features:
-        raise SettingsError(f"of {features} features 1 to {features} are active, not {k}")
-    draws, width = torch.Generator().manual_seed(seed), learned.shape[1]
+    draws, width, features = torch.Generator().manual_seed(settings.seed), learned.shape[1], settings.features
     directions = torch.randn(features, width, generator=draws, dtype=torch.float32, device="cpu")
     directions = directions / directions.norm(dim=1, keepdim=True)
     tensors = {
@@ -90,38 +99,30 @@ def train_autoencoder(
         "decoder": directions.clone(),
         "shift": learned.mean(dim=0),
     }
-    order, spread = batches(len(learned), batch, seed), (learned - learned.mean(dim=0)).square().sum(dim=1).mean()
+    order = batches(len(learned), settings.batch, settings.seed)
+    spread = (learned - learned.mean(dim=0)).square().sum(dim=1).mean()
 
     def lost(rows: torch.Tensor) -> torch.Tensor:
         found = (rows - tensors["shift"]) @ tensors["encoder"] + tensors["bias"]
-        values, numbers = found.topk(k, dim=-1)
+        values, numbers = found.topk(settings.k, dim=-1)
         active = torch.zeros_like(found).scatter(-1, numbers, values.relu())
         made = active @ tensors["decoder"] + tensors["shift"]
         return (made - rows).square().sum(dim=1).mean() / spread
 
-    plan = TrainingPlan(steps, lr=lr, weight_decay=0.0, validate_every=max(steps // 10, 1))
-    settings = {
-        "site": site,
-        "features": features,
-        "k": k,
-        "batch": batch,
-        "seed": seed,
-        "rows": content([learned, held]),
-    }
     out.mkdir(parents=True, exist_ok=True)
     train(
         tensors,
         lambda step: lost(learned[order(step)]),
-        plan,
+        TrainingPlan(settings.steps, lr=settings.lr, weight_decay=0.0, validate_every=max(settings.steps // 10, 1)),
         out,
         validate=lambda: {"unexplained": float(lost(held[:_VALIDATED]))},
         metric="unexplained",
-        settings=settings,
+        settings={"site": site, "recipe": vars(settings), "rows": content([learned, held])},
         progress=progress,
         what="training the autoencoder",
     )
     made = {name: tensor.detach() for name, tensor in tensors.items()}
-    return SparseAutoencoder(**made, activation="topk", k=k, site=site)
+    return SparseAutoencoder(**made, activation="topk", k=settings.k, site=site)
 
 
 @torch.no_grad()
@@ -170,29 +171,6 @@ def measured(sae: SparseAutoencoder, texts: Ordered[torch.Tensor], seed: int = 0
 
 
 @dataclass(frozen=True)
-class AutoencoderSettings:
-    """How an autoencoder is trained.
-
-    Attributes:
-        features: Features of the autoencoder.
-        k: Active features of a row.
-        batch: Hidden states of a step.
-        seed: Random seed of order and weights.
-    """
-
-    features: int = 2048
-    k: int = 32
-    steps: int = 500
-    batch: int = 256
-    lr: float = 1e-3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.features - 1, self.k, self.steps, self.batch) < 1:
-            raise SettingsError("an autoencoder needs at least 2 features, and k, steps and batch of at least 1")
-
-
-@dataclass(frozen=True)
 class AutoencoderPlace:
     """Which states are encoded.
 
@@ -222,7 +200,7 @@ def _learn(run: Run) -> dict[str, Any]:
     held, learned = rows[::5], torch.cat([each for number, each in enumerate(rows) if number % 5])
     tested = held if known is not None else held[1::2]
     if known is None:
-        known = train_autoencoder(learned, torch.cat(held[::2]), run.out, site, progress=run.progress, **vars(given))
+        known = train_autoencoder(learned, torch.cat(held[::2]), run.out, site, given, run.progress)
         known.save(run.out)
     report = {"site": site, **measured(known, tested, given.seed)}
     write_text(run.out / "report.json", json.dumps({**run.facts, "report": report}, indent=1))

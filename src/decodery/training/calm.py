@@ -36,7 +36,6 @@ TESTED = "tested.json"
 NEVER = 2.0
 """A threshold that no confidence reaches."""
 _TOGETHER = 16
-"""Raises SettingsError where calibration would overwrite something else."""
 
 
 @dataclass(frozen=True)

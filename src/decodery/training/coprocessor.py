@@ -9,20 +9,20 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
 
+from .bounds import COUNT, Bounded, bounded
 from .kind import Kind, Run
 from .kind_data import TextFiles, from_pieces
-from .one_by_one import ExampleSplit, as_ids, kept, long_enough
+from .one_by_one import ExampleSplit, as_ids, kept
 from .traced import TracedCache, differentiable
 
 
 @dataclass(frozen=True)
-class CoprocessorRecipe:
+class CoprocessorRecipe(Bounded):
     """How a coprocessor learns.
 
     Attributes:
@@ -35,15 +35,11 @@ class CoprocessorRecipe:
 
     steps: int = 300
     lr: float = 2e-3
-    latents: int = 8
-    ahead: int = 16
-    rank: int = 16
+    latents: int = bounded(8, COUNT)
+    ahead: int = bounded(16, COUNT)
+    rank: int = bounded(16, COUNT)
     static: bool = False
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.latents, self.ahead, self.rank) < 1:
-            raise SettingsError("a coprocessor needs latents, ahead and rank of at least 1")
 
 
 class CoprocessorTrainee:
@@ -136,9 +132,8 @@ def train_coprocessor(run: Run, texts: Sequence[Sequence[int]]) -> CoprocessorWe
     """
     target, recipe = run.floating, run.of(CoprocessorRecipe)
     trainee = CoprocessorTrainee(differentiable(target.model, "coprocessors"), recipe)
-    long_enough(texts, recipe.ahead + 2)
-    examples = ExampleSplit(texts, recipe)
-    history = examples.learn(
+    examples = ExampleSplit(texts, recipe, least=recipe.ahead + 2)
+    fitted = examples.learn(
         trainee.tensors,
         trainee.loss,
         lambda some: {"loss": float(trainee.foreseen(some).mean())},
@@ -149,7 +144,8 @@ def train_coprocessor(run: Run, texts: Sequence[Sequence[int]]) -> CoprocessorWe
     alone, with_it = (
         [round(value, 4) for value in trainee.foreseen(examples.known.tested, each).tolist()] for each in (True, False)
     )
-    facts = examples.facts(run.command, history, **{"nats by place, alone": alone, "nats by place, trained": with_it})
+    by_place = {"nats by place, alone": alone, "nats by place, trained": with_it}
+    facts = fitted.facts(recipe, texts=len(texts), **by_place)
     found = CoprocessorWeights(kept(trainee.tensors), facts, target.model.fingerprint)
     found.save(run.out / CoprocessorWeights.FILE)
     return found

@@ -28,11 +28,13 @@ from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots, shapes
 
+from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
+from .fitting import fit
 from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .lines import read_lines
-from .loop import TrainingPlan, batches, train
+from .loop import TrainingPlan, batches
 from .two_stacks import read
 
 HELD_OUT = 9
@@ -46,7 +48,7 @@ Pair = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
-class CPPDRecipe:
+class CPPDRecipe(Bounded):
     """How slots learn: their shape, and `steps` of `batch` texts each.
 
     Attributes:
@@ -59,19 +61,15 @@ class CPPDRecipe:
         every: Steps between validations.
     """
 
-    layers: int = 2
-    longest: int = 25
-    symbols: int = 256
-    aside: float = 1.0
+    layers: int = bounded(2, COUNT)
+    longest: int = bounded(25, COUNT)
+    symbols: int = bounded(256, COUNT)
+    aside: float = bounded(1.0, NON_NEGATIVE)
     steps: int = 3000
     batch: int = 32
     lr: float = 3e-3
     seed: int = 0
-    every: int = 250
-
-    def __post_init__(self) -> None:
-        if min(self.layers, self.longest, self.symbols, self.batch) < 1 or self.aside < 0:
-            raise SettingsError("slots need layers, longest, symbols and batch of at least 1, and aside of at least 0")
+    every: int = bounded(250, COUNT)
 
 
 def train_cppd(run: Run, sources: Sequence[Sequence[int]]) -> Slots:
@@ -93,30 +91,20 @@ def train_cppd(run: Run, sources: Sequence[Sequence[int]]) -> Slots:
     trainee = CPPDTrainee(model, learned, target.tokenizer.eos_ids, recipe)
     order = batches(len(learned), recipe.batch, recipe.seed)
 
-    def tested() -> dict[str, Any]:
-        return known.measured(lambda some: figures(model, trainee.slots, some), "passes")
-
-    before = tested()
-    history = train(
+    fitted = fit(
+        run,
+        known,
         trainee.parameters,
         lambda step: trainee.loss([learned[number] for number in order(step)]),
+        lambda some: figures(model, trainee.slots, some),
         TrainingPlan(recipe.steps, lr=recipe.lr, warmup=0.05, validate_every=recipe.every),
-        out / "training",
-        validate=lambda: figures(model, trainee.slots, known.choosing),
         metric="passes",
+        unit="sources",
         enough=lambda values: values["passes"] == 1.0,
         settings={"recipe": asdict(recipe), "model": model.fingerprint, "texts": _digest(sources)},
-        progress=run.progress,
         what="training slots",
     )
-    facts = {
-        "model": target.name,
-        "command": run.command,
-        "texts": len(pairs),
-        "best_step": history.best_step,
-        "validation": known.report(tested(), {"untrained": before}, "sources"),
-        "recipe": asdict(recipe),
-    }
+    facts = fitted.facts(recipe, texts=len(pairs))
     slots = trainee.slots
     kept = {name: tensor.detach() for name, tensor in slots.tensors.items()}
     found = Slots(kept, slots.tokens, slots.ends, facts, model.fingerprint)

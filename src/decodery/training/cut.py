@@ -45,13 +45,14 @@ class DraftShape:
         if self.layers < 1 or self.inner < 1 or self.tokens < 1 or self.window < 2:
             raise SettingsError("a draft needs at least one layer, one inner unit, one token, and a window of 2")
 
-    def check(self, target: ModelConfig) -> None:
-        """Raise SettingsError where a draft of this shape cannot be cut from such a target."""
+    def check(self, target: ModelConfig) -> DraftShape:
+        """This shape; raises SettingsError where no draft of it can be cut from such a target."""
         if self.layers > target.num_layers or self.inner > target.intermediate_size:
             raise SettingsError(
                 f"the draft cannot be larger than its target: choose at most {target.num_layers} layers and "
                 f"{target.intermediate_size} inner units"
             )
+        return self
 
 
 def keep_tokens(texts: Iterable[TrainingText], size: int, target: Transformer, always: Sequence[int] = ()) -> Kept:

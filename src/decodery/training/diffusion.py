@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,33 @@ def train_diffusion(
             return distance(model, Masked.draw(recipe, recipe.batch, step))
 
     plan = TrainingPlan(recipe.steps, lr=recipe.lr, betas=(0.9, 0.98), validate_every=validate_every)
+    return learn(model, loss, lambda: distance(model, held), plan, out, asdict(recipe), progress, "training")
+
+
+def learn(
+    model: Transformer,
+    loss: Callable[[int], torch.Tensor],
+    held: Callable[[], torch.Tensor],
+    plan: TrainingPlan,
+    out: Path,
+    settings: dict[str, Any],
+    progress: Progress,
+    what: str,
+) -> History:
+    """Train all of a model and keep it in `out`; called again, it goes on there.
+
+    Args:
+        held: The loss of what training does not see, the least of which tells what model is kept. It has to be of the
+            kind that is trained on: by another one the model that training begins with may well stay the best.
+    """
     history = train(
-        parameters(model), loss, plan, out / "training",
-        validate=lambda: {"loss": float(distance(model, held))}, metric="loss", settings=asdict(recipe),
-        progress=progress, what="training",
-    )  # fmt: skip
+        *(parameters(model), loss, plan, out / "training"),
+        validate=lambda: {"loss": float(held())},
+        metric="loss",
+        settings=settings,
+        progress=progress,
+        what=what,
+    )
     write_llada(model, out)
     return history
 
@@ -258,18 +280,6 @@ def untrained(recipe: DiffusionRecipe) -> Transformer:
 def parameters(model: Transformer) -> dict[str, torch.Tensor]:
     """All weights by name, to be learned."""
     return {name: tensor.requires_grad_() for name, tensor in named_tensors(model).items()}
-
-
-def accuracy(outputs: Sequence[Sequence[str]], asked: Sequence[ListExample]) -> dict[str, float]:
-    """By task, the share of answers that are right.
-
-    Args:
-        outputs: Words, without an end.
-    """
-    found: dict[str, list[bool]] = {}
-    for words, example in zip(outputs, asked, strict=True):
-        found.setdefault(example.task, []).append(example.right(words))
-    return {task: sum(each) / len(each) for task, each in found.items()}
 
 
 def held_out(recipe: DiffusionRecipe, count: int) -> list[ListExample]:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 
-from .diffusion import HELD, DiffusionRecipe, Masked, distance, parameters
-from .kind import Data
+from .bounds import Bounded
+from .diffusion import HELD, DiffusionRecipe, Masked, distance, learn, tested, trained
+from .kind import Data, Run
 from .kind_data import ARGUMENT
 from .lists import MOST
-from .llada_folder import write_llada
-from .loop import History, TrainingPlan, train
+from .loop import History, TrainingPlan
 
 
 @dataclass(frozen=True)
-class TuningRecipe:
+class TuningRecipe(Bounded):
     """How a model of `train_diffusion` is trained further.
 
     Attributes:
@@ -65,30 +64,39 @@ class DiffusionModel(Data):
 
 
 def tune(
+    run: Run,
     model: Transformer,
-    loss: Callable[[int], torch.Tensor],
-    held: Callable[[], torch.Tensor],
-    plan: TrainingPlan,
-    out: Path,
-    *,
-    settings: Mapping[str, Any],
-    progress: Progress,
+    recipe: TuningRecipe,
     what: str,
+    loss: Callable[[int], torch.Tensor] | None = None,
+    held: Callable[[], torch.Tensor] | None = None,
 ) -> History:
-    """Train a model of `train_diffusion` further and keep it in `out`; called again, it goes on there.
+    """Train a model of `train_diffusion` further and keep it in the folder of a run.
 
     Args:
-        held: The loss of what training does not see, the least of which tells what model is kept. It has to be of the
-            kind that is trained on: by another one the model that training begins with may well stay the best.
+        run: The run.
+        model: The model.
+        recipe: How it is trained.
+        what: The training, for its progress.
+        loss: Of a step; that of new examples for the control.
+        held: See `diffusion.learn`; that of new examples for the control.
     """
-    history = train(
-        parameters(model), loss, plan, out / "training",
-        validate=lambda: {"loss": float(held())}, metric="loss", settings=settings, progress=progress, what=what,
-    )  # fmt: skip
-    write_llada(model, out)
-    return history
+
+    def of_examples(count: int, number: int) -> torch.Tensor:
+        return distance(model, Masked.draw(recipe.recipe, count, number))
+
+    return learn(
+        model,
+        loss or (lambda step: of_examples(recipe.batch, step)),
+        held or (lambda: of_examples(256, HELD)),
+        recipe.plan,
+        run.out,
+        {**asdict(recipe), "before": model.fingerprint},
+        run.progress,
+        what,
+    )
 
 
-def held_back(model: Transformer, recipe: DiffusionRecipe) -> torch.Tensor:
-    """`distance` on examples that no training sees."""
-    return distance(model, Masked.draw(recipe, 256, HELD))
+def report_of(run: Run, recipe: TuningRecipe) -> dict[str, Any]:
+    """The report of a run's model, beside that of the model it began with."""
+    return tested(run.out, recipe.recipe, trained(run.of(DiffusionModel).folder))

@@ -208,13 +208,7 @@ class DraftSettings:
     def shape(self, config: ModelConfig) -> DraftShape:
         """The shape that fits a model of this configuration."""
         inner = min(DraftShape.inner, config.intermediate_size) if self.inner is None else self.inner
-        return fitting(DraftShape(self.layers, inner, self.tokens, self.window), config)
-
-
-def fitting(shape: DraftShape, config: ModelConfig) -> DraftShape:
-    """The shape. Raises SettingsError where no draft of it can be cut from a model of this configuration."""
-    shape.check(config)
-    return shape
+        return DraftShape(self.layers, inner, self.tokens, self.window).check(config)
 
 
 def _learn(run: Run) -> dict[str, Any]:
@@ -257,7 +251,7 @@ class NestedSettings:
 def _learn_nested(run: Run) -> dict[str, Any]:
     given, config = run.of(NestedSettings), check_target(run.loaded).config
     inner = config.intermediate_size if given.inner is None else given.inner
-    shape = fitting(DraftShape(max(given.exits), inner, given.tokens, exits=given.exits), config)
+    shape = DraftShape(max(given.exits), inner, given.tokens, exits=given.exits).check(config)
     how: dict[str, Any] = {"epochs": given.epochs, "seed": given.seed, "progress": run.progress}
     return train_draft(run.loaded, own_texts(run), run.out, shape=shape, **how)
 

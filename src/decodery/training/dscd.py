@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import cos, pi
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,11 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div
 
 from decodery.core.errors import SettingsError
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 
-from .diffusion import HELD, MODEL, Masked, distance, logits_at, tested, trained
-from .diffusion_tuning import DiffusionModel, TuningRecipe, held_back, tune
+from .bounds import POSITIVE, bounded
+from .diffusion import HELD, MODEL, logits_at, trained
+from .diffusion_tuning import DiffusionModel, TuningRecipe, report_of, tune
 from .kind import Kind, Run
 from .lists import MASK, VOCABULARY, examples, ids
 from .loop import History
@@ -35,14 +34,17 @@ class SelfDistillationRecipe(TuningRecipe):
         everywhere: Compare also the positions that are masked for the student alone, as published.
     """
 
-    temperature: float = 2.0
-    first: float = 0.9
-    last: float = 0.5
+    temperature: float = bounded(2.0, POSITIVE)
+    first: float = bounded(0.9, "[0, 1]")
+    last: float = bounded(0.5, "[0, 1]")
     everywhere: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or not self.temperature > 0 or not 0 <= self.last <= self.first <= 1:
-            raise SettingsError("distillation needs an example a step, a temperature above 0 and shares from 1 to 0")
+        super().__post_init__()
+        if self.last > self.first:
+            raise SettingsError(
+                f"the share of consistency falls from first to last, not from {self.first} to {self.last}"
+            )
 
     def share(self, step: int) -> float:
         """Of the consistency loss in the whole."""
@@ -112,40 +114,27 @@ def losses(
     return consistency.clamp(0, _MOST_LOSS), data.clamp(0, _MOST_LOSS)
 
 
-def distil(folder: Path, settings: SelfDistillationRecipe, out: Path, *, progress: Progress = silent) -> History:
-    """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`.
-
-    Called again, it goes on there.
-    """
-    student, teacher = (trained(folder) for _ in range(2))
-
-    def loss(step: int) -> torch.Tensor:
-        if settings.control:
-            return distance(student, Masked.draw(settings.recipe, settings.batch, step))
-        return weighed(NestedMasks.draw(settings, step), settings.share(step))
+def distil(run: Run) -> History:
+    """Train a copy of the model of a run's folder, one of `train_diffusion`."""
+    settings = run.of(SelfDistillationRecipe)
+    student, teacher = (trained(run.of(DiffusionModel).folder) for _ in range(2))
+    if settings.control:
+        return tune(run, student, settings, "distilling")
 
     def weighed(nested: NestedMasks, share: float) -> torch.Tensor:
         consistency, data = losses(student, teacher, nested, settings)
         return share * consistency + (1 - share) * data
 
-    def held() -> torch.Tensor:
-        if settings.control:
-            return held_back(student, settings.recipe)
-        return torch.stack(
-            [weighed(NestedMasks.draw(settings, HELD + number), settings.last) for number in range(4)]
-        ).mean()
-
     return tune(
-        student, loss, held, settings.plan, out,
-        settings={**asdict(settings), "teacher": teacher.fingerprint},
-        progress=progress, what="distilling",
-    )  # fmt: skip
+        *(run, student, settings, "distilling"),
+        lambda step: weighed(NestedMasks.draw(settings, step), settings.share(step)),
+        lambda: torch.stack([weighed(NestedMasks.draw(settings, HELD + n), settings.last) for n in range(4)]).mean(),
+    )
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    folder, settings = run.of(DiffusionModel).folder, run.of(SelfDistillationRecipe)
-    distil(folder, settings, run.out, progress=run.progress)
-    return tested(run.out, settings.recipe, trained(folder))
+    distil(run)
+    return report_of(run, run.of(SelfDistillationRecipe))
 
 
 KINDS = {

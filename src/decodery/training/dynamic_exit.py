@@ -19,6 +19,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import OpenModel, is_open
 from decodery.speculative.drafters.dynamic_exit import tokens_per_layer
 
+from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import TrainingText
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
@@ -62,27 +63,40 @@ def shadows(model: OpenModel, text: TrainingText) -> tuple[np.ndarray, int]:
     return right, len(text.tokens) - first
 
 
-def choose(right: np.ndarray, asked: np.ndarray, *, exits: int = 3, longest: int = 18, head: float = 0.0) -> ExitChoice:
+@dataclass(frozen=True)
+class ExitSettings(Bounded):
+    """What is looked for.
+
+    Attributes:
+        exits: Number of exit layers.
+        longest: Maximum tokens of a draft.
+        head: Cost of a head call, in layers. 0: as published.
+        seed: Random seed of the texts.
+    """
+
+    exits: int = bounded(3, COUNT)
+    longest: int = bounded(18, COUNT)
+    head: float = bounded(0.0, NON_NEGATIVE)
+    seed: int = 0
+
+
+def choose(right: np.ndarray, asked: np.ndarray, given: ExitSettings) -> ExitChoice:
     """Exits of which each text has a good one.
 
-    Sets grow by the layer that promises most.
+    Sets grow by the layer that promises most; one that is the best of no text is not taken.
 
     Args:
         right: [texts, layers].
         asked: [texts], see `shadows`.
-        exits: How many at most; one that is the best of no text is not taken.
-        longest: Tokens of a draft at most.
-        head: What the vocabulary projection costs in layers, 0 as published.
+        given: What is looked for.
     """
     texts, layers = right.shape
-    if exits < 1 or longest < 1 or not head >= 0:
-        raise SettingsError("del needs at least one exit, a draft of at least one token and head >= 0")
     numbers = np.arange(1, layers)
     # One right of two before anything is known, as when it decodes.
     rates = (right[:, :-1] + 1) / (asked[:, None] + 2)
-    worth = np.stack([tokens_per_layer(each, numbers, layers, longest, head) for each in rates])
+    worth = np.stack([tokens_per_layer(each, numbers, layers, given.longest, given.head) for each in rates])
     best, chosen = worth.max(axis=2), list[int]()
-    while len(chosen) < min(exits, layers - 1):
+    while len(chosen) < min(given.exits, layers - 1):
         known = best[:, chosen].max(axis=1) if chosen else np.zeros(texts)
         gained = np.maximum(best, known[:, None]).mean(axis=0)
         layer = int(gained.argmax())
@@ -92,7 +106,7 @@ def choose(right: np.ndarray, asked: np.ndarray, *, exits: int = 3, longest: int
     chosen.sort()
     lengths = worth[:, chosen].argmax(axis=2)
     every = worth.mean(axis=0)
-    plain = 1 / (layers + head)
+    plain = 1 / (layers + given.head)
     return ExitChoice(
         tuple(int(numbers[layer]) for layer in chosen),
         max(1, int(lengths.max())),
@@ -103,13 +117,7 @@ def choose(right: np.ndarray, asked: np.ndarray, *, exits: int = 3, longest: int
 
 
 def find_exits(
-    model: OpenModel,
-    texts: Sequence[TrainingText],
-    *,
-    exits: int = 3,
-    longest: int = 18,
-    head: float = 0.0,
-    progress: Progress = silent,
+    model: OpenModel, texts: Sequence[TrainingText], given: ExitSettings, progress: Progress = silent
 ) -> ExitChoice:
     """`choose` on texts that the model has written, each of which is read once."""
     if not texts:
@@ -119,39 +127,16 @@ def find_exits(
         found.append(shadows(model, text))
         progress("reading texts", number + 1, len(texts))
     right, asked = zip(*found, strict=True)
-    return choose(np.stack(right), np.array(asked), exits=exits, longest=longest, head=head)
-
-
-@dataclass(frozen=True)
-class ExitSettings:
-    """What is looked for.
-
-    Attributes:
-        exits: Number of exit layers.
-        longest: Maximum tokens of a draft.
-        head: Cost of a head call, in layers. 0: as published.
-        seed: Random seed of the texts.
-    """
-
-    exits: int = 3
-    longest: int = 18
-    head: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.exits, self.longest) < 1 or self.head < 0:
-            raise SettingsError("del needs exits and longest of at least 1, and a head of at least 0")
+    return choose(np.stack(right), np.array(asked), given)
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    given, target = run.of(ExitSettings), run.loaded.model
+    target = run.loaded.model
     if not is_open(target):
         raise UnsupportedModel(
             f"{run.loaded.name} does not show what its layers say: use a model that decodery runs itself"
         )
-    texts = list(own_texts(run, top=0))
-    how: dict[str, Any] = {"exits": given.exits, "longest": given.longest, "head": given.head}
-    run.made = find_exits(target, texts, progress=run.progress, **how)
+    run.made = find_exits(target, list(own_texts(run, top=0)), run.of(ExitSettings), run.progress)
     return asdict(run.made)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,19 +13,19 @@ from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.llm.llm import LLM
 from decodery.models.loaders.adapters import tuned
-from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.sampler import Sampler
 from decodery.step.sequence import Sequence as Text
 
-from .adapter import LoRARemaking, adapter_of
+from .adapter import adapter_of
 from .adapter_learner import HELD, AdapterLearner
+from .bounds import COUNT, NON_NEGATIVE, POSITIVE, Bounded, bounded
+from .kind import Run
 from .loop import batches, content
 
 
 @dataclass(frozen=True)
-class GRPORecipe:
+class GRPORecipe(Bounded):
     """How rewards are learned.
 
     Attributes:
@@ -39,21 +38,15 @@ class GRPORecipe:
         seed: Random seed of the trained weights, the order and what is drawn.
     """
 
-    group: int = 8
+    group: int = bounded(8, "[2, inf)")
     batch: int = 2
-    beta: float = 0.04
-    siblings: float = 0.0
+    beta: float = bounded(0.04, NON_NEGATIVE)
+    siblings: float = bounded(0.0, NON_NEGATIVE)
     steps: int = 100
     lr: float = 1e-4
-    max_new_tokens: int = 256
-    temperature: float = 1.0
+    max_new_tokens: int = bounded(256, COUNT)
+    temperature: float = bounded(1.0, POSITIVE)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.batch, self.steps, self.max_new_tokens) < 1 or self.group < 2:
-            raise SettingsError("grpo needs batch, steps and max_new_tokens of at least 1, and groups of at least 2")
-        if self.beta < 0 or self.siblings < 0 or not self.lr > 0 or not self.temperature > 0:
-            raise SettingsError("grpo needs beta and siblings of at least 0, and lr and temperature above 0")
 
 
 def advantages(texts: Sequence[Sequence[int]], rewards: Sequence[float], siblings: float = 0.0) -> list[np.ndarray]:
@@ -98,39 +91,27 @@ def _normalised(values: np.ndarray) -> np.ndarray:
 
 
 def train_grpo(
-    lm: LLM,
+    run: Run,
     prompts: Sequence[str],
     reward: Callable[[int, Sequence[Text]], Sequence[float]],
-    out: Path,
-    *,
-    remaking: LoRARemaking | None = None,
-    recipe: GRPORecipe | None = None,
     rewarded: object = None,
-    command: str = "",
-    progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Train an adapter of `lm` on rewards of its own texts and leave it in the folder `out`.
+    """Train an adapter on rewards of the model's own texts and leave it in the folder of a run.
 
     Each step draws groups of texts from the model as it is, so that no importance weights are needed. One prompt in ten
-    is held out. Interrupted, it goes on from its last checkpoint when called again.
+    is held out.
 
     Args:
-        lm: The model.
+        run: Of the model.
         prompts: Texts.
         reward: Called with the number of a prompt and texts of it.
-        out: The folder.
-        remaking: The adapter.
-        recipe: How it is learned.
         rewarded: What the reward depends on, as JSON can hold it: an interrupted run goes on only with the same.
-        command: For the card.
-        progress: Called with the steps done.
 
     Returns:
         The mean `reward` of one text of each held-out prompt that chose nothing, drawn at the same seeds, see
         `HeldOut.report`.
     """
-    recipe = recipe or GRPORecipe()
-    learner = AdapterLearner(lm, out, remaking or LoRARemaking(seed=recipe.seed))
+    recipe, learner = run.of(GRPORecipe), AdapterLearner(run)
     held = list(range(0, len(prompts), HELD))
     learned = [number for number in range(len(prompts)) if number % HELD]
     if not learned:
@@ -163,9 +144,7 @@ def train_grpo(
         return {"reward": float(np.mean(found))}
 
     data = content([list(prompts), rewarded])
-    settings = {"prompts": len(prompts), "data": data, "recipe": asdict(recipe)}
-    how = settings, command, progress
-    return learner.train(loss, figures, held, "reward", recipe.steps, recipe.lr, *how, higher=True)
+    return learner.train(loss, figures, held, "reward", recipe, higher=True, prompts=len(prompts), data=data)
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,18 +18,19 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
 from decodery.models.hooks import HookPoint, Hooks
-from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.models.trained.micro_steps import MicroSteps, quarters, shapes
 
+from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .cut import changeable, parameters, quantized
 from .draft import write_draft
+from .fitting import Fitted, fit
 from .held_out import HeldOut
 from .kind import Kind, Run
 from .kind_data import OwnTexts, from_own_texts
-from .loop import History, TrainingPlan, batches, rounded, train
+from .loop import TrainingPlan, batches
 
 MODEL = "model"
 """The folder of the tuned model, in the one that is made."""
@@ -44,7 +44,7 @@ Grouped = tuple[TrainingText, list[int]]
 
 
 @dataclass(frozen=True)
-class HamburgerRecipe:
+class HamburgerRecipe(Bounded):
     """How groups are learned.
 
     Attributes:
@@ -55,21 +55,13 @@ class HamburgerRecipe:
         seed: Random seed of texts, weights and their order.
     """
 
-    most: int = 4
-    layers: int = 2
+    most: int = bounded(4, "[2, inf)")
+    layers: int = bounded(2, COUNT)
     epochs: float = 3.0
     batch: int = 8
     lr: float = 1e-3
-    base_lr: float = 1e-4
+    base_lr: float = bounded(1e-4, NON_NEGATIVE)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.most < 2 or min(self.layers, self.batch) < 1 or not self.epochs > 0:
-            raise SettingsError(
-                "hamburger needs groups of at least 2, layers and batch of at least 1, and epochs above 0"
-            )
-        if not self.lr > 0 or self.base_lr < 0:
-            raise SettingsError("hamburger needs an lr above 0 and a base-lr of at least 0")
 
 
 def entropies(text: TrainingText) -> np.ndarray:
@@ -244,7 +236,7 @@ class HamburgerTraining:
     def training_batch(self, some: Sequence[Grouped]) -> GroupBatch:
         return GroupBatch.of([text for text, _ in some], [sizes for _, sizes in some], self.recipe.most)
 
-    def run(self, out: Path, settings: dict[str, Any], progress: Progress) -> History:
+    def run(self, run: Run, settings: dict[str, Any]) -> Fitted:
         recipe = self.recipe
         learned = dict(self.parts.tensors)
         tuned = {f"base.{name}": tensor for name, tensor in (parameters(self.base) if recipe.base_lr else {}).items()}
@@ -255,20 +247,19 @@ class HamburgerTraining:
             spoken, stops, _ = losses(self.base, self.parts, self.training_batch([self.texts[n] for n in chosen(step)]))
             return spoken.mean() + ENDS * stops.mean()
 
-        return train(
+        return fit(
+            run,
+            self.held,
             {**learned, **tuned},
             loss,
+            self.figures,
             TrainingPlan(steps, lr=recipe.lr, validate_every=max(1, steps // 20)),
-            out,
-            validate=lambda: self.figures(self.held.choosing),
-            metric="loss",
+            baseline=("before", self.figures),
             shares=dict.fromkeys(tuned, recipe.base_lr / recipe.lr),
             settings={"recipe": asdict(recipe), **settings},
-            progress=progress,
             what="learning groups",
         )
 
-    @torch.no_grad()
     def figures(self, held: Sequence[Grouped]) -> dict[str, float]:
         """Of held-out texts, cut into groups by the model's own entropies: loss.
 
@@ -322,18 +313,8 @@ def train_hamburger(run: Run, corpus: Corpus) -> MicroSteps:
         )
     base = changeable(model)
     training_run = HamburgerTraining(base, untrained(base, recipe), recipe, learned, HeldOut.of(held))
-    before = rounded(training_run.held.measured(training_run.figures, "loss"))
-    history = training_run.run(out / "training", {"corpus": corpus.facts, "model": model.fingerprint}, run.progress)
-    values = rounded(training_run.held.measured(training_run.figures, "loss"))
-    facts = {
-        "model": target.name,
-        "command": run.command,
-        "texts": len(corpus),
-        "best_step": history.best_step,
-        "before": before,
-        "validation": training_run.held.report(values, {"before": before}),
-        "recipe": asdict(recipe),
-    }
+    fitted = training_run.run(run, {"corpus": corpus.facts, "model": model.fingerprint})
+    facts = fitted.facts(recipe, texts=len(corpus))
     fingerprint = model.fingerprint
     if recipe.base_lr:
         tuned = quantized(base)

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.core.errors import PromptError, SettingsError
+from decodery.core.errors import PromptError
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.head_gates import HeadGates
 
+from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .built_in import built_in_data
 from .kind import Kind, Run
 from .kind_data import TextFiles, shown
@@ -32,7 +33,7 @@ WORDS = tuple(built_in_data("words of keys"))
 
 
 @dataclass(frozen=True)
-class GateRecipe:
+class GateRecipe(Bounded):
     """How gates learn.
 
     Attributes:
@@ -44,14 +45,10 @@ class GateRecipe:
 
     steps: int = 150
     lr: float = 0.05
-    sinks: int = 4
-    recent: int = 64
-    price: float = 0.05
+    sinks: int = bounded(4, NON_NEGATIVE)
+    recent: int = bounded(64, COUNT)
+    price: float = bounded(0.05, NON_NEGATIVE)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.recent < 1 or self.sinks < 0 or self.price < 0:
-            raise SettingsError("head gates need recent >= 1, sinks >= 0 and a price of at least 0")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +63,9 @@ class Document:
 
     tokens: np.ndarray
     rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
     @property
     def answers(self) -> np.ndarray:
@@ -182,10 +182,9 @@ def train_head_gates(run: Run, documents: Sequence[Document]) -> HeadGates:
     examples = ExampleSplit(documents, recipe, "documents")
 
     def figures(some: Sequence[Document]) -> dict[str, float]:
-        with torch.no_grad():
-            return {"loss": float(torch.stack([trainee.loss(each) for each in some]).mean())}
+        return {"loss": float(torch.stack([trainee.loss(each) for each in some]).mean())}
 
-    history = examples.learn(
+    fitted = examples.learn(
         {"gates": trainee.gates},
         lambda document, _: trainee.loss(document),
         figures,
@@ -193,7 +192,7 @@ def train_head_gates(run: Run, documents: Sequence[Document]) -> HeadGates:
         data=[[each.tokens.tolist(), each.rows.tolist()] for each in documents],
         what="training head gates",
     )
-    facts = examples.facts(run.command, history)
+    facts = fitted.facts(recipe, documents=len(documents))
     found = HeadGates(trainee.gates.detach().clamp(0, 1).cpu(), facts, target.model.fingerprint)
     found.save(run.out / HeadGates.FILE)
     return found

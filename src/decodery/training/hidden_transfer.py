@@ -23,6 +23,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.trained.transfer import Transfer
 
 from .ahead import AheadPart, AheadRecipe, AheadTrainee, after, train_ahead
+from .bounds import bounded
 from .corpus import Corpus
 from .kind import Kind, Run
 from .kind_data import OwnTexts, from_own_texts
@@ -39,15 +40,13 @@ class TransferRecipe(AheadRecipe):
     """
 
     layers: tuple[int, ...] = (18, 21, 24)
-    decay: float = 1.0
+    decay: float = bounded(1.0, "(0, 1]")
     lr: float = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.layers or list(self.layers) != sorted(self.layers) or self.layers[0] < 0:
             raise SettingsError("hidden transfer needs layers in ascending order, one for each token that is predicted")
-        if not 0 < self.decay <= 1:
-            raise SettingsError("hidden transfer needs a decay above 0 and at most 1")
 
 
 class TransferTrainee(AheadTrainee):

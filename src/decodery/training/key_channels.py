@@ -18,8 +18,6 @@ from decodery.models.trained.key_channels import KeyChannels
 from .kind import Kind, Run
 from .kind_data import TextFiles
 
-"""Raises SettingsError where calibration would overwrite something else."""
-
 
 class Sizes(AttentionPolicy):
     """Sums of magnitudes by channel of queries [layers, heads, d] and keys [layers, kv_heads, d]."""

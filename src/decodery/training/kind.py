@@ -67,7 +67,7 @@ class Run:
     """One run of a kind.
 
     Args:
-        model: The model, or its name.
+        model: The model, with what encodes prompts or without it, or its name.
         out: What is written. An interrupted run goes on from its last checkpoint there.
         settings: Those of the kind, as they were given; of others the defaults are taken.
         progress: Called with what is done.
@@ -84,7 +84,7 @@ class Run:
 
     def __init__(
         self,
-        model: str | LoadedModel,
+        model: str | LoadedModel | LLM,
         out: Path,
         settings: tuple[Any, ...] = (),
         progress: Progress = silent,
@@ -96,6 +96,8 @@ class Run:
         self.model, self.out, self.settings = model if isinstance(model, str) else model.name, out, settings
         if isinstance(model, LoadedModel):
             self.loaded = self.floating = model
+        elif isinstance(model, LLM):
+            self.lm = model
         if learning is not None:
             self.learning = learning
         self.progress, self.command, self.say, self.single = progress, command, say, single
@@ -104,11 +106,6 @@ class Run:
         """The settings of a class, those that it has by default where none were given."""
         found = next((each for each in self.settings if isinstance(each, kind)), None)
         return kind() if found is None else found
-
-    @property
-    def how(self) -> dict[str, Any]:
-        """What every training is given beside its settings."""
-        return {"command": self.command, "progress": self.progress}
 
     @property
     def training(self) -> Path:

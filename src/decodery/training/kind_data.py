@@ -160,7 +160,7 @@ def from_pieces(train: Callable[[Run, list[list[int]]], Any]) -> Callable[[Run],
 
 def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a trained part that its command prints."""
-    more = {name: value for name, value in facts.items() if name not in ("command", "recipe", "validation")}
+    more = {name: value for name, value in facts.items() if name not in ("model", "command", "recipe", "validation")}
     return {**facts["validation"], **more}
 
 

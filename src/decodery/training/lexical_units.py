@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from decodery.core.errors import SettingsError
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
 from decodery.models.loaders.drafts import UNITS
@@ -21,6 +20,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
 from .ahead import AheadPart, AheadRecipe, AheadTrainee, after, train_ahead
+from .bounds import bounded
 from .corpus import Corpus
 from .kind import Kind, Run
 from .kind_data import OwnTexts, from_own_texts
@@ -36,13 +36,8 @@ class UnitsRecipe(AheadRecipe):
         alpha: Minimum probability of the tokens that are learned. 0: learn all.
     """
 
-    span: int = 4
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.span < 2 or not 0 <= self.alpha <= 1:
-            raise SettingsError("units need a span of at least 2 and an alpha from 0 to 1")
+    span: int = bounded(4, "[2, inf)")
+    alpha: float = bounded(0.5, "[0, 1]")
 
 
 class PlaceholderTrainee(AheadTrainee):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
 from decodery.models.tokenizers.tokenizer import Tokenizer
@@ -21,16 +20,17 @@ from decodery.models.trained.merge_nets import MergeNet
 from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import made
 
+from .bounds import COUNT, SHARE, Bounded, bounded
 from .kind import Kind, Run
 from .kind_data import TextFiles, from_pieces
-from .one_by_one import ExampleSplit, as_ids, kept, long_enough
+from .one_by_one import ExampleSplit, as_ids, kept
 from .traced import TracedCache, differentiable
 
 _LEAST = 16
 
 
 @dataclass(frozen=True)
-class MergeRecipe:
+class MergeRecipe(Bounded):
     """How it learns.
 
     Attributes:
@@ -41,13 +41,9 @@ class MergeRecipe:
 
     steps: int = 300
     lr: float = 1e-3
-    width: int = 512
-    most: float = 0.3
+    width: int = bounded(512, COUNT)
+    most: float = bounded(0.3, SHARE)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.width < 1 or not 0 < self.most < 1:
-            raise SettingsError("merged tokens need a width of at least 1, and a share between 0 and 1")
 
 
 class MergeTrainee:
@@ -108,10 +104,9 @@ def train_merges(run: Run, texts: Sequence[Sequence[int]]) -> MergeNet:
     """
     target, recipe = run.floating, run.of(MergeRecipe)
     trainee = MergeTrainee(differentiable(target.model, "merged tokens"), target.tokenizer, recipe)
-    long_enough(texts, _LEAST)
-    examples = ExampleSplit(texts, recipe)
+    examples = ExampleSplit(texts, recipe, least=_LEAST)
     mean = trainee.apart(examples.known.tested, MergeNet.initial(target.model.config.hidden_size, 1))
-    history = examples.learn(
+    fitted = examples.learn(
         trainee.tensors,
         trainee.loss,
         lambda some: {"loss": trainee.apart(some)},
@@ -119,7 +114,7 @@ def train_merges(run: Run, texts: Sequence[Sequence[int]]) -> MergeNet:
         data=as_ids(texts),
         what="training merged tokens",
     )
-    facts = examples.facts(run.command, history, mean=round(mean, 4))
+    facts = fitted.facts(recipe, texts=len(texts), mean=round(mean, 4))
     found = MergeNet(kept(trainee.tensors), facts, target.model.fingerprint)
     found.save(run.out / MergeNet.FILE)
     return found

@@ -15,14 +15,15 @@ from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
 
+from .bounds import COUNT, POSITIVE, Bounded, bounded
 from .kind import Kind, Run
 from .kind_data import TextFiles, from_pieces
-from .one_by_one import ExampleSplit, as_ids, kept, long_enough
+from .one_by_one import ExampleSplit, as_ids, kept
 from .traced import TracedCache, differentiable
 
 
 @dataclass(frozen=True)
-class MetaRecipe:
+class MetaRecipe(Bounded):
     """How meta-tokens learn.
 
     Attributes:
@@ -39,19 +40,20 @@ class MetaRecipe:
 
     steps: int = 300
     lr: float = 1e-3
-    library: int = 32
-    tokens: int = 8
-    sparse: int = 4
-    ahead: int = 32
+    library: int = bounded(32, COUNT)
+    tokens: int = bounded(8, COUNT)
+    sparse: int = bounded(4, COUNT)
+    ahead: int = bounded(32, COUNT)
     hot: float = 1.0
-    cold: float = 0.3
+    cold: float = bounded(0.3, POSITIVE)
     even: float = 0.01
     static: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.library, self.tokens, self.sparse, self.ahead) < 1 or not 0 < self.cold <= self.hot:
-            raise SettingsError("meta-tokens need library, tokens, sparse and ahead of at least 1, and 0 < cold <= hot")
+        super().__post_init__()
+        if self.cold > self.hot:
+            raise SettingsError(f"the mixture cools down from hot to cold, not from {self.hot} to {self.cold}")
 
 
 class RecordedAttention(AttentionPolicy):
@@ -157,9 +159,8 @@ def train_meta_tokens(run: Run, texts: Sequence[Sequence[int]]) -> MetaTokens:
     """
     target, recipe = run.floating, run.of(MetaRecipe)
     trainee = MetaTokenTrainee(differentiable(target.model, "meta-tokens"), recipe)
-    long_enough(texts, recipe.ahead + 2)
-    examples = ExampleSplit(texts, recipe)
-    history = examples.learn(
+    examples = ExampleSplit(texts, recipe, least=recipe.ahead + 2)
+    fitted = examples.learn(
         trainee.tensors,
         trainee.loss,
         lambda some: {"divergence": trainee.apart(some)},
@@ -169,7 +170,7 @@ def train_meta_tokens(run: Run, texts: Sequence[Sequence[int]]) -> MetaTokens:
         metric="divergence",
         weight_decay=0.01,
     )
-    facts = examples.facts(run.command, history)
+    facts = fitted.facts(recipe, texts=len(texts))
     found = MetaTokens(kept(trainee.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
     found.save(run.out / MetaTokens.FILE)
     return found

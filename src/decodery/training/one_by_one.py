@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from decodery.core.errors import PromptError
 
+from .fitting import Fitted, fit
 from .held_out import HeldOut
 from .kind import Run
-from .loop import History, TrainingPlan, batches, content, train
+from .loop import TrainingPlan, batches, content
 
 HELD = 8
 """One text in so many is held out."""
 
-Example = TypeVar("Example")
+Example = TypeVar("Example", bound=Sized)
 
 
 class TrainingRecipe(Protocol):
@@ -30,32 +31,28 @@ class TrainingRecipe(Protocol):
     def seed(self) -> int: ...
 
 
-def long_enough(texts: Sequence[Sequence[int]], least: int) -> None:
-    """Raise PromptError for too few texts, or for one of fewer than `least` tokens."""
-    if len(texts) < HELD or min(map(len, texts)) < least:
-        raise PromptError(
-            f"{len(texts)} texts are too few or too short to learn from: give at least {HELD}, of {least} tokens or "
-            "more"
-        )
-
-
 class ExampleSplit(Generic[Example]):
     """Examples, by what a recipe says.
 
     Args:
-        kind: What a run's settings and facts call the examples.
-        held: Those that nothing is learned from, which choose the best step unless there are others.
+        kind: What a run's settings and reports call the examples.
+        least: How many tokens each has at least.
+        known: Those that nothing is learned from.
 
     Raises:
-        PromptError: For too few of them.
+        PromptError: For too few of them, or too short ones.
     """
 
-    def __init__(self, examples: Sequence[Example], recipe: TrainingRecipe, kind: str = "texts") -> None:
-        if len(examples) < HELD:
-            raise PromptError(f"{len(examples)} {kind} are too few to learn from: give at least {HELD}")
-        self.recipe, self.kind, self.count = recipe, kind, len(examples)
+    def __init__(
+        self, examples: Sequence[Example], recipe: TrainingRecipe, kind: str = "texts", least: int = 1
+    ) -> None:
+        if len(examples) < HELD or min(map(len, examples)) < least:
+            raise PromptError(
+                f"{len(examples)} {kind} are too few or too short to learn from: give at least {HELD}, of {least} "
+                "tokens or more"
+            )
+        self.recipe, self.kind = recipe, kind
         self.known = HeldOut.of(examples[HELD - 1 :: HELD])
-        self.held = self.known.choosing
         self._learned = [each for number, each in enumerate(examples) if number % HELD != HELD - 1]
 
     def learn(
@@ -69,7 +66,7 @@ class ExampleSplit(Generic[Example]):
         what: str,
         metric: str = "loss",
         weight_decay: float = 0.0,
-    ) -> History:
+    ) -> Fitted:
         """Train `tensors`, which become those of the best step, by the loss of an example in each step.
 
         Args:
@@ -77,28 +74,22 @@ class ExampleSplit(Generic[Example]):
             figures: Of examples that were not learned from.
             data: All examples, as JSON writes them: checkpoints are gone on from where it is the same.
         """
-        recipe, before = self.recipe, self.known.measured(figures, metric)
+        recipe = self.recipe
         order = batches(len(self._learned), 1, recipe.seed)
-        history = train(
+        return fit(
+            run,
+            self.known,
             tensors,
             lambda step: loss(self._learned[order(step)[0]], step),
+            figures,
             TrainingPlan(
                 recipe.steps, lr=recipe.lr, weight_decay=weight_decay, validate_every=max(1, recipe.steps // 6)
             ),
-            run.training,
-            validate=lambda: figures(self.held),
             metric=metric,
+            unit=self.kind,
             settings={"recipe": vars(recipe), self.kind: content(data)},
-            progress=run.progress,
             what=what,
         )
-        self.report = self.known.report(self.known.measured(figures, metric), {"untrained": before}, self.kind)
-        return history
-
-    def facts(self, command: str, history: History, **figures: Any) -> dict[str, Any]:
-        """How a part was made, for its file."""
-        about = {"command": command, self.kind: self.count, "best_step": history.best_step}
-        return about | {"validation": self.report} | figures | {"recipe": dict(vars(self.recipe))}
 
 
 def as_ids(texts: Sequence[Sequence[int]]) -> list[list[int]]:

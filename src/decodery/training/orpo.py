@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from decodery.core.errors import CorruptFile, SettingsError
-from decodery.llm.llm import LLM
 from decodery.models.loaders.adapters import Adapter
-from decodery.models.loaders.store import Progress, silent
 
 from .adapter import LoRARemaking
 from .adapter_learner import HELD, AdapterLearner
+from .bounds import NON_NEGATIVE, Bounded, bounded
 from .data import TrainingText
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
@@ -25,7 +24,7 @@ from .loop import batches, content
 
 
 @dataclass(frozen=True)
-class ORPORecipe:
+class ORPORecipe(Bounded):
     """How pairs are learned.
 
     Attributes:
@@ -34,15 +33,11 @@ class ORPORecipe:
         seed: Random seed of the trained weights and the order.
     """
 
-    weight: float = 0.1
+    weight: float = bounded(0.1, NON_NEGATIVE)
     steps: int = 200
     batch: int = 4
     lr: float = 1e-4
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.steps, self.batch) < 1 or self.weight < 0 or not self.lr > 0:
-            raise SettingsError("orpo needs steps and batch of at least 1, a weight of 0 or more and an lr above 0")
 
 
 def read_pairs(path: Path) -> list[tuple[str, str, str]]:
@@ -72,19 +67,8 @@ def _log_odds(means: torch.Tensor) -> torch.Tensor:
     return means - torch.log(-torch.expm1(means))
 
 
-def train_orpo(
-    lm: LLM,
-    pairs: Sequence[tuple[str, str, str]],
-    out: Path,
-    *,
-    remaking: LoRARemaking | None = None,
-    recipe: ORPORecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> dict[str, Any]:
-    """Train an adapter of `lm` on (prompt, chosen, rejected) and leave it in the folder `out`.
-
-    One pair in ten is held out. Interrupted, it goes on from its last checkpoint when called again.
+def train_orpo(run: Run, pairs: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
+    """Train an adapter on (prompt, chosen, rejected) and leave it in the folder of a run. One pair in ten is held out.
 
     Returns:
         Of held-out pairs that chose nothing the `loss` and the share whose chosen text is more likely per token
@@ -93,8 +77,7 @@ def train_orpo(
     Raises:
         SettingsError: For too few pairs.
     """
-    recipe = recipe or ORPORecipe()
-    learner = AdapterLearner(lm, out, remaking or LoRARemaking(seed=recipe.seed))
+    recipe, learner = run.of(ORPORecipe), AdapterLearner(run)
     texts = [(learner.text(prompt, chosen), learner.text(prompt, rejected)) for prompt, chosen, rejected in pairs]
     held, learned = texts[::HELD], [pair for number, pair in enumerate(texts) if number % HELD]
     if not learned:
@@ -115,8 +98,7 @@ def train_orpo(
         losses = orpo(better, worse, recipe.weight)
         return {"loss": float(losses.mean()), "preferred": float((better > worse).float().mean())}
 
-    settings = {"pairs": len(pairs), "data": content(pairs), "recipe": asdict(recipe)}
-    return learner.train(loss, figures, held, "loss", recipe.steps, recipe.lr, settings, command, progress)
+    return learner.train(loss, figures, held, "loss", recipe, pairs=len(pairs), data=content(pairs))
 
 
 @dataclass(frozen=True)
@@ -132,17 +114,12 @@ class Preferences(Data):
     pairs: Path = field(default=Path(), metadata=ARGUMENT)
 
 
-def _learn(run: Run) -> dict[str, Any]:
-    found, remaking = read_pairs(run.of(Preferences).pairs), run.of(LoRARemaking)
-    return train_orpo(run.lm, found, run.out, remaking=remaking, recipe=run.of(ORPORecipe), **run.how)
-
-
 KINDS = {
     "orpo": Kind(
         """Train a LoRA adapter of MODEL on PAIRS of a chosen and a rejected text (ORPO).
 
         PAIRS holds one JSON object a line: {"prompt": ..., "chosen": ..., "rejected": ...}. One in ten is held out.""",
-        _learn,
+        lambda run: train_orpo(run, read_pairs(run.of(Preferences).pairs)),
         "The adapter is ready: --logits-source adapter:file={out}",
         (Preferences(), ORPORecipe(), LoRARemaking()),
         "pairs.jsonl -m MODEL --out adapter",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ from decodery.core.errors import PromptError, SettingsError
 from decodery.llm.llm import LLM
 from decodery.logits_sources.partial_attention import PartialTransformer, PartialWeights
 from decodery.models.batch import Batch, Segment
-from decodery.models.loaders.store import Progress, silent
-from decodery.models.protocol import LanguageModel
 from decodery.models.torch.transformer import Transformer
 
+from .bounds import NON_NEGATIVE, Bounded, bounded
+from .fitting import fit
 from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
 from .lines import read_json_lines
-from .loop import History, TrainingPlan, batches, train
+from .loop import TrainingPlan, batches, content
 
 Pair = tuple[Ordered[int], Ordered[int]]
 PARTIAL = "partial.safetensors"
@@ -44,106 +44,41 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
     return pairs
 
 
-def train_partial(
-    model: Transformer,
-    weights: PartialWeights,
-    pairs: Ordered[Pair],
-    held: Ordered[Pair],
-    plan: TrainingPlan,
-    out: Path,
-    *,
-    also: Mapping[str, torch.Tensor] | None = None,
-    batch: int = 8,
-    echo: float = 0.5,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> History:
-    """Train `weights` in place on pairs (source ids, target ids), by the cross-entropy of the targets.
+def train_partial(run: Run, pairs: Ordered[Pair]) -> PartialWeights:
+    """A second attention, trained on nine in ten pairs (source ids, target ids), by the cross-entropy of the targets.
 
-    Args:
-        held: Pairs that decide which step was best, by their targets alone.
-        out: The folder of the checkpoint, from which an interrupted run goes on.
-        also: Further tensors to train, such as the model's own; by default the model stays as it is.
-        echo: Weight of the source's auto-encoding: how badly its rows say the token they read.
+    The model stays as it is. The facts say the cross-entropy of held-out targets, in nats per token, beside that of the
+    model alone.
 
     Raises:
-        SettingsError: For nothing to learn from.
+        SettingsError: For another kind of model, and for too few pairs.
     """
-    if not pairs or not held:
-        raise SettingsError("partial attention needs pairs to train on and pairs to hold out")
-    parameters = {f"partial.{name}": each for name, each in weights.tensors().items()} | dict(also or {})
-    chosen = batches(len(pairs), batch, seed)
-    return train(
-        parameters,
-        lambda step: pair_loss(model, weights, [pairs[number] for number in chosen(step)], echo=echo),
-        *(plan, out),
-        validate=lambda: {"loss": float(pair_loss(model, weights, held))},
-        metric="loss",
-        settings={"pairs": len(pairs), "batch": batch, "echo": echo, "seed": seed},
-        progress=progress,
-        what="training partial attention",
-    )
-
-
-def fit_partial(
-    model: LanguageModel,
-    pairs: Ordered[Pair],
-    out: Path,
-    *,
-    steps: int,
-    last: int | None = None,
-    reset: bool = True,
-    echo: float = 0.5,
-    batch: int = 4,
-    lr: float = 1e-3,
-    seed: int = 0,
-    facts: Mapping[str, Any] | None = None,
-    progress: Progress = silent,
-) -> PartialWeights:
-    """A second attention for `model`, trained on nine in ten of `pairs` and left in the folder `out`.
-
-    Interrupted, it goes on where it stopped.
-
-    Args:
-        facts: What else to write down beside it. Their "validation" then holds the cross-entropy of the targets held
-            out, in nats per token, and that of the model alone.
-    """
-    if not isinstance(model, Transformer) or not 1 <= (1 if last is None else last) <= model.config.num_layers:
+    model, recipe = run.floating.model, run.of(PartialSettings)
+    last = 1 if recipe.last is None else recipe.last
+    if not isinstance(model, Transformer) or not 1 <= last <= model.config.num_layers:
         raise SettingsError("partial attention needs one of this package's own models, and from 1 to all of its layers")
-    if not (echo >= 0 and lr > 0 and steps > 0 and batch > 0):
-        raise SettingsError("partial attention needs steps, batch and lr above 0, and echo of at least 0")
-    weights = PartialWeights.initial(model, seed, last=last, reset=reset)
     known = HeldOut.of(pairs[_HELD - 1 :: _HELD])
     learned = [pair for number, pair in enumerate(pairs) if number % _HELD != _HELD - 1]
-    plan = TrainingPlan(steps, lr=lr, validate_every=max(1, steps // 4))
-    history = train_partial(
-        model,
-        weights,
-        learned,
-        known.choosing,
-        plan,
-        out / "training",
-        batch=batch,
-        echo=echo,
-        seed=seed,
-        progress=progress,
+    if not learned or not known.choosing:
+        raise SettingsError(f"partial attention learns from at least {_HELD} pairs, not {len(pairs)}")
+    weights = PartialWeights.initial(model, recipe.seed, last=recipe.last, reset=recipe.reset)
+    chosen = batches(len(learned), recipe.batch, recipe.seed)
+    fitted = fit(
+        run,
+        known,
+        {f"partial.{name}": each for name, each in weights.tensors().items()},
+        lambda step: pair_loss(model, weights, [learned[number] for number in chosen(step)], echo=recipe.echo),
+        lambda some: {"loss": float(pair_loss(model, weights, some))},
+        TrainingPlan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 4)),
+        weight=lambda pair: len(pair[1]),
+        unit="pairs",
+        baseline=("alone", lambda some: {"loss": float(pair_loss(model, None, some))}),
+        settings={"recipe": asdict(recipe), "pairs": content([[*map(list, pair)] for pair in pairs])},
+        what="training partial attention",
     )
-
-    def figures(of: PartialWeights | None) -> dict[str, Any]:
-        with torch.no_grad():
-            return known.measured(
-                lambda some: {"loss": float(pair_loss(model, of, some))}, "loss", lambda pair: len(pair[1])
-            )
-
-    about = {
-        "vocabulary": model.config.vocabulary,
-        "pairs": len(pairs),
-        "steps": steps,
-        "best_step": history.best_step,
-        "validation": known.report(figures(weights), {"alone": figures(None)}, "pairs"),
-    }
-    weights = replace(weights, facts=about | dict(facts or {}))
-    weights.save(out / PARTIAL)
+    facts = fitted.facts(recipe, vocabulary=model.config.vocabulary, pairs=len(pairs))
+    weights = replace(weights, facts=facts)
+    weights.save(run.out / PARTIAL)
     return weights
 
 
@@ -209,7 +144,7 @@ class SourcePairs(Data):
 
 
 @dataclass(frozen=True)
-class PartialSettings:
+class PartialSettings(Bounded):
     """How a second attention is trained.
 
     Attributes:
@@ -222,7 +157,7 @@ class PartialSettings:
 
     last: int | None = None
     reset: bool = True
-    echo: float = 0.5
+    echo: float = bounded(0.5, NON_NEGATIVE)
     steps: int = 200
     batch: int = 4
     lr: float = 1e-3
@@ -230,7 +165,7 @@ class PartialSettings:
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    given, lm = run.of(SourcePairs), LLM(run.load("float32"))
+    given, lm = run.of(SourcePairs), LLM(run.floating)
     texts = [
         (
             lm.encode(source, apply_chat_template=given.apply_chat_template),
@@ -238,10 +173,7 @@ def _learn(run: Run) -> dict[str, Any]:
         )
         for source, target in read_pairs(given.pairs)
     ]
-    facts = {"model": lm.name, "command": run.command}
-    settings = vars(run.of(PartialSettings))
-    found = fit_partial(lm.model, texts, run.out, facts=facts, progress=run.progress, **settings)
-    return dict(found.facts["validation"])
+    return dict(train_partial(run, texts).facts["validation"])
 
 
 KINDS = {

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodery.core.errors import SettingsError
 from decodery.models.loaders.drafts import PROMPTS
 from decodery.models.trained.placeholders import Placeholders
 
 from .ahead import AheadPart, AheadRecipe, train_ahead
+from .bounds import COUNT, bounded
 from .corpus import Corpus
 from .kind import Kind, Run
 from .kind_data import OwnTexts, from_own_texts
@@ -30,14 +30,9 @@ class PPDRecipe(AheadRecipe):
         decay: Weight of a token, as a share of the weight of the one before it.
     """
 
-    ahead: int = 3
-    decay: float = 0.8
+    ahead: int = bounded(3, COUNT)
+    decay: float = bounded(0.8, "(0, 1]")
     lr: float = 1e-2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.ahead < 1 or not 0 < self.decay <= 1:
-            raise SettingsError("prompt decoding needs at least one prompt token, and a decay above 0 and at most 1")
 
 
 def train_ppd(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:

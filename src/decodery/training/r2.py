@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,9 @@ from decodery.engine.engine import Engine
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 
-from .diffusion import MODEL, Masked, distance, logits_at, tested, trained
-from .diffusion_tuning import DiffusionModel, TuningRecipe, held_back, tune
+from .bounds import COUNT, NON_NEGATIVE, bounded
+from .diffusion import MODEL, logits_at, trained
+from .diffusion_tuning import DiffusionModel, TuningRecipe, report_of, tune
 from .kind import Kind, Run
 from .lists import END, MASK, VOCABULARY, examples, ids
 from .loop import History
@@ -46,13 +46,9 @@ class R2Recipe(TuningRecipe):
     """
 
     steps: int = 1000
-    trajectories: int = 2000
-    others: float = 0.3
-    entropy: float = 0.05
-
-    def __post_init__(self) -> None:
-        if self.batch < 1 or self.trajectories < 1 or self.others < 0 or self.entropy < 0:
-            raise SettingsError("tuning needs a trajectory, a state a step, and weights that are not negative")
+    trajectories: int = bounded(2000, COUNT)
+    others: float = bounded(0.3, NON_NEGATIVE)
+    entropy: float = bounded(0.05, NON_NEGATIVE)
 
 
 @dataclass(frozen=True)
@@ -141,43 +137,33 @@ def redundancy_loss(model: Transformer, some: CanvasStates, others: float, entro
     return (weights * each).sum() / weights.sum() + entropy * undecided
 
 
-def tune_r2(
-    folder: Path, settings: R2Recipe, out: Path, *, progress: Progress = silent
-) -> tuple[History, CanvasStates | None]:
-    """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`.
+def tune_r2(run: Run) -> tuple[History, CanvasStates | None]:
+    """Train a copy of the model of a run's folder, one of `train_diffusion`.
 
-    Called again, it goes on there. Returns what training noted, and what it learned from, None for the control. The
-    paper (R2-dLLM: Accelerating Diffusion Large Language Models via Spatio-Temporal Redundancy Reduction, 2026) has no
-    code of its tuning; this is a reading of it.
+    The paper (R2-dLLM: Accelerating Diffusion Large Language Models via Spatio-Temporal Redundancy Reduction, 2026) has
+    no code of its tuning; this is a reading of it.
+
+    Returns:
+        What training noted, and what it learned from, None for the control.
     """
-    model = trained(folder)
-    before = model.fingerprint
-    seen = None if settings.control else states(model, settings, progress=progress)
+    settings, model = run.of(R2Recipe), trained(run.of(DiffusionModel).folder)
+    if settings.control:
+        return tune(run, model, settings, "tuning"), None
+    seen = states(model, settings, progress=run.progress)
 
-    def loss(step: int) -> torch.Tensor:
-        if seen is None:
-            return distance(model, Masked.draw(settings.recipe, settings.batch, step))
-        some = seen.drawn(settings.batch, step, settings.seed)
+    def loss(some: CanvasStates) -> torch.Tensor:
         return redundancy_loss(model, some, settings.others, settings.entropy)
 
-    def held() -> torch.Tensor:
-        if seen is None:
-            return held_back(model, settings.recipe)
-        return redundancy_loss(model, seen.held, settings.others, settings.entropy)
+    def drawn(step: int) -> torch.Tensor:
+        return loss(seen.drawn(settings.batch, step, settings.seed))
 
-    history = tune(
-        model, loss, held, settings.plan, out,
-        settings={**asdict(settings), "before": before},
-        progress=progress, what="tuning",
-    )  # fmt: skip
-    return history, seen
+    return tune(run, model, settings, "tuning", drawn, lambda: loss(seen.held)), seen
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    folder, settings = run.of(DiffusionModel).folder, run.of(R2Recipe)
-    _, seen = tune_r2(folder, settings, run.out, progress=run.progress)
+    _, seen = tune_r2(run)
     right = {} if seen is None else {"trajectories that were right and used": round(seen.right, 4)}
-    return right | tested(run.out, settings.recipe, trained(folder))
+    return right | report_of(run, run.of(R2Recipe))
 
 
 KINDS = {

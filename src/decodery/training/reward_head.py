@@ -16,21 +16,16 @@ from decodery.models.protocol import LanguageModel
 from decodery.scorers.process_reward import ProcessHead
 
 from .loop import TrainingPlan, batches, train
+from .one_by_one import TrainingRecipe
 
 PRM = "process-reward.safetensors"
 
 
-class RewardRecipe(Protocol):
+class RewardRecipe(TrainingRecipe, Protocol):
     """How a head learns rewards, a dataclass."""
 
     @property
-    def steps(self) -> int: ...
-    @property
     def batch(self) -> int: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
 
 
 def fitted(

@@ -11,7 +11,7 @@ from typing import Literal
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.noise import nth_seed
 from decodery.llm.llm import LLM
-from decodery.models.loaders.store import Progress, silent, write_text
+from decodery.models.loaders.store import write_text
 from decodery.search.answers import AnswerExtractor
 from decodery.step.writer import writes
 
@@ -83,77 +83,81 @@ def read_exercises(path: Path) -> list[Exercise]:
     return found
 
 
-def label_steps(
-    lm: LLM,
-    exercises: Sequence[Exercise],
-    out: Path,
-    *,
-    delimiter: str = "\n\n",
-    answers: AnswerExtractor | None = None,
-    missing: Literal["incorrect", "outcome"] = "incorrect",
-    max_new_tokens: int = 1024,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> list[StepLabels]:
-    """Label solutions by one text of `lm` each, and write them to the file `out`, exercise by exercise.
+@dataclass(frozen=True)
+class LabelSettings(Data):
+    """Solutions, and how their steps are labelled.
+
+    Attributes:
+        solutions: The file of solutions.
+        pairs: Also write pairs of a better and a worse text, for ORPO.
+        delimiter: Text that ends a step.
+        answer: Where answers stand in a text.
+        pattern: A regular expression of answers in its place.
+        missing: Label of steps that the annotator leaves out.
+        max_new_tokens: Maximum tokens of an annotation.
+    """
+
+    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+
+    solutions: Path = field(default=Path(), metadata=ARGUMENT)
+    pairs: Path | None = field(default=None, metadata={"path": "new file"})
+    delimiter: str = "\n\n"
+    answer: Literal["auto", "number", "marked", "whole", "choice", "quantity"] = "auto"
+    pattern: str | None = None
+    missing: Literal["incorrect", "outcome"] = "incorrect"
+    max_new_tokens: int = 1024
+
+    def check(self) -> None:
+        read_exercises(self.solutions)
+
+
+def label_steps(run: Run, exercises: Sequence[Exercise]) -> list[StepLabels]:
+    """Label solutions by one text of a model each, and write them to the file of a run, exercise by exercise.
 
     An interrupted run goes on after the last exercise in the file. The reference solution of each exercise is added as
     one whose steps are all right. A model that runs here is held to the form of the annotation by a JSON Schema.
 
     Args:
-        lm: The annotator, here or on a server.
+        run: Of the annotator, here or on a server; its file holds JSON lines, as `train text-prm` reads them.
         exercises: What is labelled.
-        out: A file of JSON lines, as `train text-prm` reads it.
-        delimiter: Of steps.
-        answers: How final answers are found and compared.
-        missing: See `labels_of`.
-        max_new_tokens: Of an annotation.
-        seed: For annotators that draw.
-        progress: Called with the exercises done.
 
     Raises:
         SettingsError: For a file of other exercises, of more of them, or of other steps.
     """
-    answers = answers or AnswerExtractor("auto", "")
-    groups = _known(out, exercises, delimiter)
+    given, out = run.of(LabelSettings), run.out
+    groups = _known(out, exercises, given.delimiter)
     found = [each for group in groups for each in group]
     for number in range(len(groups), len(exercises)):
-        exercise = exercises[number]
-        labelled = list(
-            _labelled(lm, exercise, delimiter, answers, missing, max_new_tokens, nth_seed(seed, number << 16))
-        )
+        labelled = list(_labelled(run.lm, exercises[number], given, nth_seed(0, number << 16)))
         with out.open("a", encoding="utf-8") as file:
             file.write("".join(f"{json.dumps(asdict(each))}\n" for each in labelled))
         found += labelled
-        progress("labelling steps", number + 1, len(exercises))
+        run.progress("labelling steps", number + 1, len(exercises))
     return found
 
 
-def _labelled(
-    lm: LLM,
-    exercise: Exercise,
-    delimiter: str,
-    answers: AnswerExtractor,
-    missing: Literal["incorrect", "outcome"],
-    max_new_tokens: int,
-    seed: int,
-) -> Iterator[StepLabels]:
+def _labelled(lm: LLM, exercise: Exercise, given: LabelSettings, seed: int) -> Iterator[StepLabels]:
+    answers, delimiter = AnswerExtractor(given.answer, given.pattern or ""), given.delimiter
     reference = steps_of(exercise.reference, delimiter)
-    wanted, *given = answers.of([exercise.reference, *exercise.solutions])
+    wanted, *found = answers.of([exercise.reference, *exercise.solutions])
     counts, engine, writing = list[int](), lm.engine(), []
     for number, text in enumerate(exercise.solutions):
         steps = steps_of(text, delimiter)
         constraint = None if writes(lm.model) else schema(len(steps), len(reference))
         prompt = request_for(exercise.question, reference, steps)
         request = lm.request_for(
-            prompt, constraint=constraint, max_new_tokens=max_new_tokens, seed=nth_seed(seed, number), drafter=None
+            prompt,
+            constraint=constraint,
+            max_new_tokens=given.max_new_tokens,
+            seed=nth_seed(seed, number),
+            drafter=None,
         )
         counts.append(len(steps))
         writing.append(engine.submit(request))
     engine.run(writing)
-    for text, answer, count, seq in zip(exercise.solutions, given, counts, writing, strict=True):
+    for text, answer, count, seq in zip(exercise.solutions, found, counts, writing, strict=True):
         said, right = lm.output(seq), answer is not None and answer == wanted
-        labels, alignment, errors = labels_of(said.text, count, right, missing)
+        labels, alignment, errors = labels_of(said.text, count, right, given.missing)
         yield StepLabels(exercise.question, text, labels, float(right), alignment, errors, len(said.tokens))
     every = tuple((number,) for number in range(1, len(reference) + 1))
     yield StepLabels(exercise.question, exercise.reference, (1.0,) * len(reference), 1.0, every, ("",) * len(reference))
@@ -227,46 +231,9 @@ def preference_pairs(found: Sequence[StepLabels], most: int = _PAIRS) -> list[di
     return pairs
 
 
-@dataclass(frozen=True)
-class LabelSettings(Data):
-    """Solutions, and how their steps are labelled.
-
-    Attributes:
-        solutions: The file of solutions.
-        pairs: Also write pairs of a better and a worse text, for ORPO.
-        delimiter: Text that ends a step.
-        answer: Where answers stand in a text.
-        pattern: A regular expression of answers in its place.
-        missing: Label of steps that the annotator leaves out.
-        max_new_tokens: Maximum tokens of an annotation.
-    """
-
-    NOTE = "Interrupt it with Ctrl-C: the same command continues."
-
-    solutions: Path = field(default=Path(), metadata=ARGUMENT)
-    pairs: Path | None = field(default=None, metadata={"path": "new file"})
-    delimiter: str = "\n\n"
-    answer: Literal["auto", "number", "marked", "whole", "choice", "quantity"] = "auto"
-    pattern: str | None = None
-    missing: Literal["incorrect", "outcome"] = "incorrect"
-    max_new_tokens: int = 1024
-
-    def check(self) -> None:
-        read_exercises(self.solutions)
-
-
 def _learn(run: Run) -> dict[str, int]:
     given = run.of(LabelSettings)
-    found = label_steps(
-        run.lm,
-        read_exercises(given.solutions),
-        run.out,
-        delimiter=given.delimiter,
-        answers=AnswerExtractor(given.answer, given.pattern or ""),
-        missing=given.missing,
-        max_new_tokens=given.max_new_tokens,
-        progress=run.progress,
-    )
+    found = label_steps(run, read_exercises(given.solutions))
     figures = {"texts": len(found), "steps": sum(len(each.labels) for each in found)}
     figures["tokens written"] = sum(each.tokens for each in found)
     if given.pairs is not None:

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.core.errors import PromptError, SettingsError
+from decodery.core.errors import PromptError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixes
 
+from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
+from .fitting import fit
 from .fixes import built_in_pairs
 from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, validation
-from .loop import History, TrainingPlan, batches, content, train
+from .loop import History, TrainingPlan, batches, content
 from .programs import MOST_TOKENS, LabelledProgram, ProgramPair, programs_of, read_pairs
 from .traced import TracedCache, differentiable
 
@@ -42,7 +44,7 @@ class LinearDecayPlan(TrainingPlan):
 
 
 @dataclass(frozen=True)
-class SVENRecipe:
+class SVENRecipe(Bounded):
     """How prefixes learn: as published for the smallest model, but for fewer epochs.
 
     Attributes:
@@ -55,20 +57,14 @@ class SVENRecipe:
         seed: Random seed of the order and the split.
     """
 
-    length: int = 5
+    length: int = bounded(5, COUNT)
     epochs: float = 4.0
     lr: float = 1e-2
-    contrast: float = 4.0
-    kl: float = 1.6
-    dropout: float = 0.1
+    contrast: float = bounded(4.0, NON_NEGATIVE)
+    kl: float = bounded(1.6, NON_NEGATIVE)
+    dropout: float = bounded(0.1, "[0, 1)")
     batch: int = 2
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.length < 1 or self.batch < 1 or not self.epochs > 0 or not 0 <= self.dropout < 1:
-            raise SettingsError("sven needs a length, epochs and a batch above 0, and a dropout from 0 to below 1")
-        if self.contrast < 0 or self.kl < 0:
-            raise SettingsError("the weights of sven's losses are at least 0")
 
 
 @dataclass(frozen=True)
@@ -199,38 +195,30 @@ def train_sven(run: Run, pairs: Sequence[ProgramPair]) -> tuple[Prefixes, Histor
             f"none longer than {MOST_TOKENS} tokens"
         )
     trainee, known = SVENTrainee(model, recipe), HeldOut.of(others)
-    before = known.measured(trainee.figures, "loss")
     batch = batches(len(programs), recipe.batch, recipe.seed)
     steps = max(1, round(recipe.epochs * len(programs) / recipe.batch))
-    told = content([[pair.before, pair.after] for pair in pairs])
-    settings = {"recipe": vars(recipe), "pairs": told, "dtype": target.dtype}
-    history = train(
+    settings = {
+        "recipe": vars(recipe),
+        "pairs": content([[pair.before, pair.after] for pair in pairs]),
+        "dtype": target.dtype,
+    }
+    fitted = fit(
+        run,
+        known,
         trainee.parameters,
         lambda step: trainee.total(trainee.losses([programs[number] for number in batch(step)], step)),
+        trainee.figures,
         LinearDecayPlan(steps, lr=recipe.lr, validate_every=max(1, len(programs) // (2 * recipe.batch))),
-        run.training,
-        validate=lambda: trainee.figures(known.choosing),
-        metric="loss",
+        unit="programs",
         settings=settings,
-        progress=run.progress,
         what="training prefixes",
     )
-    report = known.report(known.measured(trainee.figures, "loss"), {"untrained": before}, "programs")
-    facts = {
-        "model": target.name,
-        "vocabulary": model.config.vocabulary,
-        "command": run.command,
-        "pairs": len(pairs),
-        "programs": len(programs),
-        "steps": history.step,
-        "best_step": history.best_step,
-        "validation": report,
-        "recipe": dict(vars(recipe)),
-    }
+    counts = {"pairs": len(pairs), "programs": len(programs), "steps": fitted.history.step}
+    facts = fitted.facts(recipe, vocabulary=model.config.vocabulary, **counts)
     learned = {name: KVPrefix(each.detach().cpu()) for name, each in trainee.parameters.items()}
     found = Prefixes(learned, facts, model.fingerprint)
     found.save(run.out / Prefixes.FILE)
-    return found, history
+    return found, fitted.history
 
 
 @dataclass(frozen=True)

@@ -10,27 +10,25 @@ from typing import Any
 import torch
 
 from decodery.core.errors import SettingsError
-from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.scorers.process_reward import ProcessHead
 
+from .bounds import Bounded
 from .evaluation import figures
 from .judge import auc
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
 from .published_prm import train_published_prm
 from .reward_head import PRM, fitted
-from .value import read_judged, read_step_labels
+from .value import read_judged, read_on, read_step_labels
 
-_CHUNK = 512
 _HELD_OUT = 10
 
 
 @dataclass(frozen=True)
-class TextPRMRecipe:
+class TextPRMRecipe(Bounded):
     """How judged texts are learned.
 
     Attributes:
@@ -66,28 +64,18 @@ class JudgedText:
     labels: Sequence[float] | None = None
 
 
-def train_text_prm(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    judged: Sequence[JudgedText],
-    out: Path,
-    *,
-    recipe: TextPRMRecipe | None = None,
-    command: str = "",
-    progress: Progress = silent,
-) -> ProcessHead:
-    """Train a head that predicts, after every step of a text, its expected reward; write it to `out`.
+def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
+    """Train a head that predicts, after every step of a text, its expected reward; it is in the folder of a run.
 
     Where steps have no labels, every beginning has the reward of its text, as one rollout after it: for texts drawn by
-    the model itself that is an
-    unbiased label of it (Math-Shepherd, 2024, with one completion). One prompt in ten is held out, of those with a good
-    text and of the others; the head's facts say how well it ranks beginnings there (auc), the cross-entropy, and that
-    of always saying the mean. Interrupted, it goes on from what is in `out` when called again.
+    the model itself that is an unbiased label of it (Math-Shepherd, 2024, with one completion). One prompt in ten is
+    held out, of those with a good text and of the others; the head's facts say how well it ranks beginnings there
+    (auc), the cross-entropy, and that of always saying the mean.
 
     Raises:
         SettingsError: For texts from which nothing can be learned.
     """
-    recipe = recipe or TextPRMRecipe()
+    recipe, model, tokenizer = run.of(TextPRMRecipe), run.lm.model, run.lm.tokenizer
     tap = model.config.num_layers if recipe.tap is None else recipe.tap
     if not 0 <= tap <= model.config.num_layers:
         raise SettingsError(f"a layer to tap lies between 0 and {model.config.num_layers}, not {tap}")
@@ -119,7 +107,7 @@ def train_text_prm(
                 parts[held].append(reader.states(prompt, each.text)[ends])
                 labels[held].extend(of_steps)
                 prompts += [str(number)] * len(ends) if held == 2 else []
-        progress("reading texts", number + 1, len(groups))
+        run.progress("reading texts", number + 1, len(groups))
     for known, name in ((labels[0], "learn from"), (labels[1], "validate with")):
         if len(set(known)) < 2:
             raise SettingsError(
@@ -131,11 +119,11 @@ def train_text_prm(
     )
     settings = {"recipe": asdict(recipe), "model": model.fingerprint, "beginnings": len(learned[1])}
     head, scores, costs = fitted(
-        model, tap, learned, held_out, recipe, out, settings=settings, weight_decay=recipe.weight_decay,
-        progress=progress,
+        model, tap, learned, held_out, recipe, run.out, settings=settings, weight_decay=recipe.weight_decay,
+        progress=run.progress,
     )  # fmt: skip
     facts: dict[str, object] = {
-        "command": command,
+        "command": run.command,
         "recipe": asdict(recipe),
         "texts": len(judged),
         "prompts": len(groups),
@@ -149,7 +137,7 @@ def train_text_prm(
             tested.tolist(), wrong, prompts
         )
     found = replace(head, facts=facts)
-    found.save(out / PRM)
+    found.save(run.out / PRM)
     return found
 
 
@@ -186,21 +174,9 @@ class _PromptReader:
             while alike < min(len(prompt), len(self._prompt)) and prompt[alike] == self._prompt[alike]:
                 alike += 1
             self._cache.truncate(alike)
-            self._read(self._cache, prompt[alike:])
+            read_on(self._model, self._cache, prompt[alike:], self._tap)
             self._prompt = prompt
-        return self._read(self._cache.fork(), text)
-
-    def _read(self, cache: KVCache, tokens: Sequence[int]) -> torch.Tensor:
-        parts = []
-        for start in range(0, len(tokens), _CHUNK):
-            segment = Segment.chunk(tokens[start : start + _CHUNK], cache, logit_rows=[])
-            parts.append(self._model.forward(Batch([segment]), taps=[self._tap]).hidden[self._tap].float().cpu())
-            cache.keep(range(len(segment)))
-        return (
-            torch.cat(parts)
-            if parts
-            else torch.empty(0, self._model.config.hidden_size, dtype=torch.float32, device="cpu")
-        )
+        return read_on(self._model, self._cache.fork(), text, self._tap).float()
 
 
 @dataclass(frozen=True)
@@ -230,9 +206,9 @@ class JudgedFile(Data):
 
 
 def _learn(run: Run) -> dict[str, Any]:
-    given, recipe = run.of(JudgedFile), run.of(TextPRMRecipe)
+    given = run.of(JudgedFile)
     if given.published:
-        return _publish(run, given, recipe)
+        return _publish(run, given, run.of(TextPRMRecipe))
     lm = run.lm
     judged = [
         JudgedText(
@@ -243,7 +219,7 @@ def _learn(run: Run) -> dict[str, Any]:
         )
         for prompt, text, reward, labels in given.read()
     ]
-    facts = train_text_prm(lm.model, lm.tokenizer, judged, run.out, recipe=recipe, **run.how).facts or {}
+    facts = train_text_prm(run, judged).facts or {}
     shown = ("tested on", "items", "auroc", "interval", "auc", "cross_entropy", "cross_entropy_of_the_mean")
     return {name: facts[name] for name in shown if name in facts}
 

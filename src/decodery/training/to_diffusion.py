@@ -28,10 +28,12 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 
 from .adapter import LoRARemaking
+from .bounds import Bounded, bounded
 from .built_in import built_in_data
+from .fitting import fit
 from .held_out import HeldOut
 from .kind import Kind, Run
-from .loop import TrainingPlan, train
+from .loop import TrainingPlan
 from .remade import Remade
 
 WORDS = tuple(built_in_data("words"))
@@ -41,7 +43,7 @@ _HELD, _HELD_BATCHES = 1 << 32, 6
 
 
 @dataclass(frozen=True)
-class Adaptation:
+class Adaptation(Bounded):
     """How a causal model becomes a diffusion model.
 
     A step learns from `batch` lists of one length.
@@ -65,14 +67,15 @@ class Adaptation:
     steps: int = 1500
     batch: int = 16
     lr: float = 5e-4
-    annealing: float = 0.3
+    annealing: float = bounded(0.3, "[0, 1]")
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.tasks or not set(self.tasks) <= set(TASKS):
             raise SettingsError(f"the tasks of the adaptation are {', '.join(TASKS)}")
-        if not 1 <= self.least <= self.most or self.batch < 1 or not 0 <= self.annealing <= 1:
-            raise SettingsError("adaptation needs lists of at least one word, one a step, and annealing from 0 to 1")
+        if not 1 <= self.least <= self.most:
+            raise SettingsError(f"lists have from 1 to {self.most} words at least, not {self.least}")
 
 
 @dataclass(frozen=True)
@@ -251,21 +254,22 @@ def adapt(run: Run) -> dict[str, Any]:
         return adapted.loss(adapted.masked(draw_tasks(settings, step, settings.batch, draws), draws), share, draws)
 
     def figures(some: Sequence[MaskedTasks]) -> dict[str, float]:
-        with torch.no_grad():
-            return {"loss": float(np.mean([float(adapted.loss(each, 1.0, draws)) for each in some]))}
+        return {"loss": float(np.mean([float(adapted.loss(each, 1.0, draws)) for each in some]))}
 
-    before = known.measured(figures, "loss")
-
-    train(
-        adapted.parameters, loss,
+    fitted = fit(
+        run,
+        known,
+        adapted.parameters,
+        loss,
+        figures,
         TrainingPlan(settings.steps, lr=settings.lr, validate_every=max(1, settings.steps // 20)),
-        out / "training", validate=lambda: figures(known.choosing), metric="loss",
-        settings={**asdict(settings), "of": loaded.name}, progress=run.progress, what="adapting",
-    )  # fmt: skip
-    report = known.report(known.measured(figures, "loss"), {"untrained": before}, "batches of 16 lists")
+        unit="batches of 16 lists",
+        settings={**asdict(settings), "of": loaded.name},
+        what="adapting",
+    )
     change = adapted.change()
     write(out, change.model, reported(adapted.original, [("adapted to fill canvases", change)]), loaded)
-    return report
+    return fitted.report
 
 
 KINDS = {

@@ -16,6 +16,7 @@ from decodery.core.noise import nth_seed
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.sampling.sampler import Sampler
@@ -199,13 +200,18 @@ def _sample(
 @torch.no_grad()
 def states_of(model: LanguageModel, prompt: Ordered[int], output: Ordered[int], tap: int) -> torch.Tensor:
     """[output, hidden] float64: the states of the output tokens, as many as fit the model's context."""
-    tokens, cache, parts = [*prompt, *output][: model.config.max_positions], model.new_cache(), []
+    tokens = [*prompt, *output][: model.config.max_positions]
+    return read_on(model, model.new_cache(), tokens, tap)[len(prompt) :].double()
+
+
+def read_on(model: LanguageModel, cache: KVCache, tokens: Ordered[int], tap: int) -> torch.Tensor:
+    """[tokens, hidden] states after so many layers of tokens after those in a cache, which keeps them."""
+    parts = []
     for start in range(0, len(tokens), _CHUNK):
-        chunk = tokens[start : start + _CHUNK]
-        segment = Segment.chunk(chunk, cache, logit_rows=[])
+        segment = Segment.chunk(tokens[start : start + _CHUNK], cache, logit_rows=[])
         parts.append(model.forward(Batch([segment]), taps=[tap]).hidden[tap].cpu())
-        cache.keep(range(len(chunk)))
-    return torch.cat(parts)[len(prompt) :].double()
+        cache.keep(range(len(segment)))
+    return torch.cat(parts) if parts else torch.zeros(0, model.config.hidden_size, dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True)

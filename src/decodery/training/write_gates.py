@@ -17,14 +17,15 @@ from decodery.models.config import ModelConfig
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.write_gates import LEVELS, WriteGates, margin
 
+from .bounds import NON_NEGATIVE, POSITIVE, SHARE, Bounded, bounded
 from .kind import Kind, Run
 from .kind_data import TextFiles, from_pieces
-from .one_by_one import ExampleSplit, as_ids, kept, long_enough
+from .one_by_one import ExampleSplit, as_ids, kept
 from .traced import TracedCache, differentiable
 
 
 @dataclass(frozen=True)
-class WriteGateRecipe:
+class WriteGateRecipe(Bounded):
     """How a gate learns.
 
     Attributes:
@@ -40,20 +41,19 @@ class WriteGateRecipe:
 
     steps: int = 300
     lr: float = 1e-3
-    layer: int = 2
+    layer: int = bounded(2, NON_NEGATIVE)
     sizes: tuple[int, ...] = (512, 256, 128)
-    prompt: float = 0.25
-    rate: float = 0.5
+    prompt: float = bounded(0.25, SHARE)
+    rate: float = bounded(0.5, SHARE)
     price: float = 100.0
     hot: float = 1.0
-    cold: float = 0.1
+    cold: float = bounded(0.1, POSITIVE)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.layer < 0 or not 0 < self.prompt < 1 or not 0 < self.rate < 1 or not 0 < self.cold <= self.hot:
-            raise SettingsError(
-                "a write gate needs a layer >= 0, a prompt and a rate between 0 and 1, and 0 < cold <= hot"
-            )
+        super().__post_init__()
+        if self.cold > self.hot:
+            raise SettingsError(f"the choice cools down from hot to cold, not from {self.hot} to {self.cold}")
 
 
 class Admitted(AttentionPolicy):
@@ -204,9 +204,8 @@ def train_write_gate(run: Run, texts: Sequence[Sequence[int]]) -> WriteGates:
     model = differentiable(target.model, "write gates")
     if recipe.layer >= model.config.num_layers:
         raise SettingsError(f"the model has {model.config.num_layers} layers: let the gate look in one of them")
-    long_enough(texts, 8)
-    trainee, examples = WriteGateTrainee(model, recipe), ExampleSplit(texts, recipe)
-    history = examples.learn(
+    trainee, examples = WriteGateTrainee(model, recipe), ExampleSplit(texts, recipe, least=8)
+    fitted = examples.learn(
         trainee.tensors,
         trainee.loss,
         trainee.figures,
@@ -215,9 +214,8 @@ def train_write_gate(run: Run, texts: Sequence[Sequence[int]]) -> WriteGates:
         what="training a write gate",
         weight_decay=0.01,
     )
-    facts = examples.facts(run.command, history)
-    levels = trainee.levels(texts)
-    found = WriteGates(kept(trainee.tensors), recipe.layer, levels, facts, target.model.fingerprint)
+    facts = fitted.facts(recipe, texts=len(texts))
+    found = WriteGates(kept(trainee.tensors), recipe.layer, trainee.levels(texts), facts, target.model.fingerprint)
     found.save(run.out / WriteGates.FILE)
     return found
 

@@ -23,8 +23,8 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.testing import Garbage, decode, tiny_transformer
 from decodery.testing.models import to_int8
-from decodery.training.loop import TrainingPlan
-from decodery.training.partial import pair_loss, read_pairs, train_partial
+from decodery.training.kind import Run
+from decodery.training.partial import PartialSettings, pair_loss, read_pairs, train_partial
 from tiny_models import VOCAB, make_tokenizer
 
 MODEL = tiny_transformer(0)
@@ -123,16 +123,15 @@ def test_weights_are_kept_and_checked(tmp_path: Path) -> None:
 def test_training_moves_the_second_attention_alone(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     pairs = [(ids[:6].tolist(), ids[:3].tolist()) for ids in random.integers(0, 8, (40, 6))]
-    model, weights = (
-        tiny_transformer(0, dtype=torch.float32),
-        PartialWeights.initial(tiny_transformer(0, dtype=torch.float32)),
-    )
+    model = tiny_transformer(0, dtype=torch.float32)
+    loaded = LoadedModel(model, make_tokenizer(), None, "tiny", "float32")
     before = model.weights.layers[0].qkv.weight.clone()
-    history = train_partial(model, weights, pairs[:32], pairs[32:], TrainingPlan(steps=25, lr=0.01), tmp_path)
-    assert history.best is not None and history.best < 0.8 * history.metrics["0"]["loss"]
+    weights = train_partial(Run(loaded, tmp_path, (PartialSettings(steps=25, lr=0.01, batch=8),)), pairs)
+    report = weights.facts["validation"]
+    assert report["loss"] < 0.8 * report["baselines"]["alone"]["loss"]
     assert torch.equal(model.weights.layers[0].qkv.weight, before) and weights.layers[0]["output"].abs().max() > 0
-    with pytest.raises(SettingsError, match="pairs"):
-        train_partial(model, weights, [], [], TrainingPlan(steps=1), tmp_path / "other")
+    with pytest.raises(SettingsError, match="at least 10 pairs"):
+        train_partial(Run(loaded, tmp_path / "other"), [])
 
 
 def wide_model() -> Transformer:

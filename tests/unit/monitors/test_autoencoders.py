@@ -17,7 +17,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.monitors.feature import Feature
 from decodery.monitors.sparse_autoencoder import SparseAutoencoder, site_of
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.training.autoencoder import measured, train_autoencoder
+from decodery.training.autoencoder import AutoencoderSettings, measured, train_autoencoder
 from methods import untrained_autoencoder
 
 WIDTH, FEATURES, HOOK = 32, 12, "blocks.1.hook_resid_post"
@@ -214,9 +214,9 @@ def planted(count: int, seed: int) -> torch.Tensor:
 
 
 def test_an_autoencoder_finds_planted_features_and_is_measured_on_other_rows(tmp_path: Path) -> None:
-    settings = {"features": 32, "k": 3, "steps": 250, "batch": 128, "lr": 1e-2}
+    settings = AutoencoderSettings(features=32, k=3, steps=250, batch=128, lr=1e-2)
     learned, chosen, tested = planted(3000, 1), planted(300, 2), [planted(100, seed) for seed in (3, 4, 5)]
-    found = train_autoencoder(learned, chosen, tmp_path, "resid_post.0", **settings)  # type: ignore[arg-type]
+    found = train_autoencoder(learned, chosen, tmp_path, "resid_post.0", settings)
     report = measured(found, tested)
     assert report["L0"] <= 3 and report["unexplained variance"] < 0.25
     low, high = report["interval"]
@@ -226,7 +226,7 @@ def test_an_autoencoder_finds_planted_features_and_is_measured_on_other_rows(tmp
     never = SparseAutoencoder(found.encoder, found.bias - 1e9, found.decoder, found.shift, "relu")
     empty = measured(never, tested)
     assert empty["dead features"] == 1.0 and empty["L0"] == 0 and empty["unexplained variance"] > 0.9
-    again = train_autoencoder(learned, chosen, tmp_path, "resid_post.0", **settings)  # type: ignore[arg-type]
+    again = train_autoencoder(learned, chosen, tmp_path, "resid_post.0", settings)
     assert again.encoder.equal(found.encoder)
     for rows, held, more in (
         (learned[1:], chosen, {}),
@@ -235,4 +235,4 @@ def test_an_autoencoder_finds_planted_features_and_is_measured_on_other_rows(tmp
         (learned, chosen, {"features": 31}),
     ):
         with pytest.raises(SettingsError, match="other settings or other data"):
-            train_autoencoder(rows, held, tmp_path, "resid_post.0", **(settings | more))  # type: ignore[arg-type]
+            train_autoencoder(rows, held, tmp_path, "resid_post.0", replace(settings, **more))  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from decodery.testing import tiny_transformer
 from decodery.training.acceptance import AcceptanceRecipe, judged, train_acceptance, weighted_loss
 from decodery.training.corpus import Corpus, TrainingText
 from decodery.training.data import write_texts
+from decodery.training.kind import Run
 from tiny_models import make_tokenizer
 
 TARGET = tiny_transformer(0)
@@ -93,9 +94,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return write_texts(target, prompts, tmp_path_factory.mktemp("text"), max_new_tokens=30, temperatures=(1.0,))
 
 
-def fit(corpus: Corpus, out: Path, draft: Transformer = GUESSER, **settings: object) -> dict[str, Any]:
+def fit(corpus: Corpus, out: Path, draft: Transformer = GUESSER, **settings: Any) -> dict[str, Any]:
     recipe = AcceptanceRecipe(depth=1, epochs=12, lr=0.01, batch=64)
-    return train_acceptance(WRITER, draft, corpus, out, recipe=recipe, **settings)
+    target = LoadedModel(WRITER, Tokenizer(make_tokenizer()), None, "tiny", "float64")
+    return train_acceptance(Run(target, out, (recipe,), **settings), draft, corpus)
 
 
 @pytest.mark.integration
@@ -156,5 +158,5 @@ def test_too_few_texts_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{"depth": -1}, {"rejected": 0.0}, {"kept": 1.0}, {"epochs": 0.0}])
 def test_recipes_out_of_range_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(SettingsError, match="a head needs"):
+    with pytest.raises(SettingsError, match="give one in"):
         AcceptanceRecipe(**settings)

@@ -11,7 +11,9 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.models.loaders.load import load
 from decodery.training.diffusion import DiffusionRecipe, train_diffusion, untrained
+from decodery.training.diffusion_tuning import DiffusionModel
 from decodery.training.dscd import NestedMasks, SelfDistillationRecipe, distil, losses
+from decodery.training.kind import Run
 from decodery.training.llada_folder import MODEL
 
 LONG = SelfDistillationRecipe(("json",), letters=12, steps=10, batch=32)
@@ -60,11 +62,11 @@ def test_the_student_is_trained_and_its_teacher_is_not(tmp_path: Path, monkeypat
         ("student", settings),
         ("control", SelfDistillationRecipe(("copy",), steps=2, batch=8, control=True)),
     ):
-        distil(tmp_path / "teacher", each, tmp_path / name)
+        distil(Run("", tmp_path / name, (DiffusionModel(tmp_path / "teacher"), each)))
         ends.append((tmp_path / name / MODEL).read_bytes())
         assert not load(str(tmp_path / name), dtype="float32").model.config.causal
     assert (tmp_path / "teacher" / MODEL).read_bytes() == kept and len({*ends, kept}) == 3
-    with pytest.raises(SettingsError, match="temperature above 0"):
+    with pytest.raises(SettingsError, match="temperature is 0: give one in"):
         SelfDistillationRecipe(("copy",), temperature=0)
     teacher = untrained(DiffusionRecipe())
     consistency, data = losses(untrained(DiffusionRecipe(seed=1)), teacher, NestedMasks.draw(settings, 0), settings)

@@ -20,7 +20,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.speculative.drafters.dynamic_exit import DEL
 from decodery.testing import tiny_transformer
 from decodery.training.corpus import TrainingText
-from decodery.training.dynamic_exit import choose, find_exits, shadows
+from decodery.training.dynamic_exit import ExitSettings, choose, find_exits, shadows
 from tiny_models import VOCAB, make_tokenizer
 
 MODEL = tiny_transformer(3, vocab_size=VOCAB, num_layers=4, dtype=torch.float32)
@@ -55,28 +55,29 @@ def test_exits_promise_most_among_all_sets_of_one_and_nearly_most_among_others()
                 total += max(each)
             return 8 * total / 6
 
-        (one, two) = (choose(right, asked, exits=number) for number in (1, 2))
+        (one, two) = (choose(right, asked, ExitSettings(exits=number)) for number in (1, 2))
         assert one.gain == pytest.approx(max(promised((layer,)) for layer in range(1, 8)))
         assert two.gain == pytest.approx(promised(two.layers)) and two.gain >= one.gain >= one.fixed - 1e-9
         assert two.gain > 0.98 * max(promised(pair) for pair in combinations(range(1, 8), 2))
     # An early layer that knows everything is the only exit; one that knows nothing drafts nothing.
     sure, never = np.full((3, 8), 50), np.zeros((3, 8), dtype=np.int64)
-    assert choose(sure, np.full(3, 50)).layers == (1,) and choose(sure, np.full(3, 50)).gain > 4
-    assert choose(never, np.full(3, 50), head=8.0).gain == pytest.approx(1.0)
+    first = choose(sure, np.full(3, 50), ExitSettings())
+    assert first.layers == (1,) and first.gain > 4
+    assert choose(never, np.full(3, 50), ExitSettings(head=8.0)).gain == pytest.approx(1.0)
 
 
 def test_what_cannot_be_found_is_refused() -> None:
     with pytest.raises(SettingsError, match="no texts"):
-        find_exits(MODEL, [])
+        find_exits(MODEL, [], ExitSettings())
     for wrong in ({"exits": 0}, {"longest": 0}, {"head": -1.0}):
-        with pytest.raises(SettingsError, match="del needs"):
-            choose(np.ones((1, 3)), np.ones(1), **wrong)  # type: ignore[arg-type]
+        with pytest.raises(SettingsError, match="give one in"):
+            ExitSettings(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [["--exits", "0"], ["--longest", "0"], ["--head", "-1"]])
 def test_the_command_refuses_them_before_texts_are_written(wrong: list[str], tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["train", "del", "--out", str(tmp_path / "out"), "-m", "nothing", *wrong])
-    assert done.exit_code == 2 and "del needs exits and longest" in done.output and not (tmp_path / "out").exists()
+    assert done.exit_code == 2 and "give one in" in done.output and not (tmp_path / "out").exists()
 
 
 def test_the_command_prints_settings_that_del_takes(tmp_path: Path, monkeypatch) -> None:

@@ -16,6 +16,7 @@ from decodery.training import grpo, orpo
 from decodery.training.adapter import LoRARemaking
 from decodery.training.adapter_learner import AdapterLearner
 from decodery.training.grpo import GRPORecipe, advantages, train_grpo
+from decodery.training.kind import Run
 from decodery.training.orpo import ORPORecipe, read_pairs, train_orpo
 from serving import tiny_lm
 
@@ -43,7 +44,7 @@ def test_advantages_are_those_of_the_group_and_of_siblings() -> None:
 
 def test_log_probabilities_are_those_of_each_texts_own_tokens() -> None:
     lm = tiny_lm(None)
-    learner = AdapterLearner(lm, Path("nowhere"), FORM)
+    learner = AdapterLearner(Run(lm, Path("nowhere"), (FORM,)))
     texts = [learner.text("ab", "cde"), learner.text("a", "x")]
     found = learner.logprobs(texts)
     for text, logs in zip(texts, found, strict=True):
@@ -62,11 +63,11 @@ def test_log_probabilities_are_those_of_each_texts_own_tokens() -> None:
 def test_orpo_prefers_what_was_chosen_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     pairs = [(f"{number}?", "yes", "no") if number % 2 else (f"{number}?", "yes", "nay") for number in range(12)]
     recipe = ORPORecipe(steps=5, batch=4, lr=1e-2)
-    found = train_orpo(tiny_lm(), pairs, tmp_path / "a", remaking=FORM, recipe=recipe)
+    found = train_orpo(Run(tiny_lm(), tmp_path / "a", (recipe, FORM)), pairs)
     assert found["loss"] < found["baselines"]["untrained"]["loss"] - 0.1 and found["preferred"] == 1.0
-    assert train_orpo(tiny_lm(), pairs, tmp_path / "a", remaking=FORM, recipe=recipe) == found
+    assert train_orpo(Run(tiny_lm(), tmp_path / "a", (recipe, FORM)), pairs) == found
     with pytest.raises(SettingsError, match="other data"):
-        train_orpo(tiny_lm(), [*pairs[:-1], ("?", "a", "b")], tmp_path / "a", remaking=FORM, recipe=recipe)
+        train_orpo(Run(tiny_lm(), tmp_path / "a", (recipe, FORM)), [*pairs[:-1], ("?", "a", "b")])
     lm = tiny_lm()
     (plain, tuned) = (
         lm.generate("3?", max_new_tokens=2, logprobs=0, logits_source=source, drafter=None)
@@ -74,7 +75,7 @@ def test_orpo_prefers_what_was_chosen_and_goes_on_where_it_stopped(tmp_path: Pat
     )
     assert plain.text != tuned.text or plain.logprobs != tuned.logprobs
     with pytest.raises(SettingsError, match="2 pairs"):
-        train_orpo(tiny_lm(), pairs[:1], tmp_path / "b", remaking=FORM, recipe=recipe)
+        train_orpo(Run(tiny_lm(), tmp_path / "b", (recipe, FORM)), pairs[:1])
 
 
 def test_grpo_learns_what_is_rewarded(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_grpo_learns_what_is_rewarded(tmp_path: Path) -> None:
 
     prompts = [f"{number}?" for number in range(6)]
     found, worse = (
-        train_grpo(tiny_lm(), prompts, rule, tmp_path / rule.__name__, remaking=FORM, recipe=recipe)
+        train_grpo(Run(tiny_lm(), tmp_path / rule.__name__, (recipe, FORM)), prompts, rule)
         for rule in (reward, against)
     )
     # The same training with the reward turned round goes the other way.
@@ -100,9 +101,7 @@ def test_grpo_learns_what_is_rewarded(tmp_path: Path) -> None:
     # For the report, to choose the best step, and for the report.
     assert len(held) == 2 * (1 + 1 + recipe.steps + 1), "held-out texts are drawn no more often than that"
     with pytest.raises(SettingsError, match="other data"):
-        train_grpo(
-            tiny_lm(), prompts, reward, tmp_path / "reward", remaking=FORM, recipe=recipe, rewarded="other answers"
-        )
+        train_grpo(Run(tiny_lm(), tmp_path / "reward", (recipe, FORM)), prompts, reward, "other answers")
 
 
 def test_passes_are_bounded_and_at_the_temperature_of_the_texts(tmp_path: Path, monkeypatch: Any) -> None:
@@ -116,14 +115,12 @@ def test_passes_are_bounded_and_at_the_temperature_of_the_texts(tmp_path: Path, 
     monkeypatch.setattr(orpo, "AdapterLearner", Recording)
     monkeypatch.setattr(grpo, "AdapterLearner", Recording)
     recipe = ORPORecipe(steps=1, batch=2)
-    train_orpo(tiny_lm(), [("a", "b", "c")] * 31, tmp_path / "a", remaking=FORM, recipe=recipe)
+    train_orpo(Run(tiny_lm(), tmp_path / "a", (recipe, FORM)), [("a", "b", "c")] * 31)
     # Of four held-out pairs two choose, and two are reported before and after, together and one by one.
     assert read == [(4, 1.0), (2, 1.0), (2, 1.0), *[(4, 1.0)] * 4, (2, 1.0), (2, 1.0)]
     read.clear()
     drawn = GRPORecipe(group=2, batch=1, steps=1, max_new_tokens=1, temperature=0.5)
-    train_grpo(
-        tiny_lm(), ["a", "b"], lambda number, texts: [0.0] * len(texts), tmp_path / "b", remaking=FORM, recipe=drawn
-    )
+    train_grpo(Run(tiny_lm(), tmp_path / "b", (drawn, FORM)), ["a", "b"], lambda number, texts: [0.0] * len(texts))
     assert read == [(2, 0.5)] * 2
 
 

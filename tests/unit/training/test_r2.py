@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.diffusion.static import Static
 from decodery.training.diffusion import DiffusionRecipe, logits_at, train_diffusion, trained, untrained
+from decodery.training.diffusion_tuning import DiffusionModel
+from decodery.training.kind import Run
 from decodery.training.lists import END, MASK, VOCABULARY
 from decodery.training.llada_folder import MODEL
 from decodery.training.r2 import CanvasStates, R2Recipe, redundancy_loss, states, tune_r2
@@ -76,11 +79,9 @@ def test_the_loss_wants_what_was_written_more_than_what_was_not() -> None:
 def test_tuning_makes_the_model_surer_where_it_writes_and_leaves_the_first_alone(teacher: Path, tmp_path: Path) -> None:
     kept = (teacher / MODEL).read_bytes()
     settings = R2Recipe(("copy",), 3, trajectories=48, steps=30, batch=16, lr=1e-3)
-    _, seen = tune_r2(teacher, settings, tmp_path / "tuned")
-    control, nothing = tune_r2(
-        teacher,
-        R2Recipe(("copy",), 3, trajectories=48, steps=30, batch=16, lr=1e-3, control=True),
-        tmp_path / "control",
+    (_, seen), (control, nothing) = (
+        tune_r2(Run("", tmp_path / name, (DiffusionModel(teacher), each)))
+        for name, each in (("tuned", settings), ("control", replace(settings, control=True)))
     )
     assert (teacher / MODEL).read_bytes() == kept and nothing is None and control.step == 30
     assert seen is not None
@@ -90,5 +91,5 @@ def test_tuning_makes_the_model_surer_where_it_writes_and_leaves_the_first_alone
             for folder in (teacher, tmp_path / "tuned", tmp_path / "control")
         )
     assert after < min(before, other)
-    with pytest.raises(SettingsError, match="not negative"):
+    with pytest.raises(SettingsError, match="give one in"):
         R2Recipe(("copy",), others=-1.0)

@@ -12,7 +12,15 @@ import pytest
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.training import annotation as annotations
 from decodery.training.annotation import annotation, labels_of, steps_of
-from decodery.training.step_labels import Exercise, StepLabels, label_steps, preference_pairs, read_exercises
+from decodery.training.kind import Run
+from decodery.training.step_labels import (
+    Exercise,
+    LabelSettings,
+    StepLabels,
+    label_steps,
+    preference_pairs,
+    read_exercises,
+)
 from decodery.training.text_prm import step_ends
 from scripted_lm import Asked, ScriptedLLM
 from serving import tiny_lm
@@ -71,7 +79,7 @@ EXERCISE = Exercise("How many?", "2 * 3 = 6\n\n#### 6", ("2 * 3 = 5\n\n#### 5", 
 
 def test_solutions_are_labelled_by_one_text_each_and_a_run_goes_on(tmp_path: Path) -> None:
     lm, out = ScriptedLLM(_script), tmp_path / "labels.jsonl"
-    found = label_steps(lm, [EXERCISE], out)
+    found = label_steps(Run(lm, out), [EXERCISE])
     assert len(lm.asked) == 2
     assert [(each.labels, each.reward, each.errors) for each in found] == [
         ((0.0, 0.0), 0.0, ("sum", "")), ((1.0, 1.0), 1.0, ("", "")), ((1.0, 1.0), 1.0, ("", "")),
@@ -81,11 +89,11 @@ def test_solutions_are_labelled_by_one_text_each_and_a_run_goes_on(tmp_path: Pat
     lines = out.read_text().splitlines()
     out.write_text("\n".join([*lines, lines[0], lines[1][:20]]))
     again = ScriptedLLM(_script)
-    assert label_steps(again, [EXERCISE, EXERCISE], out) == [*found, *found] and len(again.asked) == 2
+    assert label_steps(Run(again, out), [EXERCISE, EXERCISE]) == [*found, *found] and len(again.asked) == 2
     # A line may be cut after a brace of its text.
     written = out.read_text()
     out.write_text(written + '{"prompt": "How many {in all}')
-    assert label_steps(again, [EXERCISE, EXERCISE], out) == [*found, *found] and len(again.asked) == 2
+    assert label_steps(Run(again, out), [EXERCISE, EXERCISE]) == [*found, *found] and len(again.asked) == 2
     assert out.read_text() == written
     # What the file has of others is refused and stays.
     longer = Exercise("?", "1", ("2",) * 9)
@@ -97,14 +105,14 @@ def test_solutions_are_labelled_by_one_text_each_and_a_run_goes_on(tmp_path: Pat
         ([EXERCISE], "\n\n", "3 more texts"),
     ):
         with pytest.raises(SettingsError, match=said):
-            label_steps(again, exercises, out, delimiter=delimiter)
+            label_steps(Run(again, out, (LabelSettings(delimiter=delimiter),)), exercises)
         assert out.read_text() == written
 
 
 def test_a_model_that_runs_here_is_held_to_the_form(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(annotations, "_CHARACTERS", 4)
     lm, out = tiny_lm(max_positions=4096), tmp_path / "labels.jsonl"
-    said = label_steps(lm, [Exercise("How many?", "6", ("5",))], out, max_new_tokens=120)
+    said = label_steps(Run(lm, out, (LabelSettings(max_new_tokens=120),)), [Exercise("How many?", "6", ("5",))])
     assert said[0].labels == (0.0,) and said[0].tokens > 20
     assert steps_of("\n\na\n\n\n\nb\n", "\n\n") == ["a", "b"]
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from decodery.core.errors import SettingsError
+from decodery.llm.llm import LLM
+from decodery.models.loaders.load import LoadedModel
 from decodery.scorers.process_reward import ProcessReward
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
+from decodery.training.kind import Run
 from decodery.training.text_prm import JudgedText, TextPRMRecipe, step_ends, train_text_prm
 from decodery_benchmarks.puzzles.alphabet import encoded, tokenizer
 from decodery_benchmarks.training.prm import PRM
@@ -20,6 +23,10 @@ from decodery_benchmarks.training.puzzle_model import TransformerShape, random_t
 
 MODEL = random_transformer(TransformerShape(32, 2, 2, 48, 64), 3)
 RECIPE = TextPRMRecipe(delimiter=";", steps=80)
+
+
+def run(out: Path, recipe: TextPRMRecipe = RECIPE) -> Run:
+    return Run(LLM(LoadedModel(MODEL, tokenizer(), None, "tiny", "float32")), out, (recipe,))
 
 
 def judged(prompts: int, right: str = "good;", wrong: str = "bad;") -> list[JudgedText]:
@@ -41,7 +48,7 @@ def test_steps_end_as_searches_end_them() -> None:
 
 
 def test_a_head_learns_from_judged_texts_which_beginnings_promise(tmp_path: Path) -> None:
-    head = train_text_prm(MODEL, tokenizer(), judged(20), tmp_path, recipe=RECIPE)
+    head = train_text_prm(run(tmp_path), judged(20))
     assert head.facts is not None
     # The first of three steps tells nothing: 2/3 of all pairs can be told apart, and half of the others by chance.
     assert head.facts["auc"] > 0.7 and head.facts["cross_entropy"] < head.facts["cross_entropy_of_the_mean"] - 0.1
@@ -50,19 +57,19 @@ def test_a_head_learns_from_judged_texts_which_beginnings_promise(tmp_path: Path
     found = run_sync(judge(scorer, Candidates(encoded("7="), outputs, [False] * 3, model=MODEL))).tolist()
     assert found[2] + 0.2 < found[1]
     # Where both are judged alike there is nothing to be learned, and it shows.
-    other = train_text_prm(MODEL, tokenizer(), judged(40, "good;", "good;"), tmp_path / "other", recipe=RECIPE)
+    other = train_text_prm(run(tmp_path / "other"), judged(40, "good;", "good;"))
     assert other.facts is not None and other.facts["auc"] < 0.7
     # It goes on from what is there, and refuses what belongs to other texts.
-    again = train_text_prm(MODEL, tokenizer(), judged(20), tmp_path, recipe=RECIPE)
+    again = train_text_prm(run(tmp_path), judged(20))
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in head.tensors.items())
     with pytest.raises(SettingsError, match="other settings or other data"):
-        train_text_prm(MODEL, tokenizer(), judged(24), tmp_path, recipe=RECIPE)
+        train_text_prm(run(tmp_path), judged(24))
 
 
 def test_texts_that_teach_nothing_are_refused(tmp_path: Path) -> None:
     right = [replace(each, reward=1.0) for each in judged(20)]
     for texts, message in ((right, "one reward"), ([replace(right[0], reward=2.0)], "from 0 to 1")):
         with pytest.raises(SettingsError, match=message):
-            train_text_prm(MODEL, tokenizer(), texts, tmp_path, recipe=RECIPE)
+            train_text_prm(run(tmp_path), texts)
     with pytest.raises(SettingsError, match="between 0 and 2"):
-        train_text_prm(MODEL, tokenizer(), judged(2), tmp_path, recipe=replace(RECIPE, tap=3))
+        train_text_prm(run(tmp_path, replace(RECIPE, tap=3)), judged(2))
