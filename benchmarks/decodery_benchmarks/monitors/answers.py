@@ -18,6 +18,7 @@ from decodery.monitors.truthprint import TruthPrInt
 from decodery.step.monitor import Monitor
 from decodery.training.activations import ActivationCollector, Answered
 from decodery.training.checkable import built_in
+from decodery.training.evaluation import MonitorContext
 from decodery.training.los import scores as los_scores
 from decodery.training.los import train_los
 from decodery.training.probe import Rows, train_probe, worst
@@ -66,7 +67,11 @@ def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) ->
             )
         progress("training monitors of answers", seed - settings.seed + 1, settings.rounds)
     rows = [detection(NAME, name, seeds) for name, seeds in found.items()]
-    common: dict[str, Any] = {"model": lm.model.fingerprint, "rate": settings.rate, "seed": settings.seed}
+    common: dict[str, Any] = {
+        "rate": settings.rate,
+        "seed": settings.seed,
+        "context": MonitorContext(lm.model.fingerprint),
+    }
     prompt, new = (train_probe(answers, sites, pool, **common) for pool in _POOLS)
     for name, probe in (("factcheckmate", prompt), ("truthprint", new)):
         swept = ", ".join(f"{site} {value:.2f}" for site, value in probe.facts["selection"].items())
@@ -113,7 +118,7 @@ def scorers(
     rate, train = settings.rate, of(answers, part, "train")
     wide = _RIVALS if seed == settings.seed else (0, 100)
     los = {k: train_los(answers, k=k, epochs=40, rate=rate, seed=seed) for k in wide}
-    common: dict[str, Any] = {"model": lm.model.fingerprint, "rate": rate, "seed": seed}
+    common: dict[str, Any] = {"rate": rate, "seed": seed, "context": MonitorContext(lm.model.fingerprint)}
     prompt = train_probe(answers, sites, "prompt", **common)
     linear = train_probe(answers, sites, "prompt", inner=(), **common)
     new = train_probe(answers, sites, "new", **common)

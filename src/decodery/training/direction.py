@@ -29,7 +29,7 @@ from decodery.monitors.threshold import Threshold
 from .activations import Sites
 from .checkable import capitals
 from .cut import parameters
-from .evaluation import NOWHERE, Evaluation, doubts, keep_evaluated
+from .evaluation import ALONE, NOWHERE, Evaluation, MonitorContext, doubts, keep_evaluated
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .labelled import LabelledChat, is_labelled, read_chats, reread
@@ -184,18 +184,13 @@ def best_axis(
     statements: Ordered[Statement],
     kind: str = "lr",
     *,
-    model: str = "",
-    chat: bool | None = None,
     seed: int = 0,
-    facts: Mapping[str, Any] | None = None,
+    context: MonitorContext = ALONE,
 ) -> Probe:
     """The axis of the hook point that separates the validation labels best, in either sign.
 
     It is learned from the part "train" of `ranking.parts`. `facts` hold all hook points as "selection", and as "way" -1
     where the label stands at the low end.
-
-    Args:
-        chat: Whether the statements were read after the chat template.
     """
     part = parts([each.group for each in statements], seed)
     learned, chosen = part == "train", part == "validation"
@@ -204,14 +199,14 @@ def best_axis(
         raise SettingsError("an axis needs statements of both labels, from several groups")
     swept, best = dict[str, float](), dict[str, Probe]()
     for site, rows in states.items():
-        found = axis_of(rows[torch.from_numpy(learned)], labels[learned].tolist(), kind, site, model, seed, facts)
+        found = axis_of(rows[torch.from_numpy(learned)], labels[learned].tolist(), kind, site, seed, context)
         swept[site] = auroc(found.logits(rows[torch.from_numpy(chosen)])[:, 0].tolist(), labels[chosen].tolist())
         best[site] = found
     site = max(swept, key=lambda each: max(swept[each], 1 - swept[each]))
     about = {**best[site].facts, "statements": len(statements), "way": 1 if swept[site] >= 0.5 else -1}
     about["selection"] = {name: round(max(value, 1 - value), 4) for name, value in swept.items()}
-    threshold = replace(best[site].threshold, chat=chat)
-    return Probe(best[site].tensors, site, "answer", threshold, about, model)
+    threshold = replace(best[site].threshold, chat=context.chat)
+    return Probe(best[site].tensors, site, "answer", threshold, about, context.model)
 
 
 @one_thread()
@@ -220,9 +215,8 @@ def axis_of(
     labels: Ordered[bool],
     kind: str,
     site: str,
-    model: str = "",
     seed: int = 0,
-    facts: Mapping[str, Any] | None = None,
+    context: MonitorContext = ALONE,
 ) -> Probe:
     """A direction of rows [n, width], as a probe whose logit is the standardised projection.
 
@@ -254,8 +248,8 @@ def axis_of(
         "weight.0": (direction / spread).float()[None],
         "bias.0": torch.zeros(1, dtype=torch.float32, device="cpu"),
     }
-    about = {**(facts or {}), "axis": kind, "variance": share, "seed": seed}
-    return Probe(tensors, site, "answer", Threshold(NOWHERE, 0.5, 0, ""), about, model)
+    about = {**context.facts, "axis": kind, "variance": share, "seed": seed}
+    return Probe(tensors, site, "answer", Threshold(NOWHERE, 0.5, 0, ""), about, context.model)
 
 
 def _logistic(data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -336,8 +330,7 @@ def _small(model: LanguageModel) -> bool:
 def _learn(run: Run) -> dict[str, Any]:
     asked, lm = run.of(Statements), run.lm
     read, chat = asked.read(lm, run.of(Sites).of(lm), run.progress), lm.chat_template is not None
-    how: dict[str, Any] = {"kind": asked.kind, "model": lm.model.fingerprint, "seed": asked.seed, "facts": run.facts}
-    train = partial(axis_by, chat=chat, **how)
+    train = partial(axis_by, kind=asked.kind, context=MonitorContext.of(run, chat=chat))
     trained, report = evaluated(read, train, asked.seed)
     if _small(lm.model):
         random = asked.read(LLM(scrambled(run.load("float32"), asked.seed)), run.of(Sites).of(lm), run.progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,8 +14,11 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
+from decodery.models.loaders.store import Progress, silent
+from decodery.monitors.threshold import Threshold
 
 from .held_out import CONTROL
+from .kind import Run
 from .ranking import auroc, interval, parts, word_scores
 
 Item = TypeVar("Item")
@@ -25,6 +28,45 @@ SEEDS = 3
 """How many trainings, each with a split of its own, a report has the AUROC of."""
 NOWHERE = 1e9
 """A threshold that no score is above."""
+
+
+@dataclass(frozen=True)
+class MonitorContext:
+    """What the training of a monitor's part is given beside its settings.
+
+    Attributes:
+        model: The fingerprint of the model.
+        data: What is learned from, for the facts of the threshold.
+        chat, tokens: Whether prompts have the chat template, and how long texts can be: what the threshold is for.
+        facts: What else is said of the part.
+        out: The folder of the checkpoints; None to keep none.
+        progress: Called with how much is done.
+    """
+
+    model: str = ""
+    data: str = ""
+    chat: bool | None = None
+    tokens: int | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    out: Path | None = None
+    progress: Progress = silent
+
+    @classmethod
+    def of(cls, run: Run, **more: Any) -> MonitorContext:
+        """That of a run."""
+        return cls(run.lm.model.fingerprint, facts=run.facts, out=run.training, progress=run.progress, **more)
+
+    def threshold(self, harmless: Ordered[float], rate: float) -> Threshold:
+        """The threshold by the highest scores of harmless texts, of which it flags a share `rate` at most."""
+        return Threshold.calibrated(harmless, rate, self.data, chat=self.chat, tokens=self.tokens)
+
+    def unset(self, rate: float) -> Threshold:
+        """A threshold that is not known yet."""
+        return Threshold(0.5, rate, 0, self.data)
+
+
+ALONE = MonitorContext()
+"""That of a training outside of a run."""
 
 
 @dataclass(frozen=True)

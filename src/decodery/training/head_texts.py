@@ -19,7 +19,7 @@ from decodery.monitors.recorder import Recorder
 from decodery.monitors.sae import HeadCodes
 
 from .bounds import COUNT, Bounded, bounded
-from .evaluation import Evaluation, doubts, keep_evaluated
+from .evaluation import Evaluation, MonitorContext, doubts, keep_evaluated
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .labelled import LabelledChat, is_labelled, read_chats, reread
@@ -216,20 +216,10 @@ class HeadCodeSettings(Bounded):
 def _learn(run: Run) -> dict[str, Any]:
     asked, given, lm = run.of(BehaviourTexts), run.of(HeadCodeSettings), run.lm
     read, chat, tokens = asked.read(lm, run.progress)
-    learn = partial(
-        train_sae,
-        heads=lm.model.config.num_heads,
-        model=lm.model.fingerprint,
-        rate=asked.rate,
-        seed=asked.seed,
-        data=str(asked.examples or "built-in sentences"),
-        chat=chat,
-        tokens=tokens,
-        facts=run.facts,
-        out=run.training,
-        progress=run.progress,
-        **vars(given),
-    )
+    data = str(asked.examples or "built-in sentences")
+    context = MonitorContext.of(run, data=data, chat=chat, tokens=tokens)
+    heads = lm.model.config.num_heads
+    learn = partial(train_sae, heads=heads, rate=asked.rate, context=context, **vars(given))
     trained, report = evaluated(read, learn, given.top, asked.seed)
     return keep_evaluated(trained, report, run.out / HeadCodes.FILE)
 

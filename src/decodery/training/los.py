@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +13,10 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.core.threads import one_thread
-from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.los import EVERY, MOST_TOKENS, LOSHead, LOSNet
-from decodery.monitors.threshold import Threshold
 
 from .activations import Answered, Questions
-from .evaluation import keep_evaluated
+from .evaluation import ALONE, MonitorContext, keep_evaluated
 from .kind import Kind, Run
 from .loop import batches, content, even_plan, train
 from .probe import evaluated
@@ -43,12 +39,7 @@ def train_los(
     every: int = EVERY,
     rate: float = 0.1,
     seed: int = 0,
-    data: str = "",
-    chat: bool | None = None,
-    tokens: int | None = None,
-    facts: Mapping[str, Any] | None = None,
-    out: Path | None = None,
-    progress: Progress = silent,
+    context: MonitorContext = ALONE,
 ) -> LOSHead:
     """The network with the least cross-entropy on the validation part.
 
@@ -57,8 +48,7 @@ def train_los(
             alone. Binary cross-entropy, AdamW; the published rate of 1e-4 is for many more answers. It ends after 30
             epochs without gain, but not before 400 steps without: few answers make short epochs.
         every: Tokens between two evaluations of a text; the threshold is of the highest of them.
-        rate, chat, tokens: See `train_probe`, and for what is raised.
-        out: The folder of the checkpoint.
+        rate: See `train_probe`, and for what is raised.
     """
     part = parts([each.question.group for each in answers], seed)
     wrong = torch.tensor([float(each.wrong) for each in answers], dtype=torch.float32, device="cpu")
@@ -89,7 +79,7 @@ def train_los(
         dict(net.named_parameters()),
         loss,
         even_plan(epochs * per_epoch, lr, weight_decay=1e-2, validate_every=per_epoch, patience=patience),
-        out,
+        context.out,
         validate=validate,
         metric="cross_entropy",
         settings={
@@ -99,17 +89,16 @@ def train_los(
             "layers": layers,
             "seed": seed,
         },
-        progress=progress,
+        progress=context.progress,
         what="training LOS-Net",
         own=True,
     )
     kept = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
-    about = {**(facts or {}), "k": k, "width": width, "layers": layers, "every": every, "seed": seed}
+    about = {**context.facts, "k": k, "width": width, "layers": layers, "every": every, "seed": seed}
     about |= {"answers": len(answers), "wrong": round(float(wrong.mean()), 4), "steps": history.step}
-    unset = LOSHead(kept, Threshold(0.5, rate, 0, data), about)
+    unset = LOSHead(kept, context.unset(rate), about)
     harmless = [each for each, name in zip(answers, part, strict=True) if name == "calibration" and not each.wrong]
-    set_on = Threshold.calibrated(highest(unset, harmless), rate, data, chat=chat, tokens=tokens)
-    return LOSHead(kept, set_on, about)
+    return LOSHead(kept, context.threshold(highest(unset, harmless), rate), about)
 
 
 def padded(answers: Ordered[Answered], k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,8 +141,8 @@ class LOSSettings:
 def _learn(run: Run) -> dict[str, Any]:
     asked, k = run.of(Questions), run.of(LOSSettings).k
     answers, form = asked.answers(run, (), k, whole=True)
-    how: dict[str, Any] = {"k": k, "rate": asked.rate, "seed": asked.seed, "facts": run.facts, **run.kept}
-    head, report = evaluated(answers, partial(train_los, **how, **form), highest, asked.seed)
+    train = partial(train_los, k=k, rate=asked.rate, context=MonitorContext.of(run, **form))
+    head, report = evaluated(answers, train, highest, asked.seed)
     return keep_evaluated(head, report, run.out / LOSHead.FILE)
 
 

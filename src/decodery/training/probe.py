@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -16,14 +15,13 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
 from decodery.llm.llm import LLM
-from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.factcheckmate import Shift
 from decodery.monitors.los import LOSHead
 from decodery.monitors.probe import Probe
 from decodery.monitors.threshold import Threshold
 
 from .activations import Answered, Questions, Sites
-from .evaluation import Evaluation, keep_evaluated
+from .evaluation import ALONE, Evaluation, MonitorContext, keep_evaluated
 from .kind import Kind, Run
 from .loop import content, drawn, even_plan
 from .loop import train as learn
@@ -45,18 +43,12 @@ def train_probe(
     sites: Ordered[str],
     rows: Rows,
     *,
-    model: str = "",
     rate: float = 0.1,
     inner: tuple[int, ...] | None = None,
     steps: int = 400,
     lr: float = 1e-3,
     seed: int = 0,
-    data: str = "",
-    chat: bool | None = None,
-    tokens: int | None = None,
-    facts: Mapping[str, Any] | None = None,
-    out: Path | None = None,
-    progress: Progress = silent,
+    context: MonitorContext = ALONE,
 ) -> Probe:
     """The probe of the hook point that ranks wrong answers of the validation part highest (AUROC).
 
@@ -65,13 +57,9 @@ def train_probe(
     Args:
         rows: "prompt" for one row per question, the mean of the prompt's rows beside the last; "new" for the row of
             each token, labelled as its answer is.
-        model: The fingerprint of the model.
         rate: Of right answers that the threshold flags at most, each by its highest score, set on the calibration part.
         inner: Widths of hidden layers, () for a linear probe. Binary cross-entropy, AdamW with weight decay 1e-2; of
             `steps` steps the one that ranks validation best is kept.
-        chat, tokens: Whether the prompts had the chat template, and how long answers could be, which is what the
-            threshold is for.
-        out: The folder of the checkpoints.
 
     Raises:
         SettingsError: If a part lacks right or wrong answers.
@@ -83,27 +71,27 @@ def train_probe(
     best: tuple[float, str, dict[str, torch.Tensor]] | None = None
     for site in sites:
         found, value = _fit(
-            answers, part, site, rows, INNER[rows] if inner is None else inner, steps, lr, seed, out, progress
+            answers, part, site, rows, INNER[rows] if inner is None else inner, steps, lr, seed, context
         )
         swept[site] = round(value, 4)
         if best is None or value > best[0]:
             best = value, site, found
     assert best is not None
     value, site, tensors = best
-    unset = Probe(tensors, site, rows, Threshold(0.5, rate, 0, data))
+    unset = Probe(tensors, site, rows, context.unset(rate))
     harmless = [each for each, name in zip(answers, part, strict=True) if name == "calibration" and not each.wrong]
     # What reads the prompt alone has its one score whatever the answer's length.
-    tokens = None if rows == "prompt" else tokens
-    threshold = Threshold.calibrated(worst(unset, harmless), rate, data, chat=chat, tokens=tokens)
+    kind = replace(context, tokens=None) if rows == "prompt" else context
+    threshold = kind.threshold(worst(unset, harmless), rate)
     usual = [each for each, name in zip(answers, part, strict=True) if name == "calibration"]
     about = {
-        **(facts or {}),
+        **context.facts,
         "answers": len(answers),
         "wrong": round(float(wrong.mean()), 4),
         "selection": swept,
         "inputs": inputs_like(unset, usual),
     }
-    return Probe(tensors, site, rows, threshold, about | {"seed": seed}, model)
+    return Probe(tensors, site, rows, threshold, about | {"seed": seed}, context.model)
 
 
 def evaluated(
@@ -175,8 +163,7 @@ def _fit(
     steps: int,
     lr: float,
     seed: int,
-    out: Path | None,
-    progress: Progress,
+    context: MonitorContext,
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Tensors of the best probe at a hook point, and how well it ranks the answers of the validation part."""
     learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
@@ -222,12 +209,12 @@ def _fit(
         tensors,
         loss,
         even_plan(steps, lr, weight_decay=1e-2, validate_every=min(_EVERY, steps)),
-        out,
+        context.out,
         validate=ranks,
         metric="auroc",
         higher=True,
         settings={"rows": content([data, labels]), "site": site, "inner": list(inner), "seed": seed},
-        progress=progress,
+        progress=context.progress,
         what=f"training the probe of {site}",
         own=True,
     )
@@ -254,8 +241,8 @@ def _learn(run: Run) -> dict[str, Any]:
         raise SettingsError("--intervene needs --rows prompt, and questions with answers")
     sites = run.of(Sites).of(lm)
     answers, form = asked.answers(run, sites, 1, whole=given.rows == "new")
-    how: dict[str, Any] = {"rate": asked.rate, "seed": asked.seed, "model": lm.model.fingerprint, "facts": run.facts}
-    train = partial(train_probe, sites=sites, rows=given.rows, out=run.training, progress=run.progress, **how, **form)
+    context = MonitorContext.of(run, **form)
+    train = partial(train_probe, sites=sites, rows=given.rows, rate=asked.rate, context=context)
     trained, report = evaluated(answers, train, worst, asked.seed)
     figures = keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
     if given.intervene:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.threads import one_thread
-from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.sae import HeadCodes
-from decodery.monitors.threshold import Threshold
 
+from .evaluation import ALONE, MonitorContext
 from .lines import read_labelled
 from .loop import content, drawn, even_plan, train
 
@@ -88,7 +85,6 @@ def train_sae(
     *,
     heads: int,
     texts: Ordered[torch.Tensor] | None = None,
-    model: str = "",
     rate: float = 0.1,
     top: int = 10,
     features: int = 200,
@@ -96,12 +92,7 @@ def train_sae(
     steps: int = 300,
     lr: float = 1e-3,
     seed: int = 0,
-    data: str = "",
-    chat: bool | None = None,
-    tokens: int | None = None,
-    facts: Mapping[str, Any] | None = None,
-    out: Path | None = None,
-    progress: Progress = silent,
+    context: MonitorContext = ALONE,
 ) -> HeadCodes:
     """Codes of all heads, from half of the examples; the threshold is set on the others of the other half.
 
@@ -112,8 +103,6 @@ def train_sae(
             on the highest score of each, or without them on that of the example's own row.
         rate: Of examples without the behaviour that it flags at most.
         top: Heads that the threshold is for, and pairs of heads that `facts` list as edges.
-        chat, tokens: Of these texts, see `Threshold`.
-        out: The folder of the checkpoint.
 
     Raises:
         SettingsError: If a half lacks one of the two kinds, or is too small for the rate.
@@ -126,15 +115,14 @@ def train_sae(
     learned = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     for kind in (True, False):
         learned[torch.nonzero(labels == kind)[::2, 0]] = True
-    tensors = _encoder(rows[learned].flatten(0, 1), features, sparsity, steps, lr, seed, out, progress)
-    about = {**(facts or {}), "layers": rows.shape[1] // heads, "heads": heads, "dim": rows.shape[2]}
-    unset = HeadCodes(tensors, Threshold(0.5, rate, 0, data), about)
+    tensors = _encoder(rows[learned].flatten(0, 1), features, sparsity, steps, lr, seed, context)
+    about = {**context.facts, "layers": rows.shape[1] // heads, "heads": heads, "dim": rows.shape[2]}
+    unset = HeadCodes(tensors, context.unset(rate), about)
     codes = unset.of(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
     tensors |= own_codes(codes[learned], labels[learned], features)
-    held = HeadCodes(tensors, Threshold(0.5, rate, 0, data), about)
+    held = HeadCodes(tensors, context.unset(rate), about)
     others = torch.nonzero(~learned & ~labels)[:, 0].tolist()
     values = highest(held, [rows[at][None] if texts is None else texts[at] for at in others], top)
-    threshold = Threshold.calibrated(values, rate, data, chat=chat, tokens=tokens)
     about |= {
         "examples": len(labels),
         "edges": [
@@ -143,7 +131,7 @@ def train_sae(
         ],
         "seed": seed,
     }
-    return HeadCodes(tensors, threshold, about, model)
+    return HeadCodes(tensors, context.threshold(values, rate), about, context.model)
 
 
 def own_codes(codes: torch.Tensor, positive: torch.Tensor, features: int) -> dict[str, torch.Tensor]:
@@ -194,8 +182,7 @@ def _encoder(
     steps: int,
     lr: float,
     seed: int,
-    out: Path | None,
-    progress: Progress,
+    context: MonitorContext,
 ) -> dict[str, torch.Tensor]:
     """The encoder's tensors. rows: [n, dim] float32."""
     mean, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-3)
@@ -219,6 +206,6 @@ def _encoder(
         return (made - given).square().mean() + sparsity * active.abs().mean()
 
     settings = {"rows": content(rows), "sparsity": sparsity, "seed": seed}
-    plan = even_plan(steps, lr)
-    train(tensors, loss, plan, out, settings=settings, progress=progress, what="training the autoencoder", own=True)
+    how = {"settings": settings, "progress": context.progress, "what": "training the autoencoder"}
+    train(tensors, loss, even_plan(steps, lr), context.out, own=True, **how)
     return {name: tensors[name].detach() for name in ("weight", "bias")} | {"mean": mean, "scale": scale}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,13 +18,12 @@ from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.probe import Probe
 from decodery.monitors.recorder import Recorder
-from decodery.monitors.threshold import Threshold
 from decodery.monitors.turns import TurnRecorder, Turns
 
 from .activations import Answered, Sites
 from .built_in import built_in_data
 from .checkable import CheckableQuestion
-from .evaluation import Evaluation, keep_evaluated
+from .evaluation import ALONE, Evaluation, MonitorContext, keep_evaluated
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .labelled import LabelledChat, is_labelled, read_chats
@@ -193,13 +192,9 @@ def train_sequential(
     heard: Ordered[ReadConversation],
     sites: Ordered[str],
     *,
-    model: str = "",
     rate: float = 0.1,
     seed: int = 0,
-    data: str = "",
-    facts: Mapping[str, Any] | None = None,
-    out: Path | None = None,
-    progress: Progress = silent,
+    context: MonitorContext = ALONE,
 ) -> Probe:
     """A probe that tells complete beginnings from others.
 
@@ -212,23 +207,12 @@ def train_sequential(
     Raises:
         SettingsError: If a part has too few.
     """
-    found = train_probe(
-        judged(heard),
-        sites,
-        "prompt",
-        model=model,
-        rate=rate,
-        seed=seed,
-        data=data,
-        facts=facts,
-        out=out,
-        progress=progress,
-    )
+    found = train_probe(judged(heard), sites, "prompt", rate=rate, seed=seed, context=context)
     part = parts([each.talk.group for each in heard], seed)
     harmless = [
         each for each, own in zip(heard, part, strict=True) if own == "calibration" and each.talk.completes is None
     ]
-    return replace(found, threshold=Threshold.calibrated(highest(found, harmless), rate, data, chat=True))
+    return replace(found, threshold=replace(context, chat=True).threshold(highest(found, harmless), rate))
 
 
 def evaluated(heard: Ordered[ReadConversation], train: Callable[..., Probe], seed: int) -> tuple[Probe, dict[str, Any]]:
@@ -325,11 +309,10 @@ class Conversations(Data):
 def _learn(run: Run) -> dict[str, Any]:
     asked, lm = run.of(Conversations), run.lm
     sites = run.of(Sites).of(lm)
-    data, model = str(asked.conversations or "built-in conversations"), lm.model.fingerprint
-    how: dict[str, Any] = {"model": model, "rate": asked.rate, "seed": asked.seed, "data": data, "facts": run.facts}
-    how |= {"out": run.training, "progress": run.progress}
+    context = MonitorContext.of(run, data=str(asked.conversations or "built-in conversations"))
     heard = hear(lm, asked.talks(), sites, run.progress)
-    trained, report = evaluated(heard, partial(train_sequential, sites=sites, **how), asked.seed)
+    train = partial(train_sequential, sites=sites, rate=asked.rate, context=context)
+    trained, report = evaluated(heard, train, asked.seed)
     return keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
 
 

@@ -30,7 +30,7 @@ from decodery.training.activations import ActivationCollector, Answered
 from decodery.training.checkable import CheckableQuestion, built_in
 from decodery.training.codebook import train_codebook
 from decodery.training.cut import parameters
-from decodery.training.evaluation import CONTROL, Evaluation, doubts
+from decodery.training.evaluation import CONTROL, Evaluation, MonitorContext, doubts
 from decodery.training.head_texts import Read
 from decodery.training.los import highest, train_los
 from decodery.training.probe import evaluated, train_probe, worst
@@ -237,7 +237,7 @@ def test_axes_are_reported_on_statements_that_chose_nothing() -> None:
     assert read[0].doubt == pytest.approx(float(loss)) and read[0].tokens == len(text)
     assert doubts(lm, [(prompt, text)]) == [read[0].doubt]
     trained, report = direction.evaluated(
-        read, lambda items, seed: direction.axis_by(items, "pc1", chat=True, seed=seed), 0
+        read, lambda items, seed: direction.axis_by(items, "pc1", context=MonitorContext(chat=True), seed=seed), 0
     )
     assert report["items"] == sum(own == "test" for own in parts([each.group for each in statements]))
     assert set(report["baselines"]) == {"length", "mean log-probability", "bag of words"} and trained.facts["way"] in (
