@@ -15,7 +15,8 @@ from decodery.models.hooks import Intervention
 from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.monitors.codebook import Codebooks, coding
-from decodery.training.codebook import train_codebook
+from decodery.training.codebook import CodebookSettings, train_codebook
+from decodery.training.evaluation import MonitorContext
 from decodery_benchmarks.training.puzzle_model import TransformerShape, random_transformer
 
 from .figures import Row, of_the_mean
@@ -56,9 +57,8 @@ def _measured(seed: int, progress: Progress) -> dict[str, Row]:
     plain, coded = (random_transformer(_SHAPE, seed) for _ in range(2))
     draw = walks(machine)
     _train(plain, draw, seed, progress)
-    books = train_codebook(
-        coded, draw, _SITES, codes=_CODES, k=1, steps=_STEPS, lr=1e-3, whole=True, seed=seed, progress=progress
-    )
+    given = CodebookSettings(_SITES, codes=_CODES, k=1, steps=_STEPS, lr=1e-3, seed=seed)
+    books = train_codebook(coded, draw, given, whole=True, context=MonitorContext(progress=progress))
     found: dict[str, Row] = {
         "without codes": {"next state allowed": allowed(plain, machine, ())},
         f"codes at {' and '.join(_SITES)}": {

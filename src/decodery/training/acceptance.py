@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,20 +11,20 @@ import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.loaders.named import named
-from decodery.models.loaders.store import Progress, replacing
+from decodery.models.loaders.store import Progress
 from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.vocabularies import fitted
-from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.draft_length.specdec_pp import AcceptanceHead
 
 from .bounds import NON_NEGATIVE, POSITIVE, Bounded, bounded
 from .card import check_folder
 from .corpus import Corpus, TrainingText, check_texts
 from .held_out import HeldOut
+from .kept_files import keep, kept
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, content, train
@@ -79,7 +78,7 @@ def train_acceptance(run: Run, draft: LanguageModel, corpus: Corpus) -> dict[str
     check_folder(out, AcceptanceHead.FILE)
     draft = fitted(draft, target)
     check_texts(len(corpus))
-    made = f"{corpus.facts} {_fingerprint(draft)} {recipe.kept} {recipe.seed}"
+    made = f"{corpus.facts} {draft.fingerprint} {recipe.kept} {recipe.seed}"
     examples = list(_examples(target, draft, corpus, out / "states", recipe, made, run.progress))
     learned, held_out = ([each for n in numbers if len((each := examples[n])[1])] for numbers in corpus.split())
     if not learned or not held_out:
@@ -234,40 +233,17 @@ def _examples(
                     judged(target, draft, corpus[number], temperature=temperature, kept=recipe.kept, seed=seed)
                 )
                 progress("judging drafts", number + 1, len(corpus))
-            _keep(path, found, made)
+            tensors = {
+                "states": torch.cat([states for states, _ in found]).half(),
+                "labels": torch.cat([labels for _, labels in found]),
+                "sizes": torch.tensor([len(labels) for _, labels in found], dtype=torch.int64, device="cpu"),
+            }
+            keep(path, tensors, made)
         progress("judging drafts", numbers[-1] + 1, len(corpus))
-        yield from _kept(path, made)
-
-
-def _fingerprint(model: LanguageModel) -> str:
-    """What tells a model from others: the tokens it finds most likely after a few."""
-    rows = list(range(16))
-    likely = _read(model, np.arange(16) % model.vocab_size, rows).logits.topk(min(8, model.vocab_size)).indices
-    return hashlib.sha256(likely.cpu().numpy().tobytes()).hexdigest()
-
-
-def _keep(path: Path, found: list[Examples], made: str) -> None:
-    from safetensors.torch import save_file
-
-    tensors = {
-        "states": torch.cat([states for states, _ in found]).half(),
-        "labels": torch.cat([labels for _, labels in found]),
-        "sizes": torch.tensor([len(labels) for _, labels in found], dtype=torch.int64, device="cpu"),
-    }
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"made": made})
-
-
-def _kept(path: Path, made: str) -> Iterator[Examples]:
-    try:
-        tensors, about = read_tensors(path)
-        if about.get("made") != made:
-            raise SettingsError(f"{path} was made with other texts, models or settings: name another folder")
-        states, labels, sizes = (tensors[name] for name in ("states", "labels", "sizes"))
-        each = sizes.tolist()
-        yield from zip(states.float().split(each), labels.split(each), strict=True)
-    except (CorruptFile, KeyError, RuntimeError, TypeError) as error:
-        raise CorruptFile(f"{path} is damaged: remove it and train again") from error
+        with kept(path, made) as (tensors, _):
+            sizes = tensors["sizes"].tolist()
+            examples = list(zip(tensors["states"].float().split(sizes), tensors["labels"].split(sizes), strict=True))
+        yield from examples
 
 
 @dataclass(frozen=True)

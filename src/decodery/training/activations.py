@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
@@ -12,19 +10,20 @@ from typing import Any
 
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.engine.monitoring import monitor_states
 from decodery.llm.llm import LLM
 from decodery.models.hooks import Tap
-from decodery.models.loaders.store import Progress, replacing, silent
-from decodery.models.trained.artifact import read_tensors
+from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.recorder import Recorder
 from decodery.step.sequence import Sequence
 
 from .checkable import CheckableQuestion, built_in, read_checkable
+from .kept_files import keep, kept
 from .kind import Data, Run
 from .kind_data import ARGUMENT, PLAIN
 from .labelled import LabelledChat, is_labelled, read_chats, reread
+from .loop import content
 
 SHARD = 64
 """Questions whose answers are kept in one file, and decoded together in parts."""
@@ -104,7 +103,7 @@ class ActivationCollector:
             self.chat,
         ]
         about += [[each.prompt, each.answer, each.group] for each in asked]
-        return hashlib.sha256(json.dumps([str(each) for each in about]).encode()).hexdigest()
+        return content([str(each) for each in about])
 
     def _answer(self, asked: Ordered[CheckableQuestion]) -> Iterator[Answered]:
         for first in range(0, len(asked), _TOGETHER):
@@ -122,20 +121,10 @@ class ActivationCollector:
             engine.run(texts)
             for question, text in zip(asked[first : first + _TOGETHER], texts, strict=True):
                 assert text.text is not None
-                pools, rows = monitor_states(text)[0]
                 right = question.held_by if self.chat else question.right
-                yield Answered(
-                    question,
-                    not right(text.text.text),
-                    text.generated,
-                    torch.stack([numbers for numbers, _ in rows]),
-                    {site: pool.numbers().float() for site, pool in pools.items()},
-                    {site: torch.stack([hidden[site] for _, hidden in rows]) for site in self.recorder.sites},
-                )
+                yield _answered(question, not right(text.text.text), text, self.recorder.sites)
 
     def _write(self, path: Path, answers: list[Answered], asked: Ordered[CheckableQuestion]) -> None:
-        from safetensors.torch import save_file
-
         tensors = {
             "sizes": torch.tensor([len(each.tokens) for each in answers], dtype=torch.int64, device="cpu"),
             "tokens": torch.tensor(
@@ -147,22 +136,16 @@ class ActivationCollector:
         for number, site in enumerate(self.recorder.sites):
             tensors[f"prompt.{number}"] = torch.stack([each.prompt[site] for each in answers]).half()
             tensors[f"new.{number}"] = torch.cat([each.new[site] for each in answers]).half()
-        with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata={"made": self._made(asked)})
+        keep(path, tensors, self._made(asked))
 
     def _read(self, path: Path, asked: Ordered[CheckableQuestion]) -> list[Answered]:
-        try:
-            tensors, about = read_tensors(path)
-            if about.get("made") != self._made(asked):
-                raise SettingsError(f"{path} was made of other questions, models or settings: name another folder")
+        with kept(path, self._made(asked)) as (tensors, _):
             sizes = tensors["sizes"].tolist()
             tokens, signatures = tensors["tokens"].split(sizes), tensors["signatures"].split(sizes)
             named = list(enumerate(self.recorder.sites))
             prompt: dict[Tap, torch.Tensor] = {site: tensors[f"prompt.{number}"].float() for number, site in named}
             new = {site: tensors[f"new.{number}"].float().split(sizes) for number, site in named}
             wrong = tensors["wrong"].tolist()
-        except (CorruptFile, KeyError, RuntimeError) as error:
-            raise CorruptFile(f"{path} is damaged: remove it and run the command again") from error
         return [
             Answered(
                 question,
@@ -193,19 +176,22 @@ def read_answers(
     """
     found = []
     for chat, text in zip(chats, reread(lm, chats, [Recorder(tuple(sites), k)], progress), strict=True):
-        pools, rows = monitor_states(text)[0]
         asked = CheckableQuestion("\n\n".join(each["content"] for each in chat.prompt), chat.answer, chat.group)
-        found.append(
-            Answered(
-                asked,
-                chat.label,
-                text.generated,
-                torch.stack([numbers for numbers, _ in rows]),
-                {site: pool.numbers().float() for site, pool in pools.items()},
-                {site: torch.stack([hidden[site] for _, hidden in rows]) for site in sites},
-            )
-        )
+        found.append(_answered(asked, chat.label, text, sites))
     return found
+
+
+def _answered(asked: CheckableQuestion, wrong: bool, text: Sequence, sites: Ordered[str]) -> Answered:
+    """What a recorder has seen of a text."""
+    pools, rows = monitor_states(text)[0]
+    return Answered(
+        asked,
+        wrong,
+        text.generated,
+        torch.stack([numbers for numbers, _ in rows]),
+        {site: pool.numbers().float() for site, pool in pools.items()},
+        {site: torch.stack([hidden[site] for _, hidden in rows]) for site in sites},
+    )
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.core.noise import nth_seed
 from decodery.models.config import ModelConfig
 from decodery.models.hooks import OF_LAYERS, HookPoint, Hooks, hook_point
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.side_by_side import predicted
 from decodery.models.torch.transformer import Transformer
@@ -25,6 +23,7 @@ from decodery.monitors.codebook import Codebooks, mean_of, nearest
 
 from .bounds import COUNT, Bounded, bounded
 from .cut import parameters
+from .evaluation import ALONE, MonitorContext
 from .held_out import CONTROL, bootstrap
 from .kind import Kind, Run
 from .kind_data import TextFiles
@@ -84,23 +83,45 @@ def group_shape(tap: str, config: ModelConfig) -> tuple[int, int]:
     return (config.num_heads, config.head_dim) if place.name == "head_out" else (1, config.hidden_size)
 
 
+@dataclass(frozen=True)
+class CodebookSettings(Bounded):
+    """How codebooks are trained.
+
+    Attributes:
+        sites: Hook point: head_out.L, attn_out.L or mlp_out.L of layer L. Repeatable; mlp_out of the middle layer by
+            default.
+        codes: Codes of a codebook.
+        k: Codes of a row.
+        seeds: Trainings with seeds of their own, of which the first is kept; the figure of each is printed.
+        batch: Batch size in text pieces.
+        seed: Random seed of order and initial weights.
+    """
+
+    sites: tuple[str, ...] = field(default=(), metadata={"option": "--site"})
+    codes: int = bounded(1000, "[2, inf)")
+    k: int = bounded(8, COUNT)
+    steps: int = 200
+    batch: int = 4
+    lr: float = 5e-4
+    seeds: int = bounded(1, COUNT)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k > self.codes:
+            raise SettingsError(f"--k {self.k} is more than --codes {self.codes}: give a smaller --k")
+
+
 def train_codebook(
     model: LanguageModel,
     draw: Callable[[torch.Generator], torch.Tensor],
-    sites: Ordered[str],
+    given: CodebookSettings,
     *,
-    codes: int = 1000,
-    k: int = 8,
-    steps: int = 200,
-    lr: float = 5e-4,
     whole: bool = False,
     held: torch.Tensor | None = None,
-    seed: int = 0,
-    facts: Mapping[str, Any] | None = None,
-    out: Path | None = None,
-    progress: Progress = silent,
+    context: MonitorContext = ALONE,
 ) -> Codebooks:
-    """Codebooks of these hook points, begun at rows of the first texts.
+    """Codebooks of the given hook points, begun at rows of the first texts.
 
     Args:
         draw: Tokens [texts, length] of the next step. The loss is the cross-entropy of what the model predicts through
@@ -108,16 +129,16 @@ def train_codebook(
         whole: Train the model's own weights as well, in place, as the paper does; else it stays as it is, and the
             codebooks are for it.
         held: [texts, length] tokens that `draw` never gives, for the report in `facts`, see `compared`.
-        out: The folder of the checkpoint.
 
     Raises:
         UnsupportedModel: For a model whose passes have no gradients.
     """
+    sites, k, seed = given.sites, given.k, given.seed
     if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
         raise UnsupportedModel("codebooks are trained through a model in floating point: load it with dtype=float32")
     places = {tap: hook_point(tap, model.config.num_layers) for tap in sites}
     draws = torch.Generator().manual_seed(seed)
-    books = _begun(model, draw(draws), sites, codes, draws, whole)
+    books = _begun(model, draw(draws), sites, given.codes, draws, whole)
     begun = {tap: each.detach().clone() for tap, each in books.items()}
     learned = {f"codes.{number}": each for number, each in enumerate(books.values())}
     if whole:
@@ -131,22 +152,22 @@ def train_codebook(
         loss = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
         return loss, torch.stack(hooks.lost).sum()
 
-    made = {"sites": list(sites), "codes": codes, "k": k, "seed": seed, "model": model.fingerprint}
+    made = {"sites": list(sites), "codes": given.codes, "k": k, "seed": seed, "model": model.fingerprint}
     train(
         learned,
         lambda step: torch.stack(told(step)).sum(),
-        even_plan(steps, lr),
-        out,
+        even_plan(given.steps, given.lr),
+        context.out,
         settings={**made, "begun": content(list(begun.values()))},
-        progress=progress,
+        progress=context.progress,
         what="training codebooks",
         own=True,
     )
     with torch.no_grad():
-        kept = [float(each) for each in told(steps)]
+        kept = [float(each) for each in told(given.steps)]
     tensors = {f"codes.{number}": books[tap].detach() for number, tap in enumerate(sites)}
-    about = {**(facts or {}), "steps": steps, "seed": seed, "loss": round(kept[0], 4), "lost": round(kept[1], 6)}
-    about["whole"] = whole
+    about = {**context.facts, "steps": given.steps, "seed": seed, "whole": whole}
+    about |= {"loss": round(kept[0], 4), "lost": round(kept[1], 6)}
     if held is not None and not whole:
         # A model that learned along is no longer the one to compare with.
         about["report"] = compared(model, held, books, begun, k)
@@ -228,55 +249,16 @@ def reading(tokens: Ordered[Ordered[int]], batch: int) -> Callable[[torch.Genera
     return lambda draws: pieces[torch.randint(len(pieces), (batch,), generator=draws, device="cpu")]
 
 
-@dataclass(frozen=True)
-class CodebookSettings(Bounded):
-    """How codebooks are trained.
-
-    Attributes:
-        sites: Hook point: head_out.L, attn_out.L or mlp_out.L of layer L. Repeatable; mlp_out of the middle layer by
-            default.
-        codes: Codes of a codebook.
-        k: Codes of a row.
-        seeds: Trainings with seeds of their own, of which the first is kept; the figure of each is printed.
-        batch: Batch size in text pieces.
-        seed: Random seed of order and initial weights.
-    """
-
-    sites: tuple[str, ...] = field(default=(), metadata={"option": "--site"})
-    codes: int = bounded(1000, "[2, inf)")
-    k: int = bounded(8, COUNT)
-    steps: int = 200
-    batch: int = 4
-    lr: float = 5e-4
-    seeds: int = bounded(1, COUNT)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.k > self.codes:
-            raise SettingsError(f"--k {self.k} is more than --codes {self.codes}: give a smaller --k")
-
-
 def _learn(run: Run) -> dict[str, Any]:
     given, loaded = run.of(CodebookSettings), run.load("float32")
     sites = given.sites or (f"mlp_out.{loaded.model.config.num_layers // 2}",)
     found = run.of(TextFiles).pieces(loaded, needed=6)
     held, learned = found[::5], [each for number, each in enumerate(found) if number % 5]
+    tested = torch.tensor(held, dtype=torch.int64, device="cpu")
+    context = MonitorContext(facts={"model": loaded.name, "command": run.command}, **run.kept)
     made = [
-        train_codebook(
-            loaded.model,
-            reading(learned, given.batch),
-            sites,
-            codes=given.codes,
-            k=given.k,
-            steps=given.steps,
-            lr=given.lr,
-            held=torch.tensor(held, dtype=torch.int64, device="cpu"),
-            seed=seed,
-            facts={"model": loaded.name, "command": run.command},
-            **run.kept,
-        )
-        for seed in range(given.seed, given.seed + given.seeds)
+        train_codebook(loaded.model, reading(learned, given.batch), each, held=tested, context=context)
+        for each in (replace(given, sites=sites, seed=seed) for seed in range(given.seed, given.seed + given.seeds))
     ]
     made[0].save(run.out / Codebooks.FILE)
     by_seed = [each.facts["report"]["more than without"] for each in made]

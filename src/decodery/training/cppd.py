@@ -8,7 +8,6 @@ writes greedily, not what would have been right: drafts are to agree with it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +33,8 @@ from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .lines import read_lines
-from .loop import TrainingPlan, batches
+from .loop import TrainingPlan, batches, content
+from .one_by_one import as_ids
 from .two_stacks import read
 
 HELD_OUT = 9
@@ -101,7 +101,7 @@ def train_cppd(run: Run, sources: Sequence[Sequence[int]]) -> Slots:
         metric="passes",
         unit="sources",
         enough=lambda values: values["passes"] == 1.0,
-        settings={"recipe": asdict(recipe), "model": model.fingerprint, "texts": _digest(sources)},
+        settings={"recipe": asdict(recipe), "model": model.fingerprint, "texts": content(as_ids(sources))},
         what="training slots",
     )
     facts = fitted.facts(recipe, texts=len(pairs))
@@ -126,9 +126,9 @@ def written(
     """
     engine, pairs, made = Engine(model), list[Pair](), f"{model.fingerprint} {most}"
     for first in range(0, len(sources), _SHARD):
-        shard = [list(map(int, each)) for each in sources[first : first + _SHARD]]
+        shard = as_ids(sources[first : first + _SHARD])
         path = out / "texts" / f"{first // _SHARD:05}.json"
-        told = {"model": made, "sources": _digest(shard)}
+        told = {"model": made, "sources": content(shard)}
         texts = _read(path, told)
         if texts is None:
             requests = [
@@ -164,10 +164,6 @@ def _read(path: Path, told: dict[str, str]) -> list[list[int]] | None:
     if not same:
         raise SettingsError(f"{path} holds texts of another model, or of other sources: name a new folder")
     return [list(map(int, each)) for each in texts]
-
-
-def _digest(sources: Sequence[Sequence[int]]) -> str:
-    return hashlib.sha256(json.dumps([list(map(int, each)) for each in sources]).encode()).hexdigest()
 
 
 class CPPDTrainee:

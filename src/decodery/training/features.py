@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.topk import logsumexp, topk
 from decodery.models.batch import Batch
 from decodery.models.hooks import Tap
-from decodery.models.loaders.store import Progress, replacing
+from decodery.models.loaders.store import Progress
 from decodery.models.protocol import LanguageModel
-from decodery.models.trained.artifact import read_tensors
 from decodery.step.embedded import Embeddings, chunk
 
 from .corpus import Corpus, TrainingText
+from .kept_files import keep, kept
 
 SHARD = 32
 """Texts whose features are kept in one file."""
@@ -116,8 +115,6 @@ def _write(
     top: int,
     made: str,
 ) -> None:
-    from safetensors.torch import save_file
-
     states: dict[Tap, list[torch.Tensor]] = {tap: [] for tap in taps}
     likely, logprobs = [], []
     segments = [
@@ -135,8 +132,7 @@ def _write(
             states[tap].append(scores.hidden[tap].half().cpu())
     tensors = {f"states.{number}": torch.cat(states[tap]) for number, tap in enumerate(taps)}
     tensors |= {"likely": torch.cat(likely), "logprobs": torch.cat(logprobs)}
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"made": made})
+    keep(path, tensors, made)
 
 
 def _read(
@@ -144,14 +140,9 @@ def _read(
 ) -> list[FeatureRows]:
     texts = list(_texts(corpus, shard))
     sizes = [len(text.tokens) for text in texts]
-    try:
-        tensors, about = read_tensors(path)
-        if about.get("made") != made:
-            raise SettingsError(f"{path} was made with other texts, models or settings: name another folder")
+    with kept(path, made) as (tensors, _):
         states = [tensors[f"states.{number}"].to(device).split(sizes) for number in range(len(taps))]
         likely, logprobs = (tensors[name].to(device).split(sizes) for name in ("likely", "logprobs"))
-    except (CorruptFile, KeyError, RuntimeError) as error:
-        raise CorruptFile(f"{path} is damaged: remove it and train again") from error
     return [
         FeatureRows(
             text,

@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
-from decodery.models.loaders.store import replacing
-from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.stores.hmm import HMM
 
 from .bounds import COUNT, POSITIVE, Bounded, bounded
 from .corpus import Corpus
 from .held_out import HeldOut
+from .kept_files import keep, kept
 from .kind import Kind, Run
-from .kind_data import OwnTexts, own_texts
+from .kind_data import OwnTexts, from_own_texts
 from .loop import CHECKPOINT
 
 _TEXTS = 64
@@ -254,41 +252,26 @@ class _Learning:
         self.held.append(nats)
 
     def save(self) -> None:
-        from safetensors.torch import save_file
-
-        tensors = {f"now.{name}": getattr(self.hmm, name).contiguous() for name in _TABLES}
-        tensors |= {f"best.{name}": table.contiguous() for name, table in self.best.items()}
-        about = {"settings": self._made, "run": json.dumps([self.objective, self.held])}
-        with replacing(self.path) as temporary:
-            # Copies: what is best may be what is now.
-            save_file({name: table.clone() for name, table in tensors.items()}, temporary, metadata=about)
+        tables = {f"now.{name}": getattr(self.hmm, name) for name in _TABLES}
+        tables |= {f"best.{name}": table for name, table in self.best.items()}
+        # Copies: what is best may be what is now.
+        tensors = {name: table.contiguous().clone() for name, table in tables.items()}
+        keep(self.path, tensors, self._made, run=json.dumps([self.objective, self.held]))
 
     def _restore(self) -> None:
-        try:
-            tensors, about = read_tensors(self.path)
-            if about.get("settings") != self._made:
-                raise SettingsError(
-                    f"{self.path} belongs to a training run with other settings or other texts: name another folder, "
-                    "or remove that file to start again"
-                )
+        with kept(self.path, self._made) as (tensors, about):
             self.objective, self.held = json.loads(about["run"])
             now: dict[str, Any] = {name: tensors[f"now.{name}"] for name in _TABLES}
             self.best = {name: tensors[f"best.{name}"] for name in _TABLES}
             if any(now[name].shape != getattr(self.hmm, name).shape for name in _TABLES):
                 raise ValueError("shapes differ")
             self.hmm = replace(self.hmm, **now)
-        except (CorruptFile, KeyError, TypeError, ValueError) as error:
-            raise CorruptFile(f"the checkpoint {self.path} is damaged: remove it to start again") from error
-
-
-def _learn(run: Run) -> dict[str, Any]:
-    return dict(train_hmm(run, own_texts(run)).facts["validation"])
 
 
 KINDS = {
     "hmm": Kind(
         "Distil a hidden Markov model from the texts of MODEL, for --drafter hmm:model=DIR.",
-        _learn,
+        from_own_texts(train_hmm),
         "{states} states are ready: --drafter hmm:model={out}",
         (OwnTexts(), HMMRecipe()),
         "--states 256 --out hmm",

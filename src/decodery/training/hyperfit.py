@@ -204,17 +204,13 @@ def mean_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
-def _learn(run: Run) -> dict[str, Any]:
-    return hyperfit(run, cut_texts(run))
-
-
 KINDS = {
     "hyperfit": Kind(
         """Overfit a copy of MODEL on a few pieces of FILES, for greedy decoding: -m DIR.
 
         Greedy texts become longer and more varied; held-out texts become less likely. DIR also holds the pieces:
         --sampler no-citation:texts=DIR keeps the model from citing them.""",
-        _learn,
+        lambda run: hyperfit(run, cut_texts(run)),
         "The model is ready: -m {out} --sampler no-citation:texts={out}",
         (CutFiles(length=128), HyperfitRecipe()),
         "notes.txt --out tuned",

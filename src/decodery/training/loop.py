@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile, NumericalError, SettingsError
+from decodery.core.errors import NumericalError, SettingsError
 from decodery.models.loaders.fields import parse_json, read_json
-from decodery.models.loaders.store import Progress, replacing, silent
-from decodery.models.trained.artifact import read_tensors
+from decodery.models.loaders.store import Progress, silent
+
+from .kept_files import keep, kept
 
 CHECKPOINT = "checkpoint.safetensors"
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -276,15 +277,12 @@ def _save(
     optimizer: torch.optim.Optimizer,
 ) -> None:
     """One file with all there is, so that its parts never come from two different steps."""
-    from safetensors.torch import save_file
-
     tensors = {f"now.{name}": value.detach().contiguous() for name, value in parameters.items()}
     tensors |= {f"best.{name}": value.contiguous() for name, value in best.items()}
     for name, value in parameters.items():
         state = optimizer.state[value]
         tensors |= {f"{moment}.{name}": state[moment].contiguous() for moment in _MOMENTS}
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"settings": made, "history": json.dumps(asdict(history))})
+    keep(path, tensors, made, history=json.dumps(asdict(history)))
 
 
 def _restore(
@@ -294,23 +292,13 @@ def _restore(
     best: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
 ) -> History:
-    damaged = f"the checkpoint {path} is damaged: remove it to start the training again"
-    try:
-        tensors, about = read_tensors(path)
-        if about.get("settings") != made:
-            raise SettingsError(
-                f"{path} belongs to a training run with other settings or other data: name another folder, or "
-                "remove that file to start again"
-            )
+    with kept(path, made) as (tensors, about), torch.no_grad():
         history = History(**parse_json(about["history"], "history"))
-        with torch.no_grad():
-            for name, tensor in parameters.items():
-                tensor.copy_(tensors[f"now.{name}"])
-                best[name].copy_(tensors[f"best.{name}"])
-                optimizer.state[tensor] = {
-                    moment: tensors[f"{moment}.{name}"].to(tensor.device if moment != "step" else "cpu", copy=True)
-                    for moment in _MOMENTS
-                }
-    except (CorruptFile, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CorruptFile(damaged) from error
+        for name, tensor in parameters.items():
+            tensor.copy_(tensors[f"now.{name}"])
+            best[name].copy_(tensors[f"best.{name}"])
+            optimizer.state[tensor] = {
+                moment: tensors[f"{moment}.{name}"].to(tensor.device if moment != "step" else "cpu", copy=True)
+                for moment in _MOMENTS
+            }
     return history

@@ -6,8 +6,6 @@ They lie in shards that are written whole or not at all, so an interrupted run g
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,20 +14,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile, PromptError, SettingsError
+from decodery.core.errors import PromptError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, replacing, silent
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.chat_prompt import chat_tokens
-from decodery.models.trained.artifact import read_tensors
 from decodery.speculative.acceptance.judge import normalized
 from decodery.step.draft_tree import DraftTree
 
 from .bounds import COUNT, Bounded, bounded
+from .kept_files import keep, kept
 from .lines import read_json_lines
+from .loop import content
 
 HELD_OUT = 5
 """Every how manieth question is kept for validation."""
@@ -125,24 +124,20 @@ def examples(
     Args:
         progress: Told how many questions of how many are done.
     """
-    from safetensors.numpy import save_file
-
     mining = mining or Mining()
-    told = json.dumps([[q.prompt, q.right, q.wrong] for q in questions])
-    made = f"{target.name} {target.dtype} {mining} {hashlib.sha256(told.encode()).hexdigest()}"
+    made = f"{target.name} {target.dtype} {mining} {content([vars(each) for each in questions])}"
     parts: list[dict[str, np.ndarray]] = []
     for first in range(0, len(questions), _SHARD):
         path = out / f"examples-{first // _SHARD:05d}.safetensors"
         if not path.is_file():
             found = [_of_question(target, each, mining) for each in questions[first : first + _SHARD]]
             sizes = [len(labels) for _, labels in found]
-            tensors: dict[str, np.ndarray] = {
+            arrays = {
                 "states": np.concatenate([states for states, _ in found]).astype(np.float16),
                 "valid": np.concatenate([labels for _, labels in found]).astype(np.uint8),
                 "question": np.repeat(np.arange(first, first + len(found)), sizes),
             }
-            with replacing(path) as temporary:
-                save_file(tensors, temporary, metadata={"made": made})
+            keep(path, {name: torch.from_numpy(each) for name, each in arrays.items()}, made)
         parts.append(_read(path, made))
         progress("examples", min(first + _SHARD, len(questions)), len(questions))
     joined = {name: np.concatenate([part[name] for part in parts]) for name in ("states", "valid", "question")}
@@ -150,15 +145,10 @@ def examples(
 
 
 def _read(path: Path, made: str) -> dict[str, np.ndarray]:
-    try:
-        tensors, about = read_tensors(path)
-        if about.get("made") != made:
-            raise SettingsError(f"{path} was made with other questions or settings: name another folder")
+    with kept(path, made) as (tensors, _):
         found = {name: tensors[name].numpy() for name in ("states", "valid", "question")}
-    except (CorruptFile, KeyError) as error:
-        raise CorruptFile(f"{path} is damaged: remove it and train again") from error
-    if found["states"].ndim != 2 or {len(each) for each in found.values()} != {len(found["states"])}:
-        raise CorruptFile(f"{path} is damaged: remove it and train again")
+        if found["states"].ndim != 2 or {len(each) for each in found.values()} != {len(found["states"])}:
+            raise ValueError("sizes differ")
     return found
 
 

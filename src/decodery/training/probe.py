@@ -255,7 +255,7 @@ def _shift(run: Run, answers: Ordered[Answered], seed: int, chat: bool) -> None:
     part = parts([each.question.group for each in answers], seed)
     learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
     lm = LLM(run.load("float32"))
-    found = train_shift(lm, learned, chat=chat, seed=seed, facts=run.facts, **run.kept)
+    found = train_shift(lm, learned, chat=chat, seed=seed, context=MonitorContext(facts=run.facts, **run.kept))
     found.save(run.out / Shift.FILE)
 
 

@@ -26,7 +26,7 @@ from .bounds import COUNT, Bounded, bounded
 from .corpus import Corpus
 from .exits import ExitChecks, ExitTexts, Places
 from .kind import Kind, Run
-from .kind_data import CutFiles, cut_texts
+from .kind_data import CutFiles, cut_texts, validation
 from .loop import History, TrainingPlan, batches, train
 
 _CLASSIFIER_EPOCHS, _CLASSIFIER_LR = 5, 1e-3
@@ -271,17 +271,13 @@ def _figures(
     return reading.known.report(own, {"the most frequent class of a check": right(None)}, control=right(control))
 
 
-def _learn(run: Run) -> dict[str, Any]:
-    return dict(train_sec(run, cut_texts(run)).facts["validation"])
-
-
 KINDS = {
     "sec": Kind(
         """Train checks that tell which layers of MODEL know the next token, for the source sec.
 
         FILES are texts like those that MODEL will write, such as programs. Corrections of the head and a classifier are
         trained; MODEL does not change. One text in ten is held out.""",
-        _learn,
+        lambda run: validation(train_sec(run, cut_texts(run))),
         "The heads are ready: --logits-source sec:heads={out}",
         (CutFiles(length=128), SECRecipe()),
         "code.txt --out heads",

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
-from decodery.models.loaders.store import Progress, silent
+from decodery.models.loaders.store import Progress
 from decodery.models.protocol import OpenModel, is_open
 from decodery.monitors.factcheckmate import SITE, Shift
 
 from .activations import Answered
+from .evaluation import ALONE, MonitorContext
 from .loop import content, drawn, even_plan, train
 
 _INNER, _BATCH, _APART = 256, 64, 0.1
@@ -47,9 +45,7 @@ def train_shift(
     steps: int = 400,
     lr: float = 1e-3,
     seed: int = 0,
-    facts: Mapping[str, Any] | None = None,
-    out: Path | None = None,
-    progress: Progress = silent,
+    context: MonitorContext = ALONE,
 ) -> Shift:
     """The MLP, of three layers, that makes right answers more likely where the model was wrong.
 
@@ -59,7 +55,6 @@ def train_shift(
         answers: To learn from, those of one part; of questions answered wrongly it learns the right answer, token by
             token, and of those answered rightly to leave the distribution as it is (0.1 of the divergence from it).
         chat: Whether the questions have the chat template.
-        out: The folder of the checkpoint.
 
     Raises:
         SettingsError: Without wrong answers.
@@ -68,7 +63,7 @@ def train_shift(
     model = lm.model
     if not is_open(model) or not model.capabilities.gradients:
         raise UnsupportedModel("a shift is trained through the model's head: load the model with dtype=float32")
-    taught = _taught(lm, answers, chat, progress)
+    taught = _taught(lm, answers, chat, context.progress)
     if not taught.wrong.any():
         raise SettingsError("a shift has nothing to learn from: give questions that the model answers wrongly")
     random = torch.Generator().manual_seed(seed)
@@ -87,14 +82,14 @@ def train_shift(
         tensors,
         lambda step: _loss(model, tensors, taught, drawn(len(taught.states), _BATCH, seed, step)),
         even_plan(steps, lr, weight_decay=1e-2),
-        out,
+        context.out,
         settings={"rows": content([taught.states, taught.tokens, taught.wrong]), "seed": seed},
-        progress=progress,
+        progress=context.progress,
         what="training the shift",
         own=True,
     )
     kept = {name: tensor.detach() for name, tensor in tensors.items()}
-    about = {**(facts or {}), "steps": steps, "seed": seed, "rows": len(taught.states)}
+    about = {**context.facts, "steps": steps, "seed": seed, "rows": len(taught.states)}
     return Shift(kept, about, model.fingerprint)
 
 

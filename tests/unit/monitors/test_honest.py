@@ -28,7 +28,7 @@ from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training import direction, head_texts, sequential
 from decodery.training.activations import ActivationCollector, Answered
 from decodery.training.checkable import CheckableQuestion, built_in
-from decodery.training.codebook import train_codebook
+from decodery.training.codebook import CodebookSettings, train_codebook
 from decodery.training.cut import parameters
 from decodery.training.evaluation import CONTROL, Evaluation, MonitorContext, doubts
 from decodery.training.head_texts import Read
@@ -252,10 +252,7 @@ def test_codes_are_compared_on_texts_that_nothing_was_learned_from() -> None:
     found = train_codebook(
         model,
         lambda draws: torch.randint(0, 64, (4, 12), generator=draws),
-        ("mlp_out.0",),
-        codes=16,
-        k=2,
-        steps=5,
+        CodebookSettings(("mlp_out.0",), codes=16, k=2, steps=5),
         held=held,
     ).facts["report"]
     plain = [

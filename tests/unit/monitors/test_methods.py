@@ -28,7 +28,7 @@ from decodery.monitors.threshold import Threshold
 from decodery.sampling.sampler import Sampler
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training import codebook
-from decodery.training.codebook import train_codebook
+from decodery.training.codebook import CodebookSettings, train_codebook
 from decodery.training.direction import axis_of
 from decodery.training.sae import own_codes, train_sae
 from decodery.training.sequential import built_in_talks, triples
@@ -128,19 +128,12 @@ def test_codes_stand_for_states_and_can_be_forced() -> None:
     trained = train_codebook(
         tiny_transformer(0, dtype=torch.float32),
         lambda draws: tokens,
-        ("mlp_out.0", "head_out.1"),
-        codes=16,
-        k=2,
-        steps=25,
-        lr=1e-2,
+        CodebookSettings(("mlp_out.0", "head_out.1"), codes=16, k=2, steps=25, lr=1e-2),
     )
     begun = train_codebook(
         tiny_transformer(0, dtype=torch.float32),
         lambda draws: tokens,
-        ("mlp_out.0", "head_out.1"),
-        codes=16,
-        k=2,
-        steps=1,
+        CodebookSettings(("mlp_out.0", "head_out.1"), codes=16, k=2, steps=1),
     )
     assert trained.codes(1).shape == (4, 16, 8) and trained.facts["lost"] < begun.facts["lost"]
 
@@ -156,7 +149,7 @@ def test_a_model_learns_through_its_codes_where_they_come_near_the_normed_rows(
 
     def learned() -> float:
         model, sites = random_transformer(TransformerShape(32, 2, 4, 64, 32), 0), ("mlp_out.0", "mlp_out.1")
-        books = train_codebook(model, draw, sites, codes=48, k=1, steps=60, lr=5e-3, whole=True)
+        books = train_codebook(model, draw, CodebookSettings(sites, codes=48, k=1, steps=60, lr=5e-3), whole=True)
         return float(books.facts["loss"])
 
     assert learned() < 1

@@ -124,7 +124,7 @@ def test_a_head_learns_and_resumes_to_the_same_bytes(corpus: Corpus, tmp_path: P
     states.write_bytes(states.read_bytes()[:-5])
     with pytest.raises(CorruptFile, match="is damaged: remove it"):
         fit(corpus, tmp_path / "parts")
-    with pytest.raises(SettingsError, match="was made with other texts, models or settings"):
+    with pytest.raises(SettingsError, match="was made with other settings or other data"):
         fit(corpus, tmp_path / "whole", draft=WRITER)
 
 
