@@ -12,23 +12,22 @@ from .loop import rounded
 
 Item = TypeVar("Item")
 
+_DRAWS = 1000
+"""How often items are drawn for an interval."""
 CONTROL = "shuffled labels"
 """What the same training on labels that say nothing is called in a report."""
 
 
-def bootstrap(
-    values: Sequence[float], weights: Sequence[float] | None = None, *, draws: int = 1000, seed: int = 0
-) -> list[float]:
+def bootstrap(values: Sequence[float], weights: Sequence[float] | None = None, *, seed: int = 0) -> list[float]:
     """The 95 % interval of a weighted mean, by drawing its items with replacement.
 
     Args:
         values: Of the items.
         weights: What each counts, all the same by default.
-        draws: How often they are drawn.
         seed: Of the draws.
     """
     each, counts = np.asarray(values, dtype=float), np.asarray(weights or [1.0] * len(values), dtype=float)
-    drawn = np.random.default_rng(seed).integers(0, len(each), (draws, len(each)))
+    drawn = np.random.default_rng(seed).integers(0, len(each), (_DRAWS, len(each)))
     means = (each * counts)[drawn].sum(axis=1) / counts[drawn].sum(axis=1).clip(min=1e-12)
     return [round(float(edge), 4) for edge in np.percentile(means, (2.5, 97.5))]
 

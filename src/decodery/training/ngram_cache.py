@@ -24,12 +24,14 @@ from .kind_data import OwnTexts, Seed, own_texts
 
 _COUNTED = 8
 """Of the most likely tokens after each place this many are counted."""
+_MOST = 1 << 16
+"""Contexts kept per length."""
 _BITS = 20
 """Enough for a token of any vocabulary; three of them share an integer."""
 
 
 def learn_contexts(
-    corpus: Corpus, *, width: int = 6, most: int = 1 << 16, vocabulary: str = "", progress: Progress = silent
+    corpus: Corpus, *, width: int = 6, vocabulary: str = "", progress: Progress = silent
 ) -> WarmContexts:
     """The contexts the target of `corpus` met most often, and what it expected after them.
 
@@ -40,7 +42,6 @@ def learn_contexts(
         corpus: See `data.write_texts`.
         width: Tokens kept per context. Every twentieth text is held out: the rates are counted on one half of these,
             and the report in the facts is of the other.
-        most: Contexts kept per length.
 
     Raises:
         SettingsError: If it holds too few texts, or none the target scored.
@@ -52,7 +53,7 @@ def learn_contexts(
     texts, likely, chances = _places(corpus, learned, progress)
     contexts, rows = {}, {}
     for order in CONTEXTS:
-        contexts[order], rows[order] = _ranked(texts, likely, chances, order, width, most)
+        contexts[order], rows[order] = _ranked(texts, likely, chances, order, width)
         progress("ranking", len(contexts), len(CONTEXTS))
     known, store = HeldOut.of(held), _filled(contexts, rows, width)
     rates = SuccessorRates(len(CONTEXTS), width)
@@ -102,7 +103,7 @@ def _places(corpus: Corpus, numbers: list[int], progress: Progress) -> tuple[np.
 
 
 def _ranked(
-    texts: np.ndarray, likely: np.ndarray, chances: np.ndarray, order: int, width: int, most: int
+    texts: np.ndarray, likely: np.ndarray, chances: np.ndarray, order: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The contexts of `order` tokens [m, order], most frequent first, and the tokens expected after them [m, width]."""
     whole = texts[:, -order] >= 0
@@ -111,7 +112,7 @@ def _ranked(
         keys = keys << _BITS | column
     known, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
     often = np.flatnonzero(counts >= (1 if order == 1 else 2))
-    kept = often[np.argsort(-counts[often], kind="stable")[:most]]
+    kept = often[np.argsort(-counts[often], kind="stable")[:_MOST]]
     place = np.full(len(known), -1)
     place[kept] = np.arange(len(kept))
     used = place[which] >= 0

@@ -31,6 +31,7 @@ from .loop import train as learn
 from .ranking import interval
 from .value import states_of
 
+_INNER, _LR = 32, 1e-2
 _HELD_OUT = 4
 """One text in so many is held out; every other one of these chooses the best step."""
 
@@ -67,16 +68,13 @@ def decisions(
     second: LanguageModel,
     requests: Ordered[Request],
     *,
-    tap: int | None = None,
     progress: Progress = silent,
 ) -> Decisions:
     """Those of texts that the oracle of `arbitrage` has written.
 
     Args:
         requests: Each with a search `arbitrage:router=oracle` that names the second model.
-        tap: After how many of its layers states are read, None for all.
     """
-    tap = second.config.num_layers if tap is None else tap
     states, escalated, advantage, texts = list[torch.Tensor](), list[bool](), list[float](), list[int]()
     for number, request in enumerate(requests):
         assert isinstance(request.search, Search)
@@ -87,7 +85,7 @@ def decisions(
             if mine is None or theirs is None:
                 continue
             before = parts[drafted].parent
-            states.append(states_of(second, request.prompt, _text(trace, drafted), tap)[-1])
+            states.append(states_of(second, request.prompt, _text(trace, drafted), second.config.num_layers)[-1])
             escalated.append(before >= 0 and not parts[before].author)
             advantage.append(mine - theirs)
             texts.append(number)
@@ -107,9 +105,7 @@ def fit_router(
     tap: int,
     model: str = "",
     *,
-    inner: int = 32,
     steps: int = 300,
-    lr: float = 1e-2,
     seed: int = 0,
     out: Path | None = None,
 ) -> tuple[RouterHead, dict[str, Any]]:
@@ -121,8 +117,8 @@ def fit_router(
     Raises:
         SettingsError: If there are not both kinds to learn from and something to validate with.
     """
-    router = _fitted(found, tap, model, inner, steps, lr, seed, out)
-    control = _fitted(found.shuffled, tap, model, inner, steps, lr, seed, out)
+    router = _fitted(found, tap, model, steps, seed, out)
+    control = _fitted(found.shuffled, tap, model, steps, seed, out)
     test = found.of(found.text % (2 * _HELD_OUT) == 2 * _HELD_OUT - 1)
     places = torch.tensor([int((test.text[:at] == text).sum()) for at, text in enumerate(test.text)], device="cpu")
 
@@ -141,9 +137,7 @@ def fit_router(
     return router, {"steps": len(found.text), "better": better, **report}
 
 
-def _fitted(
-    found: Decisions, tap: int, model: str, inner: int, steps: int, lr: float, seed: int, out: Path | None
-) -> RouterHead:
+def _fitted(found: Decisions, tap: int, model: str, steps: int, seed: int, out: Path | None) -> RouterHead:
     held = found.text % _HELD_OUT == _HELD_OUT - 1
     train, others = found.of(~held), found.of(found.text % (2 * _HELD_OUT) == _HELD_OUT - 1)
     labels = (train.advantage > 0).double()
@@ -162,9 +156,9 @@ def _fitted(
         return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
 
     parts = {
-        "weight": random(inner, width) / width**0.5,
-        "bias": torch.zeros(inner, dtype=torch.float64, device="cpu"),
-        "out": random(inner) / inner**0.5,
+        "weight": random(_INNER, width) / width**0.5,
+        "bias": torch.zeros(_INNER, dtype=torch.float64, device="cpu"),
+        "out": random(_INNER) / _INNER**0.5,
         "out_bias": torch.zeros((), dtype=torch.float64, device="cpu"),
     }
     weights = torch.where(labels > 0, 0.5 / labels.mean(), 0.5 / (1 - labels.mean()))
@@ -186,7 +180,7 @@ def _fitted(
     learn(
         parts,
         loss,
-        even_plan(steps, lr, weight_decay=1e-2, validate_every=min(10, steps)),
+        even_plan(steps, _LR, weight_decay=1e-2, validate_every=min(10, steps)),
         out,
         validate=lambda: {"spearman": rank(others)},
         metric="spearman",

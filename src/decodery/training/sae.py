@@ -6,6 +6,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -206,6 +207,6 @@ def _encoder(
         return (made - given).square().mean() + sparsity * active.abs().mean()
 
     settings = {"rows": content(rows), "sparsity": sparsity, "seed": seed}
-    how = {"settings": settings, "progress": context.progress, "what": "training the autoencoder"}
+    how: dict[str, Any] = {"settings": settings, "progress": context.progress, "what": "training the autoencoder"}
     train(tensors, loss, even_plan(steps, lr), context.out, own=True, **how)
     return {name: tensors[name].detach() for name in ("weight", "bias")} | {"mean": mean, "scale": scale}

@@ -20,6 +20,7 @@ from .evaluation import ALONE, MonitorContext
 from .loop import content, drawn, even_plan, train
 
 _INNER, _BATCH, _APART = 256, 64, 0.1
+_STEPS, _LR = 400, 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,8 +43,6 @@ def train_shift(
     answers: Ordered[Answered],
     *,
     chat: bool = False,
-    steps: int = 400,
-    lr: float = 1e-3,
     seed: int = 0,
     context: MonitorContext = ALONE,
 ) -> Shift:
@@ -81,7 +80,7 @@ def train_shift(
     train(
         tensors,
         lambda step: _loss(model, tensors, taught, drawn(len(taught.states), _BATCH, seed, step)),
-        even_plan(steps, lr, weight_decay=1e-2),
+        even_plan(_STEPS, _LR, weight_decay=1e-2),
         context.out,
         settings={"rows": content([taught.states, taught.tokens, taught.wrong]), "seed": seed},
         progress=context.progress,
@@ -89,7 +88,7 @@ def train_shift(
         own=True,
     )
     kept = {name: tensor.detach() for name, tensor in tensors.items()}
-    about = {**context.facts, "steps": steps, "seed": seed, "rows": len(taught.states)}
+    about = {**context.facts, "steps": _STEPS, "seed": seed, "rows": len(taught.states)}
     return Shift(kept, about, model.fingerprint)
 
 
