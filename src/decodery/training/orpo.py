@@ -68,7 +68,7 @@ def _log_odds(means: torch.Tensor) -> torch.Tensor:
 
 
 def train_orpo(run: Run, pairs: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
-    """Train an adapter on (prompt, chosen, rejected) and leave it in the folder of a run. One pair in ten is held out.
+    """Train an adapter on (prompt, chosen, rejected) in the folder of a run. One pair in ten is held out.
 
     Returns:
         Of held-out pairs that chose nothing the `loss` and the share whose chosen text is more likely per token

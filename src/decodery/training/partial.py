@@ -45,10 +45,10 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
 
 
 def train_partial(run: Run, pairs: Ordered[Pair]) -> PartialWeights:
-    """A second attention, trained on nine in ten pairs (source ids, target ids), by the cross-entropy of the targets.
+    """A second attention, trained on nine in ten pairs (source ids, target ids).
 
-    The model stays as it is. The facts say the cross-entropy of held-out targets, in nats per token, beside that of the
-    model alone.
+    The loss is the cross-entropy of the targets. The model stays as it is. The facts say the cross-entropy of held-out
+    targets, in nats per token, beside that of the model alone.
 
     Raises:
         SettingsError: For another kind of model, and for too few pairs.

@@ -112,7 +112,7 @@ class LabelSettings(Data):
 
 
 def label_steps(run: Run, exercises: Sequence[Exercise]) -> list[StepLabels]:
-    """Label solutions by one text of a model each, and write them to the file of a run, exercise by exercise.
+    """Label solutions by one text of a model each, written to the file of a run.
 
     An interrupted run goes on after the last exercise in the file. The reference solution of each exercise is added as
     one whose steps are all right. A model that runs here is held to the form of the annotation by a JSON Schema.

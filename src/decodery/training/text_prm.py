@@ -65,12 +65,12 @@ class JudgedText:
 
 
 def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
-    """Train a head that predicts, after every step of a text, its expected reward; it is in the folder of a run.
+    """Train a head that predicts, after every step of a text, its expected reward.
 
-    Where steps have no labels, every beginning has the reward of its text, as one rollout after it: for texts drawn by
-    the model itself that is an unbiased label of it (Math-Shepherd, 2024, with one completion). One prompt in ten is
-    held out, of those with a good text and of the others; the head's facts say how well it ranks beginnings there
-    (auc), the cross-entropy, and that of always saying the mean.
+    The head is left in the folder of a run. Where steps have no labels, every beginning has the reward of its text, as
+    one rollout after it: for texts drawn by the model itself that is an unbiased label of it (Math-Shepherd, 2024, with
+    one completion). One prompt in ten is held out, of those with a good text and of the others; the head's facts say
+    how well it ranks beginnings there (auc), the cross-entropy, and that of always saying the mean.
 
     Raises:
         SettingsError: For texts from which nothing can be learned.
