@@ -138,7 +138,7 @@ def train_head(
         finished = TrainedHead(kind.kind, tensors, settings, model=model.fingerprint)
         bound = kind(finished, model)
         scores = scores or training_run.measured(bound)
-        facts = {**made, "steps": history.best_step, **scores, "rates": rank_rates(bound, training_run.every)}
+        facts = {**made, "steps": history.best_step, **scores, "rates": rank_rates(bound, training_run.held.tested)}
         replace(finished, facts=facts).save(out / HEAD)
         return facts
 
@@ -211,8 +211,7 @@ class _HeadTraining:
         self._batch = batches(len(plain.learned), recipe.batch, recipe.seed)
         self._shown = batches(len(shown.learned), recipe.batch, recipe.seed) if shown is not None else self._batch
         judged = shown or plain
-        self.every = [self._training_batch([judged.features[number]]) for number in judged.held]
-        self.held = HeldOut.of(self.every)
+        self.held = HeldOut.of([self._training_batch([judged.features[number]]) for number in judged.held])
 
     def loss(self, step: int) -> torch.Tensor:
         texts = [self.plain.features[self.plain.learned[each]] for each in self._batch(step)]

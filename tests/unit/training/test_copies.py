@@ -52,7 +52,7 @@ def target() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def written(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    prompts = [[number % 50 + 1, 7] for number in range(40)]
+    prompts = [[number % 50 + 1, 7] for number in range(120)]
     return write_texts(target, prompts, tmp_path_factory.mktemp("written") / "text", max_new_tokens=16, top=8)
 
 

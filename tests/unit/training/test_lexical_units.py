@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors import safe_open
 
-from decodery.cli.main import cli
+from commands import inside
 from decodery.core.errors import DecoderyError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
@@ -227,21 +226,22 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
         train_units(Run(target, tmp_path / "int8", (recipe,), learning=to_int8(model)), written)
 
 
-def test_both_commands_share_the_texts_of_one_folder(
+def test_commands_make_what_they_say_and_a_folder_holds_one_part(
     target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("decodery.models.loaders.load.load", lambda name, **options: target)
     (tmp_path / "prompts").write_text("\n".join(map(str, range(20))))
-    common = ["--out", str(tmp_path / "out"), "--texts", "20", "--prompts", str(tmp_path / "prompts")]
-    common += ["--max-new-tokens", "12"]
-    for command, made in (
-        (["ngrams"], "ngrams.safetensors"),
-        (["lexical-units", "--steps", "2", "--alpha", "0"], UNITS),
-    ):
-        done = CliRunner().invoke(cli, ["train", *command, *common], catch_exceptions=False)
-        assert done.exit_code == 0 and (tmp_path / "out" / made).is_file(), done.output
-    assert Placeholders.load(tmp_path / "out" / UNITS).data.shape == (3, 32)
-    assert load_ngrams(tmp_path / "out" / "ngrams.safetensors").shards
+    common = ["--texts", "20", "--prompts", str(tmp_path / "prompts"), "--max-new-tokens", "12"]
+    ngrams, units = ["ngrams"], ["lexical-units", "--steps", "2", "--alpha", "0"]
+    for command, made in ((ngrams, "ngrams.safetensors"), (units, UNITS)):
+        out = tmp_path / command[0]
+        code, told, _ = inside("train", *command, *common, "--out", str(out))
+        assert code == 0 and (out / made).is_file(), told
+    assert Placeholders.load(tmp_path / "lexical-units" / UNITS).data.shape == (3, 32)
+    assert load_ngrams(tmp_path / "ngrams" / "ngrams.safetensors").shards
+    # The card of one would say nothing of the other.
+    code, _, said = inside("train", *units, *common, "--out", str(tmp_path / "ngrams"))
+    assert code == 1 and f"no {UNITS}: name a new folder" in said
 
 
 def test_the_shipped_placeholders_save_passes(smollm2_int8: LLM) -> None:
