@@ -7,14 +7,14 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch.nn.functional import gelu, layer_norm, rms_norm, silu
+from torch.nn.functional import rms_norm
 
 from decodery.core.errors import UnsupportedModel
 
-from ..config import CLAMPED, ModelConfig, Rope
+from ..config import ModelConfig, Rope
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import LayerStep
-from . import alternating
+from . import alternating, fused
 from .attention import Rows, rotate
 from .gated_conv import GatedConvolution
 from .latent import queries_and_latents, values_of
@@ -104,6 +104,7 @@ class TorchLayers:
         config, index = self.config, stop.layer
         layer = self.weights.layers[index]
         turned = hidden if layer.attention_shortcut is None else hidden @ layer.attention_shortcut
+        ahead: torch.Tensor | None = None
         if stop.attention and config.has_mixer(index):
             read = hidden + self._shared(index, hidden, entered, step) if index in self._sharing else hidden
             normed = self._reads(read, layer.attention_norm)
@@ -115,24 +116,21 @@ class TorchLayers:
             if (more := self._beside(index, normed, step)) is not None:
                 branch = branch + more
             branch = self._adds(branch, layer.attention_norm, layer.post_attention_norm)
-            turned = self._joined(turned + hooks.visit(HookPoint("attn_out", index), branch), layer.attention_norm)
+            turned, ahead = self._added(stop, turned, hooks.visit(HookPoint("attn_out", index), branch))
             if layer.laurel_in is not None and layer.laurel_out is not None:
                 learned = self._norm(layer.laurel_out(layer.laurel_in(normed)), layer.laurel_norm)
                 turned = (turned + normed + learned) * 2**-0.5
         read, hidden = hidden if config.parallel else turned, turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
         if stop.mlp and config.has_mlp(index):
-            normed = self._reads(read, layer.mlp_norm)
+            normed = self._reads(read, layer.mlp_norm) if ahead is None else ahead
             if index in self._mixtures and config.experts_beside:
                 branch = self._beside_experts(index, read, normed, hooks)
             elif index in self._mixtures:
                 branch, chosen = self._mixtures[index](normed, hooks.shared)
                 hooks.chosen.append(chosen)
             elif config.gated:
-                gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-                if (reach := config.reach(index)) is not None:
-                    gate = _opened(gate, reach)
-                branch = layer.down(self._activation(gate) * up)
+                branch = layer.down(fused.gated(layer.gate_up(normed), config.activation, config.reach(index)))
             else:
                 branch = layer.down(self._activation(layer.gate_up(normed)))
             branch = self._adds(branch, layer.mlp_norm, layer.post_mlp_norm)
@@ -143,8 +141,7 @@ class TorchLayers:
         """What an MLP finds in normed rows and experts in norms of their own, each normed, added up."""
         layer = self.weights.layers[index]
         assert layer.shared_gate_up is not None and layer.shared_down is not None and layer.router_scale is not None
-        gate, up = layer.shared_gate_up(normed).chunk(2, dim=-1)
-        found = layer.shared_down(self._activation(gate) * up)
+        found = layer.shared_down(fused.gated(layer.shared_gate_up(normed), self.config.activation))
         routed = self._norm(read, None) * layer.router_scale.to(read.dtype) * self.config.hidden_size**-0.5
         rows = self._norm(read, layer.experts_norm)
         more, chosen = self._mixtures[index](rows, hooks.shared, routed)
@@ -152,14 +149,7 @@ class TorchLayers:
         return self._norm(found, layer.post_shared_norm) + self._norm(more, layer.post_experts_norm)
 
     def _activation(self, gate: torch.Tensor) -> torch.Tensor:
-        kind = self.config.activation
-        if kind == "relu2":
-            return gate.relu().square()
-        return (
-            silu(gate)
-            if kind in ("silu", CLAMPED)
-            else gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
-        )
+        return fused.activated(gate, self.config.activation)
 
     def _reads(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         """What a sublayer reads of the stream."""
@@ -174,6 +164,21 @@ class TorchLayers:
             branch = branch * self.config.residual_scale
         return branch if post_norm is None else self._norm(branch, post_norm)
 
+    def _added(
+        self, stop: LayerStep, stream: torch.Tensor, branch: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The stream after attention, and its norm for the MLP where a kernel makes both."""
+        config, layer = self.config, self.weights.layers[stop.layer]
+        apart = config.parallel or config.norms_after or config.joined_norms or config.centred_norms
+        if apart or layer.laurel_in is not None or not (stop.mlp and config.has_mlp(stop.layer)):
+            kernels = None
+        else:
+            kernels = fused.kernels_for(stream)
+        if kernels is None:
+            return self._joined(stream + branch, layer.attention_norm), None
+        found: tuple[torch.Tensor, torch.Tensor] = kernels.add_norm(stream, branch, layer.mlp_norm, config.norm_eps)
+        return found
+
     def _joined(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         """The stream after a sublayer."""
         return self._norm(stream, norm) if self.config.joined_norms else stream
@@ -181,13 +186,7 @@ class TorchLayers:
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         if weight is None:
             return rms_norm(rows, rows.shape[-1:], None, self.config.norm_eps)
-        # Norms may have more bits than rows.
-        wide = torch.promote_types(rows.dtype, weight.dtype)
-        read, weight = rows.to(wide), weight.to(wide)
-        if self.config.centred_norms:
-            scale, shift = weight.chunk(2)
-            return layer_norm(read, rows.shape[-1:], scale, shift, self.config.norm_eps).to(rows.dtype)
-        return rms_norm(read, rows.shape[-1:], weight, self.config.norm_eps).to(rows.dtype)
+        return fused.normed(rows, weight, self.config.norm_eps, centred=self.config.centred_norms)
 
     def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
         if index in self._mixers and layer.mix_in is None:
@@ -220,8 +219,7 @@ class TorchLayers:
         normed = self._norm(torch.cat((hidden, entered), dim=1), block.attention_norm)
         context = step.attend(index, *self._heads(block, normed, *step.angles(index)))
         normed = self._norm(block.output(context), block.mlp_norm)
-        gate, up = block.gate_up(normed).chunk(2, dim=-1)
-        return back(block.down(self._activation(gate) * up))
+        return back(block.down(fused.gated(block.gate_up(normed), self.config.activation)))
 
     def _heads(
         self,
@@ -251,6 +249,22 @@ class TorchLayers:
         turning, values = projected.view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
         if config.unit_values:
             values = self._norm(values, None)
+        apart = units or config.wide_qk_norm or config.norms_after_rope or config.centred_norms
+        if (kernels := None if apart else fused.kernels_for(projected)) is not None:
+            norms = (layer.q_norm, layer.k_norm) if config.qk_norm else None
+            turned = kernels.turn(projected, heads, kv_heads, cos, sin, norms, config.norm_eps)
+        else:
+            turned = self._turned(layer, turning, kv_heads, cos, sin, units)
+        queries, keys = turned.split((heads, kv_heads), dim=1)
+        if layer.operator is not None:
+            queries = torch.einsum("nhd,hde->nhe", queries, layer.operator)
+        return queries, keys, values
+
+    def _turned(
+        self, layer: Layer, turning: torch.Tensor, kv_heads: int, cos: torch.Tensor, sin: torch.Tensor, units: bool
+    ) -> torch.Tensor:
+        """Queries and keys [N, heads + kv_heads, head_dim] after norms of theirs and the rotation."""
+        config, heads = self.config, self.config.num_heads
         if config.norms_after_rope:
             turning = rotate(turning, cos, sin)
         if units:
@@ -264,11 +278,7 @@ class TorchLayers:
                 queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
             turning = torch.cat((queries, keys), dim=1)
         # Short operations cost the same for a few heads more.
-        turned = turning if config.norms_after_rope else rotate(turning, cos, sin)
-        queries, keys = turned.split((heads, kv_heads), dim=1)
-        if layer.operator is not None:
-            queries = torch.einsum("nhd,hde->nhe", queries, layer.operator)
-        return queries, keys, values
+        return turning if config.norms_after_rope else rotate(turning, cos, sin)
 
     def keys_and_values(
         self, index: int, hidden: torch.Tensor, positions: np.ndarray
@@ -320,9 +330,3 @@ class TorchLayers:
             cos, sin = rope_table(rope, dim, size)
             table = self._tables[rope, dim] = cos.to(self.device), sin.to(self.device)
         return table
-
-
-def _opened(gate: torch.Tensor, reach: float) -> torch.Tensor:
-    """How far gates [N, inner] lie above their mean by more than `reach` standard deviations."""
-    middle, spread = gate.mean(dim=-1, keepdim=True), gate.std(dim=-1, keepdim=True, unbiased=False)
-    return (gate - (middle + spread * reach)).relu()
