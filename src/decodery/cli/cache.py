@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ def clean(names: tuple[str, ...], older_than: float | None, most: float | None, 
     found = kept.everything()
     _check(names, found)
     before = None if older_than is None else time.time() - older_than * 86400
-    bytes_left = None if most is None else int(most * 2**30)
+    bytes_left = None if most is None or math.isinf(most) else int(most * 2**30)
     goes = kept.superfluous(found, names=names, before=before, most=bytes_left)
     if goes and not yes and sys.stdin.isatty() and not _agreed(goes):
         click.echo("nothing was removed")

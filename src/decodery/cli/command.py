@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -41,6 +42,13 @@ class Option(click.Option):
     def __init__(self, *args: Any, heading: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.heading = heading or _HEADINGS.get(self.name or "", _SETTINGS)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """The value in its type. NaN, which no range excludes, is refused."""
+        found = super().type_cast_value(ctx, value)
+        if isinstance(found, float) and math.isnan(found):
+            raise click.BadParameter(f"{value!r} is not a number", ctx, self)
+        return found
 
     def make_metavar(self, ctx: click.Context) -> str:
         """A short word for the value."""
@@ -114,19 +122,37 @@ class Command(click.Command):
         self.example = example
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments. An option by its name in another tool is refused with the name here."""
+        """Read the arguments. What is no option, or one argument too many, is refused with what was meant."""
+        ctx.allow_extra_args = True
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from decodery.llm.other_names import OTHER_NAMES
+            message = f"no option is called {error.option_name!r}: {self._meant(error.option_name, ctx)}"
+            raise click.UsageError(message, ctx) from None
+        if left and not ctx.resilient_parsing:
+            raise click.UsageError(f"{left[0]!r} is one argument too many: {self._takes(ctx)}", ctx)
+        return left
 
-            given = error.option_name.lstrip("-").replace("-", "_")
-            known = {param.name: max(param.opts, key=len) for param in self.params if isinstance(param, click.Option)}
-            words = [given, *re.findall(r"\w+", OTHER_NAMES.get(given, ""))]
-            here = next((known[word] for word in words if word in known), None)
-            if here is None:
-                raise
-            raise click.UsageError(f"no option is called {error.option_name!r}: give {here}", ctx) from None
+    def _meant(self, given: str, ctx: click.Context) -> str:
+        """What to do about an option that does not exist: its name in another tool, or misspelt."""
+        from decodery.llm.other_names import OTHER_NAMES
+
+        name = given.lstrip("-").replace("-", "_")
+        known = {param.name: max(param.opts, key=len) for param in self.params if isinstance(param, click.Option)}
+        words = [name, *re.findall(r"\w+", OTHER_NAMES.get(name, ""))]
+        if here := next((known[word] for word in words if word in known), None):
+            return f"give {here}"
+        if name in (param.name for param in self.params):
+            return f"{self._takes(ctx)}"
+        near = difflib.get_close_matches(given, known.values(), n=2, cutoff=0.7)
+        return f"did you mean {' or '.join(near)}?" if near else f"`{ctx.command_path} --help` lists them"
+
+    def _takes(self, ctx: click.Context) -> str:
+        """Which arguments there are."""
+        names = [param.make_metavar(ctx) for param in self.params if isinstance(param, click.Argument)]
+        if "[PROMPT]" in names or "PROMPT" in names:
+            return f'give the prompt as one argument, in quotes, as in {ctx.command_path} "Explain tides."'
+        return f"`{ctx.command_path}` takes {' '.join(names) or 'options alone'}"
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Errors of the package name the model that was given."""

@@ -86,7 +86,7 @@ def test_examples_are_usage(example: str) -> None:
         (("generate", "Hi", "--n-predict", "3"), "'--n-predict': give --max-new-tokens"),
         (("generate", "Hi", "--top_k", "3"), "'--top_k': give --top-k"),
         (("generate", "Hi", "--temp", "1"), "'--temp': give --temperature"),
-        (("chat", "--num-beams", "4"), "No such option '--num-beams'"),
+        (("chat", "--num-beams", "4"), "no option is called '--num-beams'"),
         (("stego", "hide"), "no command is called 'hide': `decodery stego --help` lists them"),
         (("stego", "encode", "Hi"), "Missing option '--message'"),
         (("stego", "decode", "Hi", "--length", "0"), "0 is not in the range x>=1"),

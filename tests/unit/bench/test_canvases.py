@@ -190,7 +190,7 @@ def test_a_run_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for options, wrong in (
         (["--resume", "--out", str(tmp_path / "o")], "is complete: choose another"),
         (["--tasks", "dance"], "no task 'dance'"),
-        (["--rounds", "2"], "No such option '--rounds'"),
+        (["--rounds", "2"], "no option is called '--rounds'"),
     ):
         status, _, refused = inside(*asked, *options, group=parallelbench)
         assert status != 0 and wrong in refused

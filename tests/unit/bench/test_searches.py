@@ -251,7 +251,7 @@ def test_settings_that_tell_nothing_are_refused(change: dict, said: str) -> None
 
 def test_the_command_refuses_what_it_has_no_use_for() -> None:
     for arguments, said in (
-        (["--rounds", "2"], "No such option"),
+        (["--rounds", "2"], "no option is called '--rounds'"),
         (["--resume"], "--resume needs --out"),
     ):
         found = CliRunner().invoke(search, arguments)
