@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     from decodery.engine.request import Request
     from decodery.llm.resolve_settings import (
         build_sampler,
+        check_lengths,
         resolve_drafter,
         resolve_monitors,
         with_predicted_output,
@@ -71,6 +73,7 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
         # Only a model's tokenizer knows which tokens hold these texts.
         warping["dry_breakers"] = ()
     temperature, least = warping.pop("temperature", None), warping.pop("min_new_tokens", 0)
+    check_lengths(least, chosen.get("max_new_tokens", 256))
     sampler = build_sampler(warping.pop("sampler", None), temperature, least, (), warping)
     # A request for nothing says what does not go together; what only a model knows is left out of it.
     parts = {
@@ -79,7 +82,8 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
         if name in chosen
     }
     parts = {name: part for name, part in parts.items() if not isinstance(part, str)}
-    Request([0], sampler=sampler, max_draft_tokens=LARGEST, monitors=chosen.get("monitor", ()), **parts)
+    bounds = {name: chosen[name] for name in ("max_new_tokens", "seed", "stop") if name in chosen}
+    Request([0], sampler=sampler, max_draft_tokens=LARGEST, monitors=chosen.get("monitor", ()), **parts, **bounds)
     return chosen
 
 
@@ -103,12 +107,16 @@ def _constraint(name: str, value: Any) -> Any:
 
 
 def _text_or_file(value: str) -> str:
-    """The text of a file where one has this name, else the value itself."""
+    """The text of a file where one has this name, else the value itself. What looks like a name has to be one."""
     try:
-        return _read(path) if (path := Path(value)).is_file() else value
+        if (path := Path(value)).is_file():
+            return _read(path)
     except (OSError, ValueError):
         # A text that is too long to be a name, or holds characters that no name has.
         return value
+    if re.fullmatch(r"[\w./~-]+\.(txt|md|json|jsonl|py|c|cpp|h|js|ts|html|csv|yaml|yml|toml|rs|go|java)", value):
+        raise SettingsError(f"there is no file {value!r}: correct the path, or give a text of several words")
+    return value
 
 
 def _read(path: Path) -> str:
@@ -122,8 +130,14 @@ def _read(path: Path) -> str:
 
 def read_prompt(argument: str | None) -> str:
     """The prompt: the argument, or standard input where that is "-" or missing. One final newline is dropped."""
-    if argument not in (None, "-"):
-        return str(argument)
+    text = str(argument) if argument not in (None, "-") else _standard_input(argument)
+    if not text:
+        raise PromptError("the prompt is empty: give the model something to read")
+    return text
+
+
+def _standard_input(argument: str | None) -> str:
+    """The text on standard input. argument: what was given as the prompt."""
     if argument is None and sys.stdin.isatty():
         raise click.UsageError('a prompt is missing: give one, as in: decodery generate "Explain tides."')
     data = sys.stdin.buffer.read(_MOST_INPUT + 1)

@@ -185,12 +185,18 @@ def serve(
 
     SIGTERM or Ctrl-C waits up to 30 seconds for running requests. A second one stops at once.
     """
+    if not extra_model and (memory_gib is not None or limits["idle_seconds"] is not None):
+        raise click.UsageError("--memory-gib and --idle-seconds need --extra-model")
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("--tls-cert and --tls-key go together")
+    if replicas is not None and not ray:
+        raise click.UsageError("--replicas needs --ray")
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise SettingsError("serve needs more packages: pip install 'decodery[serve]'") from error
-    from decodery.server.address import require_free
+    from decodery.server.address import require_certificate, require_free
     from decodery.server.keys import read_keys
     from decodery.server.settings import ServerSettings, kv_bytes, memory_bytes
 
@@ -212,13 +218,9 @@ def serve(
         search=None if search is None else resolve("search", search),
         **given,
     )
-    if not extra_model and (memory_gib is not None or "idle_seconds" in given):
-        raise click.UsageError("--memory-gib and --idle-seconds need --extra-model")
-    if (tls_cert is None) != (tls_key is None):
-        raise click.UsageError("--tls-cert and --tls-key go together")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    if replicas is not None and not ray:
-        raise click.UsageError("--replicas needs --ray")
+    if tls_cert is not None and tls_key is not None:
+        require_certificate(tls_cert, tls_key)
     require_free(host, port)
     if ray:
         if kv_dtype != "auto":

@@ -105,7 +105,7 @@ def _check_prompt(prompt: list[int], model: Reader) -> None:
     if len(prompt) >= limit:
         raise ContextFull(
             f"the prompt has {len(prompt)} tokens and the model's context {limit}: shorten it so that at least "
-            'one new token fits, or read it with kv="streaming-llm", which goes on beyond the context'
+            'one new token fits, or read it with cache_policy="streaming-llm", which goes on beyond the context'
         )
     if not 0 <= min(prompt) <= max(prompt) < vocab:
         raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")

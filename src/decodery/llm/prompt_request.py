@@ -40,6 +40,7 @@ from .other_names import OTHER_NAMES
 from .prompts import one
 from .resolve_settings import (
     build_sampler,
+    check_lengths,
     left_by,
     resolve_cache_policy,
     resolve_logits_source,
@@ -231,6 +232,7 @@ class PromptRequests:
                 tensors [n, hidden], such as what a vision tower makes of images; or all of it placed already, as
                 `Embeddings`.
         """
+        check_lengths(min_new_tokens, max_new_tokens)
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
         ends = stop_ids(stop_token_ids, self.model.vocab_size)
         eos = (*(() if ignore_eos else self.tokenizer.eos_ids), *ends)

@@ -119,6 +119,12 @@ def build_sampler(
     return sampler if isinstance(sampler, Sampler) else Sampler(sampler)
 
 
+def check_lengths(least: int, most: int) -> None:
+    """Refuse a text that has to be longer than it may be. Raises SettingsError."""
+    if least > most > 0:
+        raise SettingsError(f"min_new_tokens is {least} and max_new_tokens {most}: give a larger max_new_tokens")
+
+
 def stop_ids(given: Ordered[int], vocab_size: int) -> tuple[int, ...]:
     """Tokens that end a text.
 

@@ -1,9 +1,11 @@
-"""Where a server listens."""
+"""Where a server listens, and what it shows for HTTPS."""
 
 from __future__ import annotations
 
 import socket
+import ssl
 import sys
+from pathlib import Path
 
 from decodery.core.errors import SettingsError
 
@@ -34,4 +36,23 @@ def require_free(host: str, port: int) -> None:
         why = getattr(error, "strerror", None) or error
         raise SettingsError(
             f"cannot listen at {host}, port {port} ({why}): choose another one with --port or --host"
+        ) from error
+
+
+def require_certificate(certificate: Path, key: Path) -> None:
+    """Find out whether a server can use a certificate, before a model is loaded for it.
+
+    Args:
+        certificate: A file.
+        key: The file of its private key.
+
+    Raises:
+        SettingsError: These are no such files, or do not belong together.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot serve HTTPS with {certificate} and {key} ({error.strerror or error}): give a certificate and its "
+            "private key, both in PEM"
         ) from error

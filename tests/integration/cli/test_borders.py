@@ -49,6 +49,52 @@ def test_schemas_and_grammars_may_stand_in_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("generate", "two", "words"), "'words' is one argument too many: give the prompt as one argument, in quotes"),
+        (("generate", "--prompt", "x"), "no option is called '--prompt': give the prompt as one argument, in quotes"),
+        (("generate", "x", "--temprature", "1"), "no option is called '--temprature': did you mean --temperature?"),
+        (("generate", "x", "--n-predict", "1"), "give --max-new-tokens"),
+        (("generate", "x", "--xyz"), "`decodery generate --help` lists them"),
+        (("info", "smollm2"), "'smollm2' is one argument too many: `decodery info` takes options alone"),
+        (("pull", "a", "b"), "'b' is one argument too many: `decodery pull` takes NAME"),
+        (("cache", "clean", "--most", "nan"), "'nan' is not a number"),
+        (("generate", "x", "--temperature", "nan"), "'nan' is not a number"),
+        (("serve", "--replicas", "2"), "--replicas needs --ray"),
+    ],
+)
+def test_wrong_usage_is_answered_with_what_was_meant(arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused(*arguments, status=2)
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("generate", "x", "--max-new-tokens", "0"), "max_new_tokens must be an integer of at least 1, not 0"),
+        (("generate", "x", "--seed", "-1"), "seed must be an integer from 0"),
+        (("generate", "x", "--stop", ""), "stop must be non-empty strings"),
+        (("generate", "x", "--min-new-tokens", "300"), "min_new_tokens is 300 and max_new_tokens 256"),
+        (("generate", "x", "--predicted-output", "nosuch.txt"), "there is no file 'nosuch.txt'"),
+        (("generate", ""), "the prompt is empty"),
+        (("pull", "nosuch"), "'nosuch' is neither an embedded model (smollm2) nor a Hub id"),
+        (("serve", "--tls-cert", "CERT", "--tls-key", "CERT"), "cannot serve HTTPS with"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "certificate").write_text("")
+    given = [str(tmp_path / "certificate") if each == "CERT" else each for each in arguments]
+    assert said in refused(*given)
+
+
+def test_a_model_without_a_name_is_refused() -> None:
+    assert "the model's name is empty: give smollm2" in refused("generate", "x", "-m", "")
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
     ("option", "content", "said"),
     [
         ("--json-schema", "", "is empty: give another file to --json-schema"),

@@ -82,7 +82,10 @@ def pull(name: str, source: str | Path | None = None, progress: Progress | None 
         if quant and hub.is_hub_id(repository):
             return hub.gguf_file(repository, quant, refresh=True)
         if not hub.is_hub_id(name):
-            raise ModelNotFound(f"{name!r} is neither an embedded model ({', '.join(EMBEDDED)}) nor a Hub id")
+            raise ModelNotFound(
+                f"{name!r} is neither an embedded model ({', '.join(EMBEDDED)}) nor a Hub id (owner/name, or "
+                "owner/name:Q4_K_M); a file or folder that is here needs no pull: give it to -m"
+            )
         return hub.snapshot(name, refresh=True)
     model, target = EMBEDDED[name], gguf_path(name)
     with terminal_progress() if progress is None else nullcontext(progress) as report:

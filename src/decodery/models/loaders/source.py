@@ -54,6 +54,8 @@ class Source:
 
 
 def find(name: str, revision: str | None) -> Source:
+    if not name.strip():
+        raise ModelNotFound(f"the model's name is empty: {_known()}")
     path = Path(name).expanduser()
     local = name in embedded.EMBEDDED or name in drafts.SHIPPED or path.exists()
     if revision is not None and local:
@@ -78,15 +80,16 @@ def find(name: str, revision: str | None) -> Source:
         return _from_file(hub.gguf_file(repository, quant, revision))
     if hub.is_hub_id(name) and not name.endswith((".gguf", ".safetensors")):
         return _from_folder(name, hub.snapshot(name, revision))
-    known = [*embedded.EMBEDDED, *drafts.SHIPPED]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = (
-        f"did you mean {near[0]}?"
-        if near
-        else f"give {', '.join(known)}, a folder, a .gguf file or a Hub id (owner/name, or owner/name:Q4_K_M)"
-    )
+    near = difflib.get_close_matches(name, [*embedded.EMBEDDED, *drafts.SHIPPED], n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else _known()
     kind = "file or folder" if "/" in name or name.endswith(".gguf") else "model"
     raise ModelNotFound(f"there is no {kind} {name!r}: {hint}")
+
+
+def _known() -> str:
+    """What may be given."""
+    names = ", ".join([*embedded.EMBEDDED, *drafts.SHIPPED])
+    return f"give {names}, a folder, a .gguf file or a Hub id (owner/name, or owner/name:Q4_K_M)"
 
 
 def identity(name: str) -> object:
