@@ -79,6 +79,7 @@ def main() -> None:
     shown = "python benchmarks/guarded_server.py --out benchmarks/results/guarded-server.json"
     summary = {
         "threshold": report["threshold"]["value"],
+        "right answers of calibration": report["threshold"]["harmless"],
         "held out in training": report["auroc"],
         "site": report["site"],
     }

@@ -148,8 +148,8 @@ def guarded() -> str:
             ]
     said = (
         f"`{found['command']}`: a probe of {found['site']} in {found['model']}, trained and calibrated by one command "
-        f"at a rate of {found['rate']:g}, guards a server; questions of other groups are asked over HTTP. AUROC of its "
-        f"test part: {found['held out in training']:.3f}."
+        f"at a rate of {found['rate']:g} on {found['right answers of calibration']} right answers, guards a server; "
+        f"questions of other groups are asked over HTTP. AUROC of its test part: {found['held out in training']:.3f}."
     )
     return f"{said}\n\n" + table(["", "answers", "stopped", "rate", "95 %"], rows)
 
