@@ -103,6 +103,9 @@ class Watched(Devices):
             self.waits["copies out"] += source and not target
             self._upload(target and not source, {"non_blocking": len(args) > 2 and args[2]} | (kwargs or {}))
             far = far and source == target
+        if name in ("aten.index", "aten.index_put", "aten.index_put_") and far:
+            # Devices copy numbers of rows that lie on the host, and wait for the copy.
+            self.waits["indices"] += any(each is not None and not isinstance(each, FarTensor) for each in args[1])
         made = asked is not None and torch.device(asked) != HERE
         self.operations += not func.is_view and (far or made) and name != "aten._to_copy"
         return done(func, args, kwargs or {})

@@ -33,8 +33,8 @@ def topk(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
     """
     k = min(k, logits.shape[1])
     if logits.device.type != "cpu":
-        values, ids = logits.topk(k, dim=-1)
-        return ids.cpu().numpy(), values.float().cpu().numpy()
+        values, best = logits.topk(k, dim=-1)
+        return _from_device(best, values)
     logits = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
     if (found := _swept("decodery_topk", logits, k)) is not None:
         return found
@@ -67,6 +67,9 @@ def argmax(logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 def likeliest(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
     """`topk` of logits [n, vocab], with probabilities [n, k] in place of values, 0 of what is -inf."""
+    if logits.device.type != "cpu":
+        values, best = logits.float().topk(min(k, logits.shape[1]), dim=-1)
+        return _from_device(best, (values - logits.float().logsumexp(dim=-1, keepdim=True)).exp())
     if (found := _swept("decodery_likeliest", logits, min(k, logits.shape[1]))) is not None:
         ids, chances = found
         return ids, np.where(chances > _NOTHING, chances, np.float32(0.0))
@@ -89,6 +92,12 @@ def logsumexp(logits: torch.Tensor, largest: np.ndarray) -> np.ndarray:
         np.exp(np.subtract(row, most, out=scratch), out=scratch)
         sums.append(scratch.sum())
     return largest + np.log(np.array(sums, dtype=largest.dtype))
+
+
+def _from_device(ids: torch.Tensor, values: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and values [n, k] as arrays, by one copy, for each of which the host waits; float64 holds ids, too."""
+    found = torch.cat((ids.double(), values.double()), dim=1).cpu().numpy()
+    return found[:, : ids.shape[1]].astype(np.int64), found[:, ids.shape[1] :].astype(np.float32)
 
 
 def _swept(kernel: str, logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray] | None:

@@ -15,6 +15,7 @@ from decodery.core.registry import register
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 from decodery.models.torch.attention import attend
+from decodery.models.torch.one_pass import to_device
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
 from decodery.step.tree_policy import TreePolicy
@@ -175,7 +176,7 @@ class DFlashHead(DraftHead):
             logits = self.project(torch.cat([memory.guessed for memory in unknown]))
             for memory, own in zip(unknown, logits.split([len(each.guessed) for each in unknown]), strict=True):
                 memory.logits = own
-        return [each.memory.logits[torch.from_numpy(each.depths)] for each in nodes]
+        return [each.memory.logits[to_device(each.depths, each.memory.logits.device)] for each in nodes]
 
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         return self.unroll_at(states, tokens, steps, torch.arange(tokens.shape[1] - steps + 1, device=tokens.device))

@@ -121,7 +121,7 @@ class HeadDrafter(TrainedDrafter):
             return (yield from super().likeliest(seq, tree, nodes, k, shaped=shaped))
         reading: HeadReading = seq.states[self]
         logits = yield from after(reading, tree, nodes)
-        ids, chances = reading.best(nodes, logits, k)
+        ids, chances = reading.best(logits, k)
         return logged((np.array(ids), np.array(chances)))
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:

@@ -19,6 +19,7 @@ from decodery.models.hooks import Tap
 from decodery.models.loaders import hub
 from decodery.models.loaders.fields import Kind, Listed, Number, Record, Text, Whole
 from decodery.models.protocol import OpenModel, Reader, is_open
+from decodery.models.torch.one_pass import to_device
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Linear
 from decodery.models.trained.artifact import Artifact, refuse_other, remembered, sampled
@@ -121,7 +122,9 @@ class Seen:
         # Most of the time what was drafted first was right, and nothing has to be gathered.
         every, last = self.hidden[tap], self.rows[-1]
         first = last + 1 - len(self.rows)
-        return every[first : last + 1] if self.rows[0] == first else every[list(self.rows)]
+        if self.rows[0] == first:
+            return every[first : last + 1]
+        return every[to_device(np.array(self.rows, dtype=np.int64), every.device)]
 
 
 @dataclass(frozen=True, slots=True)

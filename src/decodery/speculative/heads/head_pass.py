@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from decodery.core.ledger import charged
+from decodery.core.topk import likeliest
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.hooks import Tap
 from decodery.models.layer_plan import WHOLE, LayerPlan
@@ -51,7 +52,14 @@ class HeadPass:
         read_all([reading for reading, nodes in items if nodes is None])
         grown = iter(self.head.grown([nodes for _, nodes in items if nodes is not None]))
         found = [self.root(reading) if nodes is None else next(grown) for reading, nodes in items]
-        return Scores(torch.cat(found), np.cumsum([0, *map(len, found)]).tolist())
+        logits, bounds = torch.cat(found), np.cumsum([0, *map(len, found)]).tolist()
+        most = max([reading.most for reading, _ in items])
+        if most and logits.device.type != "cpu":
+            # By one copy for all texts, each of which would wait for its own.
+            places, chances = likeliest(logits, most)
+            for (reading, nodes), first, last in zip(items, bounds, bounds[1:], strict=False):
+                reading.rank(nodes, reading.named(places[first:last], chances[first:last]))
+        return Scores(logits, bounds)
 
     def after(self, reading: HeadReading, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         """`HeadReading.after`, in passes that texts share where they wait at the same time."""

@@ -90,7 +90,7 @@ class LatentLayer(DecoderLayer):
 
     def heads(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [n, heads, rank + turned], and what is kept of each row [n, 1, rank + turned], twice."""
-        cos, sin = (each[:, None].to(rows.dtype) for each in self.angles(positions.to(rows.device)))
+        cos, sin = (each[:, None].to(rows.dtype) for each in self.angles(positions.to(rows.device, non_blocking=True)))
         queries, kept = latents.queries_and_latents(self._layer, self._config, rows, cos, sin)
         return queries, kept, kept
 

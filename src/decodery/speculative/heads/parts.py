@@ -206,7 +206,7 @@ class DecoderLayer:
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the angles at positions [n]: [n, turned dimensions / 2] float64 each."""
-        angles = positions.double()[:, None] * self._inverse.to(positions.device)
+        angles = positions.double()[:, None] * self._inverse.to(positions.device, non_blocking=True)
         return angles.cos() * self.shape.factor, angles.sin() * self.shape.factor
 
     def heads(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -217,7 +217,7 @@ class DecoderLayer:
         queries, keys, values = fused.split(sizes, dim=1)
         if f"{self.prefix}q_norm.weight" in self.parts:
             queries, keys = self.norm("q_norm", queries), self.norm("k_norm", keys)
-        cos, sin = (each[:, None].to(rows.dtype) for each in self.angles(positions.to(rows.device)))
+        cos, sin = (each[:, None].to(rows.dtype) for each in self.angles(positions.to(rows.device, non_blocking=True)))
         return self._rotated(queries, cos, sin), self._rotated(keys, cos, sin), values
 
     def _rotated(self, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from collections.abc import Sequence as Ordered
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -36,6 +36,9 @@ class HeadReading:
         fresh: What was seen and not read yet, until it is needed.
         root: What is expected to follow the text, None where nothing of it was read.
         rows: Nodes of the tree.
+        told: Of each node whose logits were asked for last its row, -1 of the root.
+        ranks: The most likely tokens after rows and their probabilities, where a pass of several texts has ranked them.
+        most: How many of these were asked for at most.
     """
 
     head: DraftHead
@@ -43,6 +46,9 @@ class HeadReading:
     fresh: list[Seen] = field(default_factory=list)
     root: Heard | None = None
     rows: TreeRows = field(default_factory=TreeRows)
+    told: list[int] = field(default_factory=list)
+    ranks: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
+    most: int = 0
 
     @classmethod
     def begin(cls, head: DraftHead) -> HeadReading:
@@ -103,6 +109,7 @@ class HeadReading:
             yield None
         assert self.root is not None
         if list(nodes) == [0]:
+            self.told = [-1]
             return self.root.logits[None]
         place, fresh = self.rows.place(tree, nodes)
         first, mask = len(self.rows) - len(fresh), self.rows.mask(tree, place, fresh)
@@ -111,9 +118,12 @@ class HeadReading:
         for begin, end in pairwise((0, *levels.tolist(), len(fresh))) if fresh else ():
             nodes_here, known = fresh[begin:end], mask[begin:end, : first + end]
             tokens, above = torch.from_numpy(tree.tokens[nodes_here]), place[tree.parents[nodes_here]]
+            for row in range(first + begin, first + end):
+                self.ranks.pop(row, None)
             logits = yield Nodes(self.memory, tokens, above, tree.depths[nodes_here], known)
             assert logits is not None
             found.append(logits)
+        self.told = place[list(nodes)].tolist()
         return self.rows.told(torch.cat(found), place, nodes, self.root.logits)
 
     def answer(self, wanted: Nodes | None) -> torch.Tensor | None:
@@ -134,17 +144,30 @@ class HeadReading:
 
     def likeliest(self, tree: DraftTree, nodes: Ordered[int], k: int) -> Opinion:
         """The k most likely tokens after each of `nodes`, and their probabilities at temperature 1."""
-        return self.best(nodes, self.after(tree, nodes), k)
+        return self.best(self.after(tree, nodes), k)
 
-    def best(self, nodes: Ordered[int], logits: torch.Tensor, k: int) -> Opinion:
-        """`likeliest`, of the logits [k, outputs] after `nodes`."""
+    def best(self, logits: torch.Tensor, k: int) -> Opinion:
+        """`likeliest`, of the logits [n, outputs] after the nodes that were asked for last."""
         assert self.root is not None
-        if list(nodes) == [0] and self.root.best is not None and len(self.root.best[0]) >= k:
-            best = self.root.best
-            return [best[0][:k]], [best[1][:k]]
-        places, chances = likeliest(logits, k)
+        ranks = [self.root.best if row < 0 else self.ranks.get(row) for row in self.told]
+        known = [each for each in ranks if each is not None and len(each[0]) >= k]
+        if len(known) == len(ranks):
+            return [ids[:k] for ids, _ in known], [chances[:k] for _, chances in known]
+        self.most = max(self.most, k)
+        return self.named(*likeliest(logits, k))
+
+    def named(self, places: np.ndarray, chances: np.ndarray) -> Opinion:
+        """Outputs of the head [n, k] as tokens, and their probabilities."""
         known = self.head.words
         return (places if known is None else known[places]).tolist(), chances.tolist()
+
+    def rank(self, nodes: Nodes | None, opinion: Opinion) -> None:
+        """Note what is most likely after nodes that were read, or after the text where `nodes` is None."""
+        best = list(zip(opinion[0], opinion[1], strict=True))
+        if nodes is not None:
+            self.ranks.update(enumerate(best, start=nodes.mask.shape[1] - len(best)))
+        elif self.root is not None:
+            self.root = replace(self.root, best=best[0])
 
 
 def read_all(readings: Ordered[HeadReading]) -> None:

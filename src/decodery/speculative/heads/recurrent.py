@@ -13,6 +13,7 @@ import torch
 
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
+from decodery.models.torch.one_pass import to_device
 
 from ..drafters.advice import WIDTH
 from .context import ContextLayer
@@ -191,7 +192,7 @@ class RecurrentHead(DraftHead):
         ends = np.cumsum([len(positions) for _, _, _, positions in texts]) - 1
         for (memory, _, _, positions), end in zip(texts, ends.tolist(), strict=True):
             memory.last, memory.rows, memory.end = features[end], features[:0], int(positions[-1])
-        return self.project(spoken[torch.from_numpy(ends)])
+        return self.project(spoken[to_device(ends, spoken.device)])
 
     def _read(self, native: NativeHead, memories: Ordered[RecurrentMemory], rows: Ordered[NativeRows]) -> list[Heard]:
         found = native(rows, entering=True, k=WIDTH)
@@ -222,7 +223,7 @@ class RecurrentHead(DraftHead):
             features, logits = found.features, found.logits
         else:
             before = [
-                torch.cat((each.memory.last[None], own))[torch.from_numpy(each.above + 1)]
+                torch.cat((each.memory.last[None], own))[to_device(each.above + 1, own.device)]
                 for each, own in zip(nodes, known, strict=True)
             ]
             inputs = self.inputs(torch.cat(before), self.embed(torch.cat([each.tokens for each in nodes])))

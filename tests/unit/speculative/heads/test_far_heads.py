@@ -6,17 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from decodery.core.topk import likeliest
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
+from decodery.models.batch import Batch, Scores
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
 from decodery.speculative.drafters.kangaroo import Kangaroo
+from decodery.speculative.heads import reading
 from decodery.speculative.heads.drafter import HeadDrafter, TrainedDrafter
 from decodery.speculative.heads.head import TrainedHead
+from decodery.speculative.heads.head_pass import HeadPass
 from decodery.step.drafter import Drafter
 from decodery.testing import tiny_transformer
-from far import Devices, moved
+from far import Devices, Watched, moved
 from methods import DRAFTERS
 
 TARGET = tiny_transformer(0, num_layers=4)
@@ -62,3 +67,37 @@ def test_heads_draft_where_their_model_is(name: str) -> None:
         there = Transformer(TARGET.config, moved(TARGET.weights, "meta:0"))
         assert texts(there, drafter) == here
     assert sum(nodes for _, _, nodes, _ in here) > 10
+
+
+def test_a_pass_over_several_texts_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is most likely after all of its rows comes by one copy."""
+    passes, waits, alone, real = list[int](), list[int](), list[int](), HeadPass.forward
+
+    def forward(self: HeadPass, batch: Batch, **settings: Any) -> Scores:
+        before = watched.waits.total()
+        scores = real(self, batch, **settings)
+        passes.append(len(batch.segments))
+        waits.append(watched.waits.total() - before)
+        return scores
+
+    def by_itself(logits: torch.Tensor, k: int) -> Any:
+        alone.append(k)
+        return likeliest(logits, k)
+
+    monkeypatch.setattr(HeadPass, "forward", forward)
+    monkeypatch.setattr(reading, "likeliest", by_itself)
+    drafter = shaken("eagle-3")
+    with Watched() as watched:
+        engine = Engine(Transformer(TARGET.config, moved(TARGET.weights, "meta:0")))
+        asked = [
+            engine.submit(Request(prompt, seed=seed, drafter=drafter, max_new_tokens=24))
+            for seed, prompt in enumerate(([1, 2, 3], [4, 5, 6, 7], [8, 4, 5]))
+        ]
+        # In the first step that drafts, a text does not know yet of those that come after it.
+        while not all(any(step.nodes for step in text.trace.steps) for text in asked):
+            engine.step()
+        for each in (passes, waits, alone):
+            each.clear()
+        while not any(text.finished for text in asked):
+            engine.step()
+    assert len(waits) > 4 and set(waits) == {1} and sum(passes) > 2 * len(passes) and not alone
