@@ -18,6 +18,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch import fused
 from decodery.models.torch.attention import rotate
 from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
 from decodery.testing import tiny_transformer
 from far import Devices, FarTensor
 
@@ -148,6 +149,23 @@ def test_passes_by_kernels_equal_those_of_pytorch(changes: str, monkeypatch: pyt
         monkeypatch.setattr(fused, "kernels_for", lambda rows: Counting() if rows.dim() == 2 else None)
     assert launched == CHANGES[changes][1]
     assert (logits[0] - logits[1]).abs().max() < 1e-5 * logits[0].abs().max()
+
+
+def test_queries_of_layers_without_keys_are_normed_and_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such layers read keys of an earlier one, and have no norm of their own for them."""
+    base, found, module = tiny_transformer(dtype=torch.float32), list[torch.Tensor](), kernels()
+    heads, dim, first = base.config.num_heads, base.config.head_dim, base.weights.layers[0]
+    model = Transformer(replace(base.config, qk_norm=True), base.weights)
+    assert isinstance(first.qkv, Dense)
+    own = Dense(first.qkv.weight[: heads * dim])
+    layer = replace(first, qkv=own, q_norm=torch.linspace(0.5, 2.0, dim), k_norm=None)
+    rows, angles = torch.randn(3, base.config.hidden_size), torch.randn(3, 1, dim // 2)
+    for _ in range(2):
+        queries, keys, _ = model._heads(layer, rows, angles.cos(), angles.sin(), shape=(0, dim))
+        assert keys.shape[1] == 0
+        found.append(queries)
+        monkeypatch.setattr(fused, "kernels_for", lambda rows: module)
+    assert torch.allclose(*found, atol=1e-5)
 
 
 def test_there_are_kernels_for_cuda_alone_and_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,7 +251,9 @@ class TorchLayers:
             values = self._norm(values, None)
         apart = units or config.wide_qk_norm or config.norms_after_rope or config.centred_norms
         if (kernels := None if apart else fused.kernels_for(projected)) is not None:
-            norms = (layer.q_norm, layer.k_norm) if config.qk_norm else None
+            # Layers without keys of their own have no norm of these.
+            key_norm = layer.q_norm if layer.k_norm is None else layer.k_norm
+            norms = (layer.q_norm, key_norm) if config.qk_norm else None
             turned = kernels.turn(projected, heads, kv_heads, cos, sin, norms, config.norm_eps)
         else:
             turned = self._turned(layer, turning, kv_heads, cos, sin, units)
