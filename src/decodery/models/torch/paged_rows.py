@@ -85,26 +85,30 @@ class Layout:
         buffer.fill(0)
         slots[:] = np.arange(self.rows) % SLOTS
         bits[:, :, 0] = 1
-        row, tile = 0, 0
-        for segment, place in zip(segments, places.tolist(), strict=True):
-            cache, n = segment.cache, len(segment)
-            assert cache is not None
-            length, own = cache.length, slice(row, row + n)
-            of_rows[own], lengths[own] = place, length
-            slots[own] = np.arange(length + segment.retained, length + segment.retained + n)
-            seen, tentative = segment.seen(), segment.retained + n
-            stand = cache.positions[0, length : length + tentative]
+        caches = [segment.cache for segment in segments if segment.cache is not None]
+        counts, retained = np.array([(len(segment), segment.retained) for segment in segments]).T
+        held, prefixes = np.array([(cache.length, cache.prefix) for cache in caches]).T
+        firsts, owners = np.cumsum(counts) - counts, np.repeat(np.arange(len(counts)), counts)
+        n, positions = len(owners), np.concatenate([segment.positions for segment in segments])
+        of_rows[:n], lengths[:n] = places[owners], held[owners]
+        slots[:n] = (held + retained - firsts)[owners] + np.arange(n)
+        for kind, window in enumerate(windows):
+            if window is not None:
+                begins[kind, :n] = np.clip(_first(positions, window) + prefixes[owners], 0, held[owners])
+        parts = -(-counts // self.tile_rows)
+        of = np.repeat(np.arange(len(parts)), parts)
+        starts = (np.arange(len(of)) - (np.cumsum(parts) - parts)[of]) * self.tile_rows
+        rows, ends = np.minimum(self.tile_rows, counts[of] - starts), (held + retained + counts)[of]
+        tiles[: len(of)] = np.stack((places[of], firsts[of] + starts, rows, held[of], ends), axis=1)
+        # One row sees itself.
+        for number in np.flatnonzero(counts + retained > 1).tolist():
+            segment, first = segments[number], int(held[number])
+            own = slice(firsts[number], firsts[number] + len(segment))
+            stand = caches[number].positions[0, first : first + segment.retained + len(segment)]
+            seen = segment.seen()
             for kind, window in enumerate(windows):
-                visible = seen
-                if window is not None:
-                    visible = seen & near(stand, segment.positions, window)
-                    begins[kind, own] = np.clip(_first(segment.positions, window) + cache.prefix, 0, length)
+                visible = seen if window is None else seen & near(stand, segment.positions, window)
                 bits[kind, own] = _packed(visible, self.words)
-            starts = np.arange(0, n, self.tile_rows)
-            mine = tiles[tile : tile + len(starts)]
-            mine[:, 0], mine[:, 1], mine[:, 3], mine[:, 4] = place, row + starts, length, length + tentative
-            mine[:, 2] = np.minimum(self.tile_rows, n - starts)
-            row, tile = row + n, tile + len(starts)
 
 
 def _first(positions: np.ndarray, window: int) -> np.ndarray:
