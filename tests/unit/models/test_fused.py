@@ -165,7 +165,7 @@ def test_queries_of_layers_without_keys_are_normed_and_turned(monkeypatch: pytes
         assert keys.shape[1] == 0
         found.append(queries)
         monkeypatch.setattr(fused, "kernels_for", lambda rows: module)
-    assert torch.allclose(*found, atol=1e-5)
+    assert torch.allclose(found[0], found[1], atol=1e-5)
 
 
 def test_there_are_kernels_for_cuda_alone_and_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
