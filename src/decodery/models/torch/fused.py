@@ -12,7 +12,7 @@ from ..config import CLAMPED
 
 
 def kernels_for(rows: torch.Tensor) -> ModuleType | None:
-    """`cuda.fused_kernel` where it serves rows [N, .] on their device; None where there is none, and PyTorch does."""
+    """`cuda.fused_kernel` where it serves rows [N, .]; None where there is none, and PyTorch does it."""
     serves = rows.device.type == "cuda" and rows.dtype.itemsize <= 4 and rows.dim() == 2
     if not serves or torch.is_grad_enabled() or find_spec("triton") is None:
         return None
