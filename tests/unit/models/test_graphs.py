@@ -206,7 +206,8 @@ def test_every_family_equals_transformers_with_its_texts_together(
 def test_batches_trees_forks_and_cuts_equal_the_ordinary_pass(changes: str, seed: int) -> None:
     pair = Pair(changes, seed)
     go_through_everything(pair, 60)
-    assert len(shapes(pair.static)) > 3
+    # Those since page tables grew last, by which all are captured anew.
+    assert len(shapes(pair.static)) > 1
 
 
 @pytest.mark.parametrize("seed", range(3))
