@@ -8,6 +8,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from .reasoning_fields import ReasoningFields
 from .sampler_fields import WHOLE, MaxTokens, SamplerFields, Token
+from .tool_fields import AllowedChoice, ChosenFunction, ChosenTool, FunctionSpec, Tool
 
 SPEC = Annotated[StrictStr, Field(max_length=2000)]
 _LONG_SPEC = Annotated[StrictStr, Field(max_length=65536)]
@@ -90,6 +91,20 @@ class StructuredOutputs(BaseModel):
     json_object: StrictBool | None = None
 
 
+class SchemaFormat(BaseModel):
+    """A JSON schema that the answer follows."""
+
+    name: StrictStr | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(BaseModel):
+    """What the answer is: text, any JSON object, or JSON under a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaFormat | None = None
+
+
 class Shared(SamplerFields, Body):
     """What both kinds of completion take.
 
@@ -103,6 +118,7 @@ class Shared(SamplerFields, Body):
     max_tokens: MaxTokens = Field(default=None, validation_alias=AliasChoices("max_tokens", "n_predict"))
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | _LONG_SPEC | None = None
     guided_regex: _LONG_SPEC | None = None
@@ -112,52 +128,6 @@ class Shared(SamplerFields, Body):
     prompt_logprobs: Annotated[int, Field(strict=True, ge=0, le=20), WHOLE] | None = None
     truncate_prompt_tokens: Annotated[int, Field(strict=True, ge=-1), WHOLE] | None = None
     decodery: Methods | None = None
-
-
-class FunctionSpec(BaseModel):
-    """A function that may be called.
-
-    Attributes:
-        parameters: A JSON schema of an object.
-    """
-
-    name: Annotated[StrictStr, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-    description: StrictStr | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(BaseModel):
-    """A tool that may be called."""
-
-    type: Literal["function"]
-    function: FunctionSpec
-
-
-class ChosenFunction(BaseModel):
-    """The name of a function."""
-
-    name: StrictStr
-
-
-class ChosenTool(BaseModel):
-    """The tool that has to be called."""
-
-    type: Literal["function"]
-    function: ChosenFunction
-
-
-class SchemaFormat(BaseModel):
-    """A JSON schema that the answer follows."""
-
-    name: StrictStr | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-
-
-class ResponseFormat(BaseModel):
-    """What the answer is: text, any JSON object, or JSON under a schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: SchemaFormat | None = None
 
 
 class Part(BaseModel):
@@ -234,9 +204,8 @@ class ChatRequest(ReasoningFields, Shared):
     max_completion_tokens: MaxTokens = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20), WHOLE] | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice | None = None
     parallel_tool_calls: StrictBool | None = None
     functions: Annotated[list[FunctionSpec], Field(max_length=128)] | None = None
     function_call: Literal["none", "auto"] | ChosenFunction | None = None
@@ -251,7 +220,7 @@ class ChatRequest(ReasoningFields, Shared):
         return [*(self.tools or ()), *(Tool(type="function", function=each) for each in self.functions or ())]
 
     @property
-    def choice_of_tools(self) -> str | ChosenTool | None:
+    def choice_of_tools(self) -> str | ChosenTool | AllowedChoice | None:
         """What is said about calling them, the older form included."""
         if self.tool_choice is not None or self.function_call is None:
             return self.tool_choice

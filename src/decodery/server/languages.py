@@ -12,9 +12,10 @@ from decodery.core.registry import resolve
 from decodery.llm.chat_answer import callable_tools
 
 from .errors import invalid
-from .fields import ChatRequest, Shared, StructuredOutputs, Tool
+from .fields import ChatRequest, Shared, StructuredOutputs
 from .messages import tools_in_use
 from .request_preprocessor import RequestPreprocessor
+from .tool_fields import AllowedChoice, Tool
 
 
 def language_of(preprocessor: RequestPreprocessor, body: Shared) -> ConstraintSpec | None:
@@ -26,7 +27,7 @@ def language_of(preprocessor: RequestPreprocessor, body: Shared) -> ConstraintSp
     found = [*_guided(preprocessor, body)]
     chat = body if isinstance(body, ChatRequest) else None
     tools = [] if chat is None else tools_in_use(chat)
-    if chat is not None and (format_ := _response_format(preprocessor, chat)) is not None:
+    if (format_ := _response_format(preprocessor, body)) is not None:
         found.append(format_)
     if body.decodery is not None and body.decodery.constraint is not None:
         preprocessor.check_description(body.decodery.constraint, "decodery.constraint")
@@ -53,7 +54,7 @@ def drop_stop(body: Shared, language: ConstraintSpec | None) -> None:
         body.ignore([*body.ignored, "stop"])
 
 
-def _response_format(preprocessor: RequestPreprocessor, body: ChatRequest) -> ConstraintSpec | None:
+def _response_format(preprocessor: RequestPreprocessor, body: Shared) -> ConstraintSpec | None:
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None
@@ -112,6 +113,8 @@ def _calls(
     chosen = body.choice_of_tools
     if answer is not None and not isinstance(answer, JSONSchema):
         raise invalid("beside tools an answer follows a JSON schema, and no other constraint", "tools")
+    if isinstance(chosen, AllowedChoice):
+        tools, chosen = _allowed(tools, chosen), chosen.allowed_tools.mode
     choice = "auto" if chosen is None else chosen if isinstance(chosen, str) else chosen.function.name
     given = [tool.model_dump(exclude_none=True) for tool in tools]
     several, schema = body.parallel_tool_calls is not False, None if answer is None else answer.schema
@@ -122,3 +125,13 @@ def _calls(
     assert isinstance(calls.tools, str)
     preprocessor.check_description(calls.tools, "tools")
     return calls
+
+
+def _allowed(tools: list[Tool], choice: AllowedChoice) -> list[Tool]:
+    """The tools that a choice allows, in their order. Raises ApiError for one that is none."""
+    known, names = {tool.function.name for tool in tools}, {each.function.name for each in choice.allowed_tools.tools}
+    if unknown := sorted(names - known):
+        raise invalid(
+            f"tool_choice allows {unknown[0]!r}, which is no tool here: use {sorted(known)[0]!r}", "tool_choice"
+        )
+    return [tool for tool in tools if tool.function.name in names]

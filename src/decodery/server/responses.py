@@ -54,6 +54,25 @@ class NamedTool(BaseModel):
     type: Literal["function"]
     name: StrictStr
 
+    @property
+    def in_chats(self) -> dict[str, Any]:
+        """The same in a chat."""
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class SomeTools(BaseModel):
+    """The tools that may be called, and whether one has to be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=128)]
+
+    @property
+    def in_chats(self) -> dict[str, Any]:
+        """The same in a chat."""
+        allowed = {"mode": self.mode, "tools": [each.in_chats for each in self.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+
 
 class ReasoningOptions(BaseModel):
     """How much the model reasons first.
@@ -89,7 +108,7 @@ class ResponsesRequest(Body):
     top_p: Share | None = None
     text: TextOptions | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | SomeTools | None = None
     parallel_tool_calls: StrictBool | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
@@ -139,6 +158,8 @@ def as_chat(body: ResponsesRequest, earlier: list[dict[str, Any]]) -> dict[str, 
         body: The request.
         earlier: The conversation that it goes on with.
     """
+    if "message.output_text.logprobs" in (body.include or ()):
+        raise invalid("a response reports no log-probabilities: use /v1/chat/completions with logprobs", "include")
     head = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     found: dict[str, Any] = {"model": body.model, "messages": [*head, *earlier, *as_messages(items)]}
@@ -149,9 +170,7 @@ def as_chat(body: ResponsesRequest, earlier: list[dict[str, Any]]) -> dict[str, 
     if body.tools:
         found["tools"] = [_tool(each) for each in body.tools]
     choice = body.tool_choice
-    found["tool_choice"] = (
-        {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedTool) else choice
-    )
+    found["tool_choice"] = choice if choice is None or isinstance(choice, str) else choice.in_chats
     found["reasoning_effort"] = None if body.reasoning is None else body.reasoning.effort
     found["stream_options"] = {"include_usage": True} if body.stream else None
     found["decodery"] = None if body.decodery is None else body.decodery.model_dump(exclude_none=True)

@@ -90,6 +90,18 @@ def test_what_openais_client_sends_for_schemas_and_streams_is_known(url: str) ->
     assert answer.status_code == 200 and "warning" not in answer.headers, answer.text
 
 
+def test_a_name_of_others_beside_the_own_one_is_only_named(url: str) -> None:
+    answer = complete(url, max_tokens=4, max_new_tokens=9)
+    assert answer.status_code == 200 and answer.headers["warning"].endswith('max_new_tokens"')
+
+
+def test_a_completion_takes_a_response_format_as_well(lm: LLM, url: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "A", "schema": schema}}
+    answer = complete(url, max_tokens=99, response_format=wanted)
+    assert json.loads(answer.json()["choices"][0]["text"]) == {"a": "b"} and "warning" not in answer.headers
+
+
 def test_limits_that_clients_write_for_none(url: str) -> None:
     assert complete(url, max_tokens=-1, stop="", ignore_eos=True).json()["usage"]["completion_tokens"] > 0
     found = complete(url, logprobs=True).json()["choices"][0]["logprobs"]

@@ -71,6 +71,28 @@ def test_calls_of_tools_always_parse(api: OpenAI) -> None:
     assert calls is not None and [call.function.name for call in calls if call.type == "function"] == ["weather"]
 
 
+def test_only_allowed_tools_are_called(api: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "tools": TOOLS}
+    now = {"type": "function", "function": {"name": "now"}}
+    # Free to choose, the model calls the other one.
+    bias = {"max_tokens": 250, "temperature": 1.0, "logit_bias": {str(ord("w")): 30.0}}
+    called = {}
+    for name, choice in (
+        ("any", "required"),
+        ("some", {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [now]}}),
+    ):
+        found = api.chat.completions.create(**asked, **bias, messages=user("now?"), tool_choice=choice, logprobs=False)
+        calls = found.choices[0].message.tool_calls or []
+        called[name] = {call.function.name for call in calls if call.type == "function"}
+    assert called["any"] != {"now"} == called["some"]
+    flat = [{"type": "function", "name": each["function"]["name"]} for each in TOOLS]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}
+    response: Any = api.responses.create(
+        model="tiny", input="now?", tools=flat, tool_choice=choice, max_output_tokens=250, temperature=1.0
+    )
+    assert [item.name for item in response.output if item.type == "function_call"][:1] == ["now"]
+
+
 def test_a_text_that_calls_no_tool_is_what_it_is_without(api: OpenAI) -> None:
     messages = user("weather?")
     tools = "{...}"
