@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ _IRRELEVANT = frozenset(
         # Schemas are always enforced, and streams hold nothing but the text.
         *("response_format.json_schema.strict", "response_format.json_schema.description", "tools.function.strict"),
         *("functions.strict", "stream_options.include_obfuscation"),
+        # Of tools that the server runs itself, which this one has none of.
+        "max_tool_calls",
     ]
 )
 """Fields that change no text here, whatever they say, by their paths."""
@@ -56,6 +59,12 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "dynatemp_range": ((0, 0.0), 'give "decodery": {"sampler": ...}; GET /decodery/methods lists samplers'),
     "tfs_z": ((1, 1.0), 'give "decodery": {"sampler": ...}; GET /decodery/methods lists samplers'),
     "n_indent": ((0,), _CONSTRAINTS),
+    "regex": (("",), _CONSTRAINTS),
+    "ebnf": (("",), _CONSTRAINTS),
+    "top_n_sigma": ((0, 0.0, -1, -1.0), 'give "decodery": {"sampler": ...}; GET /decodery/methods lists samplers'),
+    "lora_path": (("",), "serve the model with its adapter"),
+    "top_logprobs": ((0,), "logprobs is the number in a completion, and a response reports none"),
+    "conversation": ((), "give previous_response_id, or all items in input"),
     "lora": (([],), "serve the model with its adapter"),
     "image_data": (([],), "this server reads text"),
     "mm_processor_kwargs": (({},), "this server reads text"),
@@ -63,6 +72,38 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "vllm_xargs": (({},), "methods and their settings stand in the object decodery"),
 }
 """By name: the values that say nothing, and what to do instead of any other."""
+
+
+_MEANT = {
+    **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens_to_sample", "num_predict"), ("max_tokens", "give {}")),
+    "stop_sequences": ("stop", "give {}"),
+    "random_seed": ("seed", "give {}"),
+    "do_sample": ("temperature", "give {}, 0 to be greedy"),
+    "enable_thinking": ("chat_template_kwargs", 'give {} with {{"enable_thinking": ...}}'),
+    "messages": ("prompt", "POST /v1/chat/completions takes messages"),
+    "prompt": ("messages", "POST /v1/completions takes a prompt"),
+    "input": ("messages", "POST /v1/responses takes input"),
+}
+"""By the name of a field: the one in its place here, and what to do. Refused where the request lacks that, too."""
+
+
+def refuse_misnamed(found: Mapping[str, Any], kind: type[BaseModel]) -> None:
+    """Raise ApiError for an unknown field that stands for one which the request lacks, or resembles it.
+
+    Args:
+        found: The request's JSON.
+        kind: The fields that are read.
+    """
+    names = _names(kind)
+    given = {names[name] for name in found.keys() & names.keys()}
+    for name in sorted(found.keys() - names.keys() - _IRRELEVANT - _REFUSED.keys()):
+        meant, advice = _MEANT.get(name, ("", ""))
+        near = [meant] if meant else difflib.get_close_matches(name[:80], names, n=1, cutoff=0.88)
+        if near and near[0] in names and names[near[0]] not in given:
+            wrong = f"there is no field {name[:80]!r}"
+            raise invalid(
+                f"{wrong}: {advice.format(meant)}" if meant else f"{wrong}: did you mean {near[0]}?", name[:80]
+            )
 
 
 def refuse_by_name(found: Mapping[str, Any], kind: type[BaseModel]) -> None:

@@ -10,8 +10,9 @@ from decodery.core.conversation import PromptTokens
 from decodery.llm.chat_answer import described
 
 from .errors import invalid
-from .fields import ChatRequest, Message, Tool
+from .fields import ChatRequest, Message
 from .request_preprocessor import RequestPreprocessor
+from .tool_fields import Tool
 
 
 def tools_in_use(body: ChatRequest) -> list[Tool]:
@@ -46,7 +47,10 @@ def encoded(
     chat = preprocessor.lm.chat_template
     if chat is None:
         raise invalid("this model has no chat template: use /v1/completions", "messages")
-    for message in messages:
+    for number, message in enumerate(messages):
+        if message.content is None and message.role not in ("assistant", "function"):
+            where = f"messages.{number}.content"
+            raise invalid(f"{where} is missing: give a text, the empty one if there is nothing to say", where)
         preprocessor.check_length(message.text, cache_policy)
     turns = [_turn(message) for message in messages]
     specs = [tool.model_dump(exclude_none=True) for tool in tools]

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from .dialect import Dialect, dumps
 from .errors import ApiError, as_api_error, invalid
 from .fields import Body
-from .known_fields import refuse_by_name, unknown_fields
+from .known_fields import refuse_by_name, refuse_misnamed, unknown_fields
 from .request_handler import RequestHandler
 
 T = TypeVar("T")
@@ -85,6 +85,7 @@ def checked(found: Any, kind: type[B], *, strict: bool) -> B:
     if not isinstance(found, dict):
         raise invalid("the request is not a JSON object")
     refuse_by_name(found, kind)
+    refuse_misnamed(found, kind)
     try:
         body = kind.model_validate(found)
     except RecursionError:

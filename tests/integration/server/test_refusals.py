@@ -85,6 +85,27 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"decodery": {"cache_policy": "h20"}}, None, "no cache-policy method is called"),
     ({"decodery": {"colour": "red"}}, "decodery.colour", "is not a field"),
     ({"seed": 2**64}, "seed", "at most"),
+    ({"temprature": 1}, "temprature", "there is no field 'temprature': did you mean temperature?"),
+    ({"enable_thinking": False}, "enable_thinking", 'give chat_template_kwargs with {"enable_thinking": ...}'),
+    ({"stop_sequences": ["x"]}, "stop_sequences", "there is no field 'stop_sequences': give stop"),
+    ({"top_n_sigma": 1.5}, "top_n_sigma", "is not supported"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content", "messages.0.content is missing"),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+        "tool_choice.allowed_tools.tools",
+        "at least 1 item",
+    ),
+    (
+        {
+            "tools": TOOLS,
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "no"}}]},
+            },
+        },
+        "tool_choice",
+        "tool_choice allows 'no', which is no tool here",
+    ),
 ]
 
 
@@ -143,3 +164,24 @@ def test_requests_that_are_no_requests(url: str) -> None:
 def test_a_wrong_path_is_answered_with_the_right_one(url: str, method: str, path: str, status: int, said: str) -> None:
     answer = httpx.request(method, url + path)
     assert answer.status_code == status and said in answer.json()["error"]["message"], answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "param", "said"),
+    [
+        ("completions", {"messages": user("x")}, "messages", "POST /v1/chat/completions takes messages"),
+        ("chat/completions", {"prompt": "x"}, "prompt", "POST /v1/completions takes a prompt"),
+        ("completions", {"prompt": "x", "top_logprobs": 2}, "top_logprobs", "logprobs is the number"),
+        ("completions", {"prompt": [-1]}, "prompt.0", "must be at least 0, not -1"),
+        ("completions", {"prompt": 5}, "prompt", "prompt must be a text or a list, not 5"),
+        ("completions", {"prompt": ""}, "prompt", "prompt must not be empty"),
+        ("responses", {"input": "x", "conversation": "c"}, "conversation", "give previous_response_id"),
+        ("responses", {"input": "x", "include": ["message.output_text.logprobs"]}, "include", "/v1/chat/completions"),
+    ],
+)
+def test_a_field_in_the_wrong_place_is_refused_with_the_right_one(
+    url: str, path: str, asked: dict[str, Any], param: str, said: str
+) -> None:
+    answer = httpx.post(f"{url}/v1/{path}", json=asked)
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]["message"] and answer.json()["error"]["param"] == param
