@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from functools import cached_property, partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_origin
 
 from decodery.constraints.json_schema import JSONSchema
 from decodery.core.conversation import Conversation, Prompt, PromptTokens
@@ -37,7 +37,7 @@ from decodery.step.sequence import Sequence
 
 from .chat_answer import described
 from .other_names import OTHER_NAMES
-from .prompts import one
+from .prompts import check_messages, one
 from .resolve_settings import (
     build_sampler,
     check_lengths,
@@ -135,6 +135,7 @@ class PromptRequests:
             raise SettingsError("this model has no chat template, so it takes no chat messages: give generate a text")
         elif not apply_chat_template:
             raise SettingsError("chat messages need the chat template: leave out apply_chat_template, or give a text")
+        check_messages(given, self.chat_template.source)
         turns, functions = described(given, tools or (), self.chat_template.source)
         return chat_tokens(
             self.chat_template,
@@ -323,4 +324,9 @@ class PromptRequests:
             return constraint
         if isinstance(constraint, Mapping):
             constraint = JSONSchema(constraint)
+        if isinstance(constraint, list | tuple):
+            raise SettingsError(f"a list is no constraint: give Choice({constraint!r:.60})")
+        if isinstance(constraint, type) or get_origin(constraint) is not None:
+            name = getattr(constraint, "__name__", constraint)
+            raise SettingsError(f"a type is no constraint: give PythonType({name}), whose parse reads the text")
         return resolve("constraint", constraint).compile(self.vocabulary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from numbers import Integral
 from typing import Any
@@ -78,6 +79,31 @@ def conversations(given: Any) -> tuple[list[list[Any]], bool]:
 
 def _messages(given: Iterable[Any]) -> bool:
     return all(isinstance(item, Mapping) for item in given)
+
+
+_ROLES = ("user", "assistant", "system", "developer", "tool", "function")
+
+
+def check_messages(messages: Iterable[Mapping[str, Any]], template: str) -> None:
+    """Refuse messages of which a chat template would make another conversation than was meant.
+
+    Args:
+        messages: The messages.
+        template: The source of the chat template, which may name further roles.
+
+    Raises:
+        PromptError: A role is unknown, or a content is missing or no text.
+    """
+    for number, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if role not in _ROLES and not (isinstance(role, str) and re.search(f"[\"']{re.escape(role)}[\"']", template)):
+            raise PromptError(f"message {number} has the role {role!r:.60}: give user, assistant, system or tool")
+        if content is None and role in ("user", "system", "developer"):
+            raise PromptError(f"message {number} has no content: give the text that the {role} says")
+        if not isinstance(content, str | list | tuple | None):
+            raise PromptError(
+                f"the content of message {number} is a text or a list of parts, not {type(content).__name__}"
+            )
 
 
 def each(given: Iterable[Any]) -> Iterator[Any]:

@@ -72,3 +72,22 @@ def test_a_model_without_a_template_is_refused() -> None:
             call(HELLO)
     with pytest.raises(SettingsError, match="leave out apply_chat_template, or give a text"):
         tiny_lm().generate(HELLO, apply_chat_template=False)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "usr", "content": "a"}, "message 1 has the role 'usr': give user, assistant, system or tool"),
+        ({"content": "a"}, "message 1 has the role None"),
+        ({"role": "user"}, "message 1 has no content: give the text that the user says"),
+        ({"role": "user", "content": 5}, "the content of message 1 is a text or a list of parts, not int"),
+    ],
+)
+def test_a_message_that_means_nothing_is_refused_by_its_number(message: dict[str, Any], said: str) -> None:
+    with pytest.raises(PromptError, match=re.escape(said)):
+        tiny_lm().chat([*HELLO, message], **SETTINGS)
+
+
+def test_a_role_that_the_template_names_is_one_of_its_own() -> None:
+    lm = tiny_lm("{% for m in messages %}{% if m.role == 'judge' %}!{% endif %}{{ m.content }}{% endfor %}")
+    assert lm.tokenizer.decode(lm.encode([{"role": "judge", "content": "a"}])) == "!a"

@@ -18,7 +18,7 @@ from decodery.cli.given import given, read_prompt
 from decodery.cli.main import _require_streams, main
 from decodery.constraints import Grammar
 from decodery.core.conversation import PromptTokens
-from decodery.core.errors import ConstraintError, PromptError
+from decodery.core.errors import ConstraintError, PromptError, SettingsError
 from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.llm.prompts import one, single
@@ -73,6 +73,19 @@ def test_one_prompt_is_needed_where_one_text_is_written(lm: LLM) -> None:
         lm.encode("")
     with pytest.raises(PromptError, match="one prompt is needed here"):
         lm.encode([])
+
+
+@pytest.mark.parametrize(
+    ("constraint", "said"),
+    [
+        (["a", "b"], r"a list is no constraint: give Choice\(\['a', 'b'\]\)"),
+        (int, r"a type is no constraint: give PythonType\(int\), whose parse reads the text"),
+        (dict[str, int], r"a type is no constraint: give PythonType\("),
+    ],
+)
+def test_what_describes_a_constraint_is_answered_with_the_constraint(lm: LLM, constraint: Any, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        lm.generate("hi", constraint=constraint, **SHORT)
 
 
 def test_settings_may_be_scalars_of_numpy(lm: LLM) -> None:

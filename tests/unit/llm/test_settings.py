@@ -46,6 +46,7 @@ UNLOADED = object.__new__(LLM)
         ({"seed": "7"}, "seed must be an integer, not '7'"),
         ({"ignore_eos": "yes"}, "ignore_eos must be True or False, not 'yes'"),
         ({"logit_bias": 5}, "logit_bias must be a mapping of integers to numbers or None, not 5"),
+        ({"min_new_tokens": 5, "max_new_tokens": 2}, "min_new_tokens is 5 and max_new_tokens 2: give a larger"),
         ({"max_new_tokens": "x" * 999}, "max_new_tokens must be an integer, not 'xxx"),
     ],
 )
