@@ -131,7 +131,7 @@ def _own(row: dict[str, Any], number: int, path: Path) -> Question:
         before, value = tuple((each["role"], each["content"]) for each in value[:-1]), [value[-1]["content"]]
     turns = value if isinstance(value, list) else [value]
     if not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise SettingsError(f"{given[0]} in {where} must be a text, or for turns a list of texts")
+        raise SettingsError(f"{given[0]} in {where} must be a text, not an empty one, or for turns a list of them")
     name = str(next((row[each] for each in _IDS if each in row), number))
     problem = None
     if any(each in row for each in _CHECKED):

@@ -28,7 +28,9 @@ class Methods(Names):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
         from decodery.bench.settings import split_methods
 
-        return split_methods(value)
+        if not (found := split_methods(value)):
+            self.fail("there is no method in it: name some, such as none,auto", param, ctx)
+        return found
 
 
 class Integers(click.ParamType):

@@ -120,9 +120,8 @@ def _answer(conversation: Conversation, turn: str) -> None:
         which = "the oldest turn is" if turns == 1 else f"the {turns} oldest turns are"
         note(f"the conversation fills the model's context of {conversation.context} tokens: {which} dropped.")
 
-    screen = Screen()
-    output = conversation.say(turn, screen.write, tell_dropped)
-    screen.end()
+    with Screen() as screen:
+        output = conversation.say(turn, screen.write, tell_dropped)
     about, context = figures(output), conversation.context
     # A server keeps to itself how many tokens its prompts have, and some cache policies have no end.
     if conversation.lm.model.capabilities.rows:

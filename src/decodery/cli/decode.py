@@ -102,11 +102,19 @@ class Screen:
     """Writes a streamed text to standard output and ends its last line.
 
     On a terminal, control characters are left out: a model's text must not move the cursor or change a title.
+    As a context it ends the line of what it wrote before an error, too.
     """
 
     def __init__(self) -> None:
         self._terminal = sys.stdout.isatty()
         self._last = ""
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None or self._last:
+            self.end()
 
     def write(self, piece: str) -> None:
         if piece:

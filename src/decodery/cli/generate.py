@@ -129,9 +129,8 @@ def generate(
         outputs = [output.to_dict() for output in decode(lm, requests)]
         click.echo(json.dumps(outputs if n > 1 else outputs[0], ensure_ascii=False))
     elif n == 1:
-        screen = Screen()
-        (output,) = decode(lm, requests, screen.write)
-        screen.end()
+        with Screen() as screen:
+            (output,) = decode(lm, requests, screen.write)
         if sys.stdout.isatty() and sys.stderr.isatty():
             note(figures(output))
         elif not note_full([output]) and output.finish_reason != "stop" and _needs_end(first):
@@ -158,9 +157,8 @@ def _print_canvases(
         click.echo(json.dumps(objects if n > 1 else objects[0], ensure_ascii=False))
         return
     if n == 1:
-        screen = Screen()
-        outputs = fill(lm, fills, screen.write)
-        screen.end()
+        with Screen() as screen:
+            outputs = fill(lm, fills, screen.write)
     else:
         _print_all(outputs := fill(lm, fills))
     if any(output.finish_reason == "cancelled" for output in outputs):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import decodery
 from commands import inside
+from decodery.cli.decode import Screen
+from decodery.core.errors import SettingsError
 from decodery.llm.llm import LLM
 from serving import tiny_lm
 
@@ -61,6 +66,7 @@ def test_schemas_and_grammars_may_stand_in_the_command(tmp_path: Path) -> None:
         (("cache", "clean", "--most", "nan"), "'nan' is not a number"),
         (("generate", "x", "--temperature", "nan"), "'nan' is not a number"),
         (("serve", "--replicas", "2"), "--replicas needs --ray"),
+        (("bench", "--methods", " , "), "there is no method in it: name some, such as none,auto"),
     ],
 )
 def test_wrong_usage_is_answered_with_what_was_meant(arguments: tuple[str, ...], said: str) -> None:
@@ -89,8 +95,21 @@ def test_what_cannot_work_is_refused_before_a_model_is_loaded(
     assert said in refused(*given)
 
 
-def test_a_model_without_a_name_is_refused() -> None:
+def test_a_model_without_a_name_or_a_content_is_refused(tmp_path: Path) -> None:
     assert "the model's name is empty: give smollm2" in refused("generate", "x", "-m", "")
+    (empty := tmp_path / "m.gguf").write_bytes(b"")
+    assert f"{empty} is empty: fetch it again, or give another file" in refused("generate", "x", "-m", str(empty))
+
+
+def test_an_error_after_the_first_words_has_a_line_of_its_own() -> None:
+    output = io.StringIO()
+    with mock.patch.object(sys, "stdout", output):
+        with pytest.raises(SettingsError), Screen() as screen:
+            screen.write("some")
+            raise SettingsError("wrong")
+        with pytest.raises(SettingsError), Screen():
+            raise SettingsError("wrong")
+    assert output.getvalue() == "some\n"
 
 
 @pytest.mark.usefixtures("unloaded")

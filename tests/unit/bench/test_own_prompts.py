@@ -60,6 +60,7 @@ def test_own_prompts_are_texts_turns_or_messages(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": ["x"]}]}, "both texts"),
         ({"turns": []}, "must be a text"),
         ({"prompt": 3}, "must be a text"),
+        ({"prompt": ""}, "must be a text, not an empty one"),
         ({"prompt": "x", "answer": None}, "neither an answer nor tests"),
     ],
 )

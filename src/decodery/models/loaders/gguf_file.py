@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import re
 import struct
 from collections.abc import Callable
@@ -69,6 +70,8 @@ class GGUFFile:
         self.others: list[GGUFFile] = []
         try:
             with path.open("rb") as file:
+                if not os.fstat(file.fileno()).st_size:
+                    raise CorruptFile(f"{path} is empty: fetch it again, or give another file")
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise CorruptFile(f"cannot read {path}: {error}") from error
