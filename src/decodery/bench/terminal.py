@@ -51,7 +51,7 @@ def show(result: Result) -> None:
         console.print(table)
         if any("coverage" in row for row in rows):
             console.print(_structured(rows))
-        elif len({row["category"] for row in rows}) > 2:
+        elif len({row["category"] for row in rows}) > 2 and any(row["method"] != PLAIN for row in rows):
             console.print(_categories(rows))
     for note in result["notes"]:
         console.print(f"note: {note}", style="yellow", markup=False)

@@ -17,6 +17,7 @@ from commands import inside
 from decodery.bench.exports import to_csv, to_latex, to_svg
 from decodery.bench.report import table
 from decodery.bench.settings import Settings
+from decodery.bench.terminal import show
 from decodery.bench.workloads import OWN, digest_of, own_questions
 from decodery.cli.bench_requests import requests_of
 from decodery.core.errors import SettingsError, UnknownMethod
@@ -109,6 +110,19 @@ def test_a_run_counts_right_answers_and_writes_what_papers_need(tmp_path: Path) 
     written(tmp_path, lines[:2])
     with pytest.raises(SettingsError, match="has changed since"):
         measure(lm, tmp_path, noted, requests=requests_of(tries))
+
+
+@pytest.mark.parametrize("methods", [("none",), ("none", "prompt-lookup")])
+def test_speed_ups_by_category_need_a_method_that_has_one(
+    tmp_path: Path, methods: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(
+        methods=methods, workloads=(OWN,), file=str(written(tmp_path, LINES)), max_new_tokens=4, rounds=1, warmup=0,
+        timelines=0,
+    )  # fmt: skip
+    show(measure(make_lm(), tmp_path, settings))
+    shown = capsys.readouterr().out
+    assert "right (95 %)" in shown and ("by category" in " ".join(shown.split())) == (len(methods) > 1)
 
 
 def test_what_does_not_go_with_a_file_is_refused(tmp_path: Path) -> None:
