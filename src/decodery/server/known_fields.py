@@ -65,6 +65,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "lora_path": (("",), "serve the model with its adapter"),
     "top_logprobs": ((0,), "logprobs is the number in a completion, and a response reports none"),
     "conversation": ((), "give previous_response_id, or all items in input"),
+    "mcp_servers": (([],), "this server calls no other servers"),
     "lora": (([],), "serve the model with its adapter"),
     "image_data": (([],), "this server reads text"),
     "mm_processor_kwargs": (({},), "this server reads text"),

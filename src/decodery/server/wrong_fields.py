@@ -61,8 +61,13 @@ def _said(alternatives: Sequence[Mapping[str, Any]]) -> str:
     exact = next((each for each in alternatives if each["type"] not in {*_KINDS, "literal_error"}), None)
     if exact is not None:
         return _exact(exact)
-    kinds = dict.fromkeys(_KINDS.get(each["type"]) or each["ctx"]["expected"] for each in alternatives)
+    kinds = dict.fromkeys(_KINDS.get(each["type"]) or _literals(each["ctx"]["expected"]) for each in alternatives)
     return f"must be {' or '.join(kinds)}, not {_shown(alternatives[0]['input'])}"
+
+
+def _literals(expected: str) -> str:
+    """The values that a field may have, as JSON spells them."""
+    return {"True": "true", "False": "false"}.get(expected, expected)
 
 
 def _exact(error: Mapping[str, Any]) -> str:
@@ -75,7 +80,7 @@ def _exact(error: Mapping[str, Any]) -> str:
         name, words = _BOUNDS[kind]
         return f"must be {words} {_shown(bounds[name]).removesuffix('.0')}, not {given}"
     if kind == "too_long":
-        return f"may have at most {bounds['max_length']} items"
+        return f"may have at most {bounds['max_length']} items" if bounds["max_length"] else "must be empty"
     if kind == "too_short":
         return f"must have at least {bounds['min_length']} item{'s' if bounds['min_length'] > 1 else ''}"
     if kind == "string_too_long":

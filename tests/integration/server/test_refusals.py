@@ -175,6 +175,7 @@ def test_a_wrong_path_is_answered_with_the_right_one(url: str, method: str, path
         ("completions", {"prompt": [-1]}, "prompt.0", "must be at least 0, not -1"),
         ("completions", {"prompt": 5}, "prompt", "prompt must be a text or a list, not 5"),
         ("completions", {"prompt": ""}, "prompt", "prompt must not be empty"),
+        ("responses", {"input": "x", "background": True}, "background", "background must be false, not true"),
         ("responses", {"input": "x", "conversation": "c"}, "conversation", "give previous_response_id"),
         ("responses", {"input": "x", "include": ["message.output_text.logprobs"]}, "include", "/v1/chat/completions"),
     ],
