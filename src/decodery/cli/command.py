@@ -130,7 +130,7 @@ class Command(click.Command):
             message = f"no option is called {error.option_name!r}: {self._meant(error.option_name, ctx)}"
             raise click.UsageError(message, ctx) from None
         if left and not ctx.resilient_parsing:
-            raise click.UsageError(f"{left[0]!r} is one argument too many: {self._takes(ctx)}", ctx)
+            raise click.UsageError(f"{left[0]!r} is one argument too many: {self._takes(ctx, left[0])}", ctx)
         return left
 
     def _meant(self, given: str, ctx: click.Context) -> str:
@@ -147,11 +147,13 @@ class Command(click.Command):
         near = difflib.get_close_matches(given, known.values(), n=2, cutoff=0.7)
         return f"did you mean {' or '.join(near)}?" if near else f"`{ctx.command_path} --help` lists them"
 
-    def _takes(self, ctx: click.Context) -> str:
-        """Which arguments there are."""
+    def _takes(self, ctx: click.Context, given: str = "NAME") -> str:
+        """Which arguments there are. given: one that is none of them, which may be meant as a model."""
         names = [param.make_metavar(ctx) for param in self.params if isinstance(param, click.Argument)]
         if "[PROMPT]" in names or "PROMPT" in names:
             return f'give the prompt as one argument, in quotes, as in {ctx.command_path} "Explain tides."'
+        if not names and "model" in (param.name for param in self.params):
+            return f"a model is an option, as in {ctx.command_path} -m {given}"
         return f"`{ctx.command_path}` takes {' '.join(names) or 'options alone'}"
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -46,9 +47,11 @@ def compress_text(file: Path, out: Path | None, model: str, dtype: str) -> None:
 
 
 def new_file(path: Path) -> Path:
-    """A file that is not there yet. Raises SettingsError where it is."""
+    """A file that is not there yet and can be written. Raises SettingsError for any other."""
     if path.exists():
         raise SettingsError(f"{path} exists: name another file with --out")
+    if path.parent.exists() and not os.access(path.parent, os.W_OK):
+        raise SettingsError(f"{path.parent} may not be written to: name another file with --out")
     return path
 
 

@@ -126,10 +126,15 @@ def main(arguments: Sequence[str] | None = None, *, group: click.Command = cli, 
     except OSError as error:
         from decodery.models.loaders.store import is_full
 
-        if not is_full(error):
+        if is_full(error):
+            said = (
+                f"cannot write {error.filename or 'the output'} ({error.strerror}): free some space or write elsewhere"
+            )
+        elif error.filename is not None:
+            said = f"cannot use {error.filename} ({error.strerror}): check the path and its permissions"
+        else:
             raise
-        written = error.filename or "the output"
-        click.echo(f"decodery: cannot write {written} ({error.strerror}): free some space or write elsewhere", err=True)
+        click.echo(f"decodery: {said}", err=True)
         status = FAILED
     try:
         sys.stdout.flush()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 from unittest import mock
 
+import click
 import pytest
 
 import decodery
@@ -62,6 +64,10 @@ def test_schemas_and_grammars_may_stand_in_the_command(tmp_path: Path) -> None:
         (("generate", "x", "--n-predict", "1"), "give --max-new-tokens"),
         (("generate", "x", "--xyz"), "`decodery generate --help` lists them"),
         (("info", "smollm2"), "'smollm2' is one argument too many: `decodery info` takes options alone"),
+        (
+            ("serve", "m.gguf"),
+            "'m.gguf' is one argument too many: a model is an option, as in decodery serve -m m.gguf",
+        ),
         (("pull", "a", "b"), "'b' is one argument too many: `decodery pull` takes NAME"),
         (("cache", "clean", "--most", "nan"), "'nan' is not a number"),
         (("generate", "x", "--temperature", "nan"), "'nan' is not a number"),
@@ -99,6 +105,30 @@ def test_a_model_without_a_name_or_a_content_is_refused(tmp_path: Path) -> None:
     assert "the model's name is empty: give smollm2" in refused("generate", "x", "-m", "")
     (empty := tmp_path / "m.gguf").write_bytes(b"")
     assert f"{empty} is empty: fetch it again, or give another file" in refused("generate", "x", "-m", str(empty))
+
+
+def test_a_file_that_cannot_be_used_is_named_and_a_fault_of_the_program_is_not_hidden(tmp_path: Path) -> None:
+    @click.command()
+    @click.argument("path")
+    def touch(path: str) -> None:
+        if not path:
+            raise OSError("a fault")
+        Path(path).write_text("")
+
+    (folder := tmp_path / "file").write_text("")
+    code, _, errors = inside(str(folder / "below"), group=touch)
+    assert code == 1
+    assert errors == f"decodery: cannot use {folder / 'below'} (Not a directory): check the path and its permissions\n"
+    with pytest.raises(OSError, match="a fault"):
+        inside("", group=touch)
+
+
+def test_a_folder_that_takes_no_file_is_found_before_the_work(
+    tmp_path: Path, unloaded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (text := tmp_path / "a.txt").write_text("a")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    assert f"{tmp_path} may not be written to: name another file with --out" in refused("compress-text", str(text))
 
 
 def test_an_error_after_the_first_words_has_a_line_of_its_own() -> None:
