@@ -163,14 +163,17 @@ def find(name: str, data: Path | None, patterns: tuple[str, ...]) -> Path:
     wanted = " or ".join(patterns)
     if data is None:
         raise SettingsError(
-            f"the workload {name} needs its data: give the folder that holds {wanted} with --data or DECODERY_DATA"
+            f"the workload {name} needs its data: give the folder that holds {wanted} with --data or DECODERY_DATA, or "
+            "take the workload built-in"
         )
     if not data.is_dir():
         raise SettingsError(f"there is no folder {data}: give the one that holds {wanted} with --data")
     for pattern in patterns:
         if paths := sorted(data.glob(pattern)):
             return paths[0]
-    raise SettingsError(f"the folder {data} holds no {wanted}, which the workload {name} needs")
+    raise SettingsError(
+        f"the folder {data} holds no {wanted}, which the workload {name} needs: fetch it, or take the workload built-in"
+    )
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

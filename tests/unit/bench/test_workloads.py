@@ -10,7 +10,7 @@ import pytest
 
 from decodery.bench.settings import Settings, split_methods
 from decodery.bench.units import Case, Conversation, fixed_length, make_units
-from decodery.bench.workloads import TIERS, WORKLOADS, documents, questions, spaced
+from decodery.bench.workloads import TIERS, WORKLOADS, documents, find, questions, spaced
 from decodery.core.errors import CorruptFile, DecoderyError, SettingsError
 from decodery.llm.llm import LLM
 
@@ -146,6 +146,12 @@ def test_methods_may_have_settings() -> None:
     assert split_methods(text) == ("none", "prompt-lookup:length=5,max_ngram=2", "transformers", "stand:alpha=0.5")
     nested = "none,draft-model:model=a,tree_policy=eagle-2(nodes=8,depth=3),copyspec(gamma=1,length=2)"
     assert split_methods(nested) == ("none", nested[5:-27], nested[-26:])
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_workload_without_its_file_is_answered_with_one_that_needs_none(tmp_path: Path, given: bool) -> None:
+    with pytest.raises(SettingsError, match=r"spec_bench\*\.jsonl.* take the workload built-in"):
+        find("spec-bench", tmp_path if given else None, ("spec_bench*.jsonl",))
 
 
 def test_settings_round_trip_and_begin_with_plain_decoding() -> None:
