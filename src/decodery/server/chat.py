@@ -20,7 +20,7 @@ from .fields import ChatRequest
 from .job import FinishedText, Update
 from .languages import drop_stop, language_of
 from .messages import encoded, tools_in_use
-from .methods import CANVAS_TOKENS, cache_policy_of, fill_of, search_of, searched, settings_of
+from .methods import CANVAS_TOKENS, cache_policy_of, check_lengths, fill_of, search_of, searched, settings_of
 from .plan import Form, Plan, models_of, several
 from .reasoning_fields import reasoning_of
 from .request_preprocessor import RequestPreprocessor
@@ -89,6 +89,7 @@ def _plan(preprocessor: RequestPreprocessor, body: ChatRequest, prompt: _Prompt,
     settings["max_new_tokens"] = preprocessor.room(
         len(tokens), wanted, CANVAS_TOKENS if canvas else None, cache_policy_of(body)
     )
+    check_lengths(body, settings["max_new_tokens"])
     if constraint is not None:
         settings["constraint"] = constraint
     if body.top_logprobs is not None and not body.logprobs:

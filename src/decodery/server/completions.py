@@ -19,7 +19,7 @@ from .errors import invalid
 from .fields import CompletionRequest
 from .job import FinishedText, Update
 from .languages import drop_stop, language_of
-from .methods import cache_policy_of, fill_of, search_of, searched, settings_of
+from .methods import cache_policy_of, check_lengths, fill_of, search_of, searched, settings_of
 from .plan import Form, Plan, models_of, several
 from .request_preprocessor import RequestPreprocessor
 
@@ -74,6 +74,7 @@ def _plan(preprocessor: RequestPreprocessor, body: CompletionRequest, constraint
     for tokens in prompts:
         # A text of no tokens is one that is cut before its first.
         most = max(preprocessor.room(len(tokens), body.max_tokens, _DEFAULT_TOKENS, cache_policy_of(body)), 1)
+        check_lengths(body, most)
         counted = {} if logprobs is None else {"logprobs": logprobs}
         fill = fill_of(body, lm, tokens, settings | counted | {"max_new_tokens": most}, preprocessor.settings.search)
         if fill is not None:

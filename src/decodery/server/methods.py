@@ -60,6 +60,20 @@ def settings_of(body: Shared, vocab_size: int, guards: Sequence[Monitor] = ()) -
     return {name: value for name, value in settings.items() if value is not None}
 
 
+def check_lengths(body: Shared, most: int) -> None:
+    """Refuse a text that has to be longer than it may be. Raises ApiError.
+
+    Args:
+        body: The request.
+        most: Tokens that the text may have.
+    """
+    if (body.min_new_tokens or 0) > most:
+        least = body.min_new_tokens
+        raise invalid(
+            f"min_tokens is {least} and the text may have {most} tokens: give a larger max_tokens", "min_tokens"
+        )
+
+
 def _watching(guards: Sequence[Monitor], asked: str | list[str] | None) -> Any:
     """The monitors of a text: those of the server, and those that the request names."""
     return [*guards, *([asked] if isinstance(asked, str) else asked or ())] if guards else asked

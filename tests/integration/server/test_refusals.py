@@ -85,6 +85,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"decodery": {"cache_policy": "h20"}}, None, "no cache-policy method is called"),
     ({"decodery": {"colour": "red"}}, "decodery.colour", "is not a field"),
     ({"seed": 2**64}, "seed", "at most"),
+    ({"min_tokens": 5}, "min_tokens", "min_tokens is 5 and the text may have 4 tokens: give a larger max_tokens"),
     ({"temprature": 1}, "temprature", "there is no field 'temprature': did you mean temperature?"),
     ({"enable_thinking": False}, "enable_thinking", 'give chat_template_kwargs with {"enable_thinking": ...}'),
     ({"stop_sequences": ["x"]}, "stop_sequences", "there is no field 'stop_sequences': give stop"),
