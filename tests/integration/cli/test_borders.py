@@ -63,7 +63,10 @@ def test_schemas_and_grammars_may_stand_in_the_command(tmp_path: Path) -> None:
         (("generate", "x", "--temprature", "1"), "no option is called '--temprature': did you mean --temperature?"),
         (("generate", "x", "--n-predict", "1"), "give --max-new-tokens"),
         (("generate", "x", "--xyz"), "`decodery generate --help` lists them"),
-        (("info", "smollm2"), "'smollm2' is one argument too many: `decodery info` takes options alone"),
+        (
+            ("info", "smollm2"),
+            "'smollm2' is one argument too many: a model is an option, as in decodery info -m smollm2",
+        ),
         (
             ("serve", "m.gguf"),
             "'m.gguf' is one argument too many: a model is an option, as in decodery serve -m m.gguf",
