@@ -8,6 +8,7 @@ import torch
 
 from decodery.core.errors import CorruptFile, ModelNotFound, UnsupportedModel
 from decodery.models.loaders import hub
+from decodery.models.loaders.fields import INDEX, shard_names
 from decodery.models.trained.artifact import read_tensors
 
 CONFIG, EMBEDDING = "config.json", "embed_tokens.weight"
@@ -36,13 +37,27 @@ def from_hub(name: str, own: str) -> Path:
     Args:
         own: This package's file of a head.
     """
-    files = [*WEIGHTS, own]
-    return hub.fetched(name, [CONFIG, *files], lambda folder: any((folder / file).is_file() for file in files))
+    files = [*WEIGHTS, own, INDEX]
+    wanted = [CONFIG, *files, "model-*.safetensors"]
+    return hub.fetched(name, wanted, lambda folder: any((folder / file).is_file() for file in files))
 
 
 def weights_of(folder: Path) -> Path | None:
-    """The file of the tensors in a folder, None where there is none."""
-    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    """The file of the tensors in a folder, or the index of several; None for neither."""
+    return next((folder / name for name in (*WEIGHTS, INDEX) if (folder / name).is_file()), None)
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, or of the files that an index names."""
+    if path.name != INDEX:
+        return read_tensors(path)[0]
+    found: dict[str, torch.Tensor] = {}
+    names = shard_names(path.parent)
+    for file in sorted(set(names.values())):
+        found |= read_tensors(path.parent / file)[0]
+    for name in names.keys() - found.keys():
+        raise CorruptFile(f"{path.parent} has no tensor {name}, which its index names: fetch the head again")
+    return found
 
 
 def refuse_pickle(folder: Path, file: str) -> ModelNotFound:
@@ -60,15 +75,15 @@ class Tensors:
     """The tensors of a checkpoint; each is taken once.
 
     Args:
-        path: Its file.
+        path: Its file, or that of the names of tensors in several.
         read: Its tensors by name, None where they are to be read from the file.
     """
 
     def __init__(self, path: Path, read: dict[str, torch.Tensor] | None = None) -> None:
         self.path = path
-        given = read_tensors(path)[0] if read is None else read
-        # vLLM reads its Medusa with and without this prefix.
-        named = {name.removeprefix("medusa_heads."): each for name, each in given.items()}
+        given = _read(path) if read is None else read
+        # vLLM reads its Medusa with and without the first prefix, SpecForge its DSpark with and without the other.
+        named = {name.removeprefix("medusa_heads.").removeprefix("logit_head."): each for name, each in given.items()}
         self._left = {name: each for name, each in named.items() if name not in _IGNORED}
 
     @property
@@ -101,6 +116,10 @@ class Tensors:
         if found.is_floating_point() and not bool(found.isfinite().all()):
             raise CorruptFile(f"{self.path}: {name} has values that are not finite: fetch the head again")
         return found
+
+    def vector(self, name: str, width: int) -> torch.Tensor:
+        """The tensor `name` of `width` numbers, which may have sides of one before them."""
+        return self.take(name, *(1,) * (self._have(name).ndim - 1), width).flatten()
 
     def drop(self, prefix: str) -> None:
         """Leave out the tensors whose names begin with `prefix`."""

@@ -156,9 +156,11 @@ def _read(folder: Path, model: Reader, *, own: bool = False) -> TrainedHead | No
 def _names(folder: Path, origin: str) -> bool:
     """Whether the configuration of a published head names a model as its verifier."""
     found = read_json(folder / CONFIG)
-    speculators = found.get("speculators_config") if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return False
+    speculators = found.get("speculators_config")
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
-    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    name = verifier.get("name_or_path") if isinstance(verifier, dict) else found.get("target_model_name_or_path")
     if not isinstance(name, str) or not name or not origin:
         return False
     return name.rstrip("/").rpartition("/")[2].lower() == origin.rstrip("/").rpartition("/")[2].lower()

@@ -28,13 +28,11 @@ from .experts import expert_settings, folder_experts
 from .head import TrainedHead
 from .latents import latent_settings
 from .parts import Parts
-from .published_layers import FAMILIES, DraftLayers
+from .published_layers import FAMILIES, HYBRIDS, DraftLayers
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """What families call the number of their next-token layers."""
 _KINDS: dict[str, Kind] = {name: Whole(0, 64) for name in (*COUNTS, "num_hidden_layers")}
-_HYBRIDS = ("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text")
-"""Families whose own layers mix in other ways, and whose next-token layer is one of gated attention."""
 _MIXED = ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
 """Families whose next-token layer has experts, as most layers of their models have."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -145,18 +143,15 @@ def own_mtp(folder: Path) -> TrainedHead:
     for name in COUNTS:
         if fields.get(name, 1) > 1:
             raise fields.unsupported(name)
-    # Of a hybrid the next-token layer is one that attends to all of the text.
-    mixes = raw.get("model_type") in _HYBRIDS
-    left_out = (*COUNTS, "layer_types") if mixes else COUNTS
-    known = {name: value for name, value in raw.items() if name not in left_out}
-    layers = DraftLayers.of(known, origin, (*FAMILIES, *_HYBRIDS, *_MIXED))
+    known = {name: value for name, value in raw.items() if name not in COUNTS}
+    layers = DraftLayers.of(known, origin, (*FAMILIES, *HYBRIDS, *_MIXED))
     shards, depth = Shards(folder), layers.config.num_layers
     try:
         wanted = [name for name in shards.names if is_mtp(name, depth)]
         tensors = Tensors(folder / CONFIG, {name: shards.tensor(name).clone() for name in wanted})
     finally:
         shards.close()
-    found, about = _read(layers, layout, tensors)
+    found, about = next_layer(layers, layout, tensors)
     tensors.refuse_rest("mtp")
     return TrainedHead("mtp", found, about, {"layout": "mtp of the model"})
 
@@ -194,7 +189,7 @@ def gguf_mtp(path: Path) -> TrainedHead | None:
         file.close()
     shape = replace(layer_shape(config, depth - 1), factor=rope_frequencies(config.rope, config.rope.rotated)[1])
     tensors = Tensors(path, read)
-    found, about = _read(DraftLayers(config, (shape,)), layout, tensors)
+    found, about = next_layer(DraftLayers(config, (shape,)), layout, tensors)
     tensors.refuse_rest("nextn")
     return TrainedHead("mtp", found if whole else Parts(found).quantized(), about, {"layout": "nextn of the model"})
 
@@ -205,7 +200,16 @@ def _renamed(name: str, named: dict[str, str]) -> str:
     return f"{named[path]}.{kind}" if path in named else name
 
 
-def _read(layers: DraftLayers, layout: MTPLayout, tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def next_layer(
+    layers: DraftLayers, layout: MTPLayout, tensors: Tensors
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors and settings of a next-token layer.
+
+    Args:
+        layers: What is known of it as a layer of a model.
+        layout: How the checkpoint names it.
+        tensors: Of the checkpoint, from which what is used is taken.
+    """
     hidden, vocab = layers.hidden, layers.config.vocab_size
     found = layers.take(tensors, layout.layer, "layer.")
     found |= tensors.linear("fc", {layout.fc: hidden}, 2 * hidden)

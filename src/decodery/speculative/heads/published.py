@@ -1,7 +1,8 @@
 """Heads that others have published: which kind a folder holds, and its tensors and settings as this package names them.
 
-Names and shapes are those of the public code (SafeAILab/EAGLE, vllm-project/speculators, sgl-project/SpecForge and
-z-lab/dflash; for Medusa and Hydra see `published_mlp`); whatever could not be run faithfully is refused by name.
+Names and shapes are those of the public code (SafeAILab/EAGLE, vllm-project/speculators, sgl-project/SpecForge,
+deepseek-ai/DeepSpec and z-lab/dflash; for Medusa and Hydra see `published_mlp`); whatever could not be run faithfully
+is refused by name.
 """
 
 from __future__ import annotations
@@ -12,16 +13,30 @@ from typing import Any
 import torch
 
 from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.models.config import LAYERS
 from decodery.models.loaders.config_keys import refuse_unknown
-from decodery.models.loaders.fields import Fields, read_json
+from decodery.models.loaders.fields import INDEX, Fields, read_json, shard_names, shown
 from decodery.models.trained.artifact import remembered
 
 from . import published_mlp
 from .checkpoint import CONFIG, Tensors, refuse_pickle, weights_of
 from .head import TrainedHead
-from .own_mtp import own_layout, own_mtp
-from .published_fields import HEAD_FIELDS, SETTINGS, SPECULATORS, SPECULATORS_KINDS, UNREAD, draft_taps, steps, verifier
-from .published_layers import FAMILIES, DraftLayers
+from .own_mtp import MTPLayout, next_layer, own_layout, own_mtp
+from .published_blocks import dflash, dspark
+from .published_fields import (
+    HEAD_FIELDS,
+    SETTINGS,
+    SPECULATORS,
+    SPECULATORS_KINDS,
+    UNREAD,
+    draft_taps,
+    flat,
+    mask_token,
+    refuse_others,
+    steps,
+    verifier,
+)
+from .published_layers import FAMILIES, HYBRIDS, SLIDING, DraftLayers, slides
 
 _MLPS = {
     "medusa": ("medusa", published_mlp.medusa),
@@ -49,6 +64,10 @@ def published(folder: Path) -> TrainedHead:
     if weights is None:
         named = _named(_settings(folder))
         raise refuse_pickle(folder, f"{named}_lm_head.safetensors" if named else "model.safetensors")
+    if weights.name == INDEX:
+        # Names alone tell a head from a whole model, whose files are many.
+        empty = torch.empty(0, dtype=torch.float32, device="cpu")
+        _layout(_settings(folder), Tensors(weights, dict.fromkeys(shard_names(folder), empty)))
     return _read(folder)
 
 
@@ -64,8 +83,8 @@ def _read(folder: Path) -> TrainedHead:
         kind, read = _MLPS[layout]
         found, about = read(Fields(settings.raw, settings.origin, published_mlp.SETTINGS), tensors)
     else:
-        layers = _layers(settings, of_its_own=layout.startswith(_OWN))
         algorithm = layout.removeprefix(_OWN)
+        layers = _layers(settings, algorithm, of_its_own=layout.startswith(_OWN))
         kind, read_layers = _READERS[algorithm]
         found, about = read_layers(settings, layers, tensors)
         about = layers.settings() | about
@@ -78,10 +97,23 @@ def _read(folder: Path) -> TrainedHead:
 
 
 _OWN = "speculators "
+_BLOCKS = ("dflash", "dspark")
+_OF_BLOCKS = {"causal": True, "is_causal": True, "use_swa": False, "swa_window_size": None}
+"""What is said of the rows of blocks, by what is true of other heads."""
+_DSPARK, _LLAMA = "Qwen3DSparkModel", {"LlamaForCausalLMEagle3", "PEagleDraftModel"}
+"""Architectures: DeepSpec's of blocks, and SpecForge's whose layers are Llama's whatever the file calls its model."""
+_NEXT = MTPLayout(
+    "mtp_layers.0.input_proj.weight",
+    "mtp_layers.0.",
+    "mtp_layers.0.input_proj",
+    ("mtp_layers.0.token_layernorm", "mtp_layers.0.hidden_layernorm", "mtp_layers.0.final_layernorm"),
+    words="lm_head",
+    embedding="embed_tokens",
+)
 
 
 def _settings(folder: Path) -> Fields:
-    return Fields(read_json(folder / CONFIG), str(folder / CONFIG), SETTINGS)
+    return flat(read_json(folder / CONFIG), str(folder / CONFIG))
 
 
 def _named(settings: Fields) -> str | None:
@@ -102,8 +134,11 @@ def _layout(settings: Fields, tensors: Tensors) -> str:
         return "medusa"
     if named == "medusa" and "blocks.0.layers.0.weight" in tensors:
         return "medusa of vLLM"
-    if kind is None and "dflash_config" in settings.raw:
-        return {"dspark": "dspark", "dflash": "dflash"}.get(_projector(settings)) or _strange(settings, tensors)
+    architectures = settings.get("architectures", [])
+    if kind is None and ("dflash_config" in settings.raw or _DSPARK in architectures):
+        usual = "dspark" if any("DSpark" in each for each in architectures) else "dflash"
+        projector: str = settings.get("projector_type", usual)
+        return projector if projector in _BLOCKS else _strange(settings, tensors)
     if kind is None and "mask_hidden" in tensors:
         return "peagle"
     if kind is None and "midlayer.self_attn.q_proj.weight" in tensors:
@@ -112,11 +147,6 @@ def _layout(settings: Fields, tensors: Tensors) -> str:
         # Some write EAGLE-3's layer under the name of EAGLE's; it has a norm of its own for the states.
         return "eagle3" if "layers.0.hidden_norm.weight" in tensors else "eagle"
     return _strange(settings, tensors)
-
-
-def _projector(settings: Fields) -> str:
-    found = (settings.get("dflash_config") or {}).get("projector_type")
-    return str(found or "dflash")
 
 
 def _strange(settings: Fields, tensors: Tensors) -> str:
@@ -129,16 +159,45 @@ def _strange(settings: Fields, tensors: Tensors) -> str:
     )
 
 
-def _layers(settings: Fields, *, of_its_own: bool) -> DraftLayers:
-    """The layers, which are described as those of a model. of_its_own: in a record beside what the head is."""
+def _layers(settings: Fields, algorithm: str, *, of_its_own: bool) -> DraftLayers:
+    """The layers, which are described as those of a model.
+
+    Args:
+        settings: What the head's configuration says.
+        algorithm: What the head is.
+        of_its_own: Whether they are described in a record beside what the head is.
+    """
     raw, origin = settings.raw, settings.origin
     if of_its_own:
         refuse_unknown(raw, origin, (*SETTINGS, *UNREAD, "tie_word_embeddings"))
         raw = settings.get("transformer_layer_config") or {}
-    own = Fields(raw, origin, SETTINGS)
-    if settings.get("layernorms") or own.get("layernorms"):
-        raise (settings if settings.get("layernorms") else own).unsupported("layernorms")
-    return DraftLayers.of({name: value for name, value in raw.items() if name not in HEAD_FIELDS}, origin, FAMILIES)
+        refuse_others(Fields(raw, origin, SETTINGS))
+    for each in (settings.raw, raw):
+        if each.get("quantization_config"):
+            raise UnsupportedModel(
+                f"{origin}: by its quantization_config the head is quantized, and heads are read in floating point: "
+                "give the one that it was made of"
+            )
+        if each.get("layernorms"):
+            raise Fields(each, origin, SETTINGS).unsupported("layernorms")
+    if settings.get("parallel_drafting") and algorithm != "peagle":
+        raise settings.unsupported("parallel_drafting")
+    for name, plain in _OF_BLOCKS.items():
+        if algorithm not in _BLOCKS and settings.get(name, plain) != plain:
+            raise settings.unsupported(name)
+    if of_its_own:
+        return DraftLayers.of(raw, origin, (*FAMILIES, *HYBRIDS) if algorithm == "mtp" else FAMILIES)
+    own: dict[str, Any] = {"model_type": "llama"} if _LLAMA & {*settings.get("architectures", ())} else {}
+    if settings.get("use_swa") and not slides(raw):
+        own["layer_types"] = [SLIDING] * Fields(raw, origin, {"num_hidden_layers": LAYERS}).need("num_hidden_layers")
+    if (window := settings.get("swa_window_size")) is not None:
+        if raw.get("sliding_window") not in (None, window):
+            raise CorruptFile(
+                f"{origin}: sliding_window is {shown(raw['sliding_window'])}, and swa_window_size is {window}"
+            )
+        own |= {"sliding_window": window, "use_sliding_window": True}
+    kept = {name: value for name, value in raw.items() if name not in HEAD_FIELDS}
+    return DraftLayers.of(kept | own, origin)
 
 
 def _eagle(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
@@ -165,16 +224,15 @@ def eagle_3(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
         layers: Its layers.
         tensors: Its checkpoint, from which what is used is taken.
     """
-    if not (settings.get("eagle_config") or {}).get("use_aux_hidden_state", True):
-        raise settings.unsupported("eagle_config")
     first = "midlayer." if "midlayer.self_attn.q_proj.weight" in tensors else "layers.0."
-    hidden = layers.hidden
-    outputs, width = settings.get("draft_vocab_size", layers.config.vocab_size), settings.get("target_hidden_size")
-    taps, width = draft_taps(settings), width or hidden
+    hidden, vocab = layers.hidden, layers.config.vocab_size
+    outputs, width = settings.get("draft_vocab_size", vocab), settings.get("target_hidden_size", hidden)
+    taps = draft_taps(settings)
     found = layers.take(tensors, first, "layer.", 2 * hidden)
     for number in range(1, len(layers.shapes)):
         found |= layers.take(tensors, f"layers.{number}.", f"layer_{number}.")
-    found |= layers.words(tensors, outputs, needed=True)
+    alone = (outputs, width) != (vocab, hidden)
+    found |= layers.words(tensors, outputs, needed=alone, tied=layers.config.tie_embeddings)
     found |= tensors.linear("fc", {"fc": hidden}, len(taps) * width)
     if settings.get("norm_before_fc") and settings.get("fc_norm"):
         raise CorruptFile(f"{settings.origin}: norm_before_fc and fc_norm are both set, and a head has one of them")
@@ -186,106 +244,32 @@ def eagle_3(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
         found[f"{name}.weight"] = tensors.take(f"{first}{theirs}.weight", hidden)
     found["norm.weight"] = tensors.take("norm.weight", hidden)
     switches = {name: settings.get(name, False) for name in ("norm_before_residual", "norm_output")}
-    return found, {"taps": taps, **switches}
+    # Without a projection of its own a head speaks by the target's.
+    shared = {} if "lm_head.weight" in found else {"tokens": vocab}
+    return found, {"taps": taps, **switches, **shared}
 
 
 def _p_eagle(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
     found, about = eagle_3(settings, layers, tensors)
     width = found["fc.weight"].shape[1]
-    found["mask_states.weight"] = tensors.take("mask_hidden", 1, 1, width)[0, 0]
-    return found, about | {"mask_token": _mask(settings, layers), "heads": steps(settings, 8)}
-
-
-def _mask(settings: Fields, layers: DraftLayers) -> int:
-    """The token that stands for one that is not known yet."""
-    own: int | None = (settings.get("dflash_config") or {}).get("mask_token_id")
-    found = settings.get("mask_token_id") if own is None else own
-    if found is None:
-        raise CorruptFile(f"{settings.origin} has no field mask_token_id: the file is incomplete")
-    if not 0 <= found < layers.config.vocab_size:
-        raise CorruptFile(
-            f"{settings.origin}: mask_token_id = {found}, and tokens are 0 to {layers.config.vocab_size - 1}"
-        )
-    return int(found)
-
-
-def _dflash(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
-    hidden, speculators = layers.hidden, settings.get(SPECULATORS) is not None
-    own = settings.get("dflash_config") or {}
-    taps, width = draft_taps(settings, len(layers.shapes)), settings.get("target_hidden_size") or hidden
-    found: dict[str, torch.Tensor] = {}
-    for number in range(len(layers.shapes)):
-        found |= layers.take(tensors, f"layers.{number}.", f"layer_{number}.")
-    found |= tensors.linear("fc", {"fc": hidden}, len(taps) * width)
-    for name in ("hidden_norm", "norm"):
-        found[f"{name}.weight"] = tensors.take(f"{name}.weight", hidden)
-    outputs = settings.get("draft_vocab_size", layers.config.vocab_size)
-    found |= layers.words(tensors, outputs, needed=outputs != layers.config.vocab_size)
-    size = settings.get("block_size") or own.get("block_size")
-    if size is None:
-        raise CorruptFile(f"{settings.origin} has no field block_size: the file is incomplete")
-    anchored = settings.get("sample_from_anchor", settings.get(SPECULATORS) == "dspark")
-    if size < 2 - anchored:
-        raise CorruptFile(f"{settings.origin}: block_size = {size} leaves no token to draft")
-    about = {
-        "taps": taps,
-        "mask_token": _mask(settings, layers),
-        "block": size,
-        "heads": size if anchored else size - 1,
-        "from_anchor": bool(anchored),
-        # A window is counted from the block's first token in one project's training and from every row in the other's.
-        "window_from_anchor": speculators,
-        "bidirectional": bool(settings.get("sliding_window_non_causal", False)),
-        "target_layers": settings.get("num_target_layers"),
-    }
-    return found, about
-
-
-def _dspark(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
-    found, about = _dflash(settings, layers, tensors)
-    speculators = settings.get(SPECULATORS) is not None
-    own = settings if speculators else Fields(settings.get("dflash_config"), settings.origin, SETTINGS)
-    hidden, rank = layers.hidden, own.get("markov_rank", 256 if speculators else 0)
-    variant = str(own.get("markov_head_type", "vanilla")).lower()
-    if variant not in ("vanilla", "gated", "rnn"):
-        raise own.unsupported("markov_head_type")
-    if rank:
-        markov = "markov_head."
-        outputs = settings.get("draft_vocab_size", layers.config.vocab_size)
-        found["markov_in.weight"] = tensors.take(f"{markov}markov_w1.weight", layers.config.vocab_size, rank)
-        found |= tensors.linear("markov_out", {f"{markov}markov_w2": outputs}, rank)
-        if variant == "gated":
-            found |= tensors.linear("markov_gate", {f"{markov}gate_proj": rank}, hidden + rank)
-        elif variant == "rnn":
-            found |= tensors.linear("markov_step", {f"{markov}joint_proj": 3 * rank}, hidden + 2 * rank)
-    if own.get("enable_confidence_head", speculators or bool(own.get("confidence_head_alpha"))):
-        after = rank if own.get("confidence_head_with_markov", speculators) else 0
-        found |= tensors.linear("confidence", {"confidence_head.proj": 1}, hidden + after)
-    # Of a recurrent Markov head one project runs the row of the block's first token, too.
-    primed = variant == "rnn" and speculators and not about["from_anchor"]
-    return found, about | {"markov": variant if rank else None, "primed": primed}
+    found["mask_states.weight"] = tensors.vector("mask_hidden", width)
+    return found, about | {"mask_token": mask_token(settings, layers.config.vocab_size), "heads": steps(settings, 8)}
 
 
 def _mtp(settings: Fields, layers: DraftLayers, tensors: Tensors) -> _Found:
     if settings.get("num_nextn_predict_layers", 1) != 1:
         raise settings.unsupported("num_nextn_predict_layers")
-    prefix, hidden = "mtp_layers.0.", layers.hidden
     # The configuration is that of the whole model; the layer is one like its layers.
-    found = layers.take(tensors, prefix, "layer.")
-    names = {"token_norm": "token_layernorm", "feature_norm": "hidden_layernorm", "norm": "final_layernorm"}
-    for name, theirs in names.items():
-        found[f"{name}.weight"] = tensors.take(f"{prefix}{theirs}.weight", hidden)
-    found |= tensors.linear("fc", {f"{prefix}input_proj": hidden}, 2 * hidden)
-    found |= layers.words(tensors, layers.config.vocab_size)
-    return found, {"further": [], "normed_states": True, "feeds_normed": True, "states_first": False}
+    found, about = next_layer(layers, _NEXT, tensors)
+    return found, about | {"further": []}
 
 
 _READERS = {
     "eagle": ("eagle", _eagle),
     "eagle3": ("eagle-3", eagle_3),
     "peagle": ("p-eagle", _p_eagle),
-    "dflash": ("dflash", _dflash),
-    "dspark": ("dspark", _dspark),
+    "dflash": ("dflash", dflash),
+    "dspark": ("dspark", dspark),
     "mtp": ("mtp", _mtp),
 }
 """By algorithm: the drafter that runs such a head, and what reads its tensors."""

@@ -5,35 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 from decodery.core.errors import CorruptFile
-from decodery.models.config import MOST_LAYERS, TOKEN_ID, TOKENS, WIDTH
-from decodery.models.loaders.fields import Anything, Fields, Flag, Kind, Listed, Record, Text, Whole
+from decodery.models.config import MOST_LAYERS, POSITIONS, TOKEN_ID, TOKENS, WIDTH
+from decodery.models.loaders.fields import Anything, Fields, Flag, Kind, Listed, Record, Text, Whole, shown
 
 SPECULATORS = "speculators_model_type"
 SPECULATORS_KINDS = ("eagle", "eagle3", "mtp", "dflash", "dspark", "peagle")
-_LAYERS, _OUTPUTS = Listed(Whole(-(1 << 10), 1 << 10), 64), Listed(Whole(0, 1 << 10), 64)
-_BLOCK, _RANK = Whole(1, 1 << 10), Whole(0, 1 << 16)
-_MARKOV: dict[str, Kind] = {
-    "markov_rank": _RANK,
-    "markov_head_type": Text(64),
-    "enable_confidence_head": Flag(),
-    "confidence_head_with_markov": Flag(),
-    "confidence_head_alpha": Anything(),
-}
-_DFLASH: dict[str, Kind] = {
-    "target_layer_ids": _OUTPUTS,
-    "mask_token_id": TOKEN_ID,
-    "block_size": _BLOCK,
-    "projector_type": Text(64),
-    "attention_mode": Text(64),
-    **_MARKOV,
-}
+_ENTERED, _LEFT = "eagle_aux_hidden_state_layer_ids", "target_layer_ids"
+"""Where states are read: the layers that they enter, and the layers that they leave."""
+_NESTED = ("dflash_config", "eagle_config")
+_LAYERS, _LEFT_LAYERS = Listed(Whole(-(1 << 10), 1 << 10), 64), Listed(Whole(-1, 1 << 10), 64)
 _METHOD = Record({"speculative_tokens": Whole(1, 1 << 10), "proposal_type": Text(64)})
+_MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
+_ALWAYS: dict[str, Any] = {
+    "is_neox_style": True,
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+}
+"""What configurations say of a head that is run at this value alone, which is meant where it is missing."""
 SETTINGS: dict[str, Kind] = {
     SPECULATORS: Text(64),
+    "architectures": Listed(Text(256), 64),
     "transformer_layer_config": Record({}),
     "speculators_config": Record(
         {"proposal_methods": Listed(_METHOD, 64), "verifier": Record({"name_or_path": Text(1 << 12)})}
     ),
+    "target_model_name_or_path": Text(1 << 12),
     "layernorms": Flag(),
     "norm_before_residual": Flag(),
     "norm_before_fc": Flag(),
@@ -41,29 +41,82 @@ SETTINGS: dict[str, Kind] = {
     "norm_output": Flag(),
     "draft_vocab_size": TOKENS,
     "target_hidden_size": WIDTH,
-    "eagle_aux_hidden_state_layer_ids": _LAYERS,
+    _ENTERED: _LAYERS,
     "aux_hidden_state_layer_ids": _LAYERS,
-    "eagle_config": Record({"eagle_aux_hidden_state_layer_ids": _OUTPUTS, "use_aux_hidden_state": Flag()}),
-    "dflash_config": Record(_DFLASH),
-    "block_size": _BLOCK,
-    "mask_token_id": TOKEN_ID,
+    _LEFT: _LEFT_LAYERS,
+    **dict.fromkeys(_NESTED, Record({})),
+    "projector_type": Text(64),
+    "block_size": Whole(1, 1 << 10),
+    **dict.fromkeys(_MASKS, TOKEN_ID),
     "num_target_layers": Whole(1, MOST_LAYERS),
     "sliding_window_non_causal": Flag(),
+    "is_causal": Flag(),
+    "causal": Flag(),
+    "use_swa": Flag(),
+    "swa_window_size": POSITIONS,
     "sample_from_anchor": Flag(),
+    "parallel_drafting": Flag(),
     "num_nextn_predict_layers": Whole(1, 64),
     "model_type": Text(64),
-    **_MARKOV,
+    "markov_rank": Whole(0, 1 << 16),
+    "markov_head_type": Text(64),
+    "enable_confidence_head": Flag(),
+    "confidence_head_with_markov": Flag(),
+    "confidence_head_alpha": Anything(),
+    **dict.fromkeys(_ALWAYS, Anything()),
 }
-UNREAD = ("bias", "fusion_bias", "speculators_version", "embed_requires_grad", "auto_map")
+UNREAD = (
+    *("bias", "fusion_bias", "speculators_version", "embed_requires_grad", "auto_map", "attention_mode"),
+    *("num_anchors", "loss_decay_gamma", "ttt_length", "step_loss_decay", "draft_num_hidden_layers"),
+    *("target_model_type", "parallel_draft_heads_num_layers"),
+)
 """What tensors say as well, what the head was made with, and code that is not run here."""
 HEAD_FIELDS = {*SETTINGS, *UNREAD} - {"model_type"}
 """Fields that are no fields of a model."""
 
 
+def flat(raw: Any, origin: str) -> Fields:
+    """A head's configuration, with what nested records say of the head beside its other fields.
+
+    Raises:
+        CorruptFile: A field stands in both, and says two things.
+        UnsupportedModel: For a value that is not run here.
+    """
+    Record(dict.fromkeys(_NESTED, Record({}))).check(raw, origin)
+    found = dict(raw)
+    for nested in _NESTED:
+        for name, value in (raw.get(nested) or {}).items():
+            # These records name the layers that states leave, in both ways of writing.
+            own = _LEFT if name == _ENTERED else name
+            if value is not None and found.get(own) not in (None, value):
+                raise CorruptFile(f"{origin}: {own} is {shown(found[own])}, and {nested} has {shown(value)}")
+            found[own] = found.get(own) if value is None else value
+    settings = Fields(found, origin, SETTINGS)
+    refuse_others(settings)
+    return settings
+
+
+def refuse_others(settings: Fields) -> None:
+    """Raise UnsupportedModel for a value of a head that is not run here."""
+    for name, value in _ALWAYS.items():
+        if settings.get(name, value) != value:
+            raise settings.unsupported(name)
+
+
 def verifier(settings: Fields) -> str:
     """The name of the model that a head was made for, "" where its folder names none."""
     found: str | None = ((settings.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")
-    return found or ""
+    return found or str(settings.get("target_model_name_or_path", ""))
+
+
+def mask_token(settings: Fields, tokens: int) -> int:
+    """The token that stands for one that is not known yet, of so many tokens."""
+    found = next((each for name in _MASKS if (each := settings.get(name)) is not None), None)
+    if found is None:
+        raise CorruptFile(f"{settings.origin} has no field mask_token_id: the file is incomplete")
+    if not 0 <= found < tokens:
+        raise CorruptFile(f"{settings.origin}: mask_token_id = {found}, and tokens are 0 to {tokens - 1}")
+    return int(found)
 
 
 def steps(settings: Fields, default: int) -> int:
@@ -82,16 +135,16 @@ def draft_taps(settings: Fields, layers: int = 0) -> list[Any]:
     Raises:
         CorruptFile: Nothing says which they are.
     """
-    own = settings.get("dflash_config")
-    if own is not None:
-        # Numbers of the layers that the states leave.
-        leaving = own.get("target_layer_ids")
-        return [layer + 1 for layer in (_spread(settings, layers) if leaving is None else leaving)]
-    entering = settings.get("eagle_aux_hidden_state_layer_ids") or settings.get("aux_hidden_state_layer_ids")
-    leaving = (settings.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    # speculators numbers the layers that states enter, SpecForge those that they leave. Both default to the states that
-    # enter layers 2, the middle one and the third from the end.
-    return entering or [layer + 1 for layer in leaving or ()] or [2, "half", -4]
+    entering = settings.get(_ENTERED) or settings.get("aux_hidden_state_layer_ids")
+    leaving = settings.get(_LEFT)
+    if not (entering or leaving) and layers and settings.get(SPECULATORS) is None:
+        leaving = _spread(settings, layers)
+    # speculators numbers the layers that states enter, the others those that they leave.
+    left = [layer + 1 for layer in leaving or ()]
+    if entering and left and entering != left:
+        raise CorruptFile(f"{settings.origin}: {_ENTERED} names other states than {_LEFT}")
+    # EAGLE-3 defaults to the states that enter layers 2, the middle one and the third from the end.
+    return entering or left or [2, "half", -4]
 
 
 def _spread(settings: Fields, layers: int) -> list[int]:

@@ -10,8 +10,9 @@ import torch
 from decodery.core.errors import CorruptFile, UnsupportedModel
 from decodery.models.config import MOST_LAYERS, POSITIONS, ModelConfig
 from decodery.models.families.config_json import read_config
+from decodery.models.families.seeing import of_text
 from decodery.models.families.tensor_names import stores_less_one
-from decodery.models.loaders.fields import Fields, Flag, Kind, Listed, Text, Whole
+from decodery.models.loaders.fields import Fields, Flag, Kind, Listed, Record, Text, Whole
 from decodery.models.torch.rope import rope_frequencies
 
 from .checkpoint import EMBEDDING, Tensors
@@ -23,13 +24,18 @@ from .parts import LayerShape
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 """Families whose decoder layers are run here."""
+HYBRIDS = ("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text")
+"""Families whose own layers mix in other ways, and whose next-token layer is one of gated attention."""
 _WINDOWS: dict[str, Kind] = {
     "layer_types": Listed(Text(64), MOST_LAYERS),
     "sliding_window": POSITIONS,
     "use_sliding_window": Flag(),
     "max_window_layers": Whole(0, 2**31 - 1),
 }
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_ROTATION = Record(dict.fromkeys(("rope_parameters", "rope_scaling"), Record({})))
+_TEXT_ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Tokens that a head has no use for: those of its target count, and some files name another model's."""
+SLIDING, _FULL = "sliding_attention", "full_attention"
 _FIRST_WINDOW = 28
 """The first layer of the Qwen families that slides where a configuration names no other."""
 
@@ -58,11 +64,15 @@ class DraftLayers:
         family = raw.get("model_type") or "llama"
         if family not in families:
             raise UnsupportedModel(f"{origin}: a head whose layer is of model_type {family!r} is not known here")
-        known = {name: value for name, value in raw.items() if name not in ("architectures", *_WINDOWS)}
+        _ROTATION.check(raw, origin)
+        left_out = ("architectures", *_TEXT_ENDS, *_WINDOWS)
+        known = {name: value for name, value in of_text(raw).items() if name not in left_out}
         config = read_config(known | {"model_type": family}, origin)
         if config.activation != "silu":
             raise UnsupportedModel(f"{origin}: hidden_act of a head is silu here, not {config.activation}")
-        windows = _windows(Fields(raw, origin, _WINDOWS), family, config.num_layers)
+        # Of a hybrid a head's layer is one that attends to all of the text.
+        mixed = {"layer_types": None} if family in HYBRIDS else {}
+        windows = _windows(Fields(raw | mixed, origin, _WINDOWS), family, config.num_layers)
         shape = replace(layer_shape(config, 0), factor=rope_frequencies(config.rope, config.head_dim)[1])
         shapes = tuple(replace(shape, sliding=window) for window in windows)
         return cls(config, shapes, stores_less_one("norm.weight", config))
@@ -117,22 +127,33 @@ class DraftLayers:
         less = self.less_one
         return {name: each + 1 if less and name.endswith("norm.weight") else each for name, each in found.items()}
 
-    def words(self, tensors: Tensors, outputs: int, *, needed: bool = False) -> dict[str, torch.Tensor]:
+    def words(
+        self, tensors: Tensors, outputs: int, *, needed: bool = False, tied: bool = False
+    ) -> dict[str, torch.Tensor]:
         """The vocabulary projection, embedding and draft vocabulary, as far as the head brings its own.
 
         Args:
             outputs: Tokens it can draft.
             needed: Whether it cannot use the target's projection.
+            tied: Whether its embedding is its projection where it brings no other.
         """
         found: dict[str, torch.Tensor] = {}
-        if needed or "lm_head.weight" in tensors:
-            found |= tensors.linear("lm_head", {"lm_head": outputs}, self.hidden)
         if EMBEDDING in tensors:
             found[f"{OWN_EMBEDDING}.weight"] = tensors.take(EMBEDDING, self.config.vocab_size, self.hidden)
+        if tied and found and "lm_head.weight" not in tensors and outputs == self.config.vocab_size:
+            found["lm_head.weight"] = found[f"{OWN_EMBEDDING}.weight"].clone()
+        elif needed or "lm_head.weight" in tensors:
+            found |= tensors.linear("lm_head", {"lm_head": outputs}, self.hidden)
         if "d2t" in tensors:
             # Offsets: a token of the target is the place in the draft vocabulary plus what stands there.
             found["vocabulary"] = (torch.arange(outputs, device="cpu") + tensors.take("d2t", outputs)).int()
         return found
+
+
+def slides(raw: dict[str, Any]) -> bool:
+    """Whether the kinds of layers that a configuration names have sliding ones."""
+    kinds = raw.get("layer_types")
+    return isinstance(kinds, list) and SLIDING in kinds
 
 
 def _windows(fields: Fields, family: str, layers: int) -> list[int | None]:
@@ -143,9 +164,9 @@ def _windows(fields: Fields, family: str, layers: int) -> list[int | None]:
     if types is not None:
         if len(types) != layers:
             raise CorruptFile(f"{fields.origin}: layer_types should name a kind for each of the {layers} layers")
-        if any(kind not in (_SLIDING, _FULL) or (kind == _SLIDING and window is None) for kind in types):
+        if any(kind not in (SLIDING, _FULL) or (kind == SLIDING and window is None) for kind in types):
             raise fields.unsupported("layer_types")
-        return [window if kind == _SLIDING else None for kind in types]
+        return [window if kind == SLIDING else None for kind in types]
     if window is None:
         return [None] * layers
     if not qwen:

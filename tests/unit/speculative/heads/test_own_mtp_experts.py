@@ -17,10 +17,12 @@ from decodery.models.loaders.load import load
 from decodery.models.torch.transformer import Transformer
 from decodery.speculative.drafters.mtp import MTP, MTPHead
 from decodery.speculative.heads.found import found_heads
+from decodery.speculative.heads.head import TrainedHead
 from decodery.speculative.heads.own_mtp import own_mtp
 from decodery.speculative.heads.parts import Parts
 from decodery.testing import check_identical
 from dense_gguf import write_dense
+from published import write
 from tiny_models import doubled, make_model, save
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
@@ -32,6 +34,8 @@ CASES = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_moe"), QWEN),
     **dict.fromkeys(("glm4_moe", "glm4_moe, in groups", "glm4_moe_lite", "deepseek_v3"), GLM),
 }
+PARTS = ("token", "hidden", "final")
+"""What speculators calls the norms of an embedding, of a state and of what leaves the layer."""
 COUNTS = {QWEN: "mtp_num_hidden_layers", GLM: "num_nextn_predict_layers"}
 
 
@@ -139,6 +143,28 @@ def test_the_layer_of_a_gguf_file_is_that_of_a_folder(case: str, tmp_path: Path)
     assert [each.place for each in found_heads(model)] == ["in the model's own file"]
     layer.own.double()
     check_layer(model, layer)
+
+
+@pytest.mark.parametrize("case", ["qwen3_next", "qwen3_5_moe"])
+def test_a_layer_that_speculators_took_out_is_that_of_the_folder(case: str, tmp_path: Path) -> None:
+    layer = Layer(case)
+    wanted = own_mtp(folder_of(case, tmp_path / "model", layer))
+    prefix, fc, norms = layer.names
+    to = {
+        f"{fc}.": "input_proj.",
+        **{f"{norm}.": f"{name}_layernorm." for norm, name in zip(norms, PARTS, strict=True)},
+    }
+    tensors = {}
+    for name, each in layer.tensors(stacked=True).items():
+        kind = next((begin for begin in to if name.startswith(begin)), prefix)
+        tensors[f"mtp_layers.0.{to.get(kind, '')}{name.removeprefix(kind)}"] = each
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    described = config.get("text_config", config)
+    own = {"speculators_model_type": "mtp", "num_nextn_predict_layers": 1, "transformer_layer_config": described}
+    found = TrainedHead.load(write(tmp_path / "head", own, tensors))
+    assert found.kind == "mtp" and found.tensors.keys() == wanted.tensors.keys()
+    assert all(torch.equal(found.tensors[name], wanted.tensors[name]) for name in wanted.tensors)
+    assert found.settings == {**wanted.settings, "further": []}
 
 
 def test_a_router_stays_as_it_is_where_experts_become_integers(tmp_path: Path) -> None:

@@ -16,83 +16,40 @@ from decodery.core.method_spec import from_network
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.llm.resolve_settings import resolve_drafter
-from decodery.models.batch import Batch, Scores, Segment
+from decodery.models.batch import Batch, Scores
 from decodery.speculative.drafters.dflash import DFlash
 from decodery.speculative.drafters.dspark import DSpark, DSparkHead
-from decodery.speculative.heads.drafter import TrainedDrafter, head_kind
-from decodery.speculative.heads.grown import DraftHead
-from decodery.speculative.heads.head import Heard, TrainedHead
+from decodery.speculative.heads.drafter import TrainedDrafter
+from decodery.speculative.heads.head import TrainedHead
 from decodery.speculative.heads.head_pass import HeadPass
-from decodery.speculative.heads.reading import HeadReading
 from decodery.speculative.heads.recognise import published_drafter
 from decodery.speculative.trees.eagle_2 import EAGLE2
-from decodery.step.draft_tree import DraftTree
 from decodery.testing import check_identical, tiny_transformer
 from published import TARGET, TEXT, norm, tensors_of, write
-from published_blocks import attention, block_rows, causal, eagle_rows, enter, mlp, sizes_of
-
-VOCAB, OUTPUTS, TAPS, MASK = 64, 20, [1, 3, 5], 63
-QWEN: dict[str, Any] = {
-    "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 2, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
-    "rope_theta": 5000.0, "max_position_embeddings": 512, "hidden_act": "silu", "attention_bias": False,
-}  # fmt: skip
-SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4, "use_sliding_window": True}
-LLAMA = QWEN | {"model_type": "llama", "head_dim": 8}
-SPOKEN = torch.arange(0, 3 * OUTPUTS, 3)
-TREE = DraftTree(np.array([TEXT[-1], 9, 12, 3, 30, 9]), np.array([-1, 0, 0, 1, 1, 2]))
-"""Two branches of two levels below the last token of `TEXT`."""
-METHOD = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 4}]}
-
-
-def speculators(kind: str, layers: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    verifier = {"verifier": {"name_or_path": "some/model", "architectures": []}}
-    return {
-        "speculators_model_type": kind,
-        "speculators_version": "0.9.0",
-        "speculators_config": {"algorithm": kind, **METHOD, **verifier},
-        "transformer_layer_config": layers,
-        **settings,
-    }
-
-
-def eagle_tensors(layers: dict[str, Any], settings: dict[str, Any], *, width: int = 32, own: bool = False) -> Any:
-    hidden, first = layers["hidden_size"], settings.get("prefix", "layers.0.")
-    sizes = sizes_of(layers, first, 2 * hidden) | {f"{first}hidden_norm.weight": (hidden,)}
-    for number in range(1, layers["num_hidden_layers"]):
-        sizes |= sizes_of(layers, f"layers.{number}.", hidden)
-    sizes |= {"fc.weight": (hidden, 3 * width), "norm.weight": (hidden,), "lm_head.weight": (OUTPUTS, hidden)}
-    if settings.get("norm_before_fc"):
-        sizes["input_norm.weight"] = (3 * width,)
-    if settings.get("fc_norm"):
-        sizes |= {f"fc_norm.{number}.weight": (width,) for number in range(3)}
-    if own:
-        sizes["embed_tokens.weight"] = (VOCAB, hidden)
-    if settings.get("mask"):
-        sizes["mask_hidden"] = (1, 1, 3 * width)
-    told = torch.zeros(VOCAB, dtype=torch.bool)
-    told[SPOKEN] = True
-    return tensors_of(sizes) | {"d2t": SPOKEN - torch.arange(OUTPUTS), "t2d": told}
-
-
-def block_tensors(layers: dict[str, Any], *, outputs: int = VOCAB, rank: int = 0, variant: str = "vanilla") -> Any:
-    hidden = layers["hidden_size"]
-    sizes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 3 * 32), "hidden_norm.weight": (hidden,)}
-    sizes["norm.weight"] = (hidden,)
-    for number in range(layers["num_hidden_layers"]):
-        sizes |= sizes_of(layers, f"layers.{number}.", hidden)
-    if rank:
-        sizes |= {"markov_head.markov_w1.weight": (VOCAB, rank), "markov_head.markov_w2.weight": (outputs, rank)}
-        sizes |= {"confidence_head.proj.weight": (1, hidden + rank), "confidence_head.proj.bias": (1,)}
-        if variant == "gated":
-            sizes |= {"markov_head.gate_proj.weight": (rank, hidden + rank), "markov_head.gate_proj.bias": (rank,)}
-        if variant == "rnn":
-            wide = (3 * rank, hidden + 2 * rank)
-            sizes |= {"markov_head.joint_proj.weight": wide, "markov_head.joint_proj.bias": (3 * rank,)}
-    if outputs == VOCAB:
-        return tensors_of(sizes)
-    return tensors_of(sizes | {"lm_head.weight": (outputs, hidden)}) | {"d2t": SPOKEN - torch.arange(outputs)}
-
+from published_blocks import attention, causal, eagle_rows, enter, mlp, sizes_of
+from published_heads import (
+    LLAMA,
+    MASK,
+    OUTPUTS,
+    QWEN,
+    SLIDING,
+    TAPS,
+    TREE,
+    VOCAB,
+    block_config,
+    block_tensors,
+    check,
+    eagle_formula,
+    eagle_tensors,
+    embedding,
+    found_logits,
+    ids,
+    projected,
+    rows_of,
+    speculators,
+    spread,
+    states_of,
+)
 
 NARROW = LLAMA | {"hidden_size": 16, "head_dim": 4}
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -107,72 +64,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def p_eagle_config() -> dict[str, Any]:
-    return speculators("peagle", QWEN, draft_vocab_size=OUTPUTS, mask_token_id=MASK, **_ids())
-
-
-def _ids() -> dict[str, Any]:
-    return {"eagle_aux_hidden_state_layer_ids": TAPS}
-
-
-def embedding(weights: dict[str, torch.Tensor]) -> Callable[[list[int]], torch.Tensor]:
-    own = weights.get("embed_tokens.weight")
-    return lambda tokens: (
-        TARGET.embed_tokens(torch.tensor(tokens)) if own is None else own[torch.tensor(tokens)]
-    ).double()
-
-
-def states_of(tokens: list[int], taps: list[Any]) -> list[torch.Tensor]:
-    hidden = TARGET.forward(Batch([Segment.chunk(tokens, TARGET.new_cache())]), taps=taps).hidden
-    return [hidden[tap] for tap in taps]
-
-
-def found_logits(folder: Path, pieces: list[int], nodes: list[int]) -> tuple[DraftHead, torch.Tensor]:
-    """The head's logits [1 + nodes, vocab] after TEXT and after nodes of TREE, the text read in pieces."""
-    trained = TrainedHead.load(folder)
-    head = head_kind(trained.kind)(trained, TARGET)
-    assert isinstance(head, DraftHead)
-    states = TARGET.forward(Batch([Segment.chunk(TEXT[:-1], TARGET.new_cache())]), taps=head.taps).hidden
-    memory, first, logits = head.begin(), 0, torch.empty(0)
-    for end in pieces:
-        own = {tap: rows[first:end] for tap, rows in states.items()}
-        logits = head.read(memory, own, torch.tensor(TEXT[first + 1 : end + 1]), np.arange(first, end))
-        first = end
-    reading = HeadReading(head, memory, root=Heard(logits))
-    # A tree that was given up leaves nothing.
-    reading.after(DraftTree.chain(TEXT[-1], [40, 41]), [1, 2])
-    reading.rows.clear()
-    return head, head.spread(torch.cat((logits[None], reading.after(TREE, nodes))))
-
-
-def check(folder: Path, wanted: Callable[[list[int]], torch.Tensor], depths: int = 2) -> None:
-    """Compare after the text and after nodes of the tree with the formula of a path below the text."""
-    nodes = [node for node in range(1, len(TREE)) if TREE.depths[node] <= depths]
-    paths = [[], *(TREE.tokens[TREE.path(node)].tolist() for node in nodes)]
-    expected = torch.stack([wanted(path) for path in paths])
-    for pieces in ([8], [3, 4, 8]):
-        _, found = found_logits(folder, pieces, nodes)
-        spoken = expected > -torch.inf
-        assert torch.equal(found > -torch.inf, spoken)
-        # The frequencies of positions are read in float32 by some layers.
-        assert float((found - expected)[spoken].abs().max()) < 1e-9
-
-
-def spread(logits: torch.Tensor) -> torch.Tensor:
-    if len(logits) == VOCAB:
-        return logits
-    return torch.full((VOCAB,), -torch.inf, dtype=torch.float64).index_copy(0, SPOKEN, logits)
-
-
-def eagle_formula(
-    weights: dict[str, torch.Tensor], layers: dict[str, Any], settings: dict[str, Any], path: list[int]
-) -> torch.Tensor:
-    embed, tokens = embedding(weights), TEXT[1:]
-    features = enter(weights, settings, states_of(TEXT[:-1], TAPS))
-    fed, last = eagle_rows(weights, layers, settings, embed(tokens), features)
-    for token in path:
-        tokens, features = [*tokens, token], torch.cat((features, fed[-1:]))
-        fed, last = eagle_rows(weights, layers, settings, embed(tokens), features)
-    return spread(last[-1] @ weights["lm_head.weight"].T)
+    return speculators("peagle", QWEN, draft_vocab_size=OUTPUTS, mask_token_id=MASK, **ids())
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -180,7 +72,7 @@ def test_eagle_3_heads_with_the_options_of_3_1(name: str, tmp_path: Path) -> Non
     layers, settings, beside = OPTIONS[name]
     tensors = eagle_tensors(layers, settings, **beside)
     folder = write(
-        tmp_path / "head", speculators("eagle3", layers, draft_vocab_size=OUTPUTS, **_ids(), **settings), tensors
+        tmp_path / "head", speculators("eagle3", layers, draft_vocab_size=OUTPUTS, **ids(), **settings), tensors
     )
     weights = {each: tensor.double() for each, tensor in tensors.items()}
     check(folder, lambda path: eagle_formula(weights, layers, settings, path))
@@ -224,23 +116,6 @@ BLOCKS: dict[str, tuple[bool, dict[str, Any], dict[str, Any], int]] = {
 }  # fmt: skip
 
 
-def block_config(kind: str, of_speculators: bool, layers: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    if of_speculators:
-        return speculators(kind, layers, block_size=4, mask_token_id=MASK, aux_hidden_state_layer_ids=TAPS, **settings)
-    own = {"mask_token_id": MASK, "target_layer_ids": [tap - 1 for tap in TAPS], **settings}
-    return layers | {"block_size": 4, "num_target_layers": 6, "dflash_config": own, "auto_map": {"AutoModel": "x.Y"}}
-
-
-def rows_of(weights: dict[str, torch.Tensor], layers: dict[str, Any], settings: dict[str, Any], own: bool) -> Any:
-    block = embedding(weights)([TEXT[-1], MASK, MASK, MASK])
-    return block_rows(weights, layers, settings, states_of(TEXT[:-1], TAPS), block, of_speculators=own)
-
-
-def words(weights: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
-    own = weights.get("lm_head.weight")
-    return TARGET.project(row[None])[0].double() if own is None else row @ own.T
-
-
 @pytest.mark.parametrize("name", BLOCKS)
 def test_dflash_fills_in_a_block(name: str, tmp_path: Path) -> None:
     own, layers, settings, outputs = BLOCKS[name]
@@ -249,14 +124,17 @@ def test_dflash_fills_in_a_block(name: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "head", block_config("dflash", own, layers, **chosen), tensors)
     weights = {each: tensor.double() for each, tensor in tensors.items()}
     rows, first = rows_of(weights, layers, settings, own), 0 if settings.get("sample_from_anchor") else 1
-    check(folder, lambda path: spread(words(weights, rows[first + len(path)])))
+    check(folder, lambda path: spread(projected(weights, rows[first + len(path)])))
     assert found_logits(folder, [8], [1])[0].reach == 4 - first
 
 
-MARKOV = {
-    "vanilla": (True, {}), "gated": (True, {"sample_from_anchor": False}), "rnn": (True, {}),
-    "rnn, not from the anchor": (True, {"sample_from_anchor": False}), "rnn of SpecForge": (False, {}),
+ANCHORED, BESIDE = {"sample_from_anchor": True}, {"sample_from_anchor": False}
+MARKOV: dict[str, tuple[bool, dict[str, Any]]] = {
+    "vanilla": (True, ANCHORED), "gated": (True, BESIDE), "rnn": (True, ANCHORED),
+    "rnn, not from the anchor": (True, BESIDE), "rnn of SpecForge": (False, {}), "vanilla of SpecForge": (False, {}),
+    "gated of SpecForge, not from the anchor": (False, BESIDE),
 }  # fmt: skip
+"""Whose layout, and settings. SpecForge trains every row for the place after its own, unless a file says so."""
 
 
 @pytest.mark.parametrize("name", MARKOV)
@@ -270,7 +148,7 @@ def test_dspark_adds_a_bias_by_the_path(name: str, tmp_path: Path) -> None:
         chosen |= {"projector_type": "dspark", "enable_confidence_head": True, "confidence_head_with_markov": True}
     folder = write(tmp_path / "head", block_config("dspark", own, QWEN, **chosen), tensors)
     weights = {each: tensor.double() for each, tensor in tensors.items()}
-    anchored = own and settings.get("sample_from_anchor", True)
+    anchored = settings.get("sample_from_anchor", True)
     rows, first = rows_of(weights, QWEN, settings, own), 0 if anchored else 1
 
     def linear(part: str, given: torch.Tensor) -> torch.Tensor:
@@ -292,7 +170,7 @@ def test_dspark_adds_a_bias_by_the_path(name: str, tmp_path: Path) -> None:
                 gate, fresh, output = linear("markov_head.joint_proj", torch.cat((state, before, row))).chunk(3)
                 state = gate.sigmoid() * state + (1 - gate.sigmoid()) * fresh.tanh()
                 made = output.tanh()
-        return words(weights, rows[first + len(path)]) + made @ weights["markov_head.markov_w2.weight"].T
+        return projected(weights, rows[first + len(path)]) + made @ weights["markov_head.markov_w2.weight"].T
 
     check(folder, wanted)
     head, _ = found_logits(folder, [8], [1])
@@ -338,12 +216,12 @@ def test_mtp_layers_of_speculators(tmp_path: Path) -> None:
 
 FOLDERS: dict[str, Callable[[], tuple[dict[str, Any], Any]]] = {
     "eagle-3": lambda: (
-        speculators("eagle3", QWEN | SLIDING, draft_vocab_size=OUTPUTS, **_ids()), eagle_tensors(QWEN, {})
+        speculators("eagle3", QWEN | SLIDING, draft_vocab_size=OUTPUTS, **ids()), eagle_tensors(QWEN, {})
     ),
     "p-eagle": lambda: (p_eagle_config(), eagle_tensors(QWEN, {"mask": True}, own=True)),
     "dflash": lambda: (block_config("dflash", False, QWEN), block_tensors(QWEN)),
     "dspark": lambda: (
-        block_config("dspark", True, QWEN, markov_rank=6, draft_vocab_size=OUTPUTS),
+        block_config("dspark", True, QWEN, markov_rank=6, draft_vocab_size=OUTPUTS, **ANCHORED),
         block_tensors(QWEN, outputs=OUTPUTS, rank=6),
     ),
 }  # fmt: skip
@@ -372,6 +250,9 @@ def test_unsure_drafts_of_dspark_are_cut(tmp_path: Path) -> None:
     assert drafted(min_confidence=0.9) < drafted(min_confidence=0.6) < drafted()
 
 
+IDS = {"mask_token_id": MASK, "target_layer_ids": [0, 2, 4]}
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "tensors", "error", "words"),
     [
@@ -386,6 +267,23 @@ def test_unsure_drafts_of_dspark_are_cut(tmp_path: Path) -> None:
         ),
         ("dflash", {"dflash_config": {"projector_type": "domino"}}, {}, UnsupportedModel, "no layout"),
         ("dflash", {"block_size": None}, {}, CorruptFile, "no field block_size"),
+        ("dflash", {"dflash_config": IDS | {"block_size": 8}}, {}, CorruptFile, "block_size is 4, and dflash_config"),
+        ("dflash", {"dflash_config": IDS | {"value_scale": 0.6}}, {}, UnsupportedModel, "the field value_scale = 0.6"),
+        ("dflash", {"dflash_config": IDS | {"causal": True}}, {}, UnsupportedModel, "causal = True is not supported"),
+        ("dflash", {"is_causal": True}, {}, UnsupportedModel, "is_causal = True is not supported"),
+        ("dflash", {"is_neox_style": False}, {}, UnsupportedModel, "is_neox_style = False"),
+        (
+            "dflash",
+            {"dflash_config": IDS | {"swa_window_size": 5}, "sliding_window": 4},
+            {},
+            CorruptFile,
+            "sliding_window is 4, and swa_window_size is 5",
+        ),
+        ("dflash", {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, {}, CorruptFile, "other states than"),
+        ("dflash", {"quantization_config": {"quant_method": "fp8"}}, {}, UnsupportedModel, "the head is quantized"),
+        ("dspark", {"sample_from_anchor": None}, {}, CorruptFile, "no field sample_from_anchor"),
+        ("eagle-3", {"is_causal": False}, {}, UnsupportedModel, "is_causal = False"),
+        ("eagle-3", {"use_swa": True}, {}, UnsupportedModel, "use_swa = True"),
         ("dflash", {"block_size": 1}, {}, CorruptFile, "leaves no token"),
         ("dflash", {}, {"layers.0.self_attn.g_proj.weight": torch.ones(2)}, UnsupportedModel, "g_proj"),
         ("dflash", {"layer_types": ["sliding_attention"] * 2}, {}, UnsupportedModel, "layer_types"),
