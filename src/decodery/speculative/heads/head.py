@@ -68,13 +68,13 @@ class TrainedHead:
         Raises:
             ModelNotFound, CorruptFile, UnsupportedModel: For anything else.
         """
-        from . import gguf_eagle3, published
+        from . import gguf_head, published
 
         whole = Path(path).expanduser()
         if not whole.exists() and hub.is_hub_id(str(path)):
             whole = checkpoint.from_hub(str(path), HEAD)
         if whole.suffix == ".gguf":
-            return gguf_eagle3.gguf_eagle_3(whole)
+            return gguf_head.gguf_head(whole)
         if not (whole / HEAD).is_file() and (whole / checkpoint.CONFIG).is_file():
             return published.published(whole)
         return _load(whole / HEAD if whole.is_dir() else whole)

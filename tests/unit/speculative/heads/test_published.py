@@ -47,6 +47,7 @@ NAMES = {
     "midlayer.hidden_norm": "blk.0.attn_norm_2",
     "midlayer.post_attention_layernorm": "blk.0.ffn_norm",
     **{"lm_head": "output", "norm": "output_norm", "embed_tokens": "token_embd", "fc": "fc"},
+    "input_norm": "enc.output_norm",
 }
 """What llama.cpp calls the tensors of an EAGLE-3 head."""
 
@@ -128,7 +129,12 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]] = {
         speculators("eagle3", LLAMA3, draft_vocab_size=OUTPUTS, eagle_aux_hidden_state_layer_ids=[1, 2, 4]),
         eagle_3("layers.0."),
     ),
-    # The layers that the states leave, where the case above has those that they enter.
+    "eagle-3-of-own-depths-without-projection": (
+        CONFIG | {"norm_before_fc": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 4]},
+        {name: each for name, each in eagle_3().items() if name not in ("lm_head.weight", "d2t", "t2d")}
+        | tensors_of({"input_norm.weight": (3 * HIDDEN,)}),
+    ),
+    # The layers that the states leave, where the cases above have those that they enter.
     "eagle-3-of-specforge": (
         CONFIG | {"draft_vocab_size": OUTPUTS, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}},
         eagle_3() | {"embed_tokens.weight": EMBEDDING.half()},
@@ -141,23 +147,28 @@ def expected(name: str) -> list[torch.Tensor]:
     config, given = LAYOUTS[name]
     weights = {part: each.double() for part, each in given.items()}
     n = len(TEXT) - 2
-    own_depths = name in ("eagle-3-of-own-depths", "eagle-3-of-specforge")
+    own_depths = name.startswith(("eagle-3-of-own-depths", "eagle-3-of-specforge"))
     taps = [1, 2, 4] if own_depths else [2, 3, 3]
     states = TARGET.forward(Batch([Segment.chunk(TEXT[:n], TARGET.new_cache())]), taps=(*taps, 6)).hidden
     tokens = TARGET.embed_tokens(torch.tensor(TEXT[1:]))
     said = []
     if name.startswith("eagle-3"):
         prefix = "midlayer." if "midlayer.hidden_norm.weight" in weights else "layers.0."
-        features = torch.cat([states[tap] for tap in taps], dim=1) @ weights["fc.weight"].T
+        joined = torch.cat([states[tap] for tap in taps], dim=1)
+        if config.get("norm_before_fc"):
+            joined = norm(joined, weights["input_norm.weight"])
+        features = joined @ weights["fc.weight"].T
         for rows in (n, n + 1):
             normed = norm(features, weights[f"{prefix}hidden_norm.weight"])
             read = torch.cat((norm(tokens[:rows], weights[f"{prefix}input_layernorm.weight"]), normed), dim=1)
             stream = normed if config.get("norm_before_residual") else features
             out = run_layer(weights, prefix, config, stream, read)[-1:]
-            logits = torch.full((64,), -torch.inf, dtype=torch.float64)
-            logits[torch.arange(OUTPUTS) + given["d2t"]] = (
-                norm(out, weights["norm.weight"]) @ weights["lm_head.weight"].T
-            )[0]
+            last = norm(out, weights["norm.weight"])
+            if "d2t" in given:
+                logits = torch.full((64,), -torch.inf, dtype=torch.float64)
+                logits[torch.arange(OUTPUTS) + given["d2t"]] = (last @ weights["lm_head.weight"].T)[0]
+            else:
+                logits = TARGET.project(last)[0]
             said.append(logits)
             features = torch.cat((features, out))
         return said
@@ -186,8 +197,11 @@ def gguf_of(name: str, path: Path, kind: gguf.GGMLQuantizationType = Kind.F32, *
         writer.add_uint32(f"eagle3.{key}", own[theirs])
     writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", own["rms_norm_eps"])
     writer.add_float32("eagle3.rope.freq_base", own.get("rope_theta", 10000.0))
-    writer.add_array("eagle3.extract_layers", config.get("eagle_aux_hidden_state_layer_ids", [2, 3, 3]))
+    # Newer files have another name for them.
+    key = "target_layers" if config.get("norm_before_fc") else "extract_layers"
+    writer.add_array(f"eagle3.{key}", config.get("eagle_aux_hidden_state_layer_ids", [2, 3, 3]))
     writer.add_uint32("eagle3.target_hidden_size", HIDDEN)
+    writer.add_bool("eagle3.norm_before_fc", config.get("norm_before_fc", False))
     writer.add_bool("eagle3.norm_before_residual", config.get("norm_before_residual", False))
     for key, value in metadata.items():
         writer.add_uint32(f"eagle3.{key}", value)
@@ -220,7 +234,10 @@ def drafter_of(name: str, folder: Path) -> HeadDrafter:
     return (EAGLE3 if name.startswith("eagle-3") else EAGLE)(str(write(folder / name, *LAYOUTS[name])))
 
 
-FILES = ["gguf eagle-3", "gguf eagle-3-llama3", "gguf eagle-3-speculators", "gguf eagle-3-of-own-depths"]
+FILES = [
+    *("gguf eagle-3", "gguf eagle-3-llama3", "gguf eagle-3-speculators", "gguf eagle-3-of-own-depths"),
+    "gguf eagle-3-of-own-depths-without-projection",
+]
 
 
 @pytest.mark.parametrize("name", [*LAYOUTS, *FILES])
@@ -296,7 +313,7 @@ def test_a_quantized_file_is_read_and_others_are_refused_by_name(tmp_path: Path)
         with pytest.raises(UnsupportedModel, match=words):
             TrainedHead.load(path)
     (tmp_path / "other.gguf").write_bytes((tmp_path / "whole.gguf").read_bytes().replace(b"eagle3", b"eagle2"))
-    with pytest.raises(UnsupportedModel, match="of the architecture eagle3, and this one is of 'eagle2'"):
+    with pytest.raises(UnsupportedModel, match="of the architecture eagle3 or dflash, and this one is of 'eagle2'"):
         TrainedHead.load(tmp_path / "other.gguf")
 
 

@@ -1,0 +1,36 @@
+"""Draft heads in GGUF files of llama.cpp, by their architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from decodery.core.errors import UnsupportedModel
+from decodery.models.loaders.gguf_file import GGUFFile
+from decodery.models.trained.artifact import remembered
+
+from .gguf_dflash import gguf_dflash
+from .gguf_eagle3 import gguf_eagle_3
+from .head import TrainedHead
+
+_READERS = {"eagle3": gguf_eagle_3, "dflash": gguf_dflash}
+
+
+@remembered
+def gguf_head(path: Path) -> TrainedHead:
+    """The head of a GGUF file.
+
+    Raises:
+        UnsupportedModel: For a file of another architecture, and for what is not run here, by its name.
+        CorruptFile: If something is missing.
+    """
+    file = GGUFFile.whole(path)
+    try:
+        architecture = file.metadata.get("general.architecture")
+        if architecture not in _READERS:
+            raise UnsupportedModel(
+                f"{path}: a GGUF file of a draft head is of the architecture {' or '.join(_READERS)}, and this one is "
+                f"of {architecture!r}: name a head, or use this file as a model"
+            )
+        return _READERS[architecture](file, path)
+    finally:
+        file.close()
