@@ -27,6 +27,7 @@ from .array_drafts import draft_batches
 from .array_text import ArrayText, ProcessorsOf, as_left, in_arrays, is_open
 from .device_steps import DeviceSteps
 from .draft_budgets import DraftBudgets
+from .monitoring import banned_ahead
 from .schedule import Schedule
 from .task import SchedulerEntry, Task
 from .text import expect
@@ -39,9 +40,10 @@ class ArrayBatch:
     """Steps of the texts that need nothing but the model.
 
     Such a text has no drafter, or one that asks for no passes, processors that the kernels apply, the coupled rule, and
-    neither cache policies, logits sources nor log-probabilities; its monitors only read (`TextMonitors.depths`). Where
-    all tasks in progress are such texts, a step is one native call, and Python handles what becomes of the tokens.
-    Where others share the pass, the rows of all these texts are one segment of it.
+    neither cache policies, logits sources nor log-probabilities; its monitors change no rows (`TextMonitors.depths`).
+    Where all tasks in progress are such texts, a step is one native call, and Python handles what becomes of the
+    tokens. Where others share the pass, the rows of all these texts are one segment of it. Where a monitor takes tokens
+    back, all texts leave the batch first, and that one comes back once nothing is excluded or required any more.
 
     Args:
         model: The engine's.
@@ -157,7 +159,7 @@ class ArrayBatch:
             # What it held is not kept for it.
             self._known.pop(id(seq), None)
             return None
-        if seq.request.drafter is not None and seq.request.drafter.asks(seq):
+        if (seq.request.drafter is not None and seq.request.drafter.asks(seq)) or banned_ahead(seq):
             # Perhaps in this step alone.
             return None
         if (known := self._known.get(id(seq))) is not None and known.run is run and known.request is seq.request:
@@ -271,7 +273,9 @@ class ArrayBatch:
         if self._drafts:
             # Drafters account for what drafting takes. Steps without a look show what plain ones take.
             self._budgets.learn(times.rows, times.texts, self._context, times.scored - times.proposed)
-        if commit(steps, texts, self._drafts, times, passes, drafting=drafting):
+        ended = commit(steps, texts, self._drafts, times, passes, drafting=drafting)
+        rolled = self._roll_back()
+        if ended or rolled:
             self._schedule.leave()
             self.gather()
         return [*sequences], times.rows
@@ -354,6 +358,16 @@ class ArrayBatch:
         """Append the tokens that were chosen."""
         if self._texts and self._steps is not None:
             commit(self._steps, self._texts, self._drafts, self._times, passes)
+            self._roll_back()
+
+    def _roll_back(self) -> bool:
+        """Take back what monitors want taken back, where nothing holds the texts any more; whether any did."""
+        found = [text for text in self._texts if text.rolls_back]
+        if found:
+            self.release()
+            for text in found:
+                text.roll_back()
+        return bool(found)
 
     def _propose(self, every: list[Sequence]) -> float:
         """Draft for the texts; returns how many tokens the texts of the step have on average."""

@@ -102,8 +102,7 @@ def commit(
             ledger.tokens += 1
             stream = text.stream
             if text.monitors is not None:
-                text.end(token)
-                text.watch(steps, int(steps.first[place]))
+                text.watch(token, steps, int(steps.first[place]))
             elif stream is not None and stream.lazy and token not in text.eos and text.length < text.most:
                 stream.waiting.append(token)
             elif stream is not None or token in text.eos or text.length >= text.most:
@@ -181,9 +180,6 @@ class Trees:
             taken = len(emitted)
             text.rows.cut(kept - taken)
             self._steps.kept[place] = taken
-        if text.stateful:
-            for token in emitted:
-                text.after(token)
         step = Step(size - 1, taken - (taken == kept), taken, size)
         step.choices = choices
         return step

@@ -15,6 +15,7 @@ from decodery.models.cache.open_rows import OpenRows
 from decodery.models.cache.page_pool import PagePool
 from decodery.models.protocol import LanguageModel
 from decodery.models.step_arrays import StepArrays
+from decodery.models.torch_state import in_plain_state
 from decodery.sampling.batched import BatchedProcessors
 from decodery.sampling.native_processors import NativeProcessors, native_processors
 from decodery.sampling.sampler import Sampler
@@ -163,7 +164,7 @@ class ArrayText:
         """
         seq, stream, emitted = self.seq, self.stream, list[int]()
         length = self.length + len(tokens)
-        # Where no token can end the text, and no caller waits for it, all are taken at once.
+        # Where no token can end the text, and nothing waits for it, all are taken at once.
         taken = (stream is None or stream.lazy) and self.monitors is None
         if taken and length < self.most and self.eos.isdisjoint(tokens):
             self.tokens += tokens
@@ -171,14 +172,20 @@ class ArrayText:
                 stream.waiting += tokens
             self.ledger.tokens += length - self.length
             self.length = length
+            if self.stateful:
+                for token in tokens:
+                    self.after(token)
             return tokens
         for token in tokens:
             self.tokens.append(token)
             emitted.append(token)
-            self.end(token)
-            if self.monitors is not None:
-                self.watch(steps, rows(len(emitted) - 1))
-            if seq.finish_reason is not None:
+            if self.monitors is None:
+                self.end(token)
+            else:
+                self.watch(token, steps, rows(len(emitted) - 1))
+            if self.stateful:
+                self.after(token)
+            if seq.finish_reason is not None or self.rolls_back:
                 break
         self.length += len(emitted)
         self.ledger.tokens += len(emitted)
@@ -191,23 +198,41 @@ class ArrayText:
         except Exception as error:
             self.seq.fail(error)
 
-    def watch(self, steps: StepArrays, row: int) -> None:
-        """Show the last token to the monitors; one that breaks ends the text.
+    def watch(self, token: int, steps: StepArrays, row: int) -> None:
+        """End the text where its last token does, and show that to the monitors; one that breaks ends the text.
 
         Args:
+            token: The token.
             steps: The batch.
             row: The row that predicted it.
         """
+        seq, monitors = self.seq, self.monitors
+        assert monitors is not None
+        try:
+            monitors.remember(seq, seq.position - 1, seq.processor_states)
+            end_of(seq, token)
+            # On more threads the copy of a row alone would take the cores from the kernels for milliseconds.
+            with one_thread(), charging(self.ledger):
+                # Copies: the next step writes to the same memory.
+                hidden = {tap: steps.hidden[depth][row].clone() for tap, depth in self.depths.items()}
+                observed(seq, monitors, steps.logits[row].clone(), hidden)
+        except Exception as error:
+            seq.fail(error)
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether a monitor wants tokens taken back."""
+        return self.monitors is not None and self.monitors.requested is not None and self.seq.error is None
+
+    @in_plain_state
+    def roll_back(self) -> None:
+        """Take back what a monitor wants taken back; the arrays must not hold the text."""
         assert self.monitors is not None
-        # On more threads the copy of a row alone would take the cores from the kernels for milliseconds.
-        with one_thread():
-            # Copies: the next step writes to the same memory.
-            hidden = {tap: steps.hidden[depth][row].clone() for tap, depth in self.depths.items()}
-            try:
-                with charging(self.ledger):
-                    observed(self.seq, self.monitors, steps.logits[row].clone(), hidden)
-            except Exception as error:
-                self.seq.fail(error)
+        try:
+            with charging(self.ledger):
+                self.monitors.roll_back(self.seq)
+        except Exception as error:
+            self.seq.fail(error)
 
     def look(self, steps: StepArrays, place: int) -> list[tuple[int, int]] | None:
         """Choose where kernels could not tell numbers apart; returns `choices`, None where it failed.

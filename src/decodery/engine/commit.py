@@ -34,7 +34,7 @@ def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Ac
     request, monitors = seq.request, monitors_of(seq)
     for token, node in zip(run, chosen_at, strict=True):
         if monitors is not None:
-            monitors.remember(seq, laws.context(node).state)
+            monitors.remember(seq, seq.position, laws.context(node).state)
         if request.logprobs is not None:
             seq.token_logprobs += logprobs(laws.row(node)[None], [token], request.logprobs)
         seq.tokens.append(token)

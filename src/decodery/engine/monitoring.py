@@ -67,6 +67,13 @@ def monitors_of(seq: Sequence) -> TextMonitors | None:
     return monitors
 
 
+def banned_ahead(seq: Sequence) -> bool:
+    """Whether a rollback excludes or requires tokens that a text has still to write."""
+    return bool(seq.request.monitors) and any(
+        isinstance(processor, Banned) and processor.end > seq.position for processor in seq.request.sampler.processors
+    )
+
+
 def monitor_reports(seq: Sequence) -> list[MonitorReport]:
     """What each monitor of a text found."""
     monitors = monitors_of(seq)
@@ -109,17 +116,18 @@ class TextMonitors:
         return self.requirements.prompt_taps
 
     def depths(self, layers: int) -> dict[Tap, int] | None:
-        """After how many layers each of their taps is, where they only read logits and states after layers.
+        """After how many layers each of their taps is, where they read logits and states after layers alone.
 
         Args:
             layers: Of the model.
 
         Returns:
-            None where they read anything else of written rows, change rows or take tokens back.
+            None where they read anything else of written rows, or change rows.
         """
-        others = replace(self.requirements, taps=(), prompt_taps=False)
+        # What is needed of model and cache apart from the steps does not matter to these.
+        others = replace(self.requirements, taps=(), prompt_taps=False, keys=False, parts=False)
         places = {tap: hook_point(tap, layers) for tap in self.requirements.taps}
-        if others != Requirements() or self.rollback_tokens:
+        if others != Requirements():
             return None
         if any(place.name != "residual" or not place.layer for place in places.values()):
             return None
@@ -190,13 +198,19 @@ class TextMonitors:
                 self.requested = entry, action
         return over or self.requested is not None
 
-    def remember(self, seq: Sequence, processor_states: Any) -> None:
-        """Note what is to be had again if the token that comes next is taken back."""
-        if self.rollback_tokens:
+    def remember(self, seq: Sequence, position: int, processor_states: Any) -> None:
+        """Note what is to be had again if the token at `position` is taken back.
+
+        Args:
+            seq: The text, whose decoded text does not have that token yet.
+            position: Where it stands in the output.
+            processor_states: Of the sampler, before it.
+        """
+        if self._moments.maxlen or (self.rollback_tokens and position == 0):
             text = None if seq.text is None else seq.text.fork()
-            moment = _Moment(seq.position, [entry.fork() for entry in self._entries], text, processor_states)
+            moment = _Moment(position, [entry.fork() for entry in self._entries], text, processor_states)
             self._moments.append(moment)
-            if seq.position == 0:
+            if position == 0:
                 self._first = moment
 
     def roll_back(self, seq: Sequence) -> None:

@@ -32,6 +32,11 @@ class Banned(LogitsProcessor):
             banned[position] = (*banned.get(position, ()), *ban)
         return Banned(banned, written | dict(enumerate(write, position)))
 
+    @property
+    def end(self) -> int:
+        """The first position from which on nothing is excluded or required."""
+        return max((*self.banned, *self.written), default=-1) + 1
+
     def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         found = exclude(logits, [self.banned.get(context.position, ()) for context in contexts])
         for row, context in enumerate(contexts):

@@ -11,6 +11,7 @@ import numpy as np
 
 from decodery.core.native.structs import ProcessorStruct
 
+from .banned import Banned
 from .frequency_penalty import FrequencyPenalty
 from .history import TokenCounts
 from .logit_bias import LogitBias
@@ -104,6 +105,8 @@ class NativeProcessors:
 def native_processors(sampler: Sampler, vocab_size: int) -> NativeProcessors | None:
     """The sampler's processors for the kernels, None where it has a processor that they do not implement.
 
+    `Banned` is left out: the kernels sample from its `end` on.
+
     Args:
         sampler: The sampler; its masks and edits must come before temperature and truncations.
         vocab_size: Size of the model's vocabulary.
@@ -113,6 +116,8 @@ def native_processors(sampler: Sampler, vocab_size: int) -> NativeProcessors | N
         if processor.neutral or (processor.stage > Stage.EDIT and sampler.greedy):
             if processor.stateful and processor.hears_logprobs:
                 return None
+            continue
+        if isinstance(processor, Banned):
             continue
         if type(processor) not in _VALUES and type(processor) not in (MinNewTokens, LogitBias):
             return None

@@ -16,15 +16,18 @@ import torch
 
 from decodery.core.errors import MonitorFailed
 from decodery.core.requirements import Requirements
+from decodery.engine import array_batch, monitoring
+from decodery.engine.array_batch import ArrayBatch
 from decodery.engine.array_text import ArrayText
 from decodery.engine.engine import Engine
-from decodery.engine.monitoring import monitor_reports
+from decodery.engine.monitoring import TextMonitors, monitor_reports
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
 from decodery.models.batch import Segment
 from decodery.models.config import ModelConfig
 from decodery.models.native.array_step import ArraySteps
+from decodery.models.step_arrays import StepArrays
 from decodery.models.torch.transformer import Transformer
 from decodery.monitors.confidence import Confidence
 from decodery.sampling.sampler import Sampler
@@ -32,7 +35,7 @@ from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.copyspec import CopySpec
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.forward_request import ForwardCoroutine, run_sync, score
-from decodery.step.monitor import Monitor, Prompt, Row
+from decodery.step.monitor import Monitor, Prompt, Rollback, Row
 from decodery.step.pass_prices import PassPrices
 from decodery.step.prior_prices import PriorPrices
 from decodery.step.sequence import Sequence
@@ -65,6 +68,39 @@ class Norms(Monitor):
         return state
 
 
+@dataclass(frozen=True)
+class Returning(Monitor):
+    """Takes one to three tokens back after every token that 4 divides, and has them written otherwise.
+
+    Attributes:
+        writes: Whether the token below is required there, or the one that was written is excluded.
+    """
+
+    threshold: float | None = 0.5
+    writes: bool = False
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(keys=True)
+
+    @property
+    def rollback_tokens(self) -> int:
+        return 3
+
+    def start(self, seq: Sequence) -> tuple[int, ...]:
+        return ()
+
+    def observe(self, state: tuple[int, ...], row: Row) -> tuple[int, ...]:
+        return (*state, row.token)
+
+    def score(self, state: tuple[int, ...]) -> float:
+        return float(len(state) > 4 and state[-1] % 4 == 0)
+
+    def act(self, state: tuple[int, ...]) -> Rollback:
+        back = 1 + len(state) % 3
+        return Rollback(back, write=(state[-back] - 1, 1)) if self.writes else Rollback(back, ban=(state[-back],))
+
+
 AUTO: dict[str, Any] = {"drafter": Auto(warm=None), "sampler": Sampler.from_settings(temperature=0.7)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -85,6 +121,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "monitored": {"monitors": (Confidence("worst"), Confidence("entropy"))},
     "monitored states": {"monitors": (Norms(), Confidence()), **AUTO},
     "monitored copies": {"monitors": (Confidence("mean"),), "drafter": PromptLookup(), "eos_ids": (7, 11)},
+    "taken back": {"monitors": (Returning(), Confidence())},
+    "taken back of drafts": {"monitors": (Norms(), Returning()), **AUTO},
+    "taken back of copies": {"monitors": (Returning(writes=True),), "drafter": PromptLookup(), "eos_ids": (7, 11)},
+    "taken back with penalties": {
+        "monitors": (Returning(),),
+        "drafter": PromptLookup(max_ngram=1),
+        "sampler": Sampler.from_settings(temperature=1.1, repetition_penalty=1.3, frequency_penalty=0.4),
+    },
+    "written again": {"monitors": (Confidence("worst", threshold=5.5, action="regenerate"),), **AUTO},
     "stopped": {"monitors": (Confidence("mean", threshold=2.5, action="stop"),), **AUTO},
 }  # fmt: skip
 
@@ -99,14 +144,19 @@ class Letters:
         return ""
 
 
+def outcome(seq: Sequence) -> tuple[Any, ...]:
+    """What a text says that does not depend on what was drafted."""
+    text = None if seq.text is None else seq.text.text
+    counts = seq.trace.ledger.tokens, seq.trace.ledger.counts
+    watched = [each.to_dict() for each in monitor_reports(seq)]
+    return seq.tokens, seq.finish_reason, seq.stopped_by, text, counts, seq.cache.next_position, watched
+
+
 def figures(seq: Sequence) -> tuple[Any, ...]:
     """What a text, its trace and its ledger say that does not depend on time."""
     steps = [(each.nodes, each.accepted, each.emitted, each.rows, each.choices) for each in seq.trace.steps]
     ledger = seq.trace.ledger
-    text = None if seq.text is None else seq.text.text
-    spent = (ledger.tokens, ledger.passes, ledger.rows, ledger.depth)
-    watched = [each.to_dict() for each in monitor_reports(seq)]
-    return seq.tokens, seq.finish_reason, seq.stopped_by, text, steps, spent, seq.cache.next_position, watched
+    return outcome(seq), steps, ledger.passes, ledger.rows, ledger.depth
 
 
 def written(model: Any, settings: dict[str, Any], **others: Any) -> list[Sequence]:
@@ -127,17 +177,30 @@ def test_texts_in_arrays_are_what_they_are_one_by_one(settings: dict[str, Any]) 
     plain = written(model, settings)
     assert model.rows, "a wrapped model is not run in arrays"
     together = written(MODEL, settings)
-    assert [figures(seq) for seq in together] == [figures(seq) for seq in plain]
+    # How much auto drafts depends on who drafts with a text, and one that was taken back is alone for a step.
+    same = outcome if settings is SETTINGS["taken back of drafts"] else figures
+    assert [same(seq) for seq in together] == [same(seq) for seq in plain]
     for one, alone in zip(together, plain, strict=True):
         # Pages for 64 rows are taken ahead, and one that they begin in.
         spare = 5 * 16 * one.cache.slot_bytes
         assert alone.trace.ledger.bytes <= one.trace.ledger.bytes <= alone.trace.ledger.bytes + spare
 
 
-def test_monitors_that_only_read_watch_texts_in_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+def shown_in_arrays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens that monitors are shown in arrays, from now on."""
     seen = list[int]()
     watch = ArrayText.watch
-    monkeypatch.setattr(ArrayText, "watch", lambda text, steps, row: (seen.append(1), watch(text, steps, row))[1])
+
+    def counted(text: ArrayText, token: int, steps: StepArrays, row: int) -> None:
+        seen.append(token)
+        watch(text, token, steps, row)
+
+    monkeypatch.setattr(ArrayText, "watch", counted)
+    return seen
+
+
+def test_monitors_that_only_read_watch_texts_in_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, seen = ArrayText.watch, shown_in_arrays(monkeypatch)
     for name in ("monitored", "monitored states", "monitored copies", "stopped"):
         seen.clear()
         texts = written(MODEL, SETTINGS[name])
@@ -147,10 +210,58 @@ def test_monitors_that_only_read_watch_texts_in_arrays(monkeypatch: pytest.Monke
     stopped = written(MODEL, SETTINGS["stopped"])
     assert any(seq.finish_reason == "content_filter" for seq in stopped)
     # Scores are of the row that predicted each token, and of no other.
-    monkeypatch.setattr(ArrayText, "watch", lambda text, steps, row: watch(text, steps, (row + 1) % steps.rows))
+    monkeypatch.setattr(
+        ArrayText, "watch", lambda text, token, steps, row: watch(text, token, steps, (row + 1) % steps.rows)
+    )
     for name in ("monitored", "monitored states"):
         wrong, right = (written(model, SETTINGS[name])[0] for model in (MODEL, Counted(MODEL)))
         assert wrong.tokens == right.tokens and figures(wrong) != figures(right)
+
+
+TAKEN_BACK = [name for name in SETTINGS if name.startswith(("taken back", "written again"))]
+
+
+@pytest.mark.parametrize("name", TAKEN_BACK)
+def test_texts_leave_the_arrays_only_where_tokens_are_taken_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = shown_in_arrays(monkeypatch)
+    counts = [seq.trace.ledger.counts for seq in written(MODEL, SETTINGS[name])]
+    moments = sum(each.get("rollbacks", 0) + each.get("regenerations", 0) for each in counts)
+    shown = sum(each["monitor_evaluations"] for each in counts) // len(SETTINGS[name]["monitors"])
+    # The first token of a text, those that a rollback excludes or requires, and the first ones after it.
+    assert moments > 1 and len(seen) > 10 and len(seen) >= shown - len(PROMPTS) - 3 * moments
+
+
+@pytest.mark.parametrize("wrong", ["position", "states", "bans", "held"])
+def test_wrong_rollbacks_out_of_arrays_are_other_texts(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "taken back with penalties" if wrong == "states" else "taken back of drafts"
+    settings = SETTINGS[name]
+    if wrong == "held":
+        # All that is wanted back stays, and the text goes on in the middle of what was accepted of a draft.
+        monkeypatch.setattr(monitoring, "MOST_TAKEN_BACK", 0)
+        drafter = Oracle(tuple(written(MODEL, SETTINGS["sampled"])[0].tokens), nodes=12)
+        settings = {"monitors": (Returning(),), "drafter": drafter, **SETTINGS["sampled"]}
+    right = [outcome(seq) for seq in written(Counted(MODEL), settings)]
+    assert [outcome(seq) for seq in written(MODEL, settings)] == right
+    remember = TextMonitors.remember
+
+    def late(own: TextMonitors, seq: Sequence, position: int, states: Any) -> None:
+        remember(own, seq, position, seq.request.sampler.follow(states, seq.last_token))
+
+    def held(batch: ArrayBatch) -> bool:
+        for text in batch._texts:
+            if text.rolls_back:
+                text.roll_back()
+        return False
+
+    if wrong == "position":
+        monkeypatch.setattr(TextMonitors, "remember", lambda own, seq, at, states: remember(own, seq, at + 1, states))
+    elif wrong == "states":
+        monkeypatch.setattr(TextMonitors, "remember", late)
+    elif wrong == "bans":
+        monkeypatch.setattr(array_batch, "banned_ahead", lambda seq: False)
+    else:
+        monkeypatch.setattr(ArrayBatch, "_roll_back", held)
+    assert [outcome(seq) for seq in written(MODEL, settings)] != right
 
 
 @dataclass(frozen=True)
