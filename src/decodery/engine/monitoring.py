@@ -184,11 +184,11 @@ class TextMonitors:
         Returns:
             Whether the run must end here.
         """
-        over = False
+        over, computed = False, dict[Any, Any]()
         for entry in self._live():
             monitor, position = entry.monitor, seq.position - 1
             own = {tap: hidden[tap] for tap in monitor.requirements.taps}
-            row = Row(seq.last_token, position, seq.finished, logits, own)
+            row = Row(seq.last_token, position, seq.finished, logits, own, computed)
             action = _tried(entry, partial(_seen, entry, row))
             count("monitor_evaluations")
             over |= _steer(entry, len(seq.tokens) - 1)

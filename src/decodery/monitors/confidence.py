@@ -9,7 +9,7 @@ from decodery.core.registry import register
 from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
 
-from .signature import Signature, logprob
+from .signature import entropy, logprob
 
 
 @register(
@@ -35,10 +35,7 @@ class Confidence(Monitor):
 
     def observe(self, state: tuple[float, ...], row: Row) -> tuple[float, ...]:
         """(tokens, sum of what is measured, largest, first)."""
-        if self.measure == "entropy":
-            doubt = Signature.of(row.logits, row.token, 1).entropy
-        else:
-            doubt = -logprob(row.logits, row.token)
+        doubt = row.once(entropy) if self.measure == "entropy" else -logprob(row)
         if not state:
             return 1.0, doubt, doubt, doubt
         count, total, worst, first = state

@@ -23,10 +23,13 @@ from decodery.step.sequence import Sequence
 
 from .turns import user_spans
 
+_MANY = 32
+"""Parts of the keys that are joined to one."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """keys: of all rows so far, by pass, each [n, kv_heads, head_dim]; users: [prompt] bool, where the user speaks.
+    """keys: of all rows so far, in parts [n, kv_heads, head_dim]; users: [prompt] bool, where the user speaks.
 
     count, total: number of the answer's rows so far, and the sum of their shares.
     """
@@ -101,7 +104,7 @@ class ContextAwareness(Monitor):
 
     def read(self, state: _State, rows: Prompt) -> _State:
         _, keys = self._heads(state, rows.hidden[self.site])
-        return replace(state, keys=(*state.keys, keys), rows=state.rows + len(keys))
+        return replace(state, keys=_joined(state.keys, keys), rows=state.rows + len(keys))
 
     @one_thread()
     def observe(self, state: _State, row: Row) -> _State:
@@ -109,7 +112,7 @@ class ContextAwareness(Monitor):
         if row.position == 0:
             return state
         queries, keys = self._heads(state, row.hidden[self.site][None])
-        state = replace(state, keys=(*state.keys, keys), rows=state.rows + 1)
+        state = replace(state, keys=_joined(state.keys, keys), rows=state.rows + 1)
         share = float(self.shares(state, queries[0])[state.users.nonzero()[0]].sum(dim=0).max())
         return replace(state, count=state.count + 1, total=state.total + share)
 
@@ -135,9 +138,10 @@ class ContextAwareness(Monitor):
         """
         model = cast(Transformer, state.model)
         config = model.config
-        keys = torch.cat(state.keys).double()
-        keys = keys.repeat_interleave(config.num_heads // config.num_kv_heads, dim=1)
-        found = (keys * queries.double()).sum(dim=-1) * config.attention_scale
+        # [kv_heads, rows, head_dim] by [kv_heads, head_dim, heads of each]
+        keys = torch.cat(state.keys).double().transpose(0, 1)
+        asked = queries.double().view(config.num_kv_heads, -1, config.head_dim).transpose(1, 2)
+        found = (keys @ asked).transpose(0, 1).reshape(keys.shape[1], -1) * config.attention_scale
         window = config.window(self.layer % config.num_layers)
         if window is not None:
             found[: max(len(keys) - window, 0)] = -torch.inf
@@ -149,6 +153,11 @@ class ContextAwareness(Monitor):
         positions = np.arange(state.rows, state.rows + len(rows))
         queries, keys, _ = model.heads(self.layer % model.config.num_layers, rows, positions)
         return queries.cpu(), keys.cpu()
+
+
+def _joined(parts: tuple[torch.Tensor, ...], more: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The parts with one more, or one of all where they are many, so that few are joined for a token."""
+    return (torch.cat((*parts, more)),) if len(parts) >= _MANY else (*parts, more)
 
 
 def adding(layer: int, added: np.ndarray) -> Callable[[torch.Tensor, Segment], torch.Tensor]:

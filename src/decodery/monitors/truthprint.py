@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
+from decodery.core.topk import topk
 from decodery.step.detokenizer import Detokenizer
 from decodery.step.monitor import Action, Rollback, Row, Stop
 from decodery.step.sequence import Sequence
@@ -102,9 +105,9 @@ class TruthPrInt(Probed):
         value, apart = float(self.trained.score(given)), float(self.trained.distance(given))
         rivals: tuple[int, ...] = ()
         if self.rollback_tokens:
-            found = row.logits.float().topk(min(self.tries + 1, len(row.logits)))
-            near = (found.values - found.values[0]).exp() >= self.share
-            rivals = tuple(token for token in found.indices[near].tolist() if token != row.token)[: self.tries]
+            (ids,), (values,) = topk(row.logits[None], self.tries + 1)
+            near = ids[np.exp(values - values[0]) >= self.share]
+            rivals = tuple(token for token in near.tolist() if token != row.token)[: self.tries]
         trial, window = state.trial, state.window
         if trial is not None and row.position >= trial.settled:
             # Nothing was found in as many tokens as the phrase had: this one stays, and is not gone back to.

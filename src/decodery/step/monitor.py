@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from decodery.models.hooks import Intervention, Tap
 from decodery.models.protocol import Reader
 
 from .sequence import Sequence
+
+T = TypeVar("T")
 
 __all__ = ["Monitor", "Prompt", "Regenerate", "Rollback", "Row", "Stop"]
 
@@ -33,6 +35,7 @@ class Row:
         final: Whether the text ends after it.
         logits: [vocab] of that row, the model's own.
         hidden: By tap, [width] hidden state of that row, computed from the tokens before this one.
+        computed: What `once` has computed.
     """
 
     token: int
@@ -40,6 +43,18 @@ class Row:
     final: bool
     logits: torch.Tensor
     hidden: dict[Tap, torch.Tensor]
+    computed: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, compute: Callable[[torch.Tensor], T]) -> T:
+        """The result of a function of the logits, computed once for all monitors of the text.
+
+        Args:
+            compute: A function of a module, which names the result.
+        """
+        if compute not in self.computed:
+            self.computed[compute] = compute(self.logits)
+        found: T = self.computed[compute]
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.monitoring import monitor_reports
 from decodery.engine.request import Request
 from decodery.monitors.confidence import Confidence
-from decodery.monitors.signature import Signature
+from decodery.monitors.signature import Signature, entropy, logprob
 from decodery.monitors.threshold import Threshold
 from decodery.sampling.sampler import Sampler
 from decodery.server.fields import CompletionRequest
@@ -165,3 +165,35 @@ def test_a_signature_does_not_depend_on_names_and_holds_what_confidence_needs() 
     (text,) = decode(MODEL, [PROMPT], monitors=[Confidence("mean"), Confidence("worst"), Confidence("first")])
     mean, worst, first = (told.scores for told in monitor_reports(text))
     assert worst[-1] == max(worst) >= mean[-1] and first[0] == first[-1] == mean[0] == worst[0]  # type: ignore[type-var]
+    for part in (logits, logits.double(), torch.where(order < 9, -torch.inf, logits)):
+        whole = Signature.of(part, 20, 1)
+        assert abs(entropy(part) - whole.entropy) < 1e-5 > abs(logprob(Row(20, 0, False, part, {})) - whole.logprob)
+
+
+COMPUTED: list[float] = []
+
+
+def largest(logits: Any) -> float:
+    COMPUTED.append(float(logits.max()))
+    return COMPUTED[-1]
+
+
+@dataclass(frozen=True)
+class Largest(Monitor):
+    """Scores by the largest logit of the newest token's row."""
+
+    def start(self, seq: Sequence) -> Any:
+        return None
+
+    def observe(self, state: Any, row: Row) -> Any:
+        return row.once(largest)
+
+    def score(self, state: Any) -> float | None:
+        return float(state)
+
+
+def test_monitors_of_a_text_share_what_they_compute_of_a_row() -> None:
+    COMPUTED.clear()
+    (text,) = decode(MODEL, [PROMPT], monitors=[Largest(), Largest()])
+    one, other = (report.scores for report in monitor_reports(text))
+    assert one == other == COMPUTED and len(COMPUTED) == text.position > 1
