@@ -362,7 +362,7 @@ class ArrayBatch:
 
     def _roll_back(self) -> bool:
         """Take back what monitors want taken back, where nothing holds the texts any more; whether any did."""
-        found = [text for text in self._texts if text.rolls_back]
+        found = [text for text in self._texts if text.monitors is not None and text.rolls_back]
         if found:
             self.release()
             for text in found:

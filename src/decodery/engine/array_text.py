@@ -199,7 +199,9 @@ class ArrayText:
             self.seq.fail(error)
 
     def watch(self, token: int, steps: StepArrays, row: int) -> None:
-        """End the text where its last token does, and show that to the monitors; one that breaks ends the text.
+        """End the text where its last token does, and show that to the monitors.
+
+        One that breaks ends the text.
 
         Args:
             token: The token.
