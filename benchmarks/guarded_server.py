@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--questions", type=int, default=600)
+    parser.add_argument("--questions", type=int, default=1200)
     parser.add_argument("--rate", type=float, default=0.1)
     parser.add_argument("--tokens", type=int, default=24)
     given = parser.parse_args()

@@ -19,7 +19,7 @@ from extras import needed
 from transformers import BloomConfig, BloomForCausalLM
 
 SERVED = """
-import httpx, subprocess, sys, time
+import json, subprocess, sys, time, urllib.request
 server = subprocess.Popen([sys.executable, "-m", "decodery", "serve", "--port", "18431", *sys.argv[1:]])
 try:
     for _ in range(240):
@@ -27,10 +27,13 @@ try:
         if server.poll() is not None:
             sys.exit(server.returncode)
         try:
-            body = {"prompt": "Name a river.", "max_tokens": 8}
-            print(httpx.post("http://127.0.0.1:18431/v1/completions", json=body, timeout=60).raise_for_status().text)
+            body = json.dumps({"prompt": "Name a river.", "max_tokens": 8}).encode()
+            url, kind = "http://127.0.0.1:18431/v1/completions", {"Content-Type": "application/json"}
+            print(urllib.request.urlopen(urllib.request.Request(url, body, kind), timeout=60).read().decode())
             break
-        except httpx.TransportError:
+        except urllib.error.HTTPError:
+            raise
+        except urllib.error.URLError:
             continue
 finally:
     server.terminate()
