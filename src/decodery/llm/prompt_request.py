@@ -87,8 +87,6 @@ class PromptRequests:
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
-        if isinstance(loaded, str):
-            raise SettingsError(f"an LLM is made by load: call decodery.load({loaded!r})")
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
         self.chat_template = loaded.chat_template

@@ -56,11 +56,6 @@ def test_a_request_names_what_is_wrong(settings: dict[str, Any], said: str) -> N
     assert said in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 700
 
 
-def test_a_model_by_name_is_loaded_by_load() -> None:
-    with pytest.raises(SettingsError, match=r"an LLM is made by load: call decodery\.load\('smollm2'\)"):
-        LLM("smollm2")  # type: ignore[arg-type]
-
-
 def test_so_do_the_other_calls() -> None:
     for call in (UNLOADED.generate, UNLOADED.stream, lambda *given, **named: UNLOADED.search(*given, "beam", **named)):
         with pytest.raises(SettingsError, match="apply_chat_template must be True or False, not 1"):

@@ -47,7 +47,9 @@ def _turn(  # type: ignore[no-untyped-def]
     second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
     if NORMED:
         scale = 1.0 / tl.sqrt((tl.sum(first * first, axis=0) + tl.sum(second * second, axis=0)) / (2 * HALF) + eps)
-        of_query, of_key = inside & (head < heads), inside & (head >= heads)
+        # Compared as a block: Triton 3.9's interpreter takes no mask that a scalar was part of.
+        own = head + 0 * each
+        of_query, of_key = inside & (own < heads), inside & (own >= heads)
         # What a mask leaves out is 0.
         weight = tl.load(query_norm + each, mask=of_query, other=0.0).to(tl.float32)
         first *= scale * (weight + tl.load(key_norm + each, mask=of_key, other=0.0).to(tl.float32))
