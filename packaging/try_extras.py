@@ -16,6 +16,8 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from extras import needed
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import BloomConfig, BloomForCausalLM
 
 SERVED = """
@@ -77,6 +79,7 @@ def main() -> int:
             BloomForCausalLM(BloomConfig(vocab_size=256, hidden_size=32, n_layer=2, n_head=4)).save_pretrained(
                 env / "bloom"
             )
+            Tokenizer(WordLevel({f"w{id}": id for id in range(256)}, "w0")).save(str(env / "bloom" / "tokenizer.json"))
             wheel = f"{asked.wheel.resolve()}[{extra}]" if extra else str(asked.wheel.resolve())
             run(env, "-m", "pip", "install", "--quiet", "--no-compile", asked.torch, wheel).check_returncode()
             for part, command in CHECKS.items():
