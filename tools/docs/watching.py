@@ -149,7 +149,9 @@ def guarded() -> str:
     said = (
         f"`{found['command']}`: a probe of {found['site']} in {found['model']}, trained and calibrated by one command "
         f"at a rate of {found['rate']:g} on {found['right answers of calibration']} right answers, guards a server; "
-        f"questions of other groups are asked over HTTP. AUROC of its test part: {found['held out in training']:.3f}."
+        f"questions of other groups are asked over HTTP. AUROC of its test part: {found['held out in training']:.3f}. "
+        "The rate is promised on average over what a threshold may be set on: one that was set on so few answers may "
+        "flag far more, or fewer."
     )
     return f"{said}\n\n" + table(["", "answers", "stopped", "rate", "95 %"], rows)
 
