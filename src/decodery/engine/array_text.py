@@ -185,7 +185,7 @@ class ArrayText:
                 self.watch(token, steps, rows(len(emitted) - 1))
             if self.stateful:
                 self.after(token)
-            if seq.finish_reason is not None or self.rolls_back:
+            if seq.finish_reason is not None or (self.monitors is not None and self.rolls_back):
                 break
         self.length += len(emitted)
         self.ledger.tokens += len(emitted)

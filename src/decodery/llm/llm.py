@@ -60,7 +60,8 @@ class LLM(PromptRequests):
     def __new__(cls, *loaded: Any, **options: Any) -> Self:
         # Elsewhere a class of this name loads the model that it is given the name of.
         if "model" in options or (loaded and isinstance(loaded[0], str)):
-            raise SettingsError(f"load makes an LLM: call decodery.load({options.get('model', *loaded)!r})")
+            named = options["model"] if "model" in options else loaded[0]
+            raise SettingsError(f"load makes an LLM: call decodery.load({named!r})")
         return super().__new__(cls)
 
     def __repr__(self) -> str:

@@ -38,7 +38,7 @@ def logprob(row: Row) -> float:
 
 
 def entropy(logits: torch.Tensor) -> float:
-    """The entropy of a row's distribution, in nats, in a fifth of the time that a `Signature` takes.
+    """The entropy of a row's distribution, in nats, without the rest of a `Signature`.
 
     Args:
         logits: [vocab], raw: before temperature, penalties and masks.

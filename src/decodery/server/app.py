@@ -254,7 +254,7 @@ async def _not_found(request: Request, error: HTTPException) -> Response:
 def _nearest(path: str, known: set[str]) -> str:
     """What to do about a path that is no route."""
     for meant in (f"/v1{path}", path.removeprefix("/v1")):
-        if meant in known:
+        if meant and meant in known:
             return f"did you mean {meant}? The base URL of OpenAI's clients ends with one /v1"
     near = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
     return f"did you mean {near[0]}?" if near else "GET /openapi.json lists all routes"

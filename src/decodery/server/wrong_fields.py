@@ -34,7 +34,7 @@ _MOST_SHOWN = 60
 
 
 def wrong_field(error: ValidationError) -> tuple[str, str | None]:
-    """What a client is told of a request that does not fit its fields.
+    """The message for a request that does not fit its fields.
 
     Args:
         error: What pydantic found.

@@ -83,9 +83,9 @@ def test_words_of_other_tools_are_answered_with_the_name_here(name: str, said: s
 
 
 def test_a_model_is_loaded_by_name_and_not_constructed() -> None:
-    for call in (lambda: dc.LLM("smollm2"), lambda: dc.LLM(model="smollm2")):  # type: ignore[arg-type, call-arg]
+    for given, named in ((("smollm2",), {}), ((), {"model": "smollm2"}), (("smollm2", "int8"), {})):
         with pytest.raises(SettingsError, match=re.escape("load makes an LLM: call decodery.load('smollm2')")):
-            call()
+            dc.LLM(*given, **named)
     with pytest.raises(SettingsError, match="give it as the prompt"):
         object.__new__(dc.LLM).generate(prompts=["a"])  # type: ignore[call-overload]
 
