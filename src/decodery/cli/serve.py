@@ -197,6 +197,7 @@ def serve(
     except ImportError as error:
         raise SettingsError("serve needs more packages: pip install 'decodery[serve]'") from error
     from decodery.server.address import require_certificate, require_free
+    from decodery.server.hosts import require_hosts, require_origins
     from decodery.server.keys import read_keys
     from decodery.server.settings import ServerSettings, kv_bytes, memory_bytes
 
@@ -219,6 +220,8 @@ def serve(
         **given,
     )
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    require_hosts(allow_host)
+    require_origins(allow_origin)
     if tls_cert is not None and tls_key is not None:
         require_certificate(tls_cert, tls_key)
     require_free(host, port)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from ipaddress import ip_address
 from time import monotonic
 from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .hosts import AllowedHosts, is_local
 from .settings import ServerSettings
 
 _LOG = logging.getLogger("decodery.server.access")
@@ -24,13 +23,12 @@ def middleware(settings: ServerSettings, host: str) -> list[Middleware]:
 
     Args:
         settings: The server's.
-        host: Where it listens. On a local address only local names reach it unless `settings.hosts` says otherwise, so
-            that a page elsewhere cannot use it by a name of its own that resolves to this machine.
+        host: Where it listens. On a local address only local names reach it unless `settings.hosts` says otherwise.
     """
     found = [Middleware(AccessLog)]
     hosts = list(settings.hosts) or (["localhost", "127.0.0.1", "[::1]", host] if is_local(host) else [])
     if hosts and "*" not in hosts:
-        found.append(Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False))
+        found.append(Middleware(AllowedHosts, names=hosts))
     if settings.origins:
         found.append(
             Middleware(
@@ -42,14 +40,6 @@ def middleware(settings: ServerSettings, host: str) -> list[Middleware]:
             )
         )
     return found
-
-
-def is_local(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class AccessLog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import ssl
@@ -24,6 +25,7 @@ from decodery.monitors import Confidence
 from decodery.scorers import LogProbability
 from decodery.search import BestOfN
 from decodery.server.fields import ChatRequest, CompletionRequest, Message, Methods, Shared
+from decodery.server.hosts import AllowedHosts, require_hosts, require_origins
 from decodery.server.key_defaults import KeyDefaults
 from decodery.server.keys import read_keys
 from decodery.server.run import Server
@@ -43,9 +45,44 @@ def test_a_local_server_has_local_names_only() -> None:
             for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"evil.example:{port}")
         ]
         assert statuses == [200, 200, 400]
+        told = httpx.get(f"{url}/health", headers={"Host": f"evil.example:{port}"}).json()["error"]["message"]
+        assert told.startswith("this server does not answer as 'evil.example'") and "--allow-host" in told
     with serving(tiny_lm(), hosts=["model.example"]) as (_, url):
         assert httpx.get(f"{url}/health", headers={"Host": "model.example"}).status_code == 200
         assert httpx.get(f"{url}/health").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("header", "allowed"),
+    [
+        ("model.example", True), ("MODEL.example:8000", True), ("a.b.example", True), ("b.example", False),
+        ("[::1]:8000", True), ("other", False), ("", False), ("user@model.example", False), ("model.example/x", False),
+        ("[::1", False),
+    ],
+)  # fmt: skip
+def test_names_are_compared_without_their_ports(header: str, allowed: bool) -> None:
+    reached, answered = [], []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope)
+
+    async def send(message: Any) -> None:
+        answered.append(message)
+
+    asked = {"type": "http", "headers": [(b"host", header.encode())]}
+    asyncio.run(AllowedHosts(app, ["Model.example", "*.b.example", "[::1]"])(asked, app, send))
+    assert bool(reached) == allowed != bool(answered)
+
+
+def test_names_and_pages_that_nothing_can_match_are_refused() -> None:
+    require_hosts(["a.example", "*.a.example", "*", "127.0.0.1", "::1", "[::1]", "localhost"])
+    require_origins(["https://a.example", "http://localhost:3000", "*", "null"])
+    for name in ("a.example:8000", "http://a.example", "a.example/", "*a.example", "a*", ""):
+        with pytest.raises(SettingsError, match="--allow-host takes a name"):
+            require_hosts([name])
+    for origin in ("http://localhost:3000/", "localhost:3000", "https://a.example/page", ""):
+        with pytest.raises(SettingsError, match=r"--allow-origin takes https://example\.org without a path"):
+            require_origins([origin])
 
 
 def test_pages_elsewhere_may_use_it_where_they_are_named() -> None:
