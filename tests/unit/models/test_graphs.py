@@ -455,6 +455,41 @@ def test_what_does_not_fit_is_left_to_the_ordinary_pass() -> None:
     assert not shapes(model) and not shapes(looking_around)
 
 
+def test_pages_stand_still_from_the_look_for_a_graph_to_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, real, taken, waiting = tiny(), StaticPasses._step, list[int](), list[tuple[int, threading.Thread]]()
+    cache = model.new_cache()
+    pool = cache.pages.pool
+
+    def looked(self: StaticPasses, *args: Any) -> StaticPass:
+        found = real(self, *args)
+        # Taking pages, another thread may move all of them.
+        other = threading.Thread(target=lambda: taken.append(len(pool.take(1))))
+        other.start()
+        other.join(0.2)
+        waiting.append((len(taken), other))
+        return found
+
+    monkeypatch.setattr(StaticPasses, "_step", looked)
+    for number in range(3):
+        forward(model, Batch([Segment.chunk([1, 2], cache)]))
+        before, other = waiting[-1]
+        other.join()
+        assert before == number and len(taken) == number + 1
+
+
+def test_logits_of_all_shapes_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    recording(monkeypatch)
+    model = tiny()
+    caches = [model.new_cache() for _ in range(16)]
+    # With many texts first page tables grow but once.
+    for texts, rows in ((16, 3), (8, 6), (4, 16), (3, 16), (2, 20), (1, 64), (2, 1), (1, 3), (1, 1)):
+        forward(model, Batch([Segment.chunk([1] * rows, cache) for cache in caches[:texts]]))
+    assert model.static is not None
+    kept = [made._result[0] for made in model.static._passes.values()]
+    sizes = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in kept}
+    assert len(kept) > 7 and sum(sizes.values()) < 2 * max(each.nbytes for each in kept)
+
+
 def test_threads_that_share_a_model_do_not_meet() -> None:
     model = tiny()
     alone = [decode(tiny(static=False), [prompt])[0].generated for prompt in PROMPTS]

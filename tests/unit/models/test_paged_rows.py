@@ -17,6 +17,7 @@ from card_kernels import machine_code
 from decodery.models.batch import Segment
 from decodery.models.cache import coded
 from decodery.models.cache.cache import KVCache
+from decodery.models.cache.device_tables import DeviceTables
 from decodery.models.cache.page_pool import TensorPool
 from decodery.models.config import ModelConfig
 from decodery.models.torch.attention import attend, visible
@@ -287,6 +288,26 @@ def test_places_of_texts_that_ended_are_used_again() -> None:
         tables = cache.pages.pool.tables(*shape[:2])
         tables.places([cache.pages])
     assert tables is not None and len(tables.held) <= 64
+
+
+def test_texts_with_the_ids_of_those_that_ended_get_places() -> None:
+    config = tiny_transformer().config
+    shape = config.num_layers, config.num_kv_heads, config.head_dim
+    made = [KVCache(*shape, device=DEVICE) for _ in range(66)]
+    for cache in made:
+        cache.reserve(np.arange(3))
+    pool = made[0].pages.pool
+    assert isinstance(pool, TensorPool)
+    tables = DeviceTables(*shape[:2], pool.device, int(pool.take(1)[0]))
+    *texts, first, second = [cache.pages for cache in made]
+    full = texts[: len(tables.held) - 1]
+    tables.places(full)
+    # Python gives ids out again.
+    tables._known[id(first)] = tables._known.pop(id(full.pop()))
+    del texts, made[len(full)]
+    assert tables._known[id(first)].text() is None
+    places = tables.places([*full, first, second])
+    assert len(set(places.tolist())) == len(full) + 2
 
 
 COMPILED = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,18 +47,20 @@ class DeviceTables:
         self.held = torch.full((places, layers, kv_heads, columns), spare, dtype=torch.int32, device=device)
         self._known: dict[int, _Known] = {}
         self._free = list(range(places - 1, 0, -1))
-        self._lock = threading.Lock()
 
     def places(self, texts: Sequence[PageTable]) -> np.ndarray:
-        """[texts] int32, where the tables of these texts are found in `held`, as they are now."""
-        with self._lock:
-            fresh = sum(id(text) not in self._known for text in texts)
-            self._make_room(fresh, max(text.table.shape[2] for text in texts))
-            known = [self._place(text) for text in texts]
-            stale = [(text, each) for text, each in zip(texts, known, strict=True) if each.changes != text.changes]
-            if stale:
-                self._upload(stale)
-            return np.array([each.place for each in known], dtype=np.int32)
+        """[texts] int32, where the tables of these texts are found in `held`, as they are now.
+
+        To be called within `TensorPool.still`.
+        """
+        # A text may have the id of one that is gone.
+        fresh = sum((known := self._known.get(id(text))) is None or known.text() is not text for text in texts)
+        self._make_room(fresh, max(text.table.shape[2] for text in texts))
+        held = [self._place(text) for text in texts]
+        stale = [(text, each) for text, each in zip(texts, held, strict=True) if each.changes != text.changes]
+        if stale:
+            self._upload(stale)
+        return np.array([each.place for each in held], dtype=np.int32)
 
     def _place(self, text: PageTable) -> _Known:
         known = self._known.get(id(text))

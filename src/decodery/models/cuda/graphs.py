@@ -24,6 +24,7 @@ from ..torch.paged_rows import kernel_for, serves
 from .static_pass import Choosing, Result, Shape, StaticPass, angles
 
 if TYPE_CHECKING:
+    from ..cache.device_tables import DeviceTables
     from ..torch.transformer import Transformer
 
 MOST_ROWS = 512
@@ -55,6 +56,7 @@ class StaticPasses:
         if not hasattr(self._of_thread, "passes"):
             self._of_thread.passes = OrderedDict()
             self._of_thread.fixed = ()
+            self._of_thread.logits = {}
         passes: OrderedDict[Shape, StaticPass] = self._of_thread.passes
         return passes
 
@@ -117,26 +119,37 @@ class StaticPasses:
             return None
         if rows > (MOST_APART if kernel_for(pool) is None else MOST_ROWS) or shape in self._too_large:
             return None
+        tables = pool.tables(*caches[0].pages.table.shape[:2])
         with self._lock, torch.inference_mode(False), torch.no_grad():
             for segment, cache in zip(batch.segments, caches, strict=True):
                 cache.reserve(segment.positions)
-            step = self._step(model, pool, caches, shape, last)
+            # Another thread could move what a graph reads between the look for it and its launch.
             with pool.still():
-                step.fill(batch, choosing)
                 try:
+                    step = self._step(model, pool, tables, caches, shape, last)
+                    step.fill(batch, choosing)
                     found = step.replay(model)
                 except torch.OutOfMemoryError:
                     self._too_large.add(shape)
-                    del self._passes[shape]
+                    self._passes.pop(shape, None)
                     return None
         for cache in caches:
             cache.wrote(range(model.config.num_layers))
         return found
 
-    def _step(self, model: Transformer, pool: TensorPool, caches: list[KVCache], shape: Shape, last: int) -> StaticPass:
-        """The pass of a shape, captured anew where what it reads has moved. last: the last position of the rows."""
+    def _step(
+        self, model: Transformer, pool: TensorPool, tables: DeviceTables, caches: list[KVCache], shape: Shape, last: int
+    ) -> StaticPass:
+        """The pass of a shape, captured anew where what it reads has moved.
+
+        Args:
+            model: The model.
+            pool, tables: Of the caches; both stand still.
+            caches: Of all texts.
+            shape: Of the pass.
+            last: The last position of its rows.
+        """
         passes = self._passes
-        tables = pool.tables(*caches[0].pages.table.shape[:2])
         places = tables.places([cache.pages for cache in caches])
         turns = min(max(_FEW_POSITIONS, 1 << last.bit_length()), model.config.max_positions)
         fixed = (id(pool), pool.generation, tables.generation)
@@ -150,7 +163,8 @@ class StaticPasses:
         if shape not in passes:
             while len(passes) >= _MOST_SHAPES:
                 passes.popitem(last=False)
-            passes[shape] = StaticPass(model, pool, shape, self._of_thread.angles, self._of_thread.memory)
+            held = self._of_thread
+            passes[shape] = StaticPass(model, pool, shape, held.angles, held.memory, held.logits)
         passes.move_to_end(shape)
         passes[shape].places = places
         return passes[shape]

@@ -99,6 +99,7 @@ class StaticPass:
         shape: Sizes.
         angles: By rotation, see `angles`.
         memory: That graphs share, None where nothing is captured.
+        logits: By powers of two, memory for the logits of so many rows: passes of all shapes share it.
 
     Attributes:
         places: [texts] where the tables of the texts lie.
@@ -113,6 +114,7 @@ class StaticPass:
         shape: Shape,
         angles: dict[bool, tuple[torch.Tensor, torch.Tensor]],
         memory: Any,
+        logits: dict[int, torch.Tensor],
     ) -> None:
         config = model.config
         self.shape, self._pool, self._angles, self._memory = shape, pool, angles, memory
@@ -124,6 +126,12 @@ class StaticPass:
         self._wide = [shape.rows] * _wide_columns(shape.choice)
         self._sizes = [2 * sum(self._wide), shape.rows, shape.rows, shape.outputs, self.layout.size]
         self._inputs = torch.zeros(sum(self._sizes), dtype=torch.int32, device=pool.device)
+        # What a graph returns stays its own as long as it lives: large vocabularies would fill the device.
+        room = 1 << (shape.outputs - 1).bit_length()
+        if room not in logits:
+            wide = torch.promote_types(model.dtype, torch.float32)
+            logits[room] = torch.empty(room, model.vocab_size, dtype=wide, device=model.device)
+        self._logits = logits[room][: shape.outputs]
         self._capture: Capture | None = None
         self._closed: torch.Tensor | None = None
 
@@ -162,7 +170,7 @@ class StaticPass:
         hooks = Hooks.reading(self.shape.taps)
         hidden = hooks.visit(HookPoint("residual", 0), model.embed_tokens(tokens.long()))
         hidden = model.blocks(hidden, step, layer_steps(WHOLE, model.config.num_layers), hooks)
-        logits = model.head(hidden[wanted.long()])
+        logits = self._logits.copy_(model.head(hidden[wanted.long()]))
         return logits, dict(hooks.states), self._chosen(logits, wide)
 
     def _chosen(self, logits: torch.Tensor, wide: torch.Tensor) -> torch.Tensor | None:

@@ -183,7 +183,8 @@ class PagedRows:
         classes, order = _classes(counts) if plain else ([], np.zeros(0, dtype=np.int64))
         size = layout.size + sum(rows.size for _, rows in classes) + len(order)
         host = np.zeros(size, dtype=np.int32)
-        places = tables.places([cache.pages for cache in caches])
+        with pool.still():
+            places = tables.places([cache.pages for cache in caches])
         layout.fill(host[: layout.size], segments, places, windows)
         host[layout.size :] = np.concatenate([*(rows.reshape(-1) for _, rows in classes), order])
         buffer = torch.from_numpy(host).to(pool.device, non_blocking=True)
