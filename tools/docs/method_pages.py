@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import islice
 
 from docstrings import ARGUMENTS, arguments, markdown
 from evidence import anchor, tables
@@ -42,20 +43,18 @@ def method_page(
     about = markdown(method.cls, without=ARGUMENTS)
     return (
         f"# {method.name}\n\n{about}\n\n{listed}\n\n## Settings\n\n{settings}\n\n"
-        f"## When it pays\n\n{_pays(method, pages, files)}\n"
+        f"## When it pays\n\n{_pays(family, method, pages, files)}\n"
     )
 
 
-def _pays(method: Method, pages: dict[str, tuple[str, str]], files: dict[str, str]) -> str:
+def _pays(family: str, method: Method, pages: dict[str, tuple[str, str]], files: dict[str, str]) -> str:
     """What was measured of a method here: rows of tables, and where all of them stand."""
     parts = [f"By default it was measured {SLOWER}."] if method.slower else []
-    found = ", ".join(_from_below(each, "") for each in measured([method], pages, files))
+    found = ", ".join(_from_below(each, "") for each in measured([(family, method)], pages, files))
     parts.append(f"Measured here: {found}." if found else f"No figure stands for it here: {TESTS_ALONE}.")
-    shown = [(stem, *each) for stem, (_, text) in pages.items() for each in tables(method.name, text)]
-    for stem, heading, table in shown[:_MOST_TABLES]:
-        parts.append(
-            f"[{heading}](../../results/{stem}.md#{anchor(heading)}):\n\n{_from_below(table, f'results/{stem}.md')}"
-        )
+    for table in islice(tables(family, method.name, pages), _MOST_TABLES):
+        link = f"[{table.heading}](../../results/{table.page}.md#{anchor(table.heading)})"
+        parts.append(f"{link}:\n\n{_from_below(str(table), f'results/{table.page}.md')}")
     return "\n\n".join(parts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from evidence import figure
+from evidence import figure, own_pages
 from figures import ROOT
 
 from decodery.core import registry
@@ -13,25 +13,6 @@ from decodery.core.registry import Method
 from decodery.llm.readiness import readiness
 from decodery.testing import tiny_transformer
 
-_HOMES = {
-    "search": ("search",),
-    "scorer": ("search",),
-    "suggestion": ("search",),
-    "monitor": ("monitors",),
-    "diffusion": ("diffusion",),
-    "diffusion-cache": ("diffusion",),
-    "constraint": ("constraints",),
-    "cache-policy": ("kv-cache",),
-    "logits-processor": ("samplers",),
-    "logits-source": ("sources",),
-    "compression": ("compression",),
-    "draft-length": ("budgets",),
-    "tree-policy": ("trees",),
-    "acceptance-rule": ("rules",),
-    "simultaneous": ("simultaneous",),
-    "drafter": ("speed", "drafters", "heads"),
-}
-"""The pages of results of families that share names with others."""
 _MOST_FILES = 2
 """Result files that are named where no page of results has a method."""
 SLOWER = "slower than plain decoding on CPUs"
@@ -62,9 +43,9 @@ def _row(
     files: dict[str, str],
 ) -> str:
     names = ", ".join(dict.fromkeys(f"`{method.name}`" for _, method in own))
-    found_of = (figure(method.name, own_pages(family, method.name, pages)) for family, method in own)
+    found_of = (figure(family, method.name, pages) for family, method in own)
     figures = [each for each in found_of if each is not None]
-    found = [str(each) for each in figures[:1]] or measured([method for _, method in own], pages, files)
+    found = [str(each) for each in figures[:1]] or measured(own, pages, files)
     remarks = [figures[0].remark] if figures and figures[0].remark else []
     if all(method.slower for _, method in own):
         remarks.append(SLOWER)
@@ -76,27 +57,25 @@ def _row(
     return "| " + " | ".join(cells) + " |"
 
 
-def measured(own: list[Method], pages: dict[str, tuple[str, str]], files: dict[str, str]) -> list[str]:
+def measured(own: list[tuple[str, Method]], pages: dict[str, tuple[str, str]], files: dict[str, str]) -> list[str]:
     """Where figures of some methods stand: pages of results as links, or else the names of files.
 
     Args:
-        own: The methods.
+        own: The methods, each with its family.
         pages: As `result_pages` gives them.
         files: As `result_files` gives them.
     """
-    names = "|".join(re.escape(method.name) for method in own)
+    found = [
+        f"[{pages[stem][0]}](results/{stem}.md)"
+        for family, method in own
+        for stem, text in own_pages(family, pages).items()
+        if re.search(rf"(`|\| )({re.escape(method.name)})([`:(,]| \|)", text)
+    ]
     # A name of one plain word, such as memory, may mean something else in a file of figures.
-    compound = "|".join(re.escape(method.name) for method in own if not method.name.isalpha())
-    in_page, in_file = re.compile(rf"(`|\| )({names})([`:(,]| \|)"), re.compile(rf'"({compound})[":(,]')
-    found = [f"[{title}](results/{stem}.md)" for stem, (title, text) in pages.items() if in_page.search(text)]
-    return found or [f"`{name}`" for name, text in files.items() if compound and in_file.search(text)][:_MOST_FILES]
-
-
-def own_pages(family: str, name: str, pages: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """The pages of results where a name means the method of this family: all, unless other families have it, too."""
-    if sum(any(each.name == name for each in registry.methods(other)) for other in registry.FAMILIES) == 1:
-        return pages
-    return {stem: page for stem, page in pages.items() if stem in _HOMES[family]}
+    compound = "|".join(re.escape(method.name) for _, method in own if not method.name.isalpha())
+    in_file = re.compile(rf'"({compound})[":(,]')
+    in_files = (f"`{name}`" for name, text in files.items() if compound and in_file.search(text))
+    return list(dict.fromkeys(found)) or list(in_files)[:_MOST_FILES]
 
 
 def result_files() -> dict[str, str]:

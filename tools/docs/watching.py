@@ -66,9 +66,12 @@ def _bed(found: dict[str, Any], bed: str) -> str:
 def _detections(rows: list[dict[str, Any]]) -> str:
     shown = {name: key for name, key in _SHOWN.items() if any(row.get(key) is not None for row in rows)}
     return table(
-        ["monitor", "AUROC", "95% interval", *shown],
+        ["monitor", "AUROC, mean", "of seeds", "95% interval, first seed", *shown],
         [
-            [row["monitor"], _figure(row["auroc"]), _between(row), *(_figure(row.get(key)) for key in shown.values())]
+            [
+                *(row["monitor"], _figure(row["auroc"]), _between(*_seeds(row)), _between(row["low"], row["high"])),
+                *(_figure(row.get(key)) for key in shown.values()),
+            ]
             for row in rows
         ],
     )
@@ -80,8 +83,14 @@ def _acts(acts: list[dict[str, Any]]) -> str:
     return table(head, [[_figure(act.get(name)) for name in head] for act in acts])
 
 
-def _between(row: dict[str, Any]) -> str:
-    return "" if row["low"] is None else f"{row['low']:.2f} to {row['high']:.2f}"
+def _between(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+
+
+def _seeds(row: dict[str, Any]) -> tuple[float | None, float | None]:
+    """The least and the greatest figure of a monitor's seeds, None where there is one seed alone."""
+    found = [value for value in row["by_seed"] if value is not None]
+    return (min(found), max(found)) if len(found) > 1 else (None, None)
 
 
 def reach(rows: list[dict[str, Any]]) -> str:
