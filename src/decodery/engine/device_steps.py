@@ -16,6 +16,7 @@ from decodery.models.cache.open_rows import OpenRows
 from decodery.models.cuda.static_pass import Choosing
 from decodery.models.step_arrays import StepArrays
 from decodery.models.tokenizers.vocabularies import Padding
+from decodery.models.torch.row_layout import DraftRows
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch_state import in_plain_state
 from decodery.sampling.batched import BatchedProcessors, BatchedSampling, Choice, Chosen
@@ -40,6 +41,7 @@ class DeviceSteps(StepArrays):
         self._caches: list[OpenRows | None] = []
         self._processors: list[BatchedProcessors | None] = []
         self._sampling: BatchedSampling | None = None
+        self._prefixes: np.ndarray | None = None
         self._closed: torch.Tensor | None = None
         if padding is not None:
             closed = np.concatenate((padding.others, np.arange(padding.first, model.vocab_size)))
@@ -65,10 +67,10 @@ class DeviceSteps(StepArrays):
         self._sampling = None
 
     def describe(self, text: int, rows: OpenRows) -> None:
-        self._caches[text] = rows
+        self._caches[text], self._prefixes = rows, None
 
     def forget(self) -> None:
-        self._caches = [None] * self._room
+        self._caches, self._prefixes = [None] * self._room, None
 
     def _move(self, places: Ordered[int]) -> None:
         self._sampling, caches, processors = None, self._caches, self._processors
@@ -80,26 +82,38 @@ class DeviceSteps(StepArrays):
 
     @in_plain_state
     def run(self) -> None:
-        batch, static = Batch(self.segments()), self._model.static
-        sampling, trees = self._sampled_by(), self._trees
+        self._lay_out()
+        sampling, trees, static = self._sampled_by(), self._trees, self._model.static
         if static is not None and (choice := sampling.alone) is not None:
-            choice = replace(choice, ranks=self._ranks)
-            settings = sampling.settings(trees.owners)
-            found = static.choose(
-                self._model, batch, Choosing(choice, self._keys(), settings, trees.nodes, self._closed)
-            )
+            choice, rows = replace(choice, ranks=self._ranks), self._rows()
+            choosing = Choosing(choice, self._keys(), sampling.settings(trees.owners), trees.nodes, self._closed)
+            pages = [known.pages for known in self._caches[: self.texts] if known is not None]
+            found = static.choose(self._model, pages, rows, self.tokens[: self.rows], choosing)
             if found is not None:
                 self.logits, answer = found
                 self._settle(answer, replace(choice, doublings=trees.doublings))
                 return
-        self.choose(self._model.forward(batch).logits)
+        self.choose(self._model.forward(Batch(self._segments())).logits)
+
+    def _lay_out(self) -> None:
+        self.first[0] = 0
+        np.cumsum(self.sizes[: self.texts], out=self.first[1 : self.texts + 1])
+        self._trees = Trees.of(self, self.texts)
+
+    def _rows(self) -> DraftRows:
+        n, trees = self.texts, self._trees
+        if self._prefixes is None:
+            self._prefixes = np.array([0 if known is None else known.cache.prefix for known in self._caches[:n]])
+        held, counts = self.next[:n] + self._prefixes, self.sizes[:n].astype(np.int64)
+        retained, positions = np.zeros(n, dtype=np.int64), self.positions[: self.rows]
+        return DraftRows(counts, held, self._prefixes, retained, positions, trees.above, trees.doublings)
 
     def segments(self) -> list[Segment]:
-        n, sizes = self.texts, self.sizes[: self.texts]
-        self.first[0] = 0
-        np.cumsum(sizes, out=self.first[1 : n + 1])
-        self._trees = Trees.of(self, n)
-        return [self._segment(text) for text in range(n)]
+        self._lay_out()
+        return self._segments()
+
+    def _segments(self) -> list[Segment]:
+        return [self._segment(text) for text in range(self.texts)]
 
     def _segment(self, text: int) -> Segment:
         rows, known = slice(self.first[text], self.first[text + 1]), self._caches[text]
@@ -172,7 +186,7 @@ class DeviceSteps(StepArrays):
             self.choices[places[parted]] = np.stack((came, children), axis=1)[parted]
             self.choice_counts[texts] = np.bincount(of[parted], minlength=len(texts))
         caches = [known.cache for text in texts.tolist() if (known := self._caches[text]) is not None]
-        keep_together(caches, np.split(local, np.cumsum(counts + 1)[:-1]))
+        keep_together(caches, counts + 1, local)
         self.next[texts] += counts + 1
         self.drawn[texts] += counts + 1
         self.last[texts] = self.chosen[texts]
@@ -182,7 +196,9 @@ class DeviceSteps(StepArrays):
 
 def _ancestors(parents: np.ndarray) -> np.ndarray:
     """[n, n] bool, which nodes lie on the way to each, itself included."""
-    seen = np.eye(len(parents), dtype=bool)
-    for node in range(1, len(parents)):
-        seen[node] |= seen[parents[node]]
-    return seen
+    seen, above = np.eye(len(parents), dtype=bool), np.maximum(parents, 0)
+    while True:
+        seen |= seen[above]
+        if not above.any():
+            return seen
+        above = above[above]

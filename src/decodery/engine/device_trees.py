@@ -18,6 +18,7 @@ class Trees:
     Attributes:
         owners: [rows] the text of each row.
         chains: [texts] whether each tree is a chain.
+        above: [rows] the row that each follows, itself where it is a root.
         nodes: [2 (tokens, parents), rows] int64 for `tree_walk.walk`, empty where all trees are roots.
         doublings: Of the walk, -1 where there is none.
         children: [rows] how many each node has.
@@ -26,6 +27,7 @@ class Trees:
 
     owners: np.ndarray
     chains: np.ndarray
+    above: np.ndarray
     nodes: np.ndarray
     doublings: int
     children: np.ndarray
@@ -45,6 +47,7 @@ class Trees:
         steps.tokens[:rows], steps.parents[:rows] = steps.last[owners], -1
         steps.depths[:rows] = 0
         chains, nodes, doublings = np.ones(texts, dtype=bool), np.empty((2, 0), dtype=np.int64), -1
+        above = every
         children = ranks = np.zeros(rows, dtype=np.int64)
         if rows > texts:
             below = np.flatnonzero(local)
@@ -69,4 +72,4 @@ class Trees:
             twins[firsts] = False
             nodes[0, order[twins]] = TWIN
         steps.positions[:rows] = steps.next[owners] + steps.depths[:rows]
-        return cls(owners, chains, nodes, doublings, children, ranks)
+        return cls(owners, chains, above, nodes, doublings, children, ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from decodery.core import noise
 from decodery.core.errors import NumericalError
 from decodery.engine.array_batch import ArrayBatch
-from decodery.engine.device_steps import DeviceSteps
+from decodery.engine.device_steps import DeviceSteps, _ancestors
 from decodery.engine.device_trees import Trees
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
@@ -21,6 +22,8 @@ from decodery.models.cache import coded
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.kept_together import keep_together
 from decodery.models.cuda.graphs import StaticPasses
+from decodery.models.torch.attention import near
+from decodery.models.torch.row_layout import DraftRows, Layout, SegmentRows
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.tree_walk import walk
 from decodery.sampling import Sampler
@@ -233,7 +236,7 @@ def test_rows_of_many_caches_move_as_in_each(dtype: torch.dtype) -> None:
             caches.append(cache)
             others.append(other)
             kept.append(chosen)
-        keep_together(caches, kept)
+        keep_together(caches, np.array([len(each) for each in kept]), np.concatenate(kept))
         for cache, other in zip(caches, others, strict=True):
             n = other.length
             assert cache.length == n and not cache.tentative
@@ -384,3 +387,76 @@ def test_texts_one_by_one_wait_each(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_on_the_processor_keeps_its_own_steps() -> None:
     assert not DeviceSteps.serves(tiny_transformer())
+
+
+@pytest.mark.usefixtures("pools_of_pytorch")
+@pytest.mark.parametrize("window", [None, 24, 6, -8])
+def test_what_attention_goes_by_is_that_of_each_text(window: int | None) -> None:
+    """Trees in arrays see what their masks say; trees that a window ends in are known."""
+    random, cut, windows = np.random.default_rng(8), 0, [None, window]
+    for _ in range(40):
+        sizes = random.integers(1, 40, random.integers(1, 6)).tolist()
+        steps, trees = laid_out(random, sizes)
+        segments = []
+        for text, size in enumerate(sizes):
+            rows, length = slice(steps.first[text], steps.first[text] + size), int(steps.next[text])
+            cache = KVCache(1, 1, 8)
+            cache.reserve(np.arange(length))
+            cache.wrote([0])
+            cache.keep(range(length))
+            cache.reserve(steps.positions[rows])
+            mask = None if trees.chains[text] else _ancestors(steps.parents[rows])
+            segments.append(Segment(steps.positions[rows], steps.tokens[rows], mask=mask, cache=cache))
+        expected, held = SegmentRows.of(segments), steps.next[: len(sizes)]
+        none = np.zeros(len(sizes), dtype=np.int64)
+        found = DraftRows(
+            np.array(sizes), held, none, none, steps.positions[: steps.rows], trees.above, trees.doublings
+        )
+        layout = Layout(steps.rows + 3, 2, 2, steps.rows + 3, 4)
+        first, second = (np.empty(layout.size, dtype=np.int32) for _ in range(2))
+        places = random.permutation(len(sizes))
+        expected_fits = True
+        if window is not None:
+            visible = [near(each.positions, each.positions, window) for each in segments]
+            seen = [each.seen() for each in segments]
+            expected_fits = all((own & near_by == own).all() for own, near_by in zip(seen, visible, strict=True))
+        # A tree that fits is never cut; one that is not cut may be left to its text.
+        assert expected_fits or not found.fit(windows)
+        cut += not found.fit(windows)
+        if found.fit(windows):
+            layout.fill(first, expected, places, windows)
+            layout.fill(second, found, places, windows)
+            assert np.array_equal(first, second)
+    assert cut < 40 and bool(cut) == (window is not None and abs(window) < 20)
+
+
+@pytest.mark.usefixtures("pools_of_pytorch")
+def test_a_step_calls_little_for_each_text() -> None:
+    """What a step goes by is written for all texts at once."""
+    calls = {}
+    for texts in (4, 24):
+        model, count = together(tiny_transformer()), 0
+        model.static = StaticPasses()
+        engine = Engine(model)
+        asked = [
+            engine.submit(Request([1, 2, 3], seed=seed, drafter=Garbage(nodes=2), max_new_tokens=30))
+            for seed in range(texts)
+        ]
+        while any(not text.position for text in asked):
+            engine.step()
+        engine.step()
+        steps = steps_of(engine)
+
+        def called(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        assert engine._arrays.rows > texts and model.static.shapes
+        sys.setprofile(called)
+        try:
+            steps.run()
+        finally:
+            sys.setprofile(None)
+        calls[texts] = count
+    # There were 114 while each text was gone through by itself.
+    assert (calls[24] - calls[4]) / 20 < 20

@@ -11,26 +11,32 @@ from .cache import KVCache
 from .page_pool import SLOTS, TensorPool
 
 
-def keep_together(caches: Sequence[KVCache], rows: Sequence[np.ndarray]) -> None:
-    """`KVCache.keep` of caches that hold the same slots in all layers; `next_position` stays.
+def keep_together(caches: Sequence[KVCache], counts: np.ndarray, rows: np.ndarray) -> None:
+    """`KVCache.keep` of caches that hold every position in all layers; `next_position` stays.
 
     Args:
         caches: Caches that share a pool, whose last pass gave all layers all rows.
-        rows: Of each, its tentative rows that become content, ascending, the first one among them.
+        counts: [caches] how many rows after its content become content of each.
+        rows: [sum of counts] their numbers in each, ascending, the first one among them.
     """
+    firsts, of = np.cumsum(counts) - counts, np.repeat(np.arange(len(counts)), counts)
+    moved = {*of[rows != np.arange(len(rows)) - firsts[of]].tolist()}
     pages: list[np.ndarray] = []
     offsets: list[np.ndarray] = []
-    for cache, kept in zip(caches, rows, strict=True):
-        start, n = int(cache.lengths[0]), len(kept)
-        if kept[-1] != n - 1:
+    for number, (cache, n) in enumerate(zip(caches, counts.tolist(), strict=True)):
+        start = int(cache.lengths[0])
+        if number in moved:
+            kept = rows[firsts[number] : firsts[number] + n]
             first = int((kept == np.arange(n)).argmin())
             slots = start + np.stack((kept[first:], np.arange(first, n)))
             pages.append(cache.pages.table[:, :, slots // SLOTS])
             offsets.append(slots % SLOTS)
-            cache.slot_positions.gather(list(range(len(cache.lengths))), start, kept)
+        position = start - cache.prefix
+        cache.slot_positions.held[:, start : start + n] = np.arange(position, position + n)
         cache.lengths += n
-        cache.tentative = cache.retained = 0
-        cache.written[:] = 0
+        if cache.tentative:
+            cache.tentative = cache.retained = 0
+            cache.written[:] = 0
     if pages:
         pool = caches[0].pages.pool
         assert isinstance(pool, TensorPool)

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ..batch import Batch, Cost, Scores
@@ -20,11 +21,13 @@ from ..cache.cache import KVCache
 from ..cache.page_pool import TensorPool
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import WHOLE
-from ..torch.paged_rows import kernel_for, serves
-from .static_pass import Choosing, Result, Shape, StaticPass, angles
+from ..torch.paged_rows import kernel_for, serves, windows_of
+from ..torch.row_layout import DraftRows, SegmentRows, TextRows
+from .static_pass import Choosing, Inputs, Result, Shape, StaticPass, angles
 
 if TYPE_CHECKING:
     from ..cache.device_tables import DeviceTables
+    from ..cache.pages import PageTable
     from ..torch.transformer import Transformer
 
 MOST_ROWS = 512
@@ -74,11 +77,23 @@ class StaticPasses:
         """
         if hooks.changes() or any(place.name != "residual" for place in hooks.where.values()):
             return None
+        caches = _caches(model, batch)
+        if not caches:
+            return None
         wanted, bounds = batch.logit_rows
         taps = tuple(sorted(set(hooks.where.values())))
-        found = self._run(model, batch, len(wanted), taps, None)
+        rows, pages = SegmentRows.of(batch.segments), [cache.pages for cache in caches]
+        shape = self._shape(model, pages[0], rows, len(wanted), taps)
+        if shape is None:
+            return None
+        for segment, cache in zip(batch.segments, caches, strict=True):
+            cache.reserve(segment.positions)
+        tokens = np.concatenate([segment.tokens for segment in batch.segments if segment.tokens is not None])
+        found = self._run(model, pages, Inputs(rows, tokens, wanted), shape)
         if found is None:
             return None
+        for cache in caches:
+            cache.wrote(range(model.config.num_layers))
         logits, tapped, _ = found
         # The next replay overwrites what this one returns, so the caller gets copies.
         hidden = {tap: tapped[place][: batch.rows].clone() for tap, place in hooks.where.items()}
@@ -86,71 +101,81 @@ class StaticPasses:
         costs = [Cost.of(segment, WHOLE, model.config.num_layers, row_bytes) for segment in batch.segments]
         return Scores(logits[: len(wanted)].clone(), bounds, hidden, batch.offsets, costs)
 
-    def choose(self, model: Transformer, batch: Batch, choosing: Choosing) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def choose(
+        self, model: Transformer, pages: list[PageTable], rows: DraftRows, tokens: np.ndarray, choosing: Choosing
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Logits of all rows, valid until the next pass, and what they choose, see `Choice.answer`.
 
-        None, and nothing done, where the batch does not fit, see `forward`.
+        None, and nothing done, where the rows do not fit, see `forward`.
+
+        Args:
+            model: The model.
+            pages: [texts] with room for the rows of each.
+            rows: Of the texts.
+            tokens: [rows].
+            choosing: How they choose.
         """
-        found = self._run(model, batch, batch.rows, (), choosing)
+        count = len(tokens)
+        shape = self._shape(model, pages[0], rows, count, ())
+        if shape is None or not rows.fit(windows_of(model.config)):
+            return None
+        # Shapes do not differ in how deep trees are.
+        doublings = (shape.rows - 1).bit_length() if choosing.nodes.size else -1
+        choice = choosing.choice.walking(doublings)
+        shape = replace(shape, outputs=shape.rows, choice=choice, closed=id(choosing.closed))
+        found = self._run(model, pages, Inputs(rows, tokens, np.arange(count), choosing), shape)
         if found is None:
             return None
         logits, _, answer = found
         assert answer is not None
-        return logits[: batch.rows], answer
+        return logits[:count], answer
 
-    def _run(
-        self, model: Transformer, batch: Batch, wanted: int, taps: tuple[HookPoint, ...], choosing: Choosing | None
-    ) -> Result | None:
-        """A pass at the shape that the batch has with so many logits; None where it does not fit."""
-        caches = _caches(model, batch)
-        if not caches:
-            return None
-        pool, last = caches[0].pages.pool, int(batch.positions.max())
-        rows = _bucket(batch.rows)
-        shape = Shape(_bucket(len(caches)), rows, _bucket(max(wanted, 1)), taps)
-        if choosing is not None:
-            # Shapes do not differ in how deep trees are.
-            doublings = (rows - 1).bit_length() if choosing.nodes.size else -1
-            choice = choosing.choice.walking(doublings)
-            shape = replace(shape, outputs=rows, choice=choice, closed=id(choosing.closed))
-        if not isinstance(pool, TensorPool) or last >= model.config.max_positions:
+    def _shape(
+        self, model: Transformer, first: PageTable, rows: TextRows, wanted: int, taps: tuple[HookPoint, ...]
+    ) -> Shape | None:
+        """The shape of a pass with so many logits; None where no pass of fixed shape is for its rows."""
+        pool, count = first.pool, len(rows.positions)
+        if not isinstance(pool, TensorPool) or int(rows.positions.max()) >= model.config.max_positions:
             return None
         if pool.dtype != model.dtype and not pool.beside:
             return None
-        if rows > (MOST_APART if kernel_for(pool) is None else MOST_ROWS) or shape in self._too_large:
+        if _bucket(count) > (MOST_APART if kernel_for(pool) is None else MOST_ROWS):
             return None
-        tables = pool.tables(*caches[0].pages.table.shape[:2])
-        with self._lock, torch.inference_mode(False), torch.no_grad():
-            for segment, cache in zip(batch.segments, caches, strict=True):
-                cache.reserve(segment.positions)
-            # Another thread could move what a graph reads between the look for it and its launch.
-            with pool.still():
-                try:
-                    step = self._step(model, pool, tables, caches, shape, last)
-                    step.fill(batch, choosing)
-                    found = step.replay(model)
-                except torch.OutOfMemoryError:
-                    self._too_large.add(shape)
-                    self._passes.pop(shape, None)
-                    return None
-        for cache in caches:
-            cache.wrote(range(model.config.num_layers))
-        return found
+        return Shape(_bucket(len(rows.counts)), _bucket(count), _bucket(max(wanted, 1)), taps)
+
+    def _run(self, model: Transformer, pages: list[PageTable], inputs: Inputs, shape: Shape) -> Result | None:
+        """A pass at a shape, over pages with room for its rows; None where the device has none for the shape."""
+        pool = pages[0].pool
+        assert isinstance(pool, TensorPool)
+        if shape in self._too_large:
+            return None
+        tables, last = pool.tables(*pages[0].table.shape[:2]), int(inputs.rows.positions.max())
+        # Another thread could move what a graph reads between the look for it and its launch.
+        with self._lock, torch.inference_mode(False), torch.no_grad(), pool.still():
+            try:
+                step = self._step(model, tables, pages, shape, last)
+                step.fill(inputs)
+                return step.replay(model)
+            except torch.OutOfMemoryError:
+                self._too_large.add(shape)
+                self._passes.pop(shape, None)
+                return None
 
     def _step(
-        self, model: Transformer, pool: TensorPool, tables: DeviceTables, caches: list[KVCache], shape: Shape, last: int
+        self, model: Transformer, tables: DeviceTables, pages: list[PageTable], shape: Shape, last: int
     ) -> StaticPass:
         """The pass of a shape, captured anew where what it reads has moved.
 
         Args:
             model: The model.
-            pool, tables: Of the caches; both stand still.
-            caches: Of all texts.
+            tables: Of the pages' pool; both stand still.
+            pages: Of all texts.
             shape: Of the pass.
             last: The last position of its rows.
         """
-        passes = self._passes
-        places = tables.places([cache.pages for cache in caches])
+        passes, pool = self._passes, pages[0].pool
+        assert isinstance(pool, TensorPool)
+        places = tables.places(pages)
         turns = min(max(_FEW_POSITIONS, 1 << last.bit_length()), model.config.max_positions)
         fixed = (id(pool), pool.generation, tables.generation)
         known_fixed, known_turns = self._of_thread.fixed or ((), 0)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 import torch
 
-from ..batch import Batch, Segment
 from ..cache.page_pool import TensorPool
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import WHOLE, layer_steps
-from ..torch.paged_rows import Layout, PagedRows, rows_of_tile, windows_of
+from ..torch.paged_rows import PagedRows, rows_of_tile, windows_of
+from ..torch.row_layout import Layout, TextRows
 
 if TYPE_CHECKING:
     from ..torch.transformer import Transformer
@@ -80,6 +80,23 @@ class Choosing:
     closed: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a pass reads.
+
+    Attributes:
+        rows: Where the rows of its texts lie.
+        tokens: [rows].
+        wanted: Rows whose logits are.
+        choosing: How they choose their tokens, None where logits alone are wanted.
+    """
+
+    rows: TextRows
+    tokens: np.ndarray
+    wanted: np.ndarray
+    choosing: Choosing | None = None
+
+
 class Capture(Protocol):
     """Work that a device has recorded."""
 
@@ -135,20 +152,19 @@ class StaticPass:
         self._capture: Capture | None = None
         self._closed: torch.Tensor | None = None
 
-    def fill(self, batch: Batch, choosing: Choosing | None = None) -> None:
-        """Write the inputs of a batch, whose caches have made room."""
+    def fill(self, inputs: Inputs) -> None:
+        """Write the inputs of a pass, over pages with room for it."""
         # Pinned memory is not handed out again before the copy from it is done, so no pass waits for another.
         host = torch.zeros(len(self._inputs), dtype=torch.int32, pin_memory=self._memory is not None, device="cpu")
         wide, tokens, positions, wanted, rest = (field.numpy() for field in host.split(self._sizes))
-        tokens[: batch.rows] = np.concatenate([_tokens(segment) for segment in batch.segments])
-        positions[: batch.rows] = batch.positions
-        logit_rows, _ = batch.logit_rows
-        wanted[: len(logit_rows)] = logit_rows
-        self.layout.fill(rest, batch.segments, self.places, self._windows)
+        count, choosing = len(inputs.tokens), inputs.choosing
+        tokens[:count], positions[:count] = inputs.tokens, inputs.rows.positions
+        wanted[: len(inputs.wanted)] = inputs.wanted
+        self.layout.fill(rest, inputs.rows, self.places, self._windows)
         if choosing is not None:
             self._closed = choosing.closed
             columns = wide.view(np.int64).reshape(len(self._wide), -1)
-            own, kinds = columns[:, : batch.rows], len(choosing.settings)
+            own, kinds = columns[:, :count], len(choosing.settings)
             # Rows beyond the pass's own choose, too: 1 is a setting of every kind.
             columns[1 : 1 + kinds].view(np.float64)[:] = 1.0
             own[0], own[1 : 1 + kinds] = choosing.keys, choosing.settings.view(np.int64)
@@ -257,11 +273,6 @@ def angles(model: Transformer, positions: int) -> dict[bool, tuple[torch.Tensor,
             cos, sin = model.angle_table(config.layer_rope(layer), positions)
             found[local] = cos[:, None].to(model.dtype), sin[:, None].to(model.dtype)
     return found
-
-
-def _tokens(segment: Segment) -> np.ndarray:
-    assert segment.tokens is not None
-    return segment.tokens
 
 
 def _wide_columns(choice: Choice | None) -> int:

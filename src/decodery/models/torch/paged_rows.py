@@ -1,15 +1,11 @@
-"""Attention of all texts of a pass in one call per layer, over pages that lie on their device.
-
-A row sees the content of its text from one slot on, and of the pass's rows those whose bit is set: its ancestors in a
-draft tree, the rows before it in a prompt. A window changes the first slot and clears bits.
-"""
+"""Attention of all texts of a pass in one call per layer, over pages that lie on their device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,108 +15,16 @@ from ..batch import Segment
 from ..cache import coded
 from ..cache.page_pool import SLOTS, TensorPool
 from ..config import ModelConfig
-from .attention import capped, near, shares
+from .attention import capped, shares
+from .row_layout import BITS, Layout, SegmentRows
 
 if TYPE_CHECKING:
     from ..cache.device_tables import DeviceTables
 
-_BITS = 32
-_TILE = 5
 _SMALL, _LARGE = 16, 64
 """Query rows of one program of a kernel: of a step, and of a prompt."""
 _WIDEST = 256
 """Elements of a head up to which what a program works with fits beside it."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Sizes of what a pass says of its rows, one field after another in one buffer of int32.
-
-    Attributes:
-        rows: Rows of the pass, fillers included.
-        words: Of 32 bits each, for the tentative rows of a text.
-        kinds: Windows that layers differ in.
-        tiles: Groups of rows of one text that a kernel takes together.
-        tile_rows: Rows of such a group at most.
-    """
-
-    rows: int
-    words: int
-    kinds: int
-    tiles: int
-    tile_rows: int
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Of places, lengths and slots [rows], begins, bits and tiles, see `PagedRows`."""
-        rows, kinds = self.rows, self.kinds
-        return [(rows,), (rows,), (rows,), (kinds, rows), (kinds, rows, self.words), (self.tiles, _TILE)]
-
-    @property
-    def size(self) -> int:
-        """Integers of all fields."""
-        return int(sum(np.prod(shape) for shape in self.shapes))
-
-    def fields(self, buffer: Any) -> list[Any]:
-        """Views of a buffer, an array or a tensor, as the fields."""
-        found, first = [], 0
-        for shape in self.shapes:
-            last = first + int(np.prod(shape))
-            found.append(buffer[first:last].reshape(shape))
-            first = last
-        return found
-
-    def fill(
-        self, buffer: np.ndarray, segments: Sequence[Segment], places: np.ndarray, windows: list[int | None]
-    ) -> None:
-        """Write the fields of a pass whose caches have made room.
-
-        Args:
-            buffer: [size] int32.
-            segments: The texts, each with a cache that has lost nothing.
-            places: [texts] where the device finds their page tables.
-            windows: [kinds], see `ModelConfig.window`.
-        """
-        of_rows, lengths, slots, begins, bits, tiles = self.fields(buffer)
-        buffer.fill(0)
-        slots[:] = np.arange(self.rows) % SLOTS
-        bits[:, :, 0] = 1
-        caches = [segment.cache for segment in segments if segment.cache is not None]
-        counts, retained = np.array([(len(segment), segment.retained) for segment in segments]).T
-        held, prefixes = np.array([(cache.length, cache.prefix) for cache in caches]).T
-        firsts, owners = np.cumsum(counts) - counts, np.repeat(np.arange(len(counts)), counts)
-        n, positions = len(owners), np.concatenate([segment.positions for segment in segments])
-        of_rows[:n], lengths[:n] = places[owners], held[owners]
-        slots[:n] = (held + retained - firsts)[owners] + np.arange(n)
-        for kind, window in enumerate(windows):
-            if window is not None:
-                begins[kind, :n] = np.clip(_first(positions, window) + prefixes[owners], 0, held[owners])
-        parts = -(-counts // self.tile_rows)
-        of = np.repeat(np.arange(len(parts)), parts)
-        starts = (np.arange(len(of)) - (np.cumsum(parts) - parts)[of]) * self.tile_rows
-        rows, ends = np.minimum(self.tile_rows, counts[of] - starts), (held + retained + counts)[of]
-        tiles[: len(of)] = np.stack((places[of], firsts[of] + starts, rows, held[of], ends), axis=1)
-        # One row sees itself.
-        for number in np.flatnonzero(counts + retained > 1).tolist():
-            segment, first = segments[number], int(held[number])
-            own = slice(firsts[number], firsts[number] + len(segment))
-            stand = caches[number].positions[0, first : first + segment.retained + len(segment)]
-            seen = segment.seen()
-            for kind, window in enumerate(windows):
-                visible = seen if window is None else seen & near(stand, segment.positions, window)
-                bits[kind, own] = _packed(visible, self.words)
-
-
-def _first(positions: np.ndarray, window: int) -> np.ndarray:
-    """The first position that rows at these positions see."""
-    return positions // -window * -window if window < 0 else positions - window + 1
-
-
-def _packed(seen: np.ndarray, words: int) -> np.ndarray:
-    """[n, words] int32 of [n, m] bool, the first of each row in the lowest bit."""
-    padded = np.zeros((len(seen), words * _BITS), dtype=bool)
-    padded[:, : seen.shape[1]] = seen
-    return np.packbits(padded, axis=1, bitorder="little").view("<i4")
 
 
 @dataclass(frozen=True)
@@ -177,7 +81,7 @@ class PagedRows:
         tables = pool.tables(*caches[0].pages.table.shape[:2])
         tile_rows = rows_of_tile(max(counts), config)
         tiles = sum(-(-n // tile_rows) for n in counts)
-        words = -(-max(segment.retained + len(segment) for segment in segments) // _BITS)
+        words = -(-max(segment.retained + len(segment) for segment in segments) // BITS)
         layout = Layout(sum(counts), words, len(windows), tiles, tile_rows)
         plain = kernel_for(pool) is None
         classes, order = _classes(counts) if plain else ([], np.zeros(0, dtype=np.int64))
@@ -185,7 +89,7 @@ class PagedRows:
         host = np.zeros(size, dtype=np.int32)
         with pool.still():
             places = tables.places([cache.pages for cache in caches])
-        layout.fill(host[: layout.size], segments, places, windows)
+        layout.fill(host[: layout.size], SegmentRows.of(segments), places, windows)
         host[layout.size :] = np.concatenate([*(rows.reshape(-1) for _, rows in classes), order])
         buffer = torch.from_numpy(host).to(pool.device, non_blocking=True)
         if not plain:
@@ -268,10 +172,10 @@ class PagedRows:
         if (number, kind) not in self._masks:
             slots = torch.arange(group.slots, dtype=torch.int32, device=self.slots.device)
             lengths = self.lengths[group.rows[:, :1]][..., None]
-            own = (slots - lengths).clamp(0, self.layout.words * _BITS - 1)
+            own = (slots - lengths).clamp(0, self.layout.words * BITS - 1)
             bits = self.bits[kind][group.rows]
-            words = bits.gather(2, (own // _BITS).expand(*group.rows.shape, -1).long())
-            tentative = ((words >> (own % _BITS)) & 1).bool()
+            words = bits.gather(2, (own // BITS).expand(*group.rows.shape, -1).long())
+            tentative = ((words >> (own % BITS)) & 1).bool()
             content = slots >= self.begins[kind][group.rows][..., None]
             self._masks[number, kind] = torch.where(slots < lengths, content, tentative)
         return self._masks[number, kind]
