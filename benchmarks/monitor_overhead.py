@@ -2,10 +2,10 @@
 
     python benchmarks/monitor_overhead.py [--rounds 3] [--prompts 8] [--out benchmarks/results/monitor-overhead.json]
 
-Best on a machine that does nothing else. The built-in questions, greedily, 96 tokens each; the order of the settings
-turns from round to round, and every ratio is the median over rounds. The probe has random weights: what it costs is
-that of any linear probe. Texts under monitors that only read are compared
-with those without, and a difference ends the run.
+Best on a machine that does nothing else. The built-in questions, greedily, 96 tokens each. Every question is asked in
+all settings in turn, in an order that turns, too; every ratio is the median over rounds. The probe has random weights:
+what it costs is that of any linear probe. Texts under monitors that only read are compared with those without, and a
+difference ends the run.
 """
 
 from __future__ import annotations
@@ -51,18 +51,20 @@ def main() -> None:
     rates: dict[tuple[Any, Any], list[float]] = {setting: [] for setting in SETTINGS}
     texts: dict[str, list[int]] = {}
     for number in range(given.rounds):
-        for setting in SETTINGS[number % len(SETTINGS) :] + SETTINGS[: number % len(SETTINGS)]:
-            tokens, begin = 0, perf_counter()
-            for prompt in asked:
-                drafter, name = setting
+        taken = {setting: [0, 0.0] for setting in SETTINGS}
+        for turn, prompt in enumerate(asked, number):
+            for drafter, name in SETTINGS[turn % len(SETTINGS) :] + SETTINGS[: turn % len(SETTINGS)]:
                 monitors = [each.format(probe=probe.parent) for each in WATCHED[name]]
-                # An answer that was written before would come from memory.
+                # Else an answer that was written before would come from memory.
                 lm.reset_memory()
+                begin = perf_counter()
                 output = lm.generate(prompt, max_new_tokens=96, drafter=drafter, monitor=monitors)
+                taken[drafter, name][1] += perf_counter() - begin
+                taken[drafter, name][0] += len(output.tokens)
                 if texts.setdefault(prompt, output.tokens) != output.tokens:
                     raise SystemExit(f"{monitors} with {drafter} changed the answer to {prompt!r}")
-                tokens += len(output.tokens)
-            rates[setting].append(tokens / (perf_counter() - begin))
+        for setting, (tokens, seconds) in taken.items():
+            rates[setting].append(tokens / seconds)
     rows = []
     for drafter, name in SETTINGS:
         against = [own / none for own, none in zip(rates[drafter, name], rates[drafter, "none"], strict=True)]
