@@ -240,8 +240,8 @@ def main() -> None:
     bench = Bench(dc.load("smollm2"), options.draft, options.head, prompts, options.tokens, result)
     # The tokens it finds most likely tell one draft model from another that has its name.
     draft = dc.load(options.draft).model
-    likeliest = draft.forward(Batch([Segment.chunk(range(16), draft.new_cache())])).logits.argmax(dim=-1).tolist()
-    shared = {"draft": options.draft, "every": options.every, "tokens": options.tokens, "likeliest": likeliest}
+    most_likely = draft.forward(Batch([Segment.chunk(range(16), draft.new_cache())])).logits.argmax(dim=-1).tolist()
+    shared = {"draft": options.draft, "every": options.every, "tokens": options.tokens, "most_likely": most_likely}
     for name in options.groups or GROUPS:
         settings = shared | ({"head": SpecDecPP(options.head).trained.facts} if name == "pareto" else {})
         if result.get(name, {}).get("settings") != settings:

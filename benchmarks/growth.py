@@ -87,7 +87,7 @@ class Bench:
         return outputs, fed
 
 
-def likeliest(models: Iterable[LanguageModel]) -> list[int]:
+def most_likely(models: Iterable[LanguageModel]) -> list[int]:
     """What tells one draft model from another: the token it finds most likely after each of the first 16."""
     batches = ((model, Batch([Segment.chunk(range(16), model.new_cache())])) for model in models)
     return [token for model, batch in batches for token in model.forward(batch).logits.argmax(dim=-1).tolist()]
@@ -159,7 +159,7 @@ def main() -> None:
         "drafter": options.drafter,
         "every": options.every,
         "tokens": options.tokens,
-        "likeliest": likeliest(bench.drafter.auxiliary_models(bench.lm.model)),
+        "most_likely": most_likely(bench.drafter.auxiliary_models(bench.lm.model)),
     }
     before = begun_result(path)
     same = before["settings"] == settings

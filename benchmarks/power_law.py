@@ -43,7 +43,7 @@ def apart(law: PowerLaw, texts: list[list[int]]) -> list[float]:
 
 
 @torch.no_grad()
-def likeliest(logits: Callable[[torch.Tensor], torch.Tensor], tokens: list[int]) -> int:
+def most_likely(logits: Callable[[torch.Tensor], torch.Tensor], tokens: list[int]) -> int:
     return int(logits(torch.tensor([tokens]))[0, -1].argmax())
 
 
@@ -51,7 +51,7 @@ def written(logits: Callable[[torch.Tensor], torch.Tensor], prompt: list[int], m
     """Greedy text, each token after all that was read anew."""
     found: list[int] = []
     while len(found) < most and END_ID not in found:
-        found.append(likeliest(logits, prompt + found))
+        found.append(most_likely(logits, prompt + found))
     return found
 
 

@@ -255,7 +255,7 @@ class TwoFirsts(TreePolicy):
     def grow(self, expander: TreeDrafter, seq: Any, budget: Budget) -> ForwardCoroutine[DraftTree]:
         tree, paths, ends = DraftTree.root(seq.last_token), [list[int]()], [0]
         for level in range(min(self.length, budget.depth, budget.nodes // 2)):
-            ids, _ = yield from expander.likeliest(seq, tree, ends, 1 if level else 2)
+            ids, _ = yield from expander.most_likely(seq, tree, ends, 1 if level else 2)
             paths = [[*path, int(token)] for path, row in zip(paths, ids, strict=True) for token in row]
             ends = list(range(len(tree), len(tree) + len(paths)))
             tree = tree.extended(paths)

@@ -95,7 +95,7 @@ def figures(outputs: list[dc.Output]) -> dict[str, float]:
 # -- stand: which places of a large tree are right most often ---------------------------------------------------------
 
 
-def likeliest(nodes: int, width: int) -> Template:
+def most_likely(nodes: int, width: int) -> Template:
     """The `nodes` places worth most, where rank r is right once in (r + 1)(r + 2) times."""
     counts: dict[tuple[int, ...], int] = {}
     heap: list[tuple[float, tuple[int, ...]]] = [(-0.5, (0,))]
@@ -115,7 +115,7 @@ class Counting(STAND):
     nodes: int = WIDE
     accepted: np.ndarray = field(default_factory=lambda: np.zeros(WIDE + 1, dtype=np.int64), compare=False)
 
-    shape: ClassVar[Template] = likeliest(WIDE, 10)
+    shape: ClassVar[Template] = most_likely(WIDE, 10)
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         places = seq.states[self].places

@@ -15,7 +15,7 @@ from .core.errors import ConstraintError, SettingsError
 from .core.registry import register
 from .core.requirements import Provides, Requirements
 from .core.threads import one_thread
-from .core.topk import likeliest, topk
+from .core.topk import most_likely, topk
 from .diffusion.base import DiffusionDecoder, UnmaskingPolicy
 from .diffusion.cache.base import DiffusionCache
 from .diffusion.canvas import Canvas

@@ -166,7 +166,7 @@ def test_what_training_minimises_is_the_likelihood_where_marginals_are_exact() -
     assert N * losses == pytest.approx(math.log(len(answers)), abs=1e-6) and N * twice > N * losses + 0.5
 
 
-def test_blocks_of_one_are_the_likeliest_tokens_from_left_to_right() -> None:
+def test_blocks_of_one_are_the_most_likely_tokens_from_left_to_right() -> None:
     from diffusing import denoiser
 
     model, canvas = denoiser(), fill(denoiser(), "static:block=1", 8)

@@ -134,7 +134,7 @@ def trained() -> str:
         "four tokens drafted per pass:\n\n"
         f"| | acceptance | agreement | tokens per pass |\n|---|---|---|---|\n{rows}{cost}\n\n"
         "acceptance: the mean of sum min(p, q) along the text; agreement: how often both models find the same token\n"
-        "likeliest. `python benchmarks/draft/trained.py --timed` measures it."
+        "most likely. `python benchmarks/draft/trained.py --timed` measures it."
     )
 
 

@@ -217,7 +217,7 @@ def actions(lm: LLM, answers: list[Answered], prompt: Probe, new: Probe, seed: i
         "factcheckmate, switch": FactCheckmate(prompt, shift, action="switch"),
         "factcheckmate, random shift of equal norm": FactCheckmate(prompt, at_random(shift), action="switch"),
         "truthprint, rollback": TruthPrInt(new),
-        "the likeliest other branch, unasked": Unasked(new),
+        "the most likely other branch, unasked": Unasked(new),
     }
     told = {name: act(lm, test, monitor, name, plain) for name, monitor in found.items()}
     counts = told["truthprint, rollback"]

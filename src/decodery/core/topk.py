@@ -65,12 +65,12 @@ def argmax(logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     return ids, rows[np.arange(len(rows)), ids]
 
 
-def likeliest(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+def most_likely(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
     """`topk` of logits [n, vocab], with probabilities [n, k] in place of values, 0 of what is -inf."""
     if logits.device.type != "cpu":
         most, best = logits.float().topk(min(k, logits.shape[1]), dim=-1)
         return _from_device(best, (most - logits.float().logsumexp(dim=-1, keepdim=True)).exp())
-    if (found := _swept("decodery_likeliest", logits, min(k, logits.shape[1]))) is not None:
+    if (found := _swept("decodery_most_likely", logits, min(k, logits.shape[1]))) is not None:
         ids, chances = found
         return ids, np.where(chances > _NOTHING, chances, np.float32(0.0))
     ids, values = topk(logits, k)

@@ -339,8 +339,8 @@ def _tokens(text: str, logprobs: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]
         values = [float(each["logprob"]) for each in content]
     elif isinstance(listed := logprobs.get("tokens"), list):
         names = [str(each) for each in listed]
-        likeliest = logprobs.get("top_logprobs") or [None] * len(names)
-        tops = [[(str(name), float(value)) for name, value in (each or {}).items()] for each in likeliest]
+        most_likely = logprobs.get("top_logprobs") or [None] * len(names)
+        tops = [[(str(name), float(value)) for name, value in (each or {}).items()] for each in most_likely]
         values = [float(each or 0.0) for each in logprobs.get("token_logprobs") or [0.0] * len(names)]
     else:
         return ((text,) if text else ()), ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from decodery.core.topk import likeliest
+from decodery.core.topk import most_likely
 from decodery.step.monitor import Row
 
 __all__ = ["Signature", "entropy", "logprob"]
@@ -17,13 +17,13 @@ _LEAST = -1e4
 """What stands for less likely tokens, too."""
 
 
-def most_likely(logits: torch.Tensor) -> tuple[float, float]:
+def largest(logits: torch.Tensor) -> tuple[float, float]:
     """The largest of a row's logits, and the log-probability of its token, in nats.
 
     Args:
         logits: [vocab], raw: before temperature, penalties and masks.
     """
-    (ids,), (chances,) = likeliest(logits[None], 1)
+    (ids,), (chances,) = most_likely(logits[None], 1)
     return float(logits[ids[0]]), math.log(chances[0])
 
 
@@ -33,8 +33,8 @@ def logprob(row: Row) -> float:
     Args:
         row: The token, and the logits that it was taken by.
     """
-    largest, best = row.once(most_likely)
-    return max(float(row.logits[row.token]) - largest + best, _LEAST)
+    most, best = row.once(largest)
+    return max(float(row.logits[row.token]) - most + best, _LEAST)
 
 
 def entropy(logits: torch.Tensor) -> float:

@@ -70,7 +70,7 @@ class VerificationFeedback:
         path = place[self.path].tolist()
         return VerificationFeedback(self.tree.prune(known), self.logits[rows], hidden, path, self.emitted, self.start)
 
-    def likeliest(self, nodes: Ordered[int]) -> list[int]:
+    def most_likely(self, nodes: Ordered[int]) -> list[int]:
         """The model's most likely token after each of `nodes`; of equals the lowest id."""
         if self.logits.device.type != "cpu":
             return self.logits[list(nodes)].argmax(dim=-1).tolist()

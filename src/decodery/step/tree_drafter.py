@@ -14,7 +14,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import method_of, resolve
 from decodery.core.requirements import Provides, Requirements
 from decodery.core.threads import one_thread
-from decodery.core.topk import likeliest, topk
+from decodery.core.topk import most_likely, topk
 
 from .draft_length_policy import Budget, Outlook
 from .draft_tree import DraftTree
@@ -136,7 +136,7 @@ class TreeDrafter(Drafter):
         logits = yield from self.writable(seq, tree, nodes)
         return expected(seq, tree, nodes, logits, shaped=shaped)
 
-    def likeliest(
+    def most_likely(
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
     ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
         """The k most likely tokens of `expand`: ids [len(nodes), at most k] int64, best first, and logprobs.
@@ -152,7 +152,7 @@ class TreeDrafter(Drafter):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
         # Only the k best tokens of each distribution are needed, so the rest is not copied.
         logits = yield from self.writable(seq, tree, nodes)
-        return logged(likeliest(logits, k))
+        return logged(most_likely(logits, k))
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         depth = min(budget.depth, self.reach(seq))
@@ -162,15 +162,15 @@ class TreeDrafter(Drafter):
             return (yield from self.tree_policy.grow(self, seq, replace(budget, depth=depth)))
         length = min(self.length, budget.nodes, depth)
         if seq.request.sampler.plain and budget.ask is None and not seq.request.acceptance_rule.requirements.laws:
-            return (yield from self._likeliest_chain(seq, length))
+            return (yield from self._most_likely_chain(seq, length))
         return (yield from self._chain(seq, budget, length))
 
-    def _likeliest_chain(self, seq: Sequence, length: int) -> ForwardCoroutine[DraftTree]:
+    def _most_likely_chain(self, seq: Sequence, length: int) -> ForwardCoroutine[DraftTree]:
         """`_chain` where only the most likely token of each distribution is needed."""
         drafted: list[int] = []
         tree = DraftTree.root(seq.last_token)
         while len(drafted) < length and (not drafted or drafted[-1] not in seq.request.eos_ids):
-            ids, logprobs = yield from self.likeliest(seq, tree, [len(drafted)], 1)
+            ids, logprobs = yield from self.most_likely(seq, tree, [len(drafted)], 1)
             if not logprobs[0, 0] > -np.inf:
                 break
             drafted.append(int(ids[0, 0]))

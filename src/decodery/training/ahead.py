@@ -231,8 +231,8 @@ class AheadTrainee:
         for number, text in enumerate(counted := texts[:_COUNTED_TEXTS]):
             progress("counting guesses", number, len(counted))
             if (training_batch := self.training_batch(text, 0.0, places=_COUNTED)) is not None:
-                likeliest = self.logq([training_batch]).topk(ranks, dim=-1).indices.cpu()
-                hits += (likeliest == training_batch.right[..., None]).sum(dim=0)
+                most_likely = self.logq([training_batch]).topk(ranks, dim=-1).indices.cpu()
+                hits += (most_likely == training_batch.right[..., None]).sum(dim=0)
                 seen += (training_batch.right >= 0).sum(dim=0)[:, None]
         return (hits / seen).sort(dim=1, descending=True).values
 

@@ -124,7 +124,7 @@ def test_rows_read_together_are_rows_read_one_by_one() -> None:
     assert 0 < ends < len(tokens) - len(PROMPT)
 
 
-def test_only_the_likeliest_class_acts_and_only_above_its_threshold() -> None:
+def test_only_the_most_likely_class_acts_and_only_above_its_threshold() -> None:
     heads = replace(random_heads(), classifier=random_heads().classifier / 6)
     states = torch.randn(99, WIDTH, generator=torch.Generator().manual_seed(1))
     check = Check(np.arange(99) + 1, states, states, torch.empty(0, 4))

@@ -137,7 +137,7 @@ def test_one_beam_is_greedy_decoding() -> None:
             assert (found.cache.lengths == len(found.tokens) - 1).all()
 
 
-def test_a_beam_as_wide_as_the_tree_finds_the_likeliest_texts() -> None:
+def test_a_beam_as_wide_as_the_tree_finds_the_most_likely_texts() -> None:
     found = run(TABLE, Beam(256), [1, 2], max_new_tokens=4)
     texts = sorted(itertools.product(range(4), repeat=4), key=lambda text: -logprob(TABLE, [1, 2], list(text)))
     assert [tuple(seq.generated) for seq in found] == texts

@@ -69,7 +69,7 @@ def passages(normalised: bool) -> list[tuple[TableModel, list[int], tuple[float,
 
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("rows", [1, 5, 64])
-def test_it_finds_the_likeliest_of_all_spans(rows: int, normalised: bool) -> None:
+def test_it_finds_the_most_likely_of_all_spans(rows: int, normalised: bool) -> None:
     for model, passage, expected in passages(normalised):
         found = run(model, ExactExtract(tuple(passage), normalised=normalised, rows=rows), [1, 2])
         assert found.generated == [*expected[1], 0]

@@ -63,8 +63,8 @@ def test_the_distance_counts_tokens_alone_and_falls_to_zero_where_both_say_the_s
 def test_texts_are_drawn_from_the_students_law() -> None:
     model = tiny_encoder_decoder()
     chance = torch.Generator().manual_seed(0)
-    likeliest = drawn(model, GIVEN, 6, DistillationRecipe(top_k=1), chance)
-    for source, text in zip(GIVEN, likeliest.tolist(), strict=True):
+    most_likely = drawn(model, GIVEN, 6, DistillationRecipe(top_k=1), chance)
+    for source, text in zip(GIVEN, most_likely.tolist(), strict=True):
         engine = Engine(model)
         reads = Reads(tuple(source[source >= 0].tolist()))
         seq = engine.submit(Request([model.config.start_id], logits_source=reads, max_new_tokens=6, eos_ids=(END_ID,)))

@@ -59,7 +59,7 @@ def test_every_schedule_has_the_mean_and_the_best_is_found() -> None:
     assert min(losses) < 0.7 * min(map(loss, drawn))
 
 
-def test_the_divergence_is_that_of_the_likeliest_tokens_and_of_all_others(target: LoadedModel) -> None:
+def test_the_divergence_is_that_of_the_most_likely_tokens_and_of_all_others(target: LoadedModel) -> None:
     tokens = np.arange(1, 11)
     expected = Expected.of(target.model, TrainingText(tokens, 3))
     laws = [

@@ -68,7 +68,7 @@ def test_a_token_joins_where_the_model_was_sure() -> None:
         assert groups(entropy, 3) == [len(each) for each in own]
 
 
-def test_entropies_are_those_of_the_likeliest_tokens_and_of_all_others() -> None:
+def test_entropies_are_those_of_the_most_likely_tokens_and_of_all_others() -> None:
     p = np.array([[0.6, 0.3, 0.05], [0.5, 0.25, 0.25]])
     logprobs = np.full((5, 3), -np.inf, dtype=np.float16)
     logprobs[3:] = np.log(np.stack([p[1], p[0]])).astype(np.float16)

@@ -51,7 +51,7 @@ def test_texts_are_what_the_target_writes(target: LoadedModel, tmp_path: Path) -
         assert text.tokens.tolist() == alone.tokens and text.written == len(PROMPTS[number])
 
 
-def test_the_likeliest_tokens_are_kept_beside_what_was_written(target: LoadedModel, tmp_path: Path) -> None:
+def test_the_most_likely_tokens_are_kept_beside_what_was_written(target: LoadedModel, tmp_path: Path) -> None:
     text = write(target, tmp_path / "text")[3]
     cache = target.model.new_cache()
     laws = target.model.forward(Batch([Segment.chunk(text.tokens, cache)])).logits.log_softmax(-1)

@@ -115,7 +115,7 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_head.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
     lib.decodery_linear.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
     lib.decodery_topk.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]
-    lib.decodery_likeliest.argtypes = lib.decodery_topk.argtypes
+    lib.decodery_most_likely.argtypes = lib.decodery_topk.argtypes
     lib.decodery_race.argtypes = [c_void_p, c_int32, c_uint64, c_int32, c_void_p]
     lib.decodery_draft.argtypes = [c_void_p, c_void_p]
     lib.decodery_mix.argtypes = [c_void_p, c_void_p]

@@ -172,7 +172,7 @@ class Advice(Contract):
         return 1.0
 
     @abstractmethod
-    def likeliest(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> Opinion | ForwardCoroutine[Opinion]:
+    def most_likely(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> Opinion | ForwardCoroutine[Opinion]:
         """The `WIDTH` most likely tokens after each of `nodes`, and how likely they are."""
 
     def see(self, seq: Sequence, seen: VerificationFeedback) -> None:
@@ -292,7 +292,7 @@ class Advice(Contract):
         """
         begin, unread = perf_counter(), self.unread(seq)
         price, usual = self.takes(nodes[0]) + self.reading(unread), unread <= _USUAL
-        ids, said = yield from as_coroutine(self.likeliest(seq, tree, nodes))
+        ids, said = yield from as_coroutine(self.most_likely(seq, tree, nodes))
         found = []
         for node, tokens, chances in zip(nodes, ids, said, strict=True):
             opinion = {token: chance for token, chance in zip(tokens, chances, strict=True) if chance > 0}

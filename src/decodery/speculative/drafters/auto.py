@@ -31,7 +31,7 @@ from ..stores.kept import Tables, kept
 from ..stores.ngrams import Occurrences
 from ..stores.past import PastTexts
 from ..stores.warm import WarmContexts
-from ..tree_building.likeliest import TOGETHER, LikeliestTree, heeds
+from ..tree_building.most_likely import TOGETHER, MostLikelyTree, heeds
 from ..tree_building.native_tree import NativeText
 from .advice import Advice
 from .auto_advised import follow, learn_part
@@ -281,12 +281,12 @@ class Auto(Drafter):
             return DraftTree.root(seq.last_token)
         state.memory.find(seq.tokens, min(self.most, budget.nodes, budget.depth))
         if tree is None or not consults:
-            tree = yield from LikeliestTree(seq, state.memory, worth, budget.depth).grown()
+            tree = yield from MostLikelyTree(seq, state.memory, worth, budget.depth).grown()
         if not consults or state.advice is None:
             state.skips.note(budget.sequences, silent=False, size=len(tree))
             return tree
         state.advice.without, worth = tree, worth_of(budget, min(self.most, budget.nodes))
-        return (yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice, base=tree).grown())
+        return (yield from MostLikelyTree(seq, state.memory, worth, budget.depth, state.advice, base=tree).grown())
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
         state: AutoText = seq.states[self]

@@ -12,7 +12,7 @@ from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import run_sync
 from decodery.step.sequence import Sequence
 
-from ..tree_building.likeliest import LikeliestTree
+from ..tree_building.most_likely import MostLikelyTree
 from ..tree_building.native_tree import learn_together, propose_together
 from .auto_text import AutoText, affordable, text_of, worth_of
 from .unadvised import UnadvisedSteps, accepted, split
@@ -83,7 +83,7 @@ def draft_at(seq: Sequence, state: AutoText, budget: Budget, limit: int, end: in
     worth = worth_of(budget, limit)
     if worth.full or worth.bar() >= 1:
         return DraftTree.root(seq.tokens[end - 1])
-    return run_sync(LikeliestTree(seq, state.memory, worth, depth, end=end).grown())
+    return run_sync(MostLikelyTree(seq, state.memory, worth, depth, end=end).grown())
 
 
 def _takes(tree: DraftTree, budget: Budget) -> float:

@@ -23,7 +23,7 @@ from decodery.step.pass_prices import MARGIN, ROWS, Promises, prices_of
 from decodery.step.sequence import Sequence
 
 from ..stores.expectations import Expectations
-from ..tree_building.likeliest import ExpectedSpeedup
+from ..tree_building.most_likely import ExpectedSpeedup
 from ..tree_building.native_batch import NativeBatch
 from ..tree_building.native_tree import NativeText, learn_together, propose_together
 from .advice import Advice

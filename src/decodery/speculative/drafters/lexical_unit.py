@@ -104,7 +104,7 @@ class LexicalUnit(Drafter):
 
 def _expected(seen: VerificationFeedback, node: int) -> tuple[int, float]:
     """The token the model finds most likely after `node`, and its log-probability."""
-    (token,) = seen.likeliest([node])
+    (token,) = seen.most_likely([node])
     # In numpy, which wakes no threads between two passes.
     row = seen.logits[node].cpu().numpy()
     return token, -math.log(float(np.exp(row - row[token]).sum()))

@@ -116,7 +116,7 @@ class Lookahead(Drafter):
     def _predictions(self, state: _State, seen: VerificationFeedback) -> list[int | None]:
         """The most likely token after the last level of every column; None where the row was not fed."""
         nodes = [_find(seen.tree, state.column(number)) for number in range(state.columns)]
-        fed = iter(seen.likeliest([node for node in nodes if node is not None]))
+        fed = iter(seen.most_likely([node for node in nodes if node is not None]))
         return [None if node is None else next(fed) for node in nodes]
 
     def _level(self, state: _State, seq: Sequence, tokens: list[int | None], number: int) -> list[int]:

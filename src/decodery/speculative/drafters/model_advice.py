@@ -96,7 +96,7 @@ class ModelAdvice(Advice):
     def forget(self) -> None:
         self.follower.forget()
 
-    def likeliest(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[Opinion]:
+    def most_likely(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[Opinion]:
         self._skip(seq)
         logits = yield from self.follower.after(self._text(seq), tree, nodes)
         law = expected(seq, tree, nodes, logits)

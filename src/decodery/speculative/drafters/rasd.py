@@ -118,8 +118,8 @@ class RASD(Composite):
             below = found.depths == depth
             branch[below] = branch[found.parents[below]]
         begins = found.tokens[branch]
-        likeliest, _ = topk(torch.from_numpy(first)[None], self.candidates)
-        belief = np.where(np.isin(begins, likeliest[0]), np.exp(first[begins].astype(np.float64)), 0.0)
+        most_likely, _ = topk(torch.from_numpy(first)[None], self.candidates)
+        belief = np.where(np.isin(begins, most_likely[0]), np.exp(first[begins].astype(np.float64)), 0.0)
         shares = found.counts[branch] / found.counts[found.depths == 1].sum()
         unjudged = np.isneginf(first[begins])
         belief = np.where(unjudged | trusted, np.maximum(belief, shares), belief)

@@ -68,6 +68,6 @@ class HeadAdvice(Advice):
     def reading(self, tokens: int) -> float:
         return _READ * self.passes * tokens
 
-    def likeliest(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> Opinion:
+    def most_likely(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> Opinion:
         self.head.skip(_WAITING)
-        return self.head.likeliest(tree, nodes, WIDTH)
+        return self.head.most_likely(tree, nodes, WIDTH)

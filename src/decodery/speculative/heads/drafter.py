@@ -114,11 +114,11 @@ class HeadDrafter(TrainedDrafter):
         reading: HeadReading = seq.states[self]
         return reading.head.spread((yield from after(reading, tree, nodes)))
 
-    def likeliest(
+    def most_likely(
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
     ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
         if not seq.request.sampler.keeps(shaped=shaped):
-            return (yield from super().likeliest(seq, tree, nodes, k, shaped=shaped))
+            return (yield from super().most_likely(seq, tree, nodes, k, shaped=shaped))
         reading: HeadReading = seq.states[self]
         logits = yield from after(reading, tree, nodes)
         ids, chances = reading.best(logits, k)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from decodery.core.ledger import charged
-from decodery.core.topk import likeliest
+from decodery.core.topk import most_likely
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.hooks import Tap
 from decodery.models.layer_plan import WHOLE, LayerPlan
@@ -56,7 +56,7 @@ class HeadPass:
         most = max([reading.most for reading, _ in items])
         if most and logits.device.type != "cpu":
             # By one copy for all texts, each of which would wait for its own.
-            places, chances = likeliest(logits, most)
+            places, chances = most_likely(logits, most)
             for (reading, nodes), first, last in zip(items, bounds, bounds[1:], strict=False):
                 reading.rank(nodes, reading.named(places[first:last], chances[first:last]))
         return Scores(logits, bounds)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from decodery.core.threads import one_thread
-from decodery.core.topk import likeliest
+from decodery.core.topk import most_likely
 from decodery.models.hooks import Tap
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
@@ -142,19 +142,19 @@ class HeadReading:
         except StopIteration as stop:
             return cast(torch.Tensor, stop.value)
 
-    def likeliest(self, tree: DraftTree, nodes: Ordered[int], k: int) -> Opinion:
+    def most_likely(self, tree: DraftTree, nodes: Ordered[int], k: int) -> Opinion:
         """The k most likely tokens after each of `nodes`, and their probabilities at temperature 1."""
         return self.best(self.after(tree, nodes), k)
 
     def best(self, logits: torch.Tensor, k: int) -> Opinion:
-        """`likeliest`, of the logits [n, outputs] after the nodes that were asked for last."""
+        """`most_likely`, of the logits [n, outputs] after the nodes that were asked for last."""
         assert self.root is not None
         ranks = [self.root.best if row < 0 else self.ranks.get(row) for row in self.told]
         known = [each for each in ranks if each is not None and len(each[0]) >= k]
         if len(known) == len(ranks):
             return [ids[:k] for ids, _ in known], [chances[:k] for _, chances in known]
         self.most = max(self.most, k)
-        return self.named(*likeliest(logits, k))
+        return self.named(*most_likely(logits, k))
 
     def named(self, places: np.ndarray, chances: np.ndarray) -> Opinion:
         """Outputs of the head [n, k] as tokens, and their probabilities."""

@@ -74,7 +74,7 @@ class Growing:
             that order them, log-probability plus noise.
         """
         if not self.by_chance:
-            ids, logq = yield from self._likeliest(nodes, width)
+            ids, logq = yield from self._most_likely(nodes, width)
             logq = logq.astype(np.float64)
             ids = np.where(np.isfinite(logq), ids, -1)
             return ids, logq, logq
@@ -83,14 +83,14 @@ class Growing:
         found = laws.gather(-1, torch.from_numpy(np.maximum(ids, 0)).to(laws.device)).double().cpu().numpy()
         return ids, np.where(ids >= 0, found, -np.inf), scores
 
-    def _likeliest(self, nodes: np.ndarray, width: int) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
+    def _most_likely(self, nodes: np.ndarray, width: int) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
         """The most likely children of `nodes` [m]: ids and log-probabilities [m, width]."""
         # Only what must be remembered as drawn from, or sharpened, is worked out whole.
         sharpened = self.seq.request.sampler.greedy and self.temperature != 1.0
         if sharpened or (self.seq.request.acceptance_rule.requirements.laws and self.origin != "deterministic"):
             return topk((yield from self.expand(nodes)), width)
         tree = DraftTree(self.tokens, self.parents)
-        return (yield from self.expander.likeliest(self.seq, tree, nodes.tolist(), width))
+        return (yield from self.expander.most_likely(self.seq, tree, nodes.tolist(), width))
 
     def independent(self, nodes: np.ndarray, draws: int) -> ForwardCoroutine[np.ndarray]:
         """Expand `nodes` [m] and draw `draws` children of each, independent of each other: ids [m, draws]."""

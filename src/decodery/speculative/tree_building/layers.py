@@ -54,7 +54,7 @@ def grow_layers(
     frontier, levels = np.zeros(1, dtype=np.int64), 0
     depth = min(depth, expander.reach(seq))
     while levels < depth and len(frontier):
-        ids, values = yield from expander.likeliest(seq, tree, frontier.tolist(), width, shaped=shaped)
+        ids, values = yield from expander.most_likely(seq, tree, frontier.tolist(), width, shaped=shaped)
         reached = scores[frontier, None] + values
         new = np.isfinite(reached)
         parents = np.broadcast_to(frontier[:, None], ids.shape)[new]

@@ -17,7 +17,7 @@ from decodery.step.sequence import Sequence
 
 from ..stores.expectations import CONTEXTS, HEED, MEAN, Expectations
 from ..stores.native_ngrams import NativeNgrams
-from .likeliest import heeds
+from .most_likely import heeds
 
 _MASK = (1 << 64) - 1
 
@@ -25,7 +25,7 @@ _MASK = (1 << 64) - 1
 class NativeText:
     """What the native calls know of one text.
 
-    They do what `LikeliestTree` without an adviser and `Expectations` do, number for number.
+    They do what `MostLikelyTree` without an adviser and `Expectations` do, number for number.
 
     A copy of it, as of a forked text's state, is None: its owner makes another.
 

@@ -71,7 +71,7 @@ class Stages:
         return float(self.share @ of_rows(np.array([tree.rows for tree in self.trees])))
 
 
-def likeliest(rates: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def most_likely(rates: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Parents, ranks, depths and probabilities [n + 1] of the root and the most likely nodes below.
 
     At most `nodes` of them. A place's chance is their product along its path. Places come in the order of their
@@ -114,7 +114,7 @@ def find_stages(rates: np.ndarray, length: int) -> Stages | None:
     None where none fits. Where the last ones are not worth their rows, fewer are guessed.
 
     Args:
-        rates: See `likeliest`; a row for every token ahead that can be guessed.
+        rates: See `most_likely`; a row for every token ahead that can be guessed.
     """
     return _find(rates.tobytes(), rates.shape, length)
 
@@ -151,7 +151,7 @@ def _search(rates: np.ndarray, length: int) -> Stages:
     """
     ahead = len(rates)
     most = (length - 1 - ahead) // 2
-    places = [likeliest(rates[:depth], most) for depth in range(1, ahead + 1)]
+    places = [most_likely(rates[:depth], most) for depth in range(1, ahead + 1)]
     values = np.array([float(chances[1:].sum()) for *_, chances in places])
     best: Stages | None = None
     for _ in range(_ROUNDS):

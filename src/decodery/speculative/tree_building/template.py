@@ -12,7 +12,7 @@ from decodery.core.errors import SettingsError
 from decodery.step.draft_length_policy import LARGEST, Budget
 from decodery.step.draft_tree import DraftTree, Origin
 
-from .stages import likeliest
+from .stages import most_likely
 
 Children = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Successors [m, width] int of `nodes` [m], best first, -1 for none, given the tokens [n] filled in so far."""
@@ -220,7 +220,7 @@ def calibrated(rates: tuple[tuple[float, ...], ...], nodes: int, depth: int) -> 
     table = np.zeros((min(depth, len(rates)), max(map(len, rates))))
     for level, ranks in zip(table, rates, strict=False):
         level[: len(ranks)] = np.minimum.accumulate(ranks)
-    above, places, _, chances = (each[1:].tolist() for each in likeliest(table, nodes))
+    above, places, _, chances = (each[1:].tolist() for each in most_likely(table, nodes))
     counts: dict[tuple[int, ...], int] = {}
     paths: list[tuple[int, ...]] = [()]
     for parent, rank, chance in zip(above, places, chances, strict=True):

@@ -315,7 +315,7 @@ def test_typical_acceptance_from_nothing_to_everything() -> None:
     check_identical(target, [[1, 2, 3]], drafter=drafter, acceptance_rule=Typical())
 
 
-def test_typical_acceptance_takes_the_longest_then_the_likeliest_path() -> None:
+def test_typical_acceptance_takes_the_longest_then_the_most_likely_path() -> None:
     table = TableModel(5, order=1, spread=1.0)
     tree = DraftTree.from_paths(0, [(1, 2), (2, 4), (3,), (4, 1)])
 

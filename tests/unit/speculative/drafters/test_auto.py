@@ -28,7 +28,7 @@ from decodery.speculative.stores.contexts import Contexts
 from decodery.speculative.stores.expectations import CONTEXTS, LEAST, SuccessorRates
 from decodery.speculative.stores.past import PastTexts
 from decodery.speculative.stores.warm import WarmContexts
-from decodery.speculative.tree_building.likeliest import ExpectedSpeedup
+from decodery.speculative.tree_building.most_likely import ExpectedSpeedup
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
 from decodery.step.drafter_memory import Memory

@@ -26,7 +26,7 @@ from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.hidden_transfer import HiddenTransfer
 from decodery.speculative.drafters.ppd import PPD
 from decodery.speculative.drafters.token_recycling import TokenRecycling
-from decodery.speculative.tree_building.stages import LONGEST, Stages, fastest_stages, find_stages, likeliest, spread
+from decodery.speculative.tree_building.stages import LONGEST, Stages, fastest_stages, find_stages, most_likely, spread
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import MASK_TOKEN, DraftTree
 from decodery.step.drafter import Drafter
@@ -55,10 +55,10 @@ DRAFTERS: dict[str, Callable[..., PPD | HiddenTransfer]] = {"ppd": ppd, "hidden-
 # -- trees ------------------------------------------------------------------------------------------------------------
 
 
-def test_places_are_the_likeliest_and_closed() -> None:
+def test_places_are_the_most_likely_and_closed() -> None:
     rates = RATES.double().numpy()
     for nodes in (1, 5, 20, 39):
-        parents, ranks, depths, chances = likeliest(rates, nodes)
+        parents, ranks, depths, chances = most_likely(rates, nodes)
         paths = [
             np.prod([rates[depth, rank] for depth, rank in enumerate(path)])
             for length in (1, 2, 3)
@@ -66,7 +66,7 @@ def test_places_are_the_likeliest_and_closed() -> None:
         ]
         assert chances[1:] == pytest.approx(sorted(paths, reverse=True)[:nodes])
         assert (parents[1:] < np.arange(1, nodes + 1)).all() and depths.max() <= 3 and ranks.max() <= 2
-    assert len(likeliest(rates, 100)[0]) == 40
+    assert len(most_likely(rates, 100)[0]) == 40
 
 
 def test_guesses_are_taken_away_where_they_are_worth_least() -> None:
@@ -88,7 +88,7 @@ def every_family(rates: np.ndarray, length: int) -> float:
     best, most = 0.0, (length - 3) // 2
     trees = []
     for depth in (1, 2):
-        parents, _, _, chances = likeliest(rates[:depth], most)
+        parents, _, _, chances = most_likely(rates[:depth], most)
         found = []
         for nodes in range(1, len(chances)):
             lasts = chances[: nodes + 1] - np.bincount(parents[1 : nodes + 1], chances[1 : nodes + 1], nodes + 1)

@@ -92,8 +92,8 @@ def best_sum(text: Ordered[int], drafter: SuffixTree) -> float:
             open_ = {path: chance for path, chance in below.items() if chance >= drafter.least and path not in chosen}
             if not open_:
                 break
-            likeliest = max(open_, key=lambda path: open_[path])
-            chosen[likeliest] = open_[likeliest]
+            most_likely = max(open_, key=lambda path: open_[path])
+            chosen[most_likely] = open_[most_likely]
         best = max(best, sum(chosen.values()) - 1)
     return best
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from decodery.core.topk import likeliest
+from decodery.core.topk import most_likely
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Scores
@@ -82,10 +82,10 @@ def test_a_pass_over_several_texts_waits_once(monkeypatch: pytest.MonkeyPatch) -
 
     def by_itself(logits: torch.Tensor, k: int) -> Any:
         alone.append(k)
-        return likeliest(logits, k)
+        return most_likely(logits, k)
 
     monkeypatch.setattr(HeadPass, "forward", forward)
-    monkeypatch.setattr(reading, "likeliest", by_itself)
+    monkeypatch.setattr(reading, "most_likely", by_itself)
     drafter = shaken("eagle-3")
     with Watched() as watched:
         engine = Engine(Transformer(TARGET.config, moved(TARGET.weights, "meta:0")))

@@ -271,8 +271,8 @@ def test_trees_are_those_of_whole_distributions(
 
     found = [trees(None), trees(1.3)]
     for kind in (TreeDrafter, HeadDrafter):
-        monkeypatch.setattr(kind, "likeliest", whole_laws)
-    monkeypatch.setattr(TreeDrafter, "_likeliest_chain", whole_chain)
+        monkeypatch.setattr(kind, "most_likely", whole_laws)
+    monkeypatch.setattr(TreeDrafter, "_most_likely_chain", whole_chain)
     assert found == [trees(None), trees(1.3)]
     assert max(len(tokens) for tokens, _ in found[0]) > 3
 

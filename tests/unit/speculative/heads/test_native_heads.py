@@ -10,7 +10,7 @@ import torch
 
 from decodery.core.errors import NumericalError
 from decodery.core.native.kernels import choose, kernel_sets, library
-from decodery.core.topk import likeliest, topk
+from decodery.core.topk import most_likely, topk
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.torch import portable
 from decodery.speculative.drafters.advice import WIDTH
@@ -179,7 +179,7 @@ def test_what_was_seen_in_passes_is_read_where_it_lies() -> None:
     read = {tap: states[rows] for tap, states in hidden.items()}
     assert torch.equal(heard.logits, head.read(other, read, TOKENS[rows], np.arange(23)))
     assert torch.equal(memory.held.read(0, 23), other.held.read(0, 23))
-    ids, chances = likeliest(heard.logits[None], WIDTH)
+    ids, chances = most_likely(heard.logits[None], WIDTH)
     assert heard.best == (WORDS.numpy()[ids[0]].tolist(), chances[0].tolist())
     assert by_parts(head).hear(head.begin(), [chain]).best is None
     hidden[head.taps[0]] = STATES[0].clone()
@@ -195,15 +195,15 @@ def test_heads_that_learn_or_are_wider_run_by_parts() -> None:
     assert EAGLE3Head(trained(8), PLAIN).native is None
 
 
-def test_the_likeliest_and_their_probabilities() -> None:
+def test_the_most_likely_and_their_probabilities() -> None:
     for rows, vocab, k in ((1, 6144, 8), (3, 37, 5), (2, 4, 9)):
         logits = 5 * torch.randn(rows, vocab, generator=RANDOM)
         logits[0, 1] = -torch.inf
-        ids, chances = likeliest(logits, k)
+        ids, chances = most_likely(logits, k)
         expected = logits.double().softmax(dim=-1).numpy()
         assert (ids == topk(logits, k)[0]).all()
         assert np.abs(chances - np.take_along_axis(expected, ids, axis=1)).max() < 1e-6
-        assert np.abs(likeliest(logits.double(), k)[1] - chances).max() < 1e-6
+        assert np.abs(most_likely(logits.double(), k)[1] - chances).max() < 1e-6
     logits[1, 2] = torch.nan
     with pytest.raises(NumericalError, match="NaN"):
-        likeliest(logits, 2)
+        most_likely(logits, 2)

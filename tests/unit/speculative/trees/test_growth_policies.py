@@ -46,7 +46,7 @@ def expanded_and_reranked(drafter: TreeDrafter, seq: Sequence, growth: EAGLE2) -
     return sorted(sorted(values, key=lambda path: -values[path])[: growth.nodes])
 
 
-def test_eagle_2_keeps_the_likeliest_of_all_candidates() -> None:
+def test_eagle_2_keeps_the_most_likely_of_all_candidates() -> None:
     for seed in range(60):
         growth = EAGLE2(nodes=1 + seed % 17, width=1 + seed % 4, depth=1 + seed % 5)
         drafter, seq = begun(growth, (GREEDY, WARM)[seed % 2], seed=seed)
@@ -59,7 +59,7 @@ def test_eagle_2_keeps_the_likeliest_of_all_candidates() -> None:
             assert (np.diff(law[tokens]) <= 0).all()
 
 
-def test_a_fixed_tree_holds_the_likeliest_tokens_at_its_places() -> None:
+def test_a_fixed_tree_holds_the_most_likely_tokens_at_its_places() -> None:
     drafter, seq = begun(FixedTree(paths=((0,), (1,), (0, 0), (1, 0), (1, 1))))
     ranked = {path: np.argsort(-law_after(drafter, seq, path), kind="stable") for path in [()]}
     first, second = ranked[()][:2].tolist()

@@ -17,7 +17,7 @@ from decodery.speculative.stores.contexts import Contexts
 from decodery.speculative.stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
 from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.past import PastTexts
-from decodery.speculative.tree_building.likeliest import ExpectedSpeedup, LikeliestTree
+from decodery.speculative.tree_building.most_likely import ExpectedSpeedup, MostLikelyTree
 from decodery.speculative.tree_building.native_tree import NativeText, learn_together, propose_together
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
@@ -90,14 +90,14 @@ def test_native_calls_do_what_python_does(greedy: bool) -> None:
         costs = 1 + np.cumsum(generator.exponential(0.06, size=int(generator.integers(2, LIMIT + 2))))
         depth, texts = int(generator.integers(1, 9)), int(generator.integers(1, 3))
         slow.find(text.tokens, min(len(costs) - 1, depth))
-        expected = run_sync(LikeliestTree(text, slow, ExpectedSpeedup(costs, texts), depth).grown())
+        expected = run_sync(MostLikelyTree(text, slow, ExpectedSpeedup(costs, texts), depth).grown())
         found = propose_together([native], [text], costs, texts, [len(costs) - 1], [depth])
         tree = DraftTree.root(text.last_token) if found is None else found[0][0]
         assert tree.tokens.tolist() == expected.tokens.tolist() and tree.parents.tolist() == expected.parents.tolist()
         sizes.add(len(tree))
         if not greedy:
             unheeded = replace(text, request=_Request(_Sampler(True)))
-            blind = run_sync(LikeliestTree(unheeded, slow, ExpectedSpeedup(costs, texts), depth).grown())
+            blind = run_sync(MostLikelyTree(unheeded, slow, ExpectedSpeedup(costs, texts), depth).grown())
             differing += blind.tokens.tolist() != tree.tokens.tolist()
         logits = torch.from_numpy(np.log(law[tree.tokens] + 1e-9)).float()
         path, node, token = [], 0, -1
@@ -153,7 +153,7 @@ def test_noise_tells_which_token_is_drawn() -> None:
 
 
 def test_texts_that_share_a_pass_share_its_rows() -> None:
-    """Of all ways to divide some rows among texts, the one whose nodes are likeliest; equal parts promise less."""
+    """Of all ways to divide some rows among texts, the one whose nodes are most likely; equal parts promise less."""
     generator = np.random.default_rng(1)
     memory = _memory()
     memory.contexts.fill(

@@ -309,7 +309,7 @@ struct Draft {
 // row and depth, to states [hidden], where `entering`, else for every row to a feature [hidden]. embedded: for every
 // row, the token's embedding [hidden], in bfloat16 where `narrow` is set. cos, sin: of all positions, [.][head_dim / 2].
 // Of the rows `said` [spoken], or of all where it is null, there come out: features [spoken][hidden], what leaves the
-// layer; logits [spoken][head.out]; and if k is not 0 the k likeliest outputs, by the tokens [head.out] they stand for where those are
+// layer; logits [spoken][head.out]; and if k is not 0 the k most likely outputs, by the tokens [head.out] they stand for where those are
 // given, and their probabilities, [spoken][k] each.
 struct Guess {
     Pass pass;
@@ -437,7 +437,7 @@ struct Drafting {
 };
 
 // What became of a text's tree. emitted [count]: the tokens that came behind the last one. logits [rows][vocab]: of the tree's
-// nodes, tokens and parents [rows], whose likeliest tokens follow their contexts from now on; accepted [length]: the nodes that
+// nodes, tokens and parents [rows], whose most likely tokens follow their contexts from now on; accepted [length]: the nodes that
 // became text. failed: set where logits are no numbers.
 struct Happened {
     const int64_t *emitted, *tokens, *parents, *accepted;

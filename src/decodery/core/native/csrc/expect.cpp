@@ -1,5 +1,5 @@
-// `auto` for all texts of a pass in one call each: the trees of the likeliest tokens, with one price for all rows, and what is
-// learned of what became of them. speculative/tree_building/likeliest.py is the same for one text, number for number. A step
+// `auto` for all texts of a pass in one call each: the trees of the most likely tokens, with one price for all rows, and what is
+// learned of what became of them. speculative/tree_building/most_likely.py is the same for one text, number for number. A step
 // has a few dozen candidates a text, and finding them one by one in Python takes as long as two layers of a small model.
 #include "expect.h"
 
@@ -28,7 +28,7 @@ struct Offer {
     }
 };
 
-// Which number of nodes gives most tokens per second: `ExpectedSpeedup` of likeliest.py. spent: seconds of the nodes taken beyond
+// Which number of nodes gives most tokens per second: `ExpectedSpeedup` of most_likely.py. spent: seconds of the nodes taken beyond
 // `costs`, which depend on whose they are.
 struct Worth {
     const double* costs;
@@ -127,7 +127,7 @@ EXPORT void decodery_copies_follow(void* const* texts, const int32_t* places, in
         static_cast<Ngrams*>(texts[i])->extend(step->emitted + step->sampling.first[places[i]], step->kept[places[i]]);
 }
 
-// The trees of n texts: of all candidates of all texts the likeliest, as long as the next row pays. Fills tokens, parents and
+// The trees of n texts: of all candidates of all texts the most likely, as long as the next row pays. Fills tokens, parents and
 // sizes of `step`, and sets what `decodery_learn` goes by. Returns how many nodes are drafted in all, -1 where no row could pay,
 // however likely: then nothing was looked for.
 EXPORT int32_t decodery_propose(Proposed* step) {

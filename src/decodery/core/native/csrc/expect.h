@@ -51,7 +51,7 @@ struct Guesses {
         return followed >= 0 && followed < e->copied_count && e->copied[followed] == token ? followed + 1 : -1;
     }
 
-    // What may follow a context, likeliest first. depth: of the token to come below the pending one, 0: heed no noise.
+    // What may follow a context, most likely first. depth: of the token to come below the pending one, 0: heed no noise.
     void look(const Context& context, int64_t followed, double least, int32_t depth) {
         found.clear();
         double left = 1.0, all = 0.0;
@@ -165,7 +165,7 @@ void move(Expected* e, const int64_t* tokens, int32_t count) {
     if (e->text != nullptr) static_cast<Ngrams*>(e->text)->extend(tokens, count);
 }
 
-// One text's step. ranked: [rows][k], the likeliest tokens behind each node.
+// One text's step. ranked: [rows][k], the most likely tokens behind each node.
 void learn_step(Expected* e, const Happened& step, const int32_t* ranked, int32_t k) {
     Guesses guesses = {e, {}};
     Context context = begin(e);

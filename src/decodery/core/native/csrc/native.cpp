@@ -812,7 +812,7 @@ void topk_of_rows(const float* const* rows, int32_t count, int32_t n, int32_t k,
 }
 
 // The same with what a softmax over all of the row makes of the values.
-EXPORT int32_t decodery_likeliest(const float* x, int32_t rows, int32_t n, int32_t k, int32_t* ids, float* chances) {
+EXPORT int32_t decodery_most_likely(const float* x, int32_t rows, int32_t n, int32_t k, int32_t* ids, float* chances) {
     if (decodery_topk(x, rows, n, k, ids, chances) != 0) return 1;
     for (int64_t row = 0; row < rows; ++row) chosen->chances(x + row * n, n, k, chances + row * k);
     return 0;

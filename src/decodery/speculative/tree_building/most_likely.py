@@ -85,7 +85,7 @@ def heeds(seq: Sequence) -> bool:
     return not (seq.request.sampler.greedy or seq.request.acceptance_rule.requirements.laws)
 
 
-class LikeliestTree:
+class MostLikelyTree:
     """Takes the most likely next node repeatedly until no further one is worth its row.
 
     Args:
