@@ -71,7 +71,7 @@ def batch(
         max_running=max_running,
         max_queue=most,
         max_texts_per_key=most,
-        kv_bytes=kv_bytes(kv_gib),
+        kv_bytes=kv_bytes(kv_gib, elsewhere=ray),
         seconds=float("inf"),
         trust=trust,
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from decodery.bench.subject import Requests
     from decodery.search.base import Search
 
+_NAME = "decodery bench --try"
 _BENCH_SETS = ("max_new_tokens", "seed", "import_names", "imports")
 
 
@@ -39,9 +40,13 @@ def requests_of(texts: Sequence[str]) -> Requests:
     found: dict[str, tuple[Mapping[str, Any], Search | None]] = {}
     for text in texts:
         try:
-            context = _request.make_context("decodery bench --try", shlex.split(text))
+            # Its help is that of the command whose options these are.
+            context = _request.make_context(_NAME, shlex.split(text), help_option_names=[])
         except ValueError as error:
             raise click.UsageError(f"--try {text!r} cannot be split into options ({error}): mind the quotes") from None
+        except click.UsageError as error:
+            said = error.format_message().replace(f"{_NAME} --help", "decodery generate --help")
+            raise click.UsageError(f"--try {text!r}: {said}") from None
         params = {name: value for name, value in context.params.items() if value not in (None, ())}
         if common := [name for name in _BENCH_SETS if name in params]:
             option = common[0].replace("_", "-")

@@ -208,7 +208,7 @@ def serve(
     secrets, defaults = read_keys(api_key_file) if api_key_file is not None else ({}, {})
     settings = ServerSettings(
         name=served_model_name or Path(model).name or model,
-        kv_bytes=kv_bytes(kv_gib),
+        kv_bytes=kv_bytes(kv_gib, elsewhere=ray),
         keys=secrets,
         defaults=defaults,
         hosts=allow_host,

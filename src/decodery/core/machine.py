@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,47 @@ def physical_memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return None
+
+
+@cache
+def usable_memory() -> int | None:
+    """Bytes of memory that this process may use: less than the machine has in most containers. None where unknown."""
+    found = [*_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]
+    if (machine := physical_memory()) is not None:
+        found.append(machine)
+    return min(found, default=None)
+
+
+@cache
+def largest_memory() -> int | None:
+    """Bytes of the memory that this process may use, or of the largest graphics card, whichever is more."""
+    import torch
+
+    cards = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
+    usable = usable_memory()
+    return None if usable is None else max(usable, *cards, 0)
+
+
+def _limits(own: Path, root: Path) -> Iterator[int]:
+    """Limits on the memory of a process's control groups and of those above.
+
+    Args:
+        own: Lists the groups of the process.
+        root: Where groups of version 2 lie, and in `memory` those of version 1.
+    """
+    try:
+        groups = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return
+    for _, kinds, path in groups:
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        folder, name = (root / "memory", "memory.limit_in_bytes") if kinds else (root, "memory.max")
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts) + 1):
+            try:
+                said = folder.joinpath(*parts[:depth], name).read_text(encoding="ascii").strip()
+            except OSError:
+                continue
+            if said.isdecimal():
+                yield int(said)

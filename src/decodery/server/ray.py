@@ -28,7 +28,7 @@ from decodery.core.errors import SettingsError
 from .affinity import beginning, ranked
 from .dialect import dumps
 from .errors import ApiError, overloaded
-from .settings import GIB, ServerSettings, quarter_of_memory
+from .settings import ServerSettings, kv_bytes, quarter_of_memory
 from .wire import Json
 
 _HEADERS = ("authorization", "content-type", "host", "x-api-key")
@@ -271,7 +271,7 @@ def application(given: dict[str, str]) -> serve.Application:
     try:
         limits |= {name: int(left.pop(name)) for name in ("max_running", "max_queue") if name in left}
         if "kv_gib" in left:
-            limits["kv_bytes"] = int(float(left.pop("kv_gib")) * GIB)
+            limits["kv_bytes"] = kv_bytes(float(left.pop("kv_gib")), elsewhere=True)
         numbers: dict[str, Any] = {name: float(left.pop(name)) for name in ("cpus", "gpus") if name in left}
     except (ValueError, OverflowError) as error:
         raise SettingsError(f"the application's settings: {error}") from error

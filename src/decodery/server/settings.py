@@ -8,7 +8,7 @@ from typing import Any
 
 from decodery.constraints.base import ConstraintSpec
 from decodery.core.errors import SettingsError
-from decodery.core.machine import physical_memory
+from decodery.core.machine import largest_memory, usable_memory
 from decodery.search.base import Search
 from decodery.step.monitor import Monitor
 from decodery.step.scorer import Scorer
@@ -102,21 +102,31 @@ class ServerSettings:
                 raise SettingsError(f"{name} must be above 0, not {getattr(self, name)}")
 
 
-def kv_bytes(gib: float | None) -> int:
-    """Bytes for keys and values: so many GiB, without a number a quarter of this machine's memory."""
-    if gib is not None and not 0 < gib < float("inf"):
-        raise SettingsError(f"--kv-gib must be above 0, not {gib}")
-    return quarter_of_memory() if gib is None else int(gib * GIB)
+def kv_bytes(gib: float | None, *, elsewhere: bool = False) -> int:
+    """Bytes for keys and values: so many GiB, without a number a quarter of this machine's memory.
+
+    Args:
+        gib: As the user says, None for the quarter.
+        elsewhere: Whether they lie on other machines, whose memory is unknown.
+    """
+    return quarter_of_memory() if gib is None else _bytes(gib, "--kv-gib", None if elsewhere else largest_memory())
 
 
 def quarter_of_memory() -> int:
-    """Bytes of a quarter of this machine's memory; 2 GiB where that cannot be told."""
-    found = physical_memory()
+    """Bytes of a quarter of the memory that this process may use; 2 GiB where that is unknown."""
+    found = usable_memory()
     return 2 * GIB if found is None else found // 4
 
 
 def memory_bytes(gib: float | None) -> int:
     """Bytes for all loaded models: so many GiB, without a number three quarters of this machine's memory."""
-    if gib is not None and not 0 < gib < float("inf"):
-        raise SettingsError(f"--memory-gib must be above 0, not {gib}")
-    return 3 * quarter_of_memory() if gib is None else int(gib * GIB)
+    return 3 * quarter_of_memory() if gib is None else _bytes(gib, "--memory-gib", largest_memory())
+
+
+def _bytes(gib: float, option: str, most: int | None) -> int:
+    """Bytes of so many GiB. Raises SettingsError for none, and for more than `most`."""
+    if not 0 < gib < float("inf"):
+        raise SettingsError(f"{option} must be above 0, not {gib}")
+    if most is not None and gib * GIB > most:
+        raise SettingsError(f"{option} asks for {gib:g} GiB of memory, and {most / GIB:.1f} GiB are here: give less")
+    return int(gib * GIB)

@@ -321,7 +321,7 @@ def test_the_command_drains_when_it_is_terminated() -> None:
         process.communicate()
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Any) -> None:
+def test_the_command_says_what_is_wrong(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from decodery.cli.main import main
 
     empty = tmp_path / "keys"
@@ -329,9 +329,15 @@ def test_the_command_says_what_is_wrong(tmp_path: Any) -> None:
     with pytest.raises(SystemExit) as left:
         main(["serve", "--api-key-file", str(empty)])
     assert left.value.code == 1
-    with pytest.raises(SystemExit) as left:
-        main(["serve", "--kv-gib", "-1"])
-    assert left.value.code == 1
+    for option, given, said in (
+        ("--kv-gib", "-1", "above 0"),
+        ("--kv-gib", "1e9", "--kv-gib asks for 1e+09 GiB of memory, and "),
+        ("--memory-gib", "1e9", "--memory-gib asks for 1e+09 GiB of memory, and "),
+    ):
+        # No such model is looked for.
+        with pytest.raises(SystemExit) as left:
+            main(["serve", "-m", "nowhere", option, given, "--extra-model", "a=nowhere"])
+        assert left.value.code == 1 and said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])

@@ -130,6 +130,15 @@ def test_what_does_not_go_with_a_file_is_refused(tmp_path: Path) -> None:
     for given, wrong in ((["--pass"], "FILE excludes"), (["--try", "--seed 1"], "give it to bench")):
         status, _, errors = inside("bench", path, *given)
         assert status != 0 and wrong in errors
+    for wrong, said in (
+        ("--drafterr auto", "did you mean --drafter?"),
+        ("--nothing-like-it", "`decodery generate --help` lists them"),
+        ("--help", "`decodery generate --help` lists them"),
+        ("--temperature hot", "'hot' is not a valid float"),
+    ):
+        status, shown, errors = inside("bench", path, "--try", wrong)
+        assert status == 2 and not shown and f"--try {wrong!r}: " in errors and said in errors
+        assert "--try --help" not in errors
     with pytest.raises(SettingsError, match="no workload 'own'"):
         Settings(workloads=(OWN,))
 

@@ -17,7 +17,7 @@ import torch
 
 from decodery.core.abstract import Contract
 from decodery.core.errors import OutOfMemory
-from decodery.core.machine import physical_memory
+from decodery.core.machine import usable_memory
 from decodery.core.native.kernels import address, library
 from decodery.core.native.structs import LostStruct, PageRowsStruct
 
@@ -381,10 +381,10 @@ def page_bytes(row: int, dtype: torch.dtype) -> int:
 
 
 def _memory_of(device: torch.device) -> int:
-    """Bytes of memory that a device has."""
+    """Bytes of memory that may be used on a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    found = physical_memory() if device.type == "cpu" else None
+    found = usable_memory() if device.type == "cpu" else None
     return _WITHOUT_LIMIT if found is None else found
 
 
