@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import islice
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel
@@ -86,6 +88,8 @@ _MEANT = {
     "input": ("messages", "POST /v1/responses takes input"),
 }
 """By the name of a field: the one in its place here, and what to do. Refused where the request lacks that, too."""
+_COMPARED = 64
+"""Unknown fields of a request that are compared with known ones, which takes a tenth of a millisecond each."""
 
 
 def refuse_misnamed(found: Mapping[str, Any], kind: type[BaseModel]) -> None:
@@ -97,7 +101,8 @@ def refuse_misnamed(found: Mapping[str, Any], kind: type[BaseModel]) -> None:
     """
     names = _names(kind)
     given = {names[name] for name in found.keys() & names.keys()}
-    for name in sorted(found.keys() - names.keys() - _IRRELEVANT - _REFUSED.keys()):
+    known = names.keys() | _IRRELEVANT | _REFUSED.keys()
+    for name in islice((name for name in found if name not in known), _COMPARED):
         meant, advice = _MEANT.get(name, ("", ""))
         near = [meant] if meant else difflib.get_close_matches(name[:80], names, n=1, cutoff=0.88)
         if near and near[0] in names and names[near[0]] not in given:
@@ -147,6 +152,7 @@ def _unread(found: Mapping[str, Any], body: BaseModel) -> Iterator[str]:
                 yield from (f"{key}.{inner}" for inner in _unread(each, made))
 
 
+@cache
 def _names(kind: type[BaseModel]) -> dict[str, str]:
     """The fields of a request by what they may be called in JSON."""
     fields = kind.model_fields.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from .errors import invalid
 from .fields import ChatRequest, Message
 from .request_preprocessor import RequestPreprocessor
 from .tool_fields import Tool
+from .wire import loads
 
 
 def tools_in_use(body: ChatRequest) -> list[Tool]:
@@ -77,6 +77,6 @@ def _turn(message: Message) -> dict[str, Any]:
 def _object(arguments: str) -> Any:
     """Arguments as templates take them; what is no JSON stays a text."""
     try:
-        return json.loads(arguments)
+        return loads(arguments)
     except (ValueError, RecursionError):
         return arguments

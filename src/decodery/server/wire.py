@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,8 @@ T = TypeVar("T")
 B = TypeVar("B", bound=Body)
 
 _BODY_SECONDS = 30.0
+_MOST_DEPTH = 100
+"""Lists and objects of a request in each other: what reads it calls itself for each."""
 
 
 class ClientGone(Exception):
@@ -64,16 +67,23 @@ async def read(request: Request, kind: type[B], most: int, *, strict: bool) -> B
     return checked(found, kind, strict=strict)
 
 
-def loads(data: bytes) -> Any:
-    """JSON as strict as its standard. Raises ValueError and RecursionError."""
+def loads(data: bytes | str) -> Any:
+    """JSON as strict as its standard, with numbers that a float holds. Raises ValueError and RecursionError."""
     try:
-        return json.loads(data, parse_constant=_no_number)
+        found = json.loads(data, parse_constant=_no_number, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8") from None
     except ValueError as error:
         if "integer string conversion" in str(error):
             raise ValueError("an integer in it has too many digits") from None
         raise
+    level, depth = [found], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        if depth > _MOST_DEPTH:
+            raise RecursionError(f"lists and objects lie in more than {_MOST_DEPTH} others")
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return found
 
 
 def checked(found: Any, kind: type[B], *, strict: bool) -> B:
@@ -101,6 +111,12 @@ def checked(found: Any, kind: type[B], *, strict: bool) -> B:
 
 def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no number in JSON")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(found := float(text)):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return found
 
 
 async def watched(receive: Receive, work: Awaitable[T]) -> T:
