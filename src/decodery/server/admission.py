@@ -107,7 +107,7 @@ class FairThreads:
         self._seconds = seconds
 
     async def run(self, what: Callable[[], T]) -> T:
-        """The result of a function, for the key in whose request this is called.
+        """The result of a function, for the key in whose request this is called. Cancelled, it is not begun.
 
         Raises:
             ApiError: If the key has too many of them waiting.
@@ -129,7 +129,13 @@ class FairThreads:
                 raise overloaded(f"this key has {self._most} requests that are being read; send them after each other")
             self._waiting.append((own, found, work))
         self._start()
-        return await asyncio.wrap_future(found)
+        try:
+            return await asyncio.wrap_future(found)
+        except asyncio.CancelledError:
+            if found.cancel():
+                with self._lock:
+                    self._waiting = [each for each in self._waiting if each[1] is not found]
+            raise
 
     def close(self) -> None:
         """End the threads once they are done; what waits is not begun, and its requests hear that."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,7 +21,7 @@ from decodery.llm.llm import LLM
 from . import llama_cpp, openapi, page
 from .dialect import Dialect, OpenAI
 from .errors import ApiError
-from .fields import ChatRequest, CompletionRequest, DetokenizeRequest, Shared, TokenizeRequest
+from .fields import Body, ChatRequest, CompletionRequest, DetokenizeRequest, Shared, TokenizeRequest
 from .front_door import middleware
 from .key_defaults import KeyDefaults
 from .keys import Keys
@@ -31,7 +32,9 @@ from .served import ModelPool, ModelSource, ServedModel
 from .service import Service
 from .settings import ServerSettings
 from .translated import Translated, written_error
-from .wire import ClientGone, Json, read, respond
+from .wire import ClientGone, Json, prepared, read, respond
+
+T = TypeVar("T")
 
 _GONE = 499
 """The status of a request whose client has left."""
@@ -121,7 +124,7 @@ class Front:
         """The answer to a request in the form of a dialect. Raises ApiError."""
         self.fill(body, owner)
         async with self.models.use(body.model) as served:
-            return await self.run(request, owner, served, await served.plan(body), dialect, body.ignored)
+            return await self.run(request, owner, served, served.plan(body), dialect, body)
 
     def fill(self, body: Shared, owner: str) -> None:
         """Set what a request leaves out and its key has a default for."""
@@ -129,12 +132,18 @@ class Front:
             self._defaults[owner].fill(body)
 
     async def run(
-        self, request: Request, owner: str, served: ServedModel, plan: Plan, dialect: Dialect, ignored: Sequence[str]
+        self, request: Request, owner: str, served: ServedModel, planning: Awaitable[Plan], dialect: Dialect, body: Body
     ) -> Response:
-        """The answer to a plan. Raises ApiError."""
-        handler = RequestHandler(served.service, plan, owner)
+        """The answer to what is planned for a body. Raises ApiError."""
+        arrived = monotonic()
+        plan = await self.prepared(request, planning)
+        handler = RequestHandler(served.service, plan, owner, arrived)
         seconds = self.settings.seconds + _SLOW
-        return await respond(request, handler, dialect, ignored, stream=plan.stream, seconds=seconds)
+        return await respond(request, handler, dialect, body.ignored, stream=plan.stream, seconds=seconds)
+
+    async def prepared(self, request: Request, work: Awaitable[T]) -> T:
+        """What a request needs before it is answered, see `wire.prepared`. Raises ApiError."""
+        return await prepared(request, work, self.settings.seconds)
 
     def owner(self, request: Request) -> str:
         """The name of the key that a request came with; Anthropic's clients have a header of their own for it."""
@@ -162,14 +171,15 @@ class Front:
         self.owner(request)
         body: TokenizeRequest = await self.read(request, TokenizeRequest)
         async with self.models.use(body.model) as served:
-            return Json(await served.preprocessor.do(partial(llama_cpp.tokenized, served.preprocessor, body)))
+            work = served.preprocessor.do(partial(llama_cpp.tokenized, served.preprocessor, body))
+            return Json(await self.prepared(request, work))
 
     async def _detokenize(self, request: Request) -> Response:
         self.owner(request)
         body: DetokenizeRequest = await self.read(request, DetokenizeRequest)
         async with self.models.use(body.model) as served:
             decode = partial(served.lm.tokenizer.decode, body.tokens, special=True)
-            text = await served.preprocessor.do(decode)
+            text = await self.prepared(request, served.preprocessor.do(decode))
         # vLLM names it prompt, and llama.cpp content.
         return Json({"prompt": text, "content": text})
 

@@ -24,23 +24,26 @@ class RequestHandler:
         service: The engine's thread.
         plan: What is requested.
         owner: The key of the client: texts of one owner share a queue and prompts.
+        arrived: When the request came, in seconds of a monotonic clock; now by default.
     """
 
-    def __init__(self, service: Service, plan: Plan, owner: str) -> None:
+    def __init__(self, service: Service, plan: Plan, owner: str, arrived: float | None = None) -> None:
         self._service, self._plan = service, plan
         self._mailbox = Mailbox()
         self._pending: list[Update] = []
         self._found: dict[Job, list[FinishedText]] = {}
         self._head = {"id": f"{plan.form.prefix}{uuid.uuid4().hex}", "created": int(time.time())}
         self._head |= {"model": service.settings.name, "system_fingerprint": service.fingerprint}
-        deadline, first = monotonic() + service.settings.seconds, None
+        arrived, first = monotonic() if arrived is None else arrived, None
+        deadline = arrived + service.settings.seconds
         self._jobs: list[Job] = []
         for number, request in enumerate(plan.requests):
             request.cache_namespace = owner
             each = 1 if plan.search is not None else plan.n
             first = None if number % each == 0 else self._jobs[number - number % each]
             index = number * plan.n if plan.search is not None else number
-            self._jobs.append(Job(request, owner, self._mailbox, deadline, index, first, plan.search, plan.models))
+            job = Job(request, owner, self._mailbox, deadline, index, first, plan.search, plan.models, arrived=arrived)
+            self._jobs.append(job)
 
     async def open(self) -> None:
         """Submit the texts and wait for the first sign of life.

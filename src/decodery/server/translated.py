@@ -72,7 +72,8 @@ class Translated:
         tools = messages.tools_in_use(chat)
         async with self._front.models.use(body.model) as served:
             preprocessor = served.preprocessor
-            tokens, _ = await preprocessor.do(lambda: messages.encoded(preprocessor, chat.messages, tools))
+            work = preprocessor.do(lambda: messages.encoded(preprocessor, chat.messages, tools))
+            tokens, _ = await self._front.prepared(request, work)
         return Json({"input_tokens": len(tokens)})
 
     async def _respond(self, request: Request) -> Response:
@@ -118,18 +119,19 @@ class Translated:
         dialect: Dialect,
     ) -> Response:
         async with self._front.models.use(body.model) as served:
-            found = await served.preprocessor.do(lambda: plan(served.preprocessor, body))
-            return await self._front.run(request, owner, served, found, dialect, body.ignored)
+            planning = served.preprocessor.do(lambda: plan(served.preprocessor, body))
+            return await self._front.run(request, owner, served, planning, dialect, body)
 
     async def _infill(self, request: Request) -> Response:
         owner, body = await self._read(request, llama_cpp.InfillRequest)
         self._front.fill(body, owner)
         dialect = llama_cpp.LlamaCpp(body.response_fields)
         async with self._front.models.use(body.model) as served:
-            asked = await served.preprocessor.do(lambda: llama_cpp.completion(served.preprocessor, body))
+            work = served.preprocessor.do(lambda: llama_cpp.completion(served.preprocessor, body))
+            asked = await self._front.prepared(request, work)
             if asked.stream:
                 asked.stream_options = StreamOptions(include_usage=True)
-            return await self._front.run(request, owner, served, await served.plan(asked), dialect, asked.ignored)
+            return await self._front.run(request, owner, served, served.plan(asked), dialect, asked)
 
     async def _ollama_chat(self, request: Request) -> Response:
         owner, body = await self._read(request, ollama.OllamaChatRequest)

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from .dialect import Dialect, dumps
-from .errors import ApiError, as_api_error, invalid
+from .errors import ApiError, as_api_error, invalid, overloaded
 from .fields import Body
 from .known_fields import refuse_by_name, refuse_misnamed, unknown_fields
 from .request_handler import RequestHandler
@@ -133,6 +133,19 @@ async def watched(receive: Receive, work: Awaitable[T]) -> T:
             each.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await each
+
+
+async def prepared(request: Request, work: Awaitable[T], seconds: float) -> T:
+    """What a request needs before it reaches the engine, such as its prompt's tokens, while its client waits for it.
+
+    Raises:
+        ApiError: If it takes longer than a request may, and ClientGone where nobody waits any more.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await watched(request.receive, work)
+    except TimeoutError:
+        raise overloaded("this request has waited for all the time it may take") from None
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -1,19 +1,27 @@
-"""Requests made to hurt: none takes the loop, the memory or the threads of others, and none is an error of the server."""
+"""Requests made to hurt: none takes the loop, the memory or the threads of others, or is an error of the server."""
 
 from __future__ import annotations
 
+import asyncio
 import difflib
+import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 from decodery.llm.llm import LLM
+from decodery.server.admission import FairThreads
 from decodery.server.errors import ApiError
 from decodery.server.fields import ChatRequest
+from decodery.server.run import Server
 from decodery.server.wire import checked, loads
-from serving import SECONDS, serving, tiny_lm
+from serving import SECONDS, post, serving, tiny_lm, wait_until
 
 MESSAGES = '"messages": [{"role": "user", "content": "x"}], "max_tokens": 2'
 DEEP = "[" * 500 + "]" * 500
@@ -64,3 +72,34 @@ def test_unknown_fields_cost_little_however_many_there_are(monkeypatch: pytest.M
     assert len(checked(given, ChatRequest, strict=False).ignored) == 1000 and len(compared) <= 64
     with pytest.raises(ApiError, match="did you mean messages"):
         checked({"mesages": [], **fields}, ChatRequest, strict=False)
+
+
+@contextmanager
+def busy_readers(server: Server) -> Iterator[FairThreads]:
+    """All threads that read prompts have something else to do."""
+    readers, held = server.front.models.first.preprocessor._reading, threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        busy = [pool.submit(asyncio.run, readers.run(partial(held.wait, SECONDS))) for _ in range(2)]
+        wait_until(lambda: readers._order.running.total() == 2)
+        yield readers
+        held.set()
+        assert all(each.result(SECONDS) for each in busy)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/v1/embeddings"])
+def test_whoever_leaves_before_the_prompt_is_read_holds_no_place(lm: LLM, path: str) -> None:
+    body = b'{"prompt": "x"}' if path != "/v1/embeddings" else b'{"input": "x"}'
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serving(lm) as (server, url), busy_readers(server) as readers:
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            wait_until(lambda: len(readers._waiting) == 1)
+        wait_until(lambda: not readers._waiting)
+
+
+def test_the_time_of_a_request_counts_from_its_arrival(lm: LLM) -> None:
+    with serving(lm, seconds=0.2) as (server, url), busy_readers(server) as readers:
+        refused = post(url)
+        assert refused.status_code == 429 and "waited for all the time" in refused.json()["error"]["message"]
+        assert not readers._waiting
