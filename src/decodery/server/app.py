@@ -94,7 +94,6 @@ class Front:
             ApiError: _refused,
             ClientGone: _gone,
             HTTPException: _not_found,
-            Exception: _failed,
         }
         before = middleware(self.settings, host)
         return Starlette(routes=routes, exception_handlers=handlers, middleware=before)
@@ -268,8 +267,3 @@ def _nearest(path: str, known: set[str]) -> str:
             return f"did you mean {meant}? The base URL of OpenAI's clients ends with one /v1"
     near = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
     return f"did you mean {near[0]}?" if near else "GET /openapi.json lists all routes"
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    message = f"the server failed at this request ({type(error).__name__})"
-    return Json(ApiError(500, message, kind="server_error").body, 500)

@@ -12,8 +12,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .errors import as_api_error
 from .hosts import AllowedHosts, is_local
 from .settings import ServerSettings
+from .translated import written_error
+from .wire import Json
 
 _LOG = logging.getLogger("decodery.server.access")
 
@@ -63,6 +66,11 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, answered)
+        except Exception as error:
+            if not status:
+                failed = as_api_error(error)
+                await Json(written_error(scope["path"], failed), failed.status)(scope, receive, answered)
+            raise
         finally:
             line: dict[str, Any] = {"request_id": name, "method": scope["method"], "path": scope["path"]}
             client = scope.get("client")

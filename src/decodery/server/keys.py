@@ -69,8 +69,12 @@ def read_keys(path: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
         words = line.split(maxsplit=2)
         if not words or words[0].startswith("#"):
             continue
-        name = words[0] if len(words) > 1 else f"key-{number}"
-        found[words[min(len(words), 2) - 1]] = name
+        name, secret = (f"key-{number}", words[0]) if len(words) == 1 else words[:2]
+        if secret.startswith("{"):
+            raise SettingsError(f"{path}, line {number}: defaults need a name before the key, as in NAME KEY {{...}}")
+        if secret in found:
+            raise SettingsError(f"{path}, line {number}: this key is {found[secret]!r} already: give each its own")
+        found[secret] = name
         if len(words) < 3:
             continue
         try:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
-from .dialect import Dialect
+from .dialect import Dialect, dumps
 from .errors import ApiError, invalid
 from .fields import Body, Methods
 from .reasoning_fields import Effort
@@ -120,35 +120,43 @@ class ResponsesRequest(Body):
 
 
 class Kept:
-    """Conversations of earlier responses, by owner and id; the oldest go first."""
+    """Conversations of earlier responses, by owner and id; the oldest go first.
+
+    They are kept as JSON: as objects they would take up to thirty times the bytes that are counted.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], tuple[dict[str, Any], list[dict[str, Any]], int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], tuple[bytes, bytes]] = OrderedDict()
         self._bytes = 0
 
     def put(self, owner: str, response: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         """Keep a response, and the conversation up to its end."""
-        size = len(json.dumps([response, messages]))
-        self._kept[owner, response["id"]] = response, messages, size
-        self._bytes += size
+        self._kept[owner, response["id"]] = kept = dumps(response), dumps(messages)
+        self._bytes += _size(kept)
         while len(self._kept) > _MOST_KEPT or self._bytes > _MOST_BYTES:
-            self._bytes -= self._kept.popitem(last=False)[1][2]
+            self._bytes -= _size(self._kept.popitem(last=False)[1])
 
     def response(self, owner: str, name: str) -> dict[str, Any]:
-        return self._find(owner, name)[0]
+        found: dict[str, Any] = json.loads(self._find(owner, name)[0])
+        return found
 
     def messages(self, owner: str, name: str) -> list[dict[str, Any]]:
-        return self._find(owner, name)[1]
+        found: list[dict[str, Any]] = json.loads(self._find(owner, name)[1])
+        return found
 
     def drop(self, owner: str, name: str) -> None:
-        self._bytes -= self._find(owner, name)[2]
+        self._bytes -= _size(self._find(owner, name))
         del self._kept[owner, name]
 
-    def _find(self, owner: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
+    def _find(self, owner: str, name: str) -> tuple[bytes, bytes]:
         found = self._kept.get((owner, name))
         if found is None:
             raise ApiError(404, f"there is no response {name[:100]!r} here: it was never stored, or is gone by now")
         return found
+
+
+def _size(kept: tuple[bytes, bytes]) -> int:
+    return sum(map(len, kept))
 
 
 def as_chat(body: ResponsesRequest, earlier: list[dict[str, Any]]) -> dict[str, Any]:

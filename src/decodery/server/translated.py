@@ -124,6 +124,7 @@ class Translated:
 
     async def _infill(self, request: Request) -> Response:
         owner, body = await self._read(request, llama_cpp.InfillRequest)
+        body.n = body.n or 1
         self._front.fill(body, owner)
         dialect = llama_cpp.LlamaCpp(body.response_fields)
         async with self._front.models.use(body.model) as served:
@@ -183,7 +184,8 @@ class Translated:
     def _chat(self, body: Body, asked: dict[str, Any]) -> Any:
         """A translated request, and the check of its unread fields."""
         kind: type[Shared] = ChatRequest if "messages" in asked else CompletionRequest
-        chat = checked(asked, kind, strict=True)
+        # These forms have one text, whatever the default of a key is.
+        chat = checked(asked | {"n": 1}, kind, strict=True)
         chat.ignore(body.ignored)
         return chat
 

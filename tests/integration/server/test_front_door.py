@@ -184,6 +184,44 @@ def test_a_key_has_defaults_that_its_requests_may_say_otherwise(tmp_path: Path) 
         path.write_text(f"alice one {wrong}\n")
         with pytest.raises(SettingsError, match=why):
             read_keys(path)
+    for lines, why in (('one {"seed":5}', "need a name before the key"), ("alice one\nbob one", "is 'alice' already")):
+        path.write_text(f"{lines}\n")
+        with pytest.raises(SettingsError, match=why) as refused:
+            read_keys(path)
+        assert "one" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": user("x"), "max_tokens": 2}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 2}),
+        ("/api/chat", {"model": "tiny", "messages": user("x"), "stream": False, "options": {"num_predict": 2}}),
+    ],
+)
+def test_forms_of_one_text_have_one_whatever_the_default_of_a_key(path: str, body: dict[str, Any]) -> None:
+    with serving(tiny_lm(), keys={"one": "alice"}, defaults={"alice": {"n": 2}}) as (_, url):
+        headers = {"Authorization": "Bearer one"}
+        assert httpx.post(url + path, json=body, headers=headers, timeout=SECONDS).status_code == 200
+        chat = {"messages": user("x"), "max_tokens": 2}
+        found = httpx.post(f"{url}/v1/chat/completions", json=chat, headers=headers, timeout=SECONDS)
+        assert len(found.json()["choices"]) == 2
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/api/tags", "/v1/messages"])
+def test_an_error_of_the_server_has_an_id_and_a_status_in_the_log(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "decodery.server.access")
+    with serving(tiny_lm()) as (server, url):
+        # Every request is of somebody: what fails there is nothing that a request could cause.
+        server.front.keys = None  # type: ignore[assignment]
+        found = httpx.post(url + path, json={}) if path == "/v1/messages" else httpx.get(url + path)
+    (line,) = [json.loads(record.message) for record in caplog.records if record.name == "decodery.server.access"]
+    assert found.status_code == line["status"] == 500 and found.headers["x-request-id"] == line["request_id"]
+    said = found.json()["error"]
+    assert (said["type"] if path.startswith("/v1") else said) == {
+        "/v1/models": "server_error", "/v1/messages": "api_error",
+        "/api/tags": "the server failed at this request (AttributeError)",
+    }[path]  # fmt: skip
 
 
 def test_a_default_stands_back_for_what_takes_its_place() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from decodery.llm.llm import LLM
 from decodery.server.admission import FairThreads
 from decodery.server.errors import ApiError
 from decodery.server.fields import ChatRequest
+from decodery.server.responses import Kept
 from decodery.server.run import Server
 from decodery.server.wire import checked, loads
 from serving import SECONDS, post, serving, tiny_lm, wait_until
@@ -103,3 +105,17 @@ def test_the_time_of_a_request_counts_from_its_arrival(lm: LLM) -> None:
         refused = post(url)
         assert refused.status_code == 429 and "waited for all the time" in refused.json()["error"]["message"]
         assert not readers._waiting
+
+
+def test_responses_that_are_kept_take_the_memory_that_is_counted() -> None:
+    kept, lists = Kept(), 50_000
+    tracemalloc.start()
+    try:
+        kept.put("", {"id": "resp_1", "metadata": {"a": [[] for _ in range(lists)]}}, [{"role": "user", "content": ""}])
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2 * kept._bytes and 3 * lists < kept._bytes < 4 * lists
+    assert kept.messages("", "resp_1") == [{"role": "user", "content": ""}]
+    kept.drop("", "resp_1")
+    assert kept._bytes == 0
