@@ -71,7 +71,7 @@ def physical_memory() -> int | None:
 
 @cache
 def usable_memory() -> int | None:
-    """Bytes of memory that this process may use: less than the machine has in most containers. None where unknown."""
+    """Bytes of memory that this process may use, in a container its limit; None where unknown."""
     found = [*_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]
     if (machine := physical_memory()) is not None:
         found.append(machine)

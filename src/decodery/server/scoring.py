@@ -141,7 +141,11 @@ def plan(preprocessor: RequestPreprocessor, body: RerankRequest | ScoreRequest) 
         )
     most = body.max_tokens_per_doc if isinstance(body, RerankRequest) else None
     found: list[Scoring] = []
-    for query, document in body.pairs:
+    pairs, at_once = body.pairs, preprocessor.settings.max_texts
+    if len(pairs) > at_once:
+        # Each of them has the query, which may be as long as a context.
+        raise invalid(f"this request has {len(pairs)} documents, and one may have {at_once}: give fewer", "documents")
+    for query, document in pairs:
         preprocessor.check_length(query)
         preprocessor.check_length(document)
         request = lm.request_for(query, drafter=None)

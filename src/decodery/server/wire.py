@@ -68,7 +68,10 @@ async def read(request: Request, kind: type[B], most: int, *, strict: bool) -> B
 
 
 def loads(data: bytes | str) -> Any:
-    """JSON as strict as its standard, with numbers that a float holds. Raises ValueError and RecursionError."""
+    """JSON as strict as its standard.
+
+    Raises ValueError, also for numbers beyond floats, and RecursionError for what is nested too deep.
+    """
     try:
         found = json.loads(data, parse_constant=_no_number, parse_float=_finite)
     except UnicodeDecodeError as error:
@@ -136,7 +139,7 @@ async def watched(receive: Receive, work: Awaitable[T]) -> T:
 
 
 async def prepared(request: Request, work: Awaitable[T], seconds: float) -> T:
-    """What a request needs before it reaches the engine, such as its prompt's tokens, while its client waits for it.
+    """What a request needs before it reaches the engine, such as its plan, while its client waits.
 
     Raises:
         ApiError: If it takes longer than a request may, and ClientGone where nobody waits any more.

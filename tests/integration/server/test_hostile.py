@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from uvicorn.protocols.http import h11_impl
 
 from decodery.llm.llm import LLM
 from decodery.server.admission import FairThreads
@@ -105,6 +106,31 @@ def test_the_time_of_a_request_counts_from_its_arrival(lm: LLM) -> None:
         refused = post(url)
         assert refused.status_code == 429 and "waited for all the time" in refused.json()["error"]["message"]
         assert not readers._waiting
+
+
+def test_documents_beyond_the_limit_are_not_read(lm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm, "request_for", None)
+    with serving(lm, max_texts=4) as (_, url):
+        asked = {"query": "x" * 1000, "documents": ["y"] * 5}
+        found = httpx.post(f"{url}/v1/rerank", json=asked, timeout=SECONDS)
+        assert found.status_code == 400 and "5 documents, and one may have 4" in found.json()["error"]["message"]
+
+
+def test_headers_are_bounded_whatever_reads_them(lm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As httptools, which has no limit.
+    monkeypatch.setattr(h11_impl, "DEFAULT_MAX_INCOMPLETE_EVENT_SIZE", 1 << 30)
+    with serving(lm) as (_, url):
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), SECONDS / 6) as client:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+            with pytest.raises(ConnectionError):
+                for number in range(64):
+                    client.sendall(b"X-%d: %s\r\n" % (number, b"a" * (1 << 16)))
+                # Otherwise these are all that wait for the end of the headers.
+                raise ConnectionError if not client.recv(1) else AssertionError
+        long = {f"X-{number}": "a" * 1000 for number in range(16)}
+        assert httpx.get(f"{url}/health", headers=long).status_code == 200
+        assert post(url, prompt="x" * 1000, metadata="y" * (1 << 20)).status_code == 200
 
 
 def test_responses_that_are_kept_take_the_memory_that_is_counted() -> None:
