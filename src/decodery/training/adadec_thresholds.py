@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
@@ -19,7 +20,7 @@ from decodery.sampling.entropy import entropy
 
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
-from .lines import read_json_lines
+from .lines import read_objects, texts
 
 _CHUNK = 128
 _HELD_OUT = 0.2
@@ -46,26 +47,18 @@ class EntropyThreshold:
     wrong: int
 
 
-def read_solutions(path: Path) -> list[tuple[str, str]]:
-    """Pairs (prompt, solution) of a file of JSON lines {"prompt": ..., "solution" or "canonical_solution".
+def read_solutions(path: Path) -> list[tuple[str, ...]]:
+    """Pairs (prompt, solution) of a file of JSON lines {"prompt", "solution" or "canonical_solution"}."""
 
-    ...}.
-    """
-    pairs = []
-    for number, entry in read_json_lines(path):
-        try:
-            pair = entry["prompt"], entry["solution"] if "solution" in entry else entry["canonical_solution"]
-        except (KeyError, TypeError):
-            pair = None
-        if pair is None or not all(isinstance(text, str) and text for text in pair):
-            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "solution": text}}')
-        pairs.append(pair)
-    return pairs
+    def read(entry: dict[str, Any]) -> tuple[str, ...] | None:
+        return texts({"solution": entry.get("canonical_solution"), **entry}, "prompt", "solution")
+
+    return read_objects(path, '{"prompt": text, "solution": text}', read)
 
 
 @torch.no_grad()
 def observe(
-    model: LanguageModel, tokenizer: Tokenizer, solutions: Iterable[tuple[str, str]], progress: Progress = silent
+    model: LanguageModel, tokenizer: Tokenizer, solutions: Iterable[Sequence[str]], progress: Progress = silent
 ) -> tuple[np.ndarray, np.ndarray]:
     """Entropy [n] in nats before every solution token, and whether the model would choose it [n] bool.
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 
 from .built_in import built_in_data
-from .lines import read_json_lines
+from .lines import read_texts
 
 _SHOTS = "Question: What is 2 + 3?\nAnswer: 5\n\nQuestion: What is the capital of Mexico?\nAnswer: Mexico City\n\n"
 FAMILIES = ("sums", "capitals")
@@ -90,18 +90,8 @@ def built_in(
 
 
 def read_checkable(path: Path) -> list[CheckableQuestion]:
-    """Of a file of JSON lines {"prompt": text, "answer": text, "group": text}.
-
-    Without a group each stands alone.
-    """
-    found = []
-    for number, entry in read_json_lines(path):
-        known = entry if isinstance(entry, dict) else {}
-        texts = [known.get("prompt"), known.get("answer"), known.get("group", f"line {number}")]
-        if not all(isinstance(text, str) and text for text in texts):
-            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "answer": text, "group": text}}')
-        found.append(CheckableQuestion(*texts))
-    return found
+    """Of a file of JSON lines {"prompt": text, "answer": text, "group": text}. Without a group each stands alone."""
+    return [CheckableQuestion(*each) for each in read_texts(path, "prompt", "answer", "group")]
 
 
 def _plain(text: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from decodery.core.errors import CorruptFile, PromptError, SettingsError
 
 _MOST_BYTES = 1 << 28
+Item = TypeVar("Item")
 
 
 def read_lines(path: Path) -> list[str]:
@@ -39,25 +40,54 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             yield number, None
 
 
-def read_labelled(path: Path, text: str, label: str) -> Iterator[tuple[str, bool, str]]:
+def read_objects(path: Path, form: str, read: Callable[[dict[str, Any]], Item | None]) -> list[Item]:
+    """What the objects of a JSON Lines file hold.
+
+    Args:
+        path: The file.
+        form: What each is like, for the error.
+        read: Reads one, None where it is not like that. "group" is the line where an object has none.
+
+    Raises:
+        CorruptFile: A line is something else.
+    """
+    found = []
+    for number, entry in read_json_lines(path):
+        item = read({"group": f"line {number}", **entry}) if isinstance(entry, dict) else None
+        if item is None:
+            raise CorruptFile(f"line {number} of {path} is not {form}")
+        found.append(item)
+    return found
+
+
+def read_texts(path: Path, *names: str) -> list[tuple[str, ...]]:
+    """The texts under these names in each line of a JSON Lines file, see `read_objects`."""
+    form = ", ".join(f'"{name}": text' for name in names)
+    return read_objects(path, f"{{{form}}}", lambda each: texts(each, *names))
+
+
+def texts(entry: dict[str, Any], *names: str) -> tuple[str, ...] | None:
+    """The texts of an object under these names; None where one is missing or empty."""
+    found = tuple(entry.get(name) for name in names)
+    return found if all(isinstance(text, str) and text for text in found) else None
+
+
+def read_labelled(path: Path, text: str, label: str) -> list[tuple[str, bool, str]]:
     """Texts with their labels and groups of a JSON Lines file; a line without a group is one of its own.
 
     Args:
         path: The file.
         text: The name of the text in an entry.
         label: The name of its label, true or false.
-
-    Raises:
-        CorruptFile: A line is something else.
     """
-    for number, entry in read_json_lines(path):
-        known = entry if isinstance(entry, dict) else {}
-        found, labelled, group = known.get(text), known.get(label), known.get("group", f"line {number}")
-        if not isinstance(found, str) or not found or not isinstance(labelled, bool) or not isinstance(group, str):
-            raise CorruptFile(
-                f'line {number} of {path} is not {{"{text}": text, "{label}": true or false, "group": text}}'
-            )
-        yield found, labelled, group
+
+    def read(entry: dict[str, Any]) -> tuple[str, bool, str] | None:
+        labelled, group = entry.get(label), entry["group"]
+        if texts(entry, text) is None or not isinstance(labelled, bool) or not isinstance(group, str):
+            return None
+        return entry[text], labelled, group
+
+    return read_objects(path, f'{{"{text}": text, "{label}": true or false, "group": text}}', read)
 
 
 def _lines(path: Path) -> list[tuple[int, bytes]]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from decodery.step.draft_tree import DraftTree
 
 from .bounds import COUNT, Bounded, bounded
 from .kept_files import keep, kept
-from .lines import read_json_lines
+from .lines import read_objects, texts
 from .loop import content
 
 HELD_OUT = 5
@@ -86,18 +87,15 @@ class Mining(Bounded):
 
 def read_questions(path: Path) -> list[JudgedQuestion]:
     """The questions of a JSON Lines file: objects with "prompt", and with "right" and "wrong" or neither."""
-    questions = []
-    for number, entry in read_json_lines(path):
-        try:
-            questions.append(JudgedQuestion(entry["prompt"], entry.get("right"), entry.get("wrong")))
-        except (KeyError, AttributeError, TypeError):
-            raise PromptError(f'line {number} of {path} is not an object with a "prompt"') from None
-        last = questions[-1]
-        texts = (last.prompt, last.right, last.wrong)
-        if not last.prompt or any(not isinstance(text, str | None) for text in texts):
-            raise PromptError(f"line {number} of {path} holds something else than texts")
-        if (last.right is None) != (last.wrong is None):
-            raise PromptError(f'line {number} of {path} needs both "right" and "wrong", or neither')
+
+    def read(entry: dict[str, Any]) -> JudgedQuestion | None:
+        answered = any(entry.get(name) is not None for name in ("right", "wrong"))
+        found = texts(entry, "prompt", *(("right", "wrong") if answered else ()))
+        return JudgedQuestion(*found) if found else None
+
+    questions = read_objects(
+        path, 'an object of texts with "prompt", and with both "right" and "wrong" or neither', read
+    )
     if len(questions) < HELD_OUT:
         raise PromptError(f"{path} holds {len(questions)} questions: give at least {HELD_OUT}, one a line")
     return questions

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.models.loaders.adapters import Adapter
 
 from .adapter import LoRARemaking
@@ -19,7 +19,7 @@ from .bounds import NON_NEGATIVE, Bounded, bounded
 from .data import TrainingText
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
-from .lines import read_json_lines
+from .lines import read_texts
 from .loop import batches, content
 
 
@@ -40,22 +40,6 @@ class ORPORecipe(Bounded):
     seed: int = 0
 
 
-def read_pairs(path: Path) -> list[tuple[str, str, str]]:
-    """Prompts, chosen and rejected texts of a file of JSON lines {"prompt", "chosen", "rejected"}.
-
-    Raises:
-        CorruptFile: For another line.
-    """
-    found = []
-    for number, entry in read_json_lines(path):
-        known = entry if isinstance(entry, dict) else {}
-        texts = [known.get(name) for name in ("prompt", "chosen", "rejected")]
-        if not all(isinstance(text, str) and text for text in texts):
-            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "chosen": text, "rejected": text}}')
-        found.append((str(texts[0]), str(texts[1]), str(texts[2])))
-    return found
-
-
 def orpo(better: torch.Tensor, worse: torch.Tensor, weight: float) -> torch.Tensor:
     """[n] losses of pairs of texts, by the mean log-probabilities [n] of their tokens (ORPO, 2024)."""
     return -better - weight * logsigmoid(_log_odds(better) - _log_odds(worse))
@@ -67,7 +51,7 @@ def _log_odds(means: torch.Tensor) -> torch.Tensor:
     return means - torch.log(-torch.expm1(means))
 
 
-def train_orpo(run: Run, pairs: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
+def train_orpo(run: Run, pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
     """Train an adapter on (prompt, chosen, rejected) in the folder of a run. One pair in ten is held out.
 
     Returns:
@@ -119,7 +103,7 @@ KINDS = {
         """Train a LoRA adapter of MODEL on PAIRS of a chosen and a rejected text (ORPO).
 
         PAIRS holds one JSON object a line: {"prompt": ..., "chosen": ..., "rejected": ...}. One in ten is held out.""",
-        lambda run: train_orpo(run, read_pairs(run.of(Preferences).pairs)),
+        lambda run: train_orpo(run, read_texts(run.of(Preferences).pairs, "prompt", "chosen", "rejected")),
         "The adapter is ready: --logits-source adapter:file={out}",
         (Preferences(), ORPORecipe(), LoRARemaking()),
         "pairs.jsonl -m MODEL --out adapter",

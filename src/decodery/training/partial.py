@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from decodery.core.errors import PromptError, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.llm.llm import LLM
 from decodery.logits_sources.partial_attention import PartialTransformer, PartialWeights
 from decodery.models.batch import Batch, Segment
@@ -23,25 +23,13 @@ from .fitting import fit
 from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
-from .lines import read_json_lines
+from .lines import read_texts
 from .loop import TrainingPlan, batches, content
 
 Pair = tuple[Ordered[int], Ordered[int]]
 PARTIAL = "partial.safetensors"
 _HELD = 10
 """One pair in so many is kept for validation."""
-
-
-def read_pairs(path: Path) -> list[tuple[str, str]]:
-    """The pairs of a JSON Lines file: objects with the texts "source" and "target"."""
-    pairs = []
-    for number, entry in read_json_lines(path):
-        found = [entry.get(name) for name in ("source", "target")] if isinstance(entry, dict) else [None]
-        texts = [text for text in found if isinstance(text, str) and text]
-        if len(texts) < 2:
-            raise PromptError(f'line {number} of {path} is not an object with the texts "source" and "target"')
-        pairs.append((texts[0], texts[1]))
-    return pairs
 
 
 def train_partial(run: Run, pairs: Ordered[Pair]) -> PartialWeights:
@@ -139,8 +127,12 @@ class SourcePairs(Data):
     pairs: Path = field(default=Path(), metadata=ARGUMENT)
     apply_chat_template: bool = field(default=True, metadata=PLAIN)
 
+    def read(self) -> list[tuple[str, ...]]:
+        """The pairs."""
+        return read_texts(self.pairs, "source", "target")
+
     def check(self) -> None:
-        read_pairs(self.pairs)
+        self.read()
 
 
 @dataclass(frozen=True)
@@ -171,7 +163,7 @@ def _learn(run: Run) -> dict[str, Any]:
             lm.encode(source, apply_chat_template=given.apply_chat_template),
             [*lm.tokenizer.encode(target, special=False), *lm.tokenizer.eos_ids[:1]],
         )
-        for source, target in read_pairs(given.pairs)
+        for source, target in given.read()
     ]
     return dict(train_partial(run, texts).facts["validation"])
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from decodery.core.errors import PromptError
 from decodery.models.tokenizers.tokenizer import Tokenizer
 
-from .lines import read_json_lines
+from .lines import read_objects, texts
 
 MOST_TOKENS = 1024
 """Longer programs are left out, as published."""
@@ -42,19 +43,13 @@ class LabelledProgram:
 
 
 def read_pairs(path: Path) -> list[ProgramPair]:
-    """The pairs of a JSON Lines file: objects with the texts "before" and "after"."""
-    pairs = []
-    for number, entry in read_json_lines(path):
-        try:
-            pair = ProgramPair(entry["before"], entry["after"])
-        except (KeyError, TypeError):
-            raise PromptError(f'line {number} of {path} is not an object with "before" and "after"') from None
-        if not all(isinstance(text, str) and text for text in (pair.before, pair.after)):
-            raise PromptError(f'"before" and "after" in line {number} of {path} must be texts that are not empty')
-        if pair.before == pair.after:
-            raise PromptError(f"before and after are the same in line {number} of {path}: leave it out")
-        pairs.append(pair)
-    return pairs
+    """The pairs of a JSON Lines file: objects with the texts "before" and "after", which differ."""
+
+    def read(entry: dict[str, Any]) -> ProgramPair | None:
+        found = texts(entry, "before", "after")
+        return ProgramPair(*found) if found and found[0] != found[1] else None
+
+    return read_objects(path, '{"before": text, "after": another text}', read)
 
 
 def changed_characters(before: str, after: str) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decodery.core.errors import CorruptFile, SettingsError
+from decodery.core.errors import SettingsError
 from decodery.engine.monitoring import monitor_states
 from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress, silent
@@ -27,7 +27,7 @@ from .evaluation import ALONE, Evaluation, MonitorContext, keep_evaluated
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .labelled import LabelledChat, is_labelled, read_chats
-from .lines import read_json_lines
+from .lines import read_objects
 from .probe import train_probe, worst
 from .ranking import parts
 
@@ -130,22 +130,17 @@ def read_talks(path: Path) -> list[Talk]:
     """
     if is_labelled(path):
         return [Talk.labelled(each) for each in read_chats(path)]
-    found = []
-    for number, entry in read_json_lines(path):
-        known = entry if isinstance(entry, dict) else {}
-        given, completes = known.get("turns"), known.get("completes")
-        turns = given if isinstance(given, list) else []
-        group = known.get("group", f"line {number}")
-        fine = bool(turns) and all(isinstance(each, str) and each.strip() for each in turns)
-        if completes is not None:
-            fine = fine and type(completes) is int and 0 <= completes < len(turns)
+
+    def read(entry: dict[str, Any]) -> Talk | None:
+        turns, completes, group = entry.get("turns"), entry.get("completes"), entry["group"]
+        fine = isinstance(turns, list) and bool(turns) and all(isinstance(each, str) and each.strip() for each in turns)
         if not fine or not isinstance(group, str):
-            raise CorruptFile(
-                f'line {number} of {path} is not {{"turns": [text, ...], "completes": number or null, "group": text}}, '
-                "whose turns count from 0"
-            )
-        found.append(Talk(tuple(turns), completes, group))
-    return found
+            return None
+        known = completes is None or (type(completes) is int and 0 <= completes < len(turns))
+        return Talk(tuple(turns), completes, group) if known else None
+
+    form = '{"turns": [text, ...], "completes": number or null, "group": text}, whose turns count from 0'
+    return read_objects(path, form, read)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.core.noise import nth_seed
@@ -18,7 +18,7 @@ from decodery.step.writer import writes
 from .annotation import labels_of, request_for, schema, steps_of
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
-from .lines import read_json_lines
+from .lines import read_objects
 
 _PAIRS = 10
 
@@ -64,23 +64,17 @@ def read_exercises(path: Path) -> list[Exercise]:
 
     A line is {"question": text, "reference": text, "solution": text}, or has "solutions" with a list of texts.
     Space around solutions is left out, as no step is made of it.
-
-    Raises:
-        CorruptFile: For another line.
     """
-    found = []
-    for number, entry in read_json_lines(path):
-        known = entry if isinstance(entry, dict) else {}
-        question, reference = known.get("question"), known.get("reference")
-        texts = known.get("solutions", [known.get("solution")])
-        fine = all(isinstance(each, str) and each.strip() for each in (question, reference))
-        if not fine or not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
-            raise CorruptFile(
-                f'line {number} of {path} is not {{"question": text, "reference": text, "solution": text}}, or with '
-                '"solutions": [texts]'
-            )
-        found.append(Exercise(str(question), str(reference).strip(), tuple(text.strip() for text in texts)))
-    return found
+
+    def read(entry: dict[str, Any]) -> Exercise | None:
+        solutions = entry.get("solutions", [entry.get("solution")])
+        given = [entry.get("question"), entry.get("reference"), *(solutions if isinstance(solutions, list) else [None])]
+        if not all(isinstance(each, str) and each.strip() for each in given):
+            return None
+        return Exercise(entry["question"], entry["reference"].strip(), tuple(text.strip() for text in solutions))
+
+    form = '{"question": text, "reference": text, "solution": text}, or with "solutions": [texts]'
+    return read_objects(path, form, read)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from decodery.step.sequence import Sequence
 from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
-from .lines import read_json_lines
+from .lines import read_json_lines, read_objects, texts
 from .restart import compared
 
 _TOGETHER = 16
@@ -170,17 +170,13 @@ def read_step_labels(path: Path) -> list[tuple[float, ...] | None]:
 
 def read_judged(path: Path) -> list[tuple[str, str, float]]:
     """Prompts, texts and rewards of a file of JSON lines {"prompt": text, "text": text, "reward": number}."""
-    found = []
-    for number, entry in read_json_lines(path):
-        try:
-            prompt, text, reward = entry["prompt"], entry["text"], entry["reward"]
-        except (KeyError, TypeError):
-            prompt = text = reward = None
-        known = isinstance(prompt, str) and prompt and isinstance(text, str) and text
-        if not known or isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "text": text, "reward": number}}')
-        found.append((prompt, text, float(reward)))
-    return found
+
+    def read(entry: dict[str, Any]) -> tuple[str, str, float] | None:
+        found, reward = texts(entry, "prompt", "text"), entry.get("reward")
+        fine = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
+        return (found[0], found[1], float(entry["reward"])) if found and fine else None
+
+    return read_objects(path, '{"prompt": text, "text": text, "reward": number}', read)
 
 
 def _sample(

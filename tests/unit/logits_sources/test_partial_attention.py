@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from decodery.cli.main import cli
-from decodery.core.errors import CorruptFile, ModelNotFound, PromptError, SettingsError, UnsupportedModel
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
 from decodery.core.registry import resolve
 from decodery.logits_sources.partial_attention import PartialAttention, PartialCache, PartialWeights
 from decodery.models.batch import Batch, Segment
@@ -24,7 +24,7 @@ from decodery.models.torch.weights import Dense
 from decodery.testing import Garbage, decode, tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.training.kind import Run
-from decodery.training.partial import PartialSettings, pair_loss, read_pairs, train_partial
+from decodery.training.partial import PartialSettings, SourcePairs, pair_loss, train_partial
 from tiny_models import VOCAB, make_tokenizer
 
 MODEL = tiny_transformer(0)
@@ -240,5 +240,5 @@ def test_the_command_trains_the_last_layers_and_says_what_it_brings(tmp_path: Pa
     assert figures["loss"] < figures["baselines"]["alone"]["loss"] and found.reset
     assert not found.layers[0] and found.layers[1]["output"].abs().max() > 0
     (tmp_path / "pairs.jsonl").write_text('{"source": "a"}\n')
-    with pytest.raises(PromptError, match='"source" and "target"'):
-        read_pairs(tmp_path / "pairs.jsonl")
+    with pytest.raises(CorruptFile, match='"source": text, "target": text'):
+        SourcePairs(tmp_path / "pairs.jsonl").check()

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tokenizers.normalizers import Lowercase
 
 from decodery.cli.main import cli
-from decodery.core.errors import PromptError, SettingsError, UnsupportedModel
+from decodery.core.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
 from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
@@ -203,13 +203,13 @@ def test_the_built_in_programs_are_python_and_differ_where_they_should(target: L
 def test_wrong_inputs_are_named(target: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     for text, message in (
-        ("[1]", "line 1 of .* is not an object"),
-        ('\n{"before": "a"}', "line 2 of .* is not an object"),
-        ('{"before": "a", "after": 3}', "must be texts"),
-        ('{"before": "a", "after": "a"}', "are the same in line 1"),
+        ("[1]", 'line 1 of .* is not {"before": text, "after": another text}'),
+        ('\n{"before": "a"}', "line 2 of .* is not"),
+        ('{"before": "a", "after": 3}', "line 1 of .* is not"),
+        ('{"before": "a", "after": "a"}', "line 1 of .* is not"),
     ):
         path.write_text(text)
-        with pytest.raises(PromptError, match=message):
+        with pytest.raises(CorruptFile, match=message):
             read_pairs(path)
     path.write_text(json.dumps({"before": "a", "after": "b"}))
     assert read_pairs(path) == [ProgramPair("a", "b")]
@@ -228,7 +228,7 @@ def test_wrong_inputs_are_named(target: LoadedModel, tmp_path: Path) -> None:
 def test_the_command_refuses_wrong_pairs_before_it_loads_anything(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text("{}")
     result = CliRunner().invoke(cli, ["train", "sven", str(tmp_path / "pairs.jsonl"), "--out", str(tmp_path / "out")])
-    assert isinstance(result.exception, PromptError) or "is not an object" in result.output
+    assert isinstance(result.exception, CorruptFile) or "is not {" in result.output
     assert not (tmp_path / "out").exists()
 
 

@@ -17,7 +17,8 @@ from decodery.training.adapter import LoRARemaking
 from decodery.training.adapter_learner import AdapterLearner
 from decodery.training.grpo import GRPORecipe, advantages, train_grpo
 from decodery.training.kind import Run
-from decodery.training.orpo import ORPORecipe, read_pairs, train_orpo
+from decodery.training.lines import read_texts
+from decodery.training.orpo import ORPORecipe, train_orpo
 from serving import tiny_lm
 
 FORM = LoRARemaking(rank=2)
@@ -127,7 +128,7 @@ def test_passes_are_bounded_and_at_the_temperature_of_the_texts(tmp_path: Path, 
 def test_files_of_pairs_are_read_strictly(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}))
-    assert read_pairs(path) == [("a", "b", "c")]
+    assert read_texts(path, "prompt", "chosen", "rejected") == [("a", "b", "c")]
     path.write_text(json.dumps({"prompt": "a", "chosen": "b"}))
     with pytest.raises(CorruptFile, match="line 1"):
-        read_pairs(path)
+        read_texts(path, "prompt", "chosen", "rejected")

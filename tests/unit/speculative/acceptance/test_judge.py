@@ -137,10 +137,10 @@ def test_questions_are_read_or_refused(tmp_path: Path) -> None:
     assert read_questions(path)[4].wrong == "5"
     for bad, message in (("[]", "line 6"), ('{"prompt": "a", "right": "b"}', "both"), ('{"prompt": 3}', "texts")):
         path.write_text("\n".join(json.dumps(each) for each in good) + "\n" + bad, "utf-8")
-        with pytest.raises(PromptError, match=message):
+        with pytest.raises(CorruptFile, match=message):
             read_questions(path)
     path.write_text("{}", "utf-8")
-    with pytest.raises(PromptError, match="line 1"):
+    with pytest.raises(CorruptFile, match="line 1"):
         read_questions(path)
 
 
