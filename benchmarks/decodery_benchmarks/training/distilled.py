@@ -16,11 +16,10 @@ from decodery.core.errors import SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.models.protocol import LanguageModel
 from decodery.models.torch.encoder_decoder import EncoderDecoder
-from decodery.training.two_stacks import read
 from decodery_benchmarks.puzzles.alphabet import END_ID, VOCABULARY, tokenizer
 
 from .one_stack import BEHIND
-from .two_stacks import predicted, predicted_from
+from .two_stacks import predicted, predicted_from, read
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
+from torch.nn.utils.rnn import pad_sequence
 
 from decodery.core.errors import CorruptFile, PromptError, SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.logits_sources.reads import Reads
+from decodery.models.batch import Batch
 from decodery.models.loaders.store import Progress, replacing, silent
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots, shapes
@@ -35,7 +37,6 @@ from .kind_data import ARGUMENT
 from .lines import read_lines
 from .loop import TrainingPlan, batches, content
 from .one_by_one import as_ids
-from .two_stacks import read
 
 HELD_OUT = 9
 """Every how manieth source is kept for validation."""
@@ -235,11 +236,11 @@ class CPPDTrainee:
 @torch.no_grad()
 def states_of(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """The encoder's states [b, n, hidden] of sources, and [b, 1, 1, n] -inf after their ends."""
-    given = torch.full((len(sources), max(map(len, sources))), _NOTHING, dtype=torch.int64, device="cpu")
-    for row, source in enumerate(sources):
-        given[row, : len(source)] = torch.tensor(source, dtype=torch.int64, device="cpu")
-    states, missing = read(model, given)
-    return states.unflatten(0, (len(sources), -1)).float(), missing.float()
+    batch = Batch([model.encoder.segment(source) for source in sources])
+    sizes = torch.tensor(list(map(len, sources)), dtype=torch.int64, device="cpu")
+    read = model.encoder.forward(batch, taps=[-1]).hidden[-1].float().split(sizes.tolist())
+    after = torch.arange(int(sizes.max()), device="cpu") >= sizes[:, None, None, None]
+    return pad_sequence(read, batch_first=True), torch.where(after, -torch.inf, 0.0)
 
 
 @torch.no_grad()
