@@ -267,32 +267,17 @@ def shares(corpus: Corpus, target: LoadedModel, alpha: float = 0.0, every: int =
     return learned, others
 
 
-@dataclass(frozen=True)
-class AheadPart:
-    """How what was learned is kept.
-
-    Attributes:
-        what: The training, for its progress.
-        file: The file in the output folder.
-        every: One text in so many is held out.
-        alpha: Texts are learned from that hold a run of tokens each at least as likely.
-        rated: Whether it is counted how often guesses are right.
-    """
-
-    what: str
-    file: str
-    every: int = EVERY
-    alpha: float = 0.0
-    rated: bool = True
-
-
 def train_ahead(
     run: Run,
     corpus: Corpus,
     trainee: AheadTrainee,
     recipe: AheadRecipe,
-    part: AheadPart,
     made: Callable[[dict[str, Any], torch.Tensor | None], Made],
+    *,
+    what: str,
+    file: str,
+    every: int = EVERY,
+    rated: bool = True,
 ) -> tuple[Made, History]:
     """Let what learns in `trainee` learn.
 
@@ -303,11 +288,14 @@ def train_ahead(
         corpus: Texts it wrote.
         trainee: What learns.
         recipe: How.
-        part: How it is kept.
         made: The part, of its facts and of its rates.
+        what: The training, for its progress.
+        file: The file in the output folder.
+        every: One text in so many is held out.
+        rated: Whether it is counted how often guesses are right.
     """
     target = run.loaded
-    learned, held = shares(corpus, target, part.alpha, part.every)
+    learned, held = shares(corpus, target, trainee.alpha, every)
     known = HeldOut.of([corpus[number] for number in held[:_HELD]])
     batch = batches(len(learned), recipe.batch, recipe.seed)
 
@@ -325,11 +313,11 @@ def train_ahead(
         metric="cross_entropy",
         tested="accepted",
         settings={"recipe": asdict(recipe), "corpus": corpus.facts},
-        what=part.what,
+        what=what,
     )
-    rates = trainee.rates([corpus[number] for number in held], run.progress) if part.rated else None
+    rates = trainee.rates([corpus[number] for number in held], run.progress) if rated else None
     told = {"vocabulary": target.model.config.vocabulary, "texts": len(corpus), "steps": fitted.history.step}
     facts = fitted.facts(recipe, **told)
     found = made(facts, rates)
-    found.save(run.out / part.file)
+    found.save(run.out / file)
     return found, fitted.history

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from decodery.core.errors import SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.logits_sources.calm import CALM, Confidence
-from decodery.models.loaders.fields import read_json
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, write_text
 from decodery.models.trained.exits import EXITS, Exits
@@ -31,6 +30,7 @@ from .data import write_texts
 from .exits import ExitChecks, fit_agreement
 from .kind import Kind, Run
 from .kind_data import OwnTexts, Seed
+from .loop import known_figures
 
 TESTED = "tested.json"
 NEVER = 2.0
@@ -142,7 +142,7 @@ def calibrate(run: Run, prompts: Sequence[Sequence[int]], learned: Sequence[Sequ
     if len(prompts) < least:
         raise SettingsError(f"{len(prompts)} prompts can show nothing: give at least {least}, or a larger delta")
     settings = {"recipe": asdict(recipe), "prompts": [list(prompt) for prompt in prompts]}
-    known = _known(out / TESTED, settings)
+    known: dict[str, Any] = {"losses": {}, "layers": {}, **known_figures(out / TESTED, settings)}
     classifier, about = _classifier(target, learned, out, recipe, progress)
 
     def write(source: LogitsSource | None) -> tuple[list[list[int]], float]:
@@ -159,7 +159,7 @@ def calibrate(run: Run, prompts: Sequence[Sequence[int]], learned: Sequence[Sequ
                 texts, layers = write(recipe.source(threshold, classifier))
                 known["losses"][name] = [1 - rouge_l(text, full) for text, full in zip(texts, whole, strict=True)]
                 known["layers"][name] = layers
-                write_text(out / TESTED, json.dumps({**settings, **known}) + "\n")
+                write_text(out / TESTED, json.dumps({**known, **settings}) + "\n")
             yield threshold, np.array(known["losses"][name])
 
     threshold, rows = last_passed(losses(), recipe.delta, recipe.epsilon)
@@ -219,16 +219,6 @@ def written(
         what = "writing texts" if source is None else f"testing {getattr(source, 'threshold', None)}"
         progress(what, min(first + _TOGETHER, len(prompts)), len(prompts))
     return texts, layers / rows if rows else float(target.model.config.num_layers)
-
-
-def _known(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What an earlier run of the same settings has written and tested."""
-    if not path.is_file():
-        return {"losses": {}, "layers": {}}
-    found = read_json(path)
-    if not isinstance(found, dict) or any(found.get(name) != value for name, value in settings.items()):
-        raise SettingsError(f"{path} was begun with other settings: name another folder, or repeat them")
-    return {name: found[name] for name in ("whole", "losses", "layers")}
 
 
 def _learn(run: Run) -> dict[str, Any]:

@@ -256,7 +256,7 @@ def find_schedule(
         "model": model.fingerprint,
         "texts": [text.tokens.tolist() for text in texts],
     }
-    known, tried = known_figures(out / TRIED, settings, "losses"), list[float]()
+    known, tried = known_figures(out / TRIED, settings).get("losses", []), list[float]()
 
     def loss(schedule: tuple[float, ...]) -> float:
         number, last = len(tried), len(tried) + 1 == recipe.evolution.tried

@@ -22,7 +22,7 @@ from decodery.models.loaders.drafts import TRANSFER
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.transfer import Transfer
 
-from .ahead import AheadPart, AheadRecipe, AheadTrainee, after, train_ahead
+from .ahead import AheadRecipe, AheadTrainee, after, train_ahead
 from .bounds import bounded
 from .corpus import Corpus
 from .kind import Kind, Run
@@ -100,7 +100,7 @@ def train_transfer(run: Run, corpus: Corpus) -> tuple[Transfer, History]:
         assert rates is not None
         return Transfer(trainee.maps.detach().cpu(), recipe.layers, rates, facts, target.fingerprint)
 
-    return train_ahead(run, corpus, trainee, recipe, AheadPart("training maps", TRANSFER), made)
+    return train_ahead(run, corpus, trainee, recipe, made, what="training maps", file=TRANSFER)
 
 
 KINDS = {

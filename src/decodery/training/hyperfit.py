@@ -5,7 +5,6 @@ The Hyperfitting Phenomenon: Sharpening and Stabilizing LLMs for Open-Ended Text
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -32,7 +31,7 @@ from .corpus import Corpus, TrainingText
 from .held_out import HeldOut
 from .kind import Kind, Run
 from .kind_data import CutFiles, cut_texts
-from .loop import History, TrainingPlan, batches, train
+from .loop import History, batches, even_plan, train
 from .remade import Remade, Remaking, TrainedForm, TrainingProgress
 from .training_batch import distance, predictions, whole_batch
 
@@ -134,17 +133,8 @@ def hyperfit(run: Run, corpus: Corpus) -> dict[str, Any]:
         history = train(
             remade.parameters,
             lambda step: loss_of([texts[each] for each in batch(step)]),
-            TrainingPlan(
-                steps,
-                lr=recipe.lr,
-                warmup=0.0,
-                final=1.0,
-                weight_decay=0.0,
-                # Those of the released script, which bounds no gradient.
-                betas=(0.9, 0.999),
-                clip=math.inf,
-                validate_every=per_epoch,
-            ),
+            # As the released script, which bounds no gradient.
+            even_plan(steps, recipe.lr, validate_every=per_epoch),
             out / name,
             validate=lambda: {"known": float(loss_of(texts[: 2 * _HELD])), "held out": float(loss_of(others))},
             # What was held out becomes less likely, which is as it should be.

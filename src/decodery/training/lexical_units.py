@@ -19,7 +19,7 @@ from decodery.models.loaders.drafts import UNITS
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
-from .ahead import AheadPart, AheadRecipe, AheadTrainee, after, train_ahead
+from .ahead import AheadRecipe, AheadTrainee, after, train_ahead
 from .bounds import bounded
 from .corpus import Corpus
 from .kind import Kind, Run
@@ -79,8 +79,8 @@ def train_units(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
     """
     recipe = run.of(UnitsRecipe)
     trainee = PlaceholderTrainee(run.loaded.model, run.learning, recipe, ahead=recipe.span - 1, alpha=recipe.alpha)
-    part = AheadPart("training placeholders", UNITS, every=20, alpha=recipe.alpha, rated=False)
-    return train_ahead(run, corpus, trainee, recipe, part, trainee.made)
+    how: dict[str, Any] = {"what": "training placeholders", "file": UNITS, "every": 20, "rated": False}
+    return train_ahead(run, corpus, trainee, recipe, trainee.made, **how)
 
 
 KINDS = {

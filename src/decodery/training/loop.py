@@ -254,18 +254,18 @@ def _digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
-def known_figures(path: Path, settings: Mapping[str, Any], name: str) -> list[float]:
-    """The list `name` in the JSON file of an earlier run with the same settings; empty without a file.
+def known_figures(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What is in the JSON file of an earlier run with the same settings; nothing without a file.
 
     Raises:
         SettingsError: For a file of other settings.
     """
     if not path.is_file():
-        return []
+        return {}
     found = read_json(path)
     if not isinstance(found, dict) or any(found.get(each) != value for each, value in settings.items()):
         raise SettingsError(f"{path} was begun with other settings: name another folder, or repeat them")
-    return [float(value) for value in found[name]]
+    return found
 
 
 def _save(

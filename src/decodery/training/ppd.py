@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decodery.models.loaders.drafts import PROMPTS
 from decodery.models.trained.placeholders import Placeholders
 
-from .ahead import AheadPart, AheadRecipe, train_ahead
+from .ahead import AheadRecipe, train_ahead
 from .bounds import COUNT, bounded
 from .corpus import Corpus
 from .kind import Kind, Run
@@ -43,7 +43,7 @@ def train_ppd(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
     """
     recipe = run.of(PPDRecipe)
     trainee = PlaceholderTrainee(run.loaded.model, run.learning, recipe, ahead=recipe.ahead, decay=recipe.decay)
-    return train_ahead(run, corpus, trainee, recipe, AheadPart("training prompt tokens", PROMPTS), trainee.made)
+    return train_ahead(run, corpus, trainee, recipe, trainee.made, what="training prompt tokens", file=PROMPTS)
 
 
 KINDS = {

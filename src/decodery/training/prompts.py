@@ -28,20 +28,8 @@ def _instruction(random: np.random.Generator) -> str:
     def figure(low: int, high: int) -> int:
         return int(random.integers(low, high))
 
-    kinds = (
-        _subject,
-        _subject,
-        _subject,
-        _code,
-        _code,
-        _sums,
-        _sums,
-        _translation,
-        _passage,
-        _passage,
-        _letter,
-        _short,
-    )
+    often = {_subject: 3, _code: 2, _sums: 2, _translation: 1, _passage: 2, _letter: 1, _short: 1}
+    kinds = [kind for kind, times in often.items() for _ in range(times)]
     return kinds[int(random.integers(len(kinds)))](choose, figure)
 
 

@@ -107,7 +107,7 @@ def find_skips(run: Run, corpus: Corpus) -> SkipSet:
     )
     first, settings = search.skip, {"recipe": asdict(recipe), "corpus": corpus.facts, "model": model.fingerprint}
     before = seen.matchness(first), held.matchness(first)
-    known = known_figures(out / TRIED, settings, "matchness")
+    known = known_figures(out / TRIED, settings).get("matchness", [])
     for number in range(recipe.proposals):
         chosen = search.propose()
         found = known[number] if number < len(known) else seen.matchness(named(chosen, layers))
