@@ -140,21 +140,13 @@ def read_by(
     ]
 
 
-def evaluated(read: Ordered[ReadStatement], train: Callable[..., Probe], seed: int) -> tuple[Probe, dict[str, Any]]:
-    """An axis of statements, and its report; see `Evaluation.run`.
+def trial(train: Callable[..., Probe]) -> Evaluation[ReadStatement, Probe]:
+    """How an axis is tested.
 
     Args:
-        read: what is learned from and tested on.
-        train: makes the axis, see `axis_by`.
-        seed: of the split and of the control.
-
-    Returns:
-        The axis, and its report of statements.
+        train: Makes it, of statements, see `axis_by`.
     """
-    return _trial(train).run(read, seed, "statements")
 
-
-def _trial(train: Callable[..., Probe]) -> Evaluation[ReadStatement, Probe]:
     def score(axis: Probe, items: Ordered[ReadStatement]) -> list[float]:
         rows = torch.stack([each.states[axis.site] for each in items])
         return (axis.logits(rows)[:, 0] * axis.facts["way"]).tolist()
@@ -331,10 +323,10 @@ def _learn(run: Run) -> dict[str, Any]:
     asked, lm = run.of(Statements), run.lm
     read, chat = asked.read(lm, run.of(Sites).of(lm), run.progress), lm.chat_template is not None
     train = partial(axis_by, kind=asked.kind, context=MonitorContext.of(run, chat=chat))
-    trained, report = evaluated(read, train, asked.seed)
+    trained, report = trial(train).run(read, asked.seed, "statements")
     if _small(lm.model):
         random = asked.read(LLM(scrambled(run.load("float32"), asked.seed)), run.of(Sites).of(lm), run.progress)
-        report["baselines"]["random weights"] = _trial(train).again(random, asked.seed)
+        report["baselines"]["random weights"] = trial(train).again(random, asked.seed)
     more = {"site": trained.site, "variance": trained.facts["variance"]}
     return keep_evaluated(trained, report, run.out / Probe.FILE, **more)
 

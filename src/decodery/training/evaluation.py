@@ -19,7 +19,7 @@ from decodery.monitors.threshold import Threshold
 
 from .held_out import CONTROL
 from .kind import Run
-from .ranking import auroc, interval, parts, word_scores
+from .ranking import auroc, interval, part_of, word_scores
 
 Item = TypeVar("Item")
 Part = TypeVar("Part")
@@ -125,12 +125,12 @@ class Evaluation(Generic[Item, Part]):
             part = self.train(items, seed=seed)
         except SettingsError:
             return None
-        test = self._part(items, seed, "test")
+        test = part_of(items, self.group, seed, "test")
         return figures(self.score(part, test), *self._known(test))
 
     def tested(self, trained: Part, items: Ordered[Item], seed: int) -> dict[str, Any]:
         """What a trained part and the baselines say of the test part of items."""
-        test, learned = (self._part(items, seed, name) for name in ("test", "train"))
+        test, learned = (part_of(items, self.group, seed, name) for name in ("test", "train"))
         labels, groups = self._known(test)
         found: dict[str, Any] = {"tested on": "the test part, which chose nothing"}
         found |= figures(self.score(trained, test), labels, groups, self.limit(trained))
@@ -146,10 +146,6 @@ class Evaluation(Generic[Item, Part]):
                 word_scores(known, self._known(learned)[0], texts), labels, groups
             )
         return found
-
-    def _part(self, items: Ordered[Item], seed: int, name: str) -> list[Item]:
-        own = parts([self.group(each) for each in items], seed)
-        return [each for each, part in zip(items, own, strict=True) if part == name]
 
     def _known(self, items: Ordered[Item]) -> tuple[list[bool], list[str]]:
         return [self.label(each) for each in items], [self.group(each) for each in items]

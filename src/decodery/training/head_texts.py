@@ -23,7 +23,7 @@ from .evaluation import Evaluation, MonitorContext, doubts, keep_evaluated
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .labelled import LabelledChat, is_labelled, read_chats, reread
-from .ranking import parts
+from .ranking import part_of
 from .sae import BehaviourExample, built_in_examples, highest, read_examples, train_sae
 
 
@@ -112,19 +112,21 @@ def evaluated(
     """Head codes of examples, and their report; see `Evaluation.run`.
 
     Args:
-        read: what is learned from and tested on.
+        read: What is learned from and tested on.
         train: `train_sae` with its settings; it is given rows, labels and texts.
-        top: heads that are watched.
-        seed: of the split and of the control.
+        top: Heads that are watched.
+        seed: Of the split and of the control.
 
     Returns:
-        The codes, and the report of texts. Under "heads" stands of each watched head, by layer and number, the share of
-        test examples with the behaviour, and of those without it, on which it wrote a code of the behaviour's.
+        Under "heads" stands of each watched head, by layer and number, the share of test examples with the behaviour,
+        and of those without it, on which it wrote a code of the behaviour's.
     """
 
+    def group(each: Read) -> str:
+        return each.example.group
+
     def learn(items: Ordered[Read], seed: int) -> HeadCodes:
-        part = parts([each.example.group for each in items], seed)
-        known = [each for each, own in zip(items, part, strict=True) if own != "test"]
+        known = part_of(items, group, seed, "train", "validation", "calibration")
         texts = [each.rows.float() for each in known]
         rows, labels = torch.stack([each[0] for each in texts]), [each.example.positive for each in known]
         return train(rows, labels, texts=texts, seed=seed)
@@ -133,7 +135,7 @@ def evaluated(
         learn,
         lambda codes, items: highest(codes, [each.rows.float() for each in items], top),
         label=lambda each: each.example.positive,
-        group=lambda each: each.example.group,
+        group=group,
         relabel=lambda one, other: replace(one, example=replace(one.example, positive=other.example.positive)),
         baselines={
             "length of the prompt": lambda each: len(each.example.prompt),
@@ -144,9 +146,7 @@ def evaluated(
         words=lambda each: each.example.prompt,
     )
     trained, report = trial.run(read, seed, "texts")
-    part = parts([each.example.group for each in read], seed)
-    test = [each for each, own in zip(read, part, strict=True) if own == "test"]
-    listed = []
+    test, listed = part_of(read, group, seed, "test"), []
     for layer, head in (place for place, score in trained.ranked()[:top] if score > 0):
         number = layer * trained.facts["heads"] + head
         codes = trained.of(torch.stack([each.rows[0, number].float() for each in test]))

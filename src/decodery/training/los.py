@@ -19,7 +19,7 @@ from .activations import Answered, Questions
 from .evaluation import ALONE, MonitorContext, keep_evaluated
 from .kind import Kind, Run
 from .loop import batches, content, even_plan, train
-from .probe import evaluated
+from .probe import harmless, trial
 from .ranking import parts, require_kinds
 
 _BATCH, _PATIENCE, _STEPS = 64, 30, 400
@@ -97,8 +97,7 @@ def train_los(
     about = {**context.facts, "k": k, "width": width, "layers": layers, "every": every, "seed": seed}
     about |= {"answers": len(answers), "wrong": round(float(wrong.mean()), 4), "steps": history.step}
     unset = LOSHead(kept, context.unset(rate), about)
-    harmless = [each for each, name in zip(answers, part, strict=True) if name == "calibration" and not each.wrong]
-    return LOSHead(kept, context.threshold(highest(unset, harmless), rate), about)
+    return LOSHead(kept, context.threshold(highest(unset, harmless(answers, seed)), rate), about)
 
 
 def padded(answers: Ordered[Answered], k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,7 +141,7 @@ def _learn(run: Run) -> dict[str, Any]:
     asked, k = run.of(Questions), run.of(LOSSettings).k
     answers, form = asked.answers(run, (), k, whole=True)
     train = partial(train_los, k=k, rate=asked.rate, context=MonitorContext.of(run, **form))
-    head, report = evaluated(answers, train, highest, asked.seed)
+    head, report = trial(train, highest).run(answers, asked.seed, "answers")
     return keep_evaluated(head, report, run.out / LOSHead.FILE)
 
 

@@ -25,7 +25,7 @@ from .evaluation import ALONE, Evaluation, MonitorContext, keep_evaluated
 from .kind import Kind, Run
 from .loop import content, drawn, even_plan
 from .loop import train as learn
-from .ranking import auroc, parts, require_kinds
+from .ranking import auroc, part_of, parts, require_kinds
 from .shift import train_shift
 
 Rows = Literal["prompt", "new"]
@@ -64,55 +64,43 @@ def train_probe(
     Raises:
         SettingsError: If a part lacks right or wrong answers.
     """
-    part = parts([each.question.group for each in answers], seed)
     wrong = np.array([each.wrong for each in answers])
-    require_kinds(wrong, part)
+    require_kinds(wrong, parts(list(map(_group, answers)), seed))
     swept: dict[str, float] = {}
     best: tuple[float, str, dict[str, torch.Tensor]] | None = None
     for site in sites:
-        found, value = _fit(
-            answers, part, site, rows, INNER[rows] if inner is None else inner, steps, lr, seed, context
-        )
+        found, value = _fit(answers, site, rows, INNER[rows] if inner is None else inner, steps, lr, seed, context)
         swept[site] = round(value, 4)
         if best is None or value > best[0]:
             best = value, site, found
     assert best is not None
     value, site, tensors = best
     unset = Probe(tensors, site, rows, context.unset(rate))
-    harmless = [each for each, name in zip(answers, part, strict=True) if name == "calibration" and not each.wrong]
     # What reads the prompt alone has its one score whatever the answer's length.
     kind = replace(context, tokens=None) if rows == "prompt" else context
-    threshold = kind.threshold(worst(unset, harmless), rate)
-    usual = [each for each, name in zip(answers, part, strict=True) if name == "calibration"]
+    threshold = kind.threshold(worst(unset, harmless(answers, seed)), rate)
     about = {
         **context.facts,
         "answers": len(answers),
         "wrong": round(float(wrong.mean()), 4),
         "selection": swept,
-        "inputs": inputs_like(unset, usual),
+        "inputs": inputs_like(unset, part_of(answers, _group, seed, "calibration")),
     }
     return Probe(tensors, site, rows, threshold, about | {"seed": seed}, context.model)
 
 
-def evaluated(
-    answers: Ordered[Answered], train: Callable[..., Part], score: Scores[Part], seed: int
-) -> tuple[Part, dict[str, Any]]:
-    """A part trained on answers, a probe or a LOS-Net, and its report; see `Evaluation.run`.
+def trial(train: Callable[..., Part], score: Scores[Part]) -> Evaluation[Answered, Part]:
+    """How a probe or a LOS-Net is tested, beside the lengths of prompt and answer and the model's own doubt.
 
     Args:
-        answers: what is learned from and tested on.
-        train: makes the part.
-        score: of each answer, the one that decides whether the part's monitor flags it.
-        seed: of the split and of the control.
-
-    Returns:
-        The part, and its report beside the lengths of prompt and answer and the model's own doubt.
+        train: Makes it, of answers.
+        score: Of each answer, the one that decides whether its monitor flags it.
     """
-    trial = Evaluation[Answered, Part](
+    return Evaluation[Answered, Part](
         train,
         score,
         label=lambda each: each.wrong,
-        group=lambda each: each.question.group,
+        group=_group,
         relabel=lambda one, other: replace(one, wrong=other.wrong),
         baselines={
             "length of the prompt": lambda each: len(each.question.prompt),
@@ -122,7 +110,15 @@ def evaluated(
         limit=lambda part: part.threshold.value,
         words=lambda each: " ".join([each.question.prompt, *map(str, each.tokens)]),
     )
-    return trial.run(answers, seed, "answers")
+
+
+def harmless(answers: Ordered[Answered], seed: int) -> list[Answered]:
+    """What a threshold is set on: the right ones of the calibration part."""
+    return [each for each in part_of(answers, _group, seed, "calibration") if not each.wrong]
+
+
+def _group(each: Answered) -> str:
+    return each.question.group
 
 
 def rows_of(answer: Answered, site: str, rows: str) -> torch.Tensor:
@@ -156,7 +152,6 @@ def worst(probe: Probe, answers: Ordered[Answered]) -> list[float]:
 @one_thread()
 def _fit(
     answers: Ordered[Answered],
-    part: np.ndarray,
     site: str,
     rows: str,
     inner: tuple[int, ...],
@@ -166,8 +161,7 @@ def _fit(
     context: MonitorContext,
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Tensors of the best probe at a hook point, and how well it ranks the answers of the validation part."""
-    learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
-    held = [each for each, name in zip(answers, part, strict=True) if name == "validation"]
+    learned, held = (part_of(answers, _group, seed, name) for name in ("train", "validation"))
     states = [rows_of(each, site, rows) for each in learned]
     labels = torch.cat(
         [
@@ -243,7 +237,7 @@ def _learn(run: Run) -> dict[str, Any]:
     answers, form = asked.answers(run, sites, 1, whole=given.rows == "new")
     context = MonitorContext.of(run, **form)
     train = partial(train_probe, sites=sites, rows=given.rows, rate=asked.rate, context=context)
-    trained, report = evaluated(answers, train, worst, asked.seed)
+    trained, report = trial(train, worst).run(answers, asked.seed, "answers")
     figures = keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
     if given.intervene:
         _shift(run, answers, asked.seed, bool(form["chat"]))
@@ -252,9 +246,7 @@ def _learn(run: Run) -> dict[str, Any]:
 
 def _shift(run: Run, answers: Ordered[Answered], seed: int, chat: bool) -> None:
     """Train and keep what is added to states, on the answers that the probe learned from."""
-    part = parts([each.question.group for each in answers], seed)
-    learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
-    lm = LLM(run.load("float32"))
+    learned, lm = part_of(answers, _group, seed, "train"), LLM(run.load("float32"))
     found = train_shift(lm, learned, chat=chat, seed=seed, context=MonitorContext(facts=run.facts, **run.kept))
     found.save(run.out / Shift.FILE)
 

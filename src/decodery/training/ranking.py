@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
 
+Item = TypeVar("Item")
 PARTS = {"train": 0.5, "validation": 0.15, "calibration": 0.15, "test": 0.2}
 """Shares of the groups. The threshold is set on answers that nothing else was chosen by."""
 
@@ -22,6 +23,19 @@ def parts(groups: Ordered[str], seed: int = 0) -> np.ndarray:
     made = [hashlib.blake2b(f"{seed} {group}".encode(), digest_size=8).digest() for group in groups]
     places = np.array([int.from_bytes(each) / 2**64 for each in made])
     return np.array(list(PARTS))[np.minimum(np.searchsorted(edges, places, side="right"), len(edges) - 1)]
+
+
+def part_of(items: Ordered[Item], group: Callable[[Item], str], seed: int, *names: str) -> list[Item]:
+    """The items of some parts.
+
+    Args:
+        items: All of them.
+        group: What must not be in two parts.
+        seed: Of the split.
+        names: The parts.
+    """
+    own = parts([group(each) for each in items], seed)
+    return [each for each, part in zip(items, own, strict=True) if part in names]
 
 
 def require_kinds(wrong: np.ndarray, part: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +29,7 @@ from .kind_data import ARGUMENT
 from .labelled import LabelledChat, is_labelled, read_chats
 from .lines import read_objects
 from .probe import train_probe, worst
-from .ranking import parts
+from .ranking import part_of
 
 INGREDIENTS = tuple(built_in_data("ingredients"))
 _TRIPLES = 20
@@ -175,7 +175,16 @@ def hear(lm: LLM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress 
 
 def judged(heard: Ordered[ReadConversation]) -> list[Answered]:
     """Every beginning of every conversation as an example, "wrong" once the pattern is complete."""
-    return list(_beginnings(heard))
+    found = []
+    for each in heard:
+        unlabelled = len(each.states) - 1 if each.talk.said and each.talk.completes is not None else 0
+        for number, states in enumerate(each.states[unlabelled:], start=unlabelled):
+            wrong = each.talk.completes is not None and number >= each.talk.completes
+            asked = CheckableQuestion(each.talk.turns[number], "", each.talk.group, "talk", f"{number}")
+            rows = {site: row.float() for site, row in states.items()}
+            none = torch.zeros(0, 5, dtype=torch.float32, device="cpu")
+            found.append(Answered(asked, wrong, [], none, rows, {}))
+    return found
 
 
 def highest(probe: Probe, heard: Ordered[ReadConversation]) -> list[float]:
@@ -203,24 +212,17 @@ def train_sequential(
         SettingsError: If a part has too few.
     """
     found = train_probe(judged(heard), sites, "prompt", rate=rate, seed=seed, context=context)
-    part = parts([each.talk.group for each in heard], seed)
-    harmless = [
-        each for each, own in zip(heard, part, strict=True) if own == "calibration" and each.talk.completes is None
-    ]
+    calibration = part_of(heard, lambda each: each.talk.group, seed, "calibration")
+    harmless = [each for each in calibration if each.talk.completes is None]
     return replace(found, threshold=replace(context, chat=True).threshold(highest(found, harmless), rate))
 
 
 def evaluated(heard: Ordered[ReadConversation], train: Callable[..., Probe], seed: int) -> tuple[Probe, dict[str, Any]]:
     """A probe of conversations, and its report; see `Evaluation.run`.
 
-    Args:
-        heard: what is learned from and tested on.
-        train: makes the probe.
-        seed: of the split and of the control.
-
     Returns:
-        The probe, and its report of conversations. Under "turns" stands how well it tells whether a beginning is
-        complete, which the number of turns alone may tell nearly as well.
+        Under "turns" stands how well it tells whether a beginning is complete, which the number of turns alone may tell
+        nearly as well.
     """
     trial = Evaluation[ReadConversation, Probe](
         train,
@@ -256,16 +258,6 @@ def relabelled(one: ReadConversation, other: ReadConversation) -> ReadConversati
     place = other.talk.completes
     completes = None if place is None else min(place, len(one.talk.turns) - 1)
     return replace(one, talk=replace(one.talk, completes=completes))
-
-
-def _beginnings(heard: Ordered[ReadConversation]) -> Iterator[Answered]:
-    for each in heard:
-        unlabelled = len(each.states) - 1 if each.talk.said and each.talk.completes is not None else 0
-        for number, states in enumerate(each.states[unlabelled:], start=unlabelled):
-            wrong = each.talk.completes is not None and number >= each.talk.completes
-            asked = CheckableQuestion(each.talk.turns[number], "", each.talk.group, "talk", f"{number}")
-            rows = {site: row.float() for site, row in states.items()}
-            yield Answered(asked, wrong, [], torch.zeros(0, 5, dtype=torch.float32, device="cpu"), rows, {})
 
 
 @dataclass(frozen=True)

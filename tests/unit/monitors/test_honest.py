@@ -33,7 +33,7 @@ from decodery.training.cut import parameters
 from decodery.training.evaluation import CONTROL, Evaluation, MonitorContext, doubts
 from decodery.training.head_texts import Read
 from decodery.training.los import highest, train_los
-from decodery.training.probe import evaluated, train_probe, worst
+from decodery.training.probe import train_probe, trial, worst
 from decodery.training.ranking import parts
 from decodery.training.sae import BehaviourExample, shares, train_sae
 from decodery.training.sequential import ReadConversation, Talk
@@ -127,7 +127,7 @@ def answers(count: int = 140, *, told: float = 1.5, tokens: int = 3) -> list[Ans
 def test_probes_and_los_are_reported_on_answers_that_nothing_has_seen() -> None:
     given = answers(told=2.5)
     learn = partial(train_probe, sites=SITES, rows="new", inner=(8,), steps=60, lr=1e-2)
-    trained, report = evaluated(given, learn, worst, 0)
+    trained, report = trial(learn, worst).run(given, 0, "answers")
     part = parts([each.question.group for each in given])
     test = [each for each, own in zip(given, part, strict=True) if own == "test"]
     assert report["items"] == len(test) and report["auroc"] > 0.75
@@ -144,7 +144,7 @@ def test_few_answers_do_not_end_the_training_of_los_at_once() -> None:
     given, fresh = answers(90, told=2.0), answers(200, told=2.0)[90:]
     head = train_los(given, k=8, width=16, dropout=0.0, rate=0.3)
     assert head.facts["steps"] >= 300
-    _, report = evaluated(given, lambda items, seed: head, highest, 0)
+    _, report = trial(lambda items, seed: head, highest).run(given, 0, "answers")
     assert set(report) >= {"auroc", "interval", "baselines", CONTROL}
     from decodery.training.ranking import auroc
 
@@ -236,9 +236,8 @@ def test_axes_are_reported_on_statements_that_chose_nothing() -> None:
     loss = cross_entropy(logits[len(prompt) - 1 : -1], tokens[len(prompt) :])
     assert read[0].doubt == pytest.approx(float(loss)) and read[0].tokens == len(text)
     assert doubts(lm, [(prompt, text)]) == [read[0].doubt]
-    trained, report = direction.evaluated(
-        read, lambda items, seed: direction.axis_by(items, "pc1", context=MonitorContext(chat=True), seed=seed), 0
-    )
+    learn = partial(direction.axis_by, kind="pc1", context=MonitorContext(chat=True))
+    trained, report = direction.trial(learn).run(read, 0, "statements")
     assert report["items"] == sum(own == "test" for own in parts([each.group for each in statements]))
     assert set(report["baselines"]) == {"length", "mean log-probability", "bag of words"} and trained.facts["way"] in (
         1,
