@@ -52,6 +52,7 @@ from decodery.step.cache_policy import CachePolicy
 from decodery.step.forward_request import as_coroutine, run_sync
 from decodery.training import coprocessor, head_gates, meta_tokens, write_gates
 from decodery.training.kind import Run
+from decodery.training.one_by_one import train_beside
 from decodery_benchmarks import solvers
 from decodery_benchmarks.puzzles import drawn
 from decodery_benchmarks.puzzles.alphabet import encoded
@@ -92,10 +93,9 @@ def gates(loaded: LoadedModel, work: Path) -> dict[str, Any]:
 
     recipe = head_gates.GateRecipe(steps=300, recent=8, lr=0.02)
     with terminal_progress(counts=True) as progress:
-        trained = head_gates.train_head_gates(
-            Run(loaded, work / "gates", (recipe,), progress=progress), documents("train", TEXTS)
-        )
-    trainee, held = head_gates.HeadGateTrainee(loaded.model, recipe), documents("validation", TRIED)  # type: ignore[arg-type]
+        trainee, run = head_gates.HeadGateTrainee(loaded, recipe), Run(loaded, work / "gates", progress=progress)
+        trained = train_beside(run, trainee, documents("train", TEXTS))
+    held = documents("validation", TRIED)
     draws = torch.Generator().manual_seed(0)
     shape = trained.gates.shape
 
@@ -119,10 +119,8 @@ def write_gate(loaded: LoadedModel, work: Path) -> dict[str, Any]:
     texts = [ids for _, ids in solutions("train", TEXTS)]
     recipe = write_gates.WriteGateRecipe(steps=400, prompt=0.3)
     with terminal_progress(counts=True) as progress:
-        trained = write_gates.train_write_gate(Run(loaded, work / "write-gate", (recipe,), progress=progress), texts)
-    trainee = write_gates.WriteGateTrainee(loaded.model, recipe)  # type: ignore[arg-type]
-    for name, tensor in trainee.tensors.items():
-        tensor.data.copy_(trained.tensors[name])
+        trainee = write_gates.WriteGateTrainee(loaded, recipe)
+        trained = train_beside(Run(loaded, work / "write-gate", progress=progress), trainee, texts)
     least, draws = trained.least(0.5), np.random.default_rng(0)
 
     def chosen(ids: list[int]) -> np.ndarray:
@@ -186,8 +184,9 @@ def thinking(loaded: LoadedModel, work: Path) -> dict[str, Any]:
     for name, static in (("coprocessor", False), ("static", True)):
         recipe = coprocessor.CoprocessorRecipe(steps=600, latents=4, ahead=12, static=static)
         with terminal_progress(counts=True) as progress:
-            trained = coprocessor.train_coprocessor(Run(loaded, work / name, (recipe,), progress=progress), texts)
-        trainee = coprocessor.CoprocessorTrainee(loaded.model, recipe)  # type: ignore[arg-type]
+            learning = coprocessor.CoprocessorTrainee(loaded, recipe)
+            trained = train_beside(Run(loaded, work / name, progress=progress), learning, texts)
+        trainee = coprocessor.CoprocessorTrainee(loaded, recipe)
         if static:
             found["random"] = trainee.foreseen(held).tolist()
             found["alone"] = trainee.foreseen(held, alone=True).tolist()
@@ -208,10 +207,9 @@ def meta_soft(loaded: LoadedModel, work: Path) -> dict[str, Any]:
     for name, static in (("composed", False), ("static", True)):
         recipe = meta_tokens.MetaRecipe(steps=400, ahead=16, static=static)
         with terminal_progress(counts=True) as progress:
-            trained = meta_tokens.train_meta_tokens(
-                Run(loaded, work / f"meta-{name}", (recipe,), progress=progress), texts
-            )
-        trainee = meta_tokens.MetaTokenTrainee(model, recipe)  # type: ignore[arg-type]
+            learning = meta_tokens.MetaTokenTrainee(loaded, recipe)
+            trained = train_beside(Run(loaded, work / f"meta-{name}", progress=progress), learning, texts)
+        trainee = meta_tokens.MetaTokenTrainee(loaded, recipe)
         found["kl"]["untrained"] = trainee.apart(held)
         for part, tensor in trainee.tensors.items():
             tensor.data.copy_(trained.tensors[part])

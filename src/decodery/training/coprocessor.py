@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,14 +12,14 @@ from torch.nn.functional import cross_entropy
 
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
-from decodery.models.torch.transformer import Transformer
+from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
 
 from .bounds import COUNT, Bounded, bounded
-from .kind import Kind, Run
-from .kind_data import TextFiles, from_pieces
-from .one_by_one import ExampleSplit, as_ids, kept
-from .traced import TracedCache, differentiable
+from .kind import Kind
+from .kind_data import TextFiles
+from .one_by_one import PartTrainee, from_pieces
+from .traced import TracedCache
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,24 @@ class CoprocessorRecipe(Bounded):
     seed: int = 0
 
 
-class CoprocessorTrainee:
-    """The model, which stays as it is, and what learns beside it."""
+class CoprocessorTrainee(PartTrainee[Sequence[int], CoprocessorWeights]):
+    """Learns for the cache policy `coprocessor`.
 
-    def __init__(self, model: Transformer, recipe: CoprocessorRecipe) -> None:
-        self.model, self.recipe = model, recipe
+    Each step reads a text up to one place without gradients and learns there, where the paper learns at many places of
+    a text at once.
+    """
+
+    NAME = "coprocessors"
+
+    def __init__(self, target: LoadedModel, recipe: CoprocessorRecipe) -> None:
+        super().__init__(target, recipe)
+        model = self.model
         draws = torch.Generator().manual_seed(recipe.seed)
         picked = torch.randint(model.vocab_size, (recipe.latents,), generator=draws, device="cpu")
         begin = model.embed_tokens(picked.to(model.device)).detach().float().cpu()
         made = CoprocessorWeights.initial(model.config, begin, recipe.rank, recipe.static, recipe.seed)
-        self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in made.tensors.items()}
+        self.learns(made.tensors)
+        self.least = recipe.ahead + 2
 
     def prompt(self, tokens: Sequence[int], step: int | None = None) -> int:
         """How many tokens stand before the latents: some from a half on; half of the text outside of training."""
@@ -99,11 +108,22 @@ class CoprocessorTrainee:
         segment = Segment(positions, None, rows, cache=TracedCache(past), logit_rows=logit_rows)
         return cross_entropy(self.model.forward(Batch([segment])).logits, ids[1:], reduction="none")
 
-    def loss(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:
-        """What is minimised."""
-        prompt = self.prompt(tokens, step)
-        past = self.past(tokens[:prompt])
-        return self.nll(tokens, prompt, self.made(past), past).mean()
+    def loss(self, example: Sequence[int], step: int | None = None) -> torch.Tensor:
+        prompt = self.prompt(example, step)
+        past = self.past(example[:prompt])
+        return self.nll(example, prompt, self.made(past), past).mean()
+
+    def figures(self, examples: Sequence[Sequence[int]]) -> dict[str, float]:
+        return {"loss": float(self.foreseen(examples).mean())}
+
+    def about(self, tested: list[Sequence[int]]) -> dict[str, Any]:
+        by_place = {name: self.foreseen(tested, name == "alone").tolist() for name in ("alone", "trained")}
+        return {f"nats by place, {name}": [round(each, 4) for each in nats] for name, nats in by_place.items()}
+
+    def part(
+        self, tensors: dict[str, torch.Tensor], facts: dict[str, Any], examples: Sequence[Sequence[int]]
+    ) -> CoprocessorWeights:
+        return CoprocessorWeights(tensors, facts, self.model.fingerprint)
 
     @torch.no_grad()
     def foreseen(self, texts: Sequence[Sequence[int]], alone: bool = False) -> torch.Tensor:
@@ -120,44 +140,13 @@ class CoprocessorTrainee:
         return torch.stack(found).mean(dim=0)
 
 
-def train_coprocessor(run: Run, texts: Sequence[Sequence[int]]) -> CoprocessorWeights:
-    """Train a coprocessor on `texts`, for the cache policy `coprocessor`.
-
-    Each step reads a text up to one place without gradients and learns there, where the paper learns at many places of
-    a text at once. One text in eight is held out, and the step with the least loss there is what remains.
-
-    Raises:
-        SettingsError: For a model that is not in floating point.
-        PromptError: For too few or too short texts.
-    """
-    target, recipe = run.floating, run.of(CoprocessorRecipe)
-    trainee = CoprocessorTrainee(differentiable(target.model, "coprocessors"), recipe)
-    examples = ExampleSplit(texts, recipe, least=recipe.ahead + 2)
-    fitted = examples.learn(
-        trainee.tensors,
-        trainee.loss,
-        lambda some: {"loss": float(trainee.foreseen(some).mean())},
-        run,
-        data=as_ids(texts),
-        what="training a coprocessor",
-    )
-    alone, with_it = (
-        [round(value, 4) for value in trainee.foreseen(examples.known.tested, each).tolist()] for each in (True, False)
-    )
-    by_place = {"nats by place, alone": alone, "nats by place, trained": with_it}
-    facts = fitted.facts(recipe, texts=len(texts), **by_place)
-    found = CoprocessorWeights(kept(trainee.tensors), facts, target.model.fingerprint)
-    found.save(run.out / CoprocessorWeights.FILE)
-    return found
-
-
 KINDS = {
     "coprocessor": Kind(
         """Train adapters that let MODEL add helpful cache entries after a prompt, for the policy coprocessor.
 
         Text FILES are the training data. MODEL is read in floating point and does not change. Interrupt it with Ctrl-C:
         the same command continues.""",
-        from_pieces(train_coprocessor),
+        from_pieces(CoprocessorTrainee, CoprocessorRecipe),
         "The coprocessor is ready: --cache-policy coprocessor:trained={out}",
         (TextFiles(), CoprocessorRecipe()),
         "notes.txt --out coprocessor",

@@ -18,16 +18,16 @@ import torch
 from decodery.core.errors import PromptError
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
+from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
-from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.head_gates import HeadGates
 
 from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .built_in import built_in_data
 from .kind import Kind, Run
 from .kind_data import TextFiles, shown
-from .one_by_one import ExampleSplit
-from .traced import TracedCache, differentiable
+from .one_by_one import PartTrainee, train_beside
+from .traced import TracedCache
 
 WORDS = tuple(built_in_data("words of keys"))
 
@@ -126,13 +126,15 @@ class Mixed(AttentionPolicy):
         return torch.einsum("kgns,ksd->nkgd", mixed, values).flatten(1, 2)
 
 
-class HeadGateTrainee:
-    """The model, the texts, and gates that learn: all of them 1 at first."""
+class HeadGateTrainee(PartTrainee[Document, HeadGates]):
+    """Gates learn which heads the answers of documents need, for `lserve`: all of them are 1 at first."""
 
-    def __init__(self, model: Transformer, recipe: GateRecipe) -> None:
-        self.model, self.recipe = model, recipe
-        shape = model.config.num_layers, model.config.num_kv_heads
-        self.gates = torch.ones(shape, device=model.device, dtype=torch.float32).requires_grad_(True)
+    NAME, EXAMPLES = "head gates", "documents"
+
+    def __init__(self, target: LoadedModel, recipe: GateRecipe) -> None:
+        super().__init__(target, recipe)
+        shape = self.model.config.num_layers, self.model.config.num_kv_heads
+        self.learns({"gates": torch.ones(shape, dtype=torch.float32, device="cpu")})
         self._full: dict[Document, torch.Tensor] = {}
 
     def states(self, document: Document, policy: AttentionPolicy | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,15 +148,25 @@ class HeadGateTrainee:
     def mixed(self, gates: torch.Tensor) -> Mixed:
         return Mixed(gates, self.recipe.sinks, self.recipe.recent)
 
-    def loss(self, document: Document) -> torch.Tensor:
+    def loss(self, example: Document, step: int | None = None) -> torch.Tensor:
         """What the gates change at the answers, and what they cost."""
+        gates = self.tensors["gates"]
         with torch.no_grad():
-            self.gates.clamp_(0, 1)
-            if document not in self._full:
-                self._full[document] = self.states(document, None)[0]
-        full = self._full[document]
-        found, _ = self.states(document, self.mixed(self.gates))
-        return (found - full).square().mean() / full.square().mean() + self.recipe.price * self.gates.abs().mean()
+            gates.clamp_(0, 1)
+            if example not in self._full:
+                self._full[example] = self.states(example, None)[0]
+        full = self._full[example]
+        found, _ = self.states(example, self.mixed(gates))
+        return (found - full).square().mean() / full.square().mean() + self.recipe.price * gates.abs().mean()
+
+    def figures(self, examples: Sequence[Document]) -> dict[str, float]:
+        return {"loss": float(torch.stack([self.loss(each) for each in examples]).mean())}
+
+    def data(self, examples: Sequence[Document]) -> object:
+        return [[each.tokens.tolist(), each.rows.tolist()] for each in examples]
+
+    def part(self, tensors: dict[str, torch.Tensor], facts: dict[str, Any], examples: Sequence[Document]) -> HeadGates:
+        return HeadGates(tensors["gates"].clamp(0, 1), facts, self.model.fingerprint)
 
     @torch.no_grad()
     def answered(self, documents: Sequence[Document], gates: torch.Tensor) -> float:
@@ -168,39 +180,10 @@ class HeadGateTrainee:
         return float(torch.stack(found).mean())
 
 
-def train_head_gates(run: Run, documents: Sequence[Document]) -> HeadGates:
-    """Learn which heads the answers of `documents` need, for `lserve`. The model stays as it is.
-
-    One document in eight is held out, and the step with the least loss there is what remains.
-
-    Raises:
-        SettingsError: For a model that is not in floating point.
-        PromptError: For too few documents.
-    """
-    target, recipe = run.floating, run.of(GateRecipe)
-    trainee = HeadGateTrainee(differentiable(target.model, "head gates"), recipe)
-    examples = ExampleSplit(documents, recipe, "documents")
-
-    def figures(some: Sequence[Document]) -> dict[str, float]:
-        return {"loss": float(torch.stack([trainee.loss(each) for each in some]).mean())}
-
-    fitted = examples.learn(
-        {"gates": trainee.gates},
-        lambda document, _: trainee.loss(document),
-        figures,
-        run,
-        data=[[each.tokens.tolist(), each.rows.tolist()] for each in documents],
-        what="training head gates",
-    )
-    facts = fitted.facts(recipe, documents=len(documents))
-    found = HeadGates(trainee.gates.detach().clamp(0, 1).cpu(), facts, target.model.fingerprint)
-    found.save(run.out / HeadGates.FILE)
-    return found
-
-
 def _learn(run: Run) -> dict[str, Any]:
-    texts, seed = run.of(TextFiles).pieces(run.floating), run.of(GateRecipe).seed
-    return shown(train_head_gates(run, hide_keys(run.floating.tokenizer, texts, seed=seed)).facts)
+    target, recipe = run.floating, run.of(GateRecipe)
+    documents = hide_keys(target.tokenizer, run.of(TextFiles).pieces(target), seed=recipe.seed)
+    return shown(train_beside(run, HeadGateTrainee(target, recipe), documents).facts)
 
 
 KINDS = {

@@ -149,15 +149,6 @@ class TextFiles(Data):
         return found[: self.texts]
 
 
-def from_pieces(train: Callable[[Run, list[list[int]]], Any]) -> Callable[[Run], dict[str, Any]]:
-    """How a part beside a model in floating point learns from pieces of text files.
-
-    Args:
-        train: Called with the run and the pieces.
-    """
-    return lambda run: shown(train(run, run.of(TextFiles).pieces(run.floating)).facts)
-
-
 def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a trained part that its command prints."""
     more = {name: value for name, value in facts.items() if name not in ("model", "command", "recipe", "validation")}

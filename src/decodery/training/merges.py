@@ -8,25 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
-from decodery.models.tokenizers.tokenizer import Tokenizer
-from decodery.models.torch.transformer import Transformer
+from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.merge_nets import MergeNet
 from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import made
 
 from .bounds import COUNT, SHARE, Bounded, bounded
-from .kind import Kind, Run
-from .kind_data import TextFiles, from_pieces
-from .one_by_one import ExampleSplit, as_ids, kept
-from .traced import TracedCache, differentiable
-
-_LEAST = 16
+from .kind import Kind
+from .kind_data import TextFiles
+from .one_by_one import PartTrainee, from_pieces
+from .traced import TracedCache
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,16 @@ class MergeRecipe(Bounded):
     seed: int = 0
 
 
-class MergeTrainee:
-    """The model, which stays as it is, and the network that learns."""
+class MergeTrainee(PartTrainee[Sequence[int], MergeNet]):
+    """A network learns, for `step.dynamic_tokens.dynamic`."""
 
-    def __init__(self, model: Transformer, tokenizer: Tokenizer, recipe: MergeRecipe) -> None:
-        self.model, self.tokenizer, self.recipe = model, tokenizer, recipe
-        first = MergeNet.initial(model.config.hidden_size, recipe.width, recipe.seed)
-        self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in first.tensors.items()}
+    NAME = "merged tokens"
+    least = 16
+
+    def __init__(self, target: LoadedModel, recipe: MergeRecipe) -> None:
+        super().__init__(target, recipe)
+        self.tokenizer = target.tokenizer
+        self.learns(MergeNet.initial(self.model.config.hidden_size, recipe.width, recipe.seed).tensors)
 
     def shortened(self, tokens: Sequence[int], step: int | None = None) -> Merged:
         """The first half of a text.
@@ -73,11 +74,11 @@ class MergeTrainee:
         )
         return self.model.forward(Batch([segment])).logits.float().log_softmax(dim=-1)
 
-    def loss(self, tokens: Sequence[int], step: int | None = None, net: MergeNet | None = None) -> torch.Tensor:
+    def loss(self, example: Sequence[int], step: int | None = None, net: MergeNet | None = None) -> torch.Tensor:
         """KL(after the whole prompt || after the shorter one) in nats a token."""
-        text, behind = self.shortened(tokens, step), tokens[len(tokens) // 2 :]
+        text, behind = self.shortened(example, step), example[len(example) // 2 :]
         with torch.no_grad():
-            whole = self.model.embed_tokens(torch.tensor(tokens, dtype=torch.int64, device=self.model.device))
+            whole = self.model.embed_tokens(torch.tensor(example, dtype=torch.int64, device=self.model.device))
             wanted = self.laws(whole, len(behind))
         rows = self.model.embed_tokens(torch.tensor([*text.ids, *behind], dtype=torch.int64, device=self.model.device))
         places = [place for place, (first, stop) in enumerate(text.spans) if stop - first > 1]
@@ -92,32 +93,16 @@ class MergeTrainee:
         """The mean loss of texts."""
         return float(torch.stack([self.loss(tokens, net=net) for tokens in texts]).mean())
 
+    def figures(self, examples: Sequence[Sequence[int]]) -> dict[str, float]:
+        return {"loss": self.apart(examples)}
 
-def train_merges(run: Run, texts: Sequence[Sequence[int]]) -> MergeNet:
-    """Train a network on `texts`, for `step.dynamic_tokens.dynamic`.
+    def about(self, tested: list[Sequence[int]]) -> dict[str, Any]:
+        return {"mean": round(self.apart(tested, MergeNet.initial(self.model.config.hidden_size, 1)), 4)}
 
-    One text in eight is held out, and the step with the least loss there is what remains.
-
-    Raises:
-        SettingsError: For a model that is not in floating point.
-        PromptError: For too few or too short texts.
-    """
-    target, recipe = run.floating, run.of(MergeRecipe)
-    trainee = MergeTrainee(differentiable(target.model, "merged tokens"), target.tokenizer, recipe)
-    examples = ExampleSplit(texts, recipe, least=_LEAST)
-    mean = trainee.apart(examples.known.tested, MergeNet.initial(target.model.config.hidden_size, 1))
-    fitted = examples.learn(
-        trainee.tensors,
-        trainee.loss,
-        lambda some: {"loss": trainee.apart(some)},
-        run,
-        data=as_ids(texts),
-        what="training merged tokens",
-    )
-    facts = fitted.facts(recipe, texts=len(texts), mean=round(mean, 4))
-    found = MergeNet(kept(trainee.tensors), facts, target.model.fingerprint)
-    found.save(run.out / MergeNet.FILE)
-    return found
+    def part(
+        self, tensors: dict[str, torch.Tensor], facts: dict[str, Any], examples: Sequence[Sequence[int]]
+    ) -> MergeNet:
+        return MergeNet(tensors, facts, self.model.fingerprint)
 
 
 KINDS = {
@@ -126,7 +111,7 @@ KINDS = {
 
         They learn from text FILES to continue a merged prompt as the whole one. MODEL is read in floating point and
         does not change. Interrupt it with Ctrl-C: the same command continues.""",
-        from_pieces(train_merges),
+        from_pieces(MergeTrainee, MergeRecipe),
         "The network is ready: MergeNet.load('{out}')",
         (TextFiles(), MergeRecipe()),
         "notes.txt --out merges",

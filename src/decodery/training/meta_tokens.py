@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,14 +13,14 @@ from decodery.core.errors import SettingsError
 from decodery.core.noise import nth_seed
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
-from decodery.models.torch.transformer import Transformer
+from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
 
 from .bounds import COUNT, POSITIVE, Bounded, bounded
-from .kind import Kind, Run
-from .kind_data import TextFiles, from_pieces
-from .one_by_one import ExampleSplit, as_ids, kept
-from .traced import TracedCache, differentiable
+from .kind import Kind
+from .kind_data import TextFiles
+from .one_by_one import PartTrainee, from_pieces
+from .traced import TracedCache
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,21 @@ class RecordedAttention(AttentionPolicy):
         return torch.stack([self.paid[layer] for layer in sorted(self.paid)])
 
 
-class MetaTokenTrainee:
-    """The model, which stays as it is, and the meta-tokens that learn."""
+class MetaTokenTrainee(PartTrainee[Sequence[int], MetaTokens]):
+    """Meta-tokens learn, for the cache policy `meta-soft`."""
 
-    def __init__(self, model: Transformer, recipe: MetaRecipe) -> None:
-        self.model, self.recipe = model, recipe
+    NAME, METRIC, WEIGHT_DECAY = "meta-tokens", "divergence", 0.01
+
+    def __init__(self, target: LoadedModel, recipe: MetaRecipe) -> None:
+        super().__init__(target, recipe)
+        model = self.model
         if recipe.library > model.config.hidden_size:
             raise SettingsError(f"a library has at most {model.config.hidden_size} rows, as wide as the model is")
         size = float(model.weights.embedding.float().norm(dim=-1).mean()) * model.config.embedding_scale
         shape = recipe.library, recipe.tokens, recipe.sparse
         made = MetaTokens.initial(model.config, size, *shape, static=recipe.static, seed=recipe.seed)
-        self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in made.tensors.items()}
+        self.learns(made.tensors)
+        self.least = recipe.ahead + 2
 
     @torch.no_grad()
     def example(self, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,16 +135,23 @@ class MetaTokenTrainee:
         self.model.forward(Batch([Segment(positions, None, soft, cache=cache, logit_rows=[])]))
         return distance(wanted, watching.found)
 
-    def loss(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:
-        """What is minimised."""
-        mixed = self.mixed(tokens, step)
+    def loss(self, example: Sequence[int], step: int | None = None) -> torch.Tensor:
+        mixed = self.mixed(example, step)
         mean = mixed.mean(dim=0).clamp_min(1e-9)
-        return self.divergence(tokens, mixed) + self.recipe.even * (mean * mean.log()).sum()
+        return self.divergence(example, mixed) + self.recipe.even * (mean * mean.log()).sum()
 
     @torch.no_grad()
     def apart(self, texts: Sequence[Sequence[int]]) -> float:
         """The mean divergence of texts."""
         return float(torch.stack([self.divergence(tokens, self.mixed(tokens)) for tokens in texts]).mean())
+
+    def figures(self, examples: Sequence[Sequence[int]]) -> dict[str, float]:
+        return {"divergence": self.apart(examples)}
+
+    def part(
+        self, tensors: dict[str, torch.Tensor], facts: dict[str, Any], examples: Sequence[Sequence[int]]
+    ) -> MetaTokens:
+        return MetaTokens(tensors, self.recipe.sparse, self.recipe.static, facts, self.model.fingerprint)
 
 
 def distance(wanted: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
@@ -148,41 +160,13 @@ def distance(wanted: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     return (wanted * (wanted.log() - found.log())).sum(dim=-1).mean()
 
 
-def train_meta_tokens(run: Run, texts: Sequence[Sequence[int]]) -> MetaTokens:
-    """Train meta-tokens on `texts`, for the cache policy `meta-soft`.
-
-    One text in eight is held out, and the step with the least divergence there is what remains.
-
-    Raises:
-        SettingsError: For a model that is not in floating point.
-        PromptError: For too few or too short texts.
-    """
-    target, recipe = run.floating, run.of(MetaRecipe)
-    trainee = MetaTokenTrainee(differentiable(target.model, "meta-tokens"), recipe)
-    examples = ExampleSplit(texts, recipe, least=recipe.ahead + 2)
-    fitted = examples.learn(
-        trainee.tensors,
-        trainee.loss,
-        lambda some: {"divergence": trainee.apart(some)},
-        run,
-        data=as_ids(texts),
-        what="training meta-tokens",
-        metric="divergence",
-        weight_decay=0.01,
-    )
-    facts = fitted.facts(recipe, texts=len(texts))
-    found = MetaTokens(kept(trainee.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
-    found.save(run.out / MetaTokens.FILE)
-    return found
-
-
 KINDS = {
     "meta-soft": Kind(
         """Train soft tokens that predict which prompt tokens MODEL will attend to, for the policy meta-soft.
 
         They learn from text FILES how the end of a piece attends to the rest. MODEL is read in floating point and does
         not change. Interrupt it with Ctrl-C: the same command continues.""",
-        from_pieces(train_meta_tokens),
+        from_pieces(MetaTokenTrainee, MetaRecipe),
         "The meta-tokens are ready: --cache-policy meta-soft:trained={out}",
         (TextFiles(), MetaRecipe()),
         "notes.txt --out meta",

@@ -1,102 +1,139 @@
-"""What trainers of small parts beside a model share: a text a step, one text in eight held out, the best step kept."""
+"""The training of small parts beside a model: an example a step, one in eight held out, the best step kept."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
+from decodery.core.abstract import Contract
 from decodery.core.errors import PromptError
+from decodery.models.loaders.load import LoadedModel
+from decodery.models.trained.artifact import TrainedPart
 
-from .fitting import Fitted, fit
+from .fitting import fit
 from .held_out import HeldOut
 from .kind import Run
+from .kind_data import TextFiles, shown
 from .loop import TrainingPlan, batches, content
+from .traced import differentiable
 
 HELD = 8
-"""One text in so many is held out."""
+"""One example in so many is held out."""
 
 Example = TypeVar("Example", bound=Sized)
+Part = TypeVar("Part", bound=TrainedPart)
 
 
-class TrainingRecipe(Protocol):
-    """What every recipe says, a dataclass."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
-
-
-class ExampleSplit(Generic[Example]):
-    """Examples, by what a recipe says.
+class PartTrainee(Contract, Generic[Example, Part]):
+    """A model that stays as it is, and what learns beside it.
 
     Args:
-        kind: What a run's settings and reports call the examples.
-        least: How many tokens each has at least.
-        known: Those that nothing is learned from.
+        target: The model, in floating point.
+        recipe: How it learns, with steps, lr and seed.
+
+    Attributes:
+        NAME: What is trained, in the plural.
+        EXAMPLES: What a run's settings and reports call the examples.
+        METRIC: The figure that chooses the best step.
+        WEIGHT_DECAY: Of the optimizer.
+        least: How many tokens an example has at least.
+        tensors: What learns, by name.
 
     Raises:
-        PromptError: For too few of them, or too short ones.
+        SettingsError: For a model that is not in floating point.
     """
 
-    def __init__(
-        self, examples: Sequence[Example], recipe: TrainingRecipe, kind: str = "texts", least: int = 1
-    ) -> None:
-        if len(examples) < HELD or min(map(len, examples)) < least:
-            raise PromptError(
-                f"{len(examples)} {kind} are too few or too short to learn from: give at least {HELD}, of {least} "
-                "tokens or more"
-            )
-        self.recipe, self.kind = recipe, kind
-        self.known = HeldOut.of(examples[HELD - 1 :: HELD])
-        self._learned = [each for number, each in enumerate(examples) if number % HELD != HELD - 1]
+    NAME: ClassVar[str]
+    EXAMPLES: ClassVar[str] = "texts"
+    METRIC: ClassVar[str] = "loss"
+    WEIGHT_DECAY: ClassVar[float] = 0.0
+    least: int = 1
+    tensors: dict[str, torch.Tensor]
 
-    def learn(
-        self,
-        tensors: Mapping[str, torch.Tensor],
-        loss: Callable[[Example, int], torch.Tensor],
-        figures: Callable[[Sequence[Example]], dict[str, float]],
-        run: Run,
-        *,
-        data: object,
-        what: str,
-        metric: str = "loss",
-        weight_decay: float = 0.0,
-    ) -> Fitted:
-        """Train `tensors`, which become those of the best step, by the loss of an example in each step.
+    def __init__(self, target: LoadedModel, recipe: Any) -> None:
+        self.model, self.recipe = differentiable(target.model, self.NAME), recipe
+
+    def learns(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Let tensors learn, where the model is."""
+        self.tensors = {name: each.to(self.model.device).requires_grad_(True) for name, each in tensors.items()}
+
+    @abstractmethod
+    def loss(self, example: Example, step: int | None = None) -> torch.Tensor:
+        """What is minimised.
 
         Args:
-            loss: Of an example in a step, counted from 0.
-            figures: Of examples that were not learned from.
-            data: All examples, as JSON writes them: checkpoints are gone on from where it is the same.
+            example: What is learned from.
+            step: Of training, None for an example that is held out.
         """
-        recipe = self.recipe
-        order = batches(len(self._learned), 1, recipe.seed)
-        return fit(
-            run,
-            self.known,
-            tensors,
-            lambda step: loss(self._learned[order(step)[0]], step),
-            figures,
-            TrainingPlan(
-                recipe.steps, lr=recipe.lr, weight_decay=weight_decay, validate_every=max(1, recipe.steps // 6)
-            ),
-            metric=metric,
-            unit=self.kind,
-            settings={"recipe": vars(recipe), self.kind: content(data)},
-            what=what,
+
+    @abstractmethod
+    def figures(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Figures of examples that were not learned from."""
+
+    @abstractmethod
+    def part(self, tensors: dict[str, torch.Tensor], facts: dict[str, Any], examples: Sequence[Example]) -> Part:
+        """What was learned, as it is kept."""
+
+    def about(self, tested: list[Example]) -> dict[str, Any]:
+        """More facts, of examples that chose nothing."""
+        return {}
+
+    def data(self, examples: Sequence[Any]) -> object:
+        """Examples as JSON writes them: checkpoints are gone on from where they are the same."""
+        return as_ids(examples)
+
+
+def train_beside(run: Run, trainee: PartTrainee[Example, Part], examples: Sequence[Example]) -> Part:
+    """Train a part beside a model, and leave it in the folder of a run. One example in eight is held out.
+
+    Raises:
+        PromptError: For too few examples, or too short ones.
+    """
+    kind, least, recipe = trainee.EXAMPLES, trainee.least, trainee.recipe
+    if len(examples) < HELD or min(map(len, examples)) < least:
+        raise PromptError(
+            f"{len(examples)} {kind} are too few or too short to learn from: give at least {HELD}, of {least} tokens "
+            "or more"
         )
+    known = HeldOut.of(examples[HELD - 1 :: HELD])
+    learned = [each for number, each in enumerate(examples) if number % HELD != HELD - 1]
+    order, every = batches(len(learned), 1, recipe.seed), max(1, recipe.steps // 6)
+    fitted = fit(
+        run,
+        known,
+        trainee.tensors,
+        lambda step: trainee.loss(learned[order(step)[0]], step),
+        trainee.figures,
+        TrainingPlan(recipe.steps, lr=recipe.lr, weight_decay=trainee.WEIGHT_DECAY, validate_every=every),
+        metric=trainee.METRIC,
+        unit=kind,
+        settings={"recipe": vars(recipe), kind: content(trainee.data(examples))},
+        what=f"training {trainee.NAME}",
+    )
+    facts = fitted.facts(recipe, **{kind: len(examples)}, **trainee.about(known.tested))
+    found = trainee.part({name: each.detach().cpu() for name, each in trainee.tensors.items()}, facts, examples)
+    found.save(run.out / found.FILE)
+    return found
+
+
+def from_pieces(trainee: type[PartTrainee[Any, Any]], recipe: type) -> Callable[[Run], dict[str, Any]]:
+    """How a part beside a model in floating point learns from pieces of text files.
+
+    Args:
+        trainee: What learns.
+        recipe: The class of its settings.
+    """
+
+    def learn(run: Run) -> dict[str, Any]:
+        learning = trainee(run.floating, run.of(recipe))
+        return shown(train_beside(run, learning, run.of(TextFiles).pieces(run.floating)).facts)
+
+    return learn
 
 
 def as_ids(texts: Sequence[Sequence[int]]) -> list[list[int]]:
     """Texts as JSON writes them."""
     return [[*map(int, text)] for text in texts]
-
-
-def kept(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What was learned, as a file keeps it."""
-    return {name: each.detach().cpu() for name, each in tensors.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,16 +16,8 @@ from decodery.models.protocol import LanguageModel
 from decodery.scorers.process_reward import ProcessHead
 
 from .loop import TrainingPlan, batches, train
-from .one_by_one import TrainingRecipe
 
 PRM = "process-reward.safetensors"
-
-
-class RewardRecipe(TrainingRecipe, Protocol):
-    """How a head learns rewards, a dataclass."""
-
-    @property
-    def batch(self) -> int: ...
 
 
 def fitted(
@@ -33,7 +25,7 @@ def fitted(
     tap: int,
     learned: tuple[torch.Tensor, torch.Tensor],
     held: tuple[torch.Tensor, torch.Tensor],
-    recipe: RewardRecipe,
+    recipe: Any,
     out: Path,
     *,
     settings: Mapping[str, object],
@@ -47,7 +39,7 @@ def fitted(
         tap: After how many of its layers.
         learned: States [n, hidden] and their rewards [n].
         held: Those that are held out.
-        recipe: How it learns.
+        recipe: How it learns, with steps, batch, lr and seed.
         out: The folder of the checkpoint.
         settings: What else the run depends on.
         weight_decay: Of the optimizer.

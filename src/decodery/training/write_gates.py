@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +15,14 @@ from decodery.kv_cache.write_gate import looked_at
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.config import ModelConfig
-from decodery.models.torch.transformer import Transformer
+from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.write_gates import LEVELS, WriteGates, margin
 
 from .bounds import NON_NEGATIVE, POSITIVE, SHARE, Bounded, bounded
-from .kind import Kind, Run
-from .kind_data import TextFiles, from_pieces
-from .one_by_one import ExampleSplit, as_ids, kept
-from .traced import TracedCache, differentiable
+from .kind import Kind
+from .kind_data import TextFiles
+from .one_by_one import PartTrainee, from_pieces
+from .traced import TracedCache
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,20 @@ class Choosing(Admitted):
         self.stored = torch.where(behind, chosen, 1.0)
 
 
-class WriteGateTrainee:
-    """The model, and the gate that learns."""
+class WriteGateTrainee(PartTrainee[Sequence[int], WriteGates]):
+    """A gate learns, for the cache policy `write-gate`.
 
-    def __init__(self, model: Transformer, recipe: WriteGateRecipe) -> None:
-        self.model, self.recipe = model, recipe
-        made = WriteGates.initial(model.config, recipe.layer, recipe.sizes, recipe.seed)
-        self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in made.tensors.items()}
+    It learns to leave the model's distribution as it is, where the paper trains the model along with it.
+    """
+
+    NAME, WEIGHT_DECAY, least = "write gates", 0.01, 8
+
+    def __init__(self, target: LoadedModel, recipe: WriteGateRecipe) -> None:
+        super().__init__(target, recipe)
+        config = self.model.config
+        if recipe.layer >= config.num_layers:
+            raise SettingsError(f"the model has {config.num_layers} layers: let the gate look in one of them")
+        self.learns(WriteGates.initial(config, recipe.layer, recipe.sizes, recipe.seed).tensors)
         self._full: dict[tuple[int, ...], torch.Tensor] = {}
 
     def prompt(self, tokens: Sequence[int]) -> int:
@@ -164,15 +172,13 @@ class WriteGateTrainee:
         assert policy.stored is not None
         return (full.exp() * (full - found)).sum(dim=-1).mean(), policy.stored[self.prompt(tokens) :].mean()
 
-    def loss(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:
-        """What is minimised."""
-        apart, stored = self.judged(tokens, step)
+    def loss(self, example: Sequence[int], step: int | None = None) -> torch.Tensor:
+        apart, stored = self.judged(example, step)
         return apart + self.recipe.price * (stored - self.recipe.rate) ** 2
 
     @torch.no_grad()
-    def figures(self, texts: Sequence[Sequence[int]]) -> dict[str, float]:
-        """Of texts that were not learned from."""
-        apart, stored = (torch.stack(each) for each in zip(*map(self.judged, texts), strict=True))
+    def figures(self, examples: Sequence[Sequence[int]]) -> dict[str, float]:
+        apart, stored = (torch.stack(each) for each in zip(*map(self.judged, examples), strict=True))
         loss = apart.mean() + self.recipe.price * (stored.mean() - self.recipe.rate) ** 2
         return {"loss": float(loss), "divergence": float(apart.mean()), "stored": float(stored.mean())}
 
@@ -189,35 +195,10 @@ class WriteGateTrainee:
             torch.cat(found).float().cpu(), torch.linspace(0, 1, LEVELS, dtype=torch.float32, device="cpu")
         )
 
-
-def train_write_gate(run: Run, texts: Sequence[Sequence[int]]) -> WriteGates:
-    """Train a gate on `texts`, for the cache policy `write-gate`.
-
-    It learns to leave the model's distribution as it is, where the paper trains the model along with it. One text in
-    eight is held out, and the step with the least loss there is what remains.
-
-    Raises:
-        SettingsError: For a model that is not in floating point.
-        PromptError: For too few texts.
-    """
-    target, recipe = run.floating, run.of(WriteGateRecipe)
-    model = differentiable(target.model, "write gates")
-    if recipe.layer >= model.config.num_layers:
-        raise SettingsError(f"the model has {model.config.num_layers} layers: let the gate look in one of them")
-    trainee, examples = WriteGateTrainee(model, recipe), ExampleSplit(texts, recipe, least=8)
-    fitted = examples.learn(
-        trainee.tensors,
-        trainee.loss,
-        trainee.figures,
-        run,
-        data=as_ids(texts),
-        what="training a write gate",
-        weight_decay=0.01,
-    )
-    facts = fitted.facts(recipe, texts=len(texts))
-    found = WriteGates(kept(trainee.tensors), recipe.layer, trainee.levels(texts), facts, target.model.fingerprint)
-    found.save(run.out / WriteGates.FILE)
-    return found
+    def part(
+        self, tensors: dict[str, torch.Tensor], facts: dict[str, Any], examples: Sequence[Sequence[int]]
+    ) -> WriteGates:
+        return WriteGates(tensors, self.recipe.layer, self.levels(examples), facts, self.model.fingerprint)
 
 
 KINDS = {
@@ -225,7 +206,7 @@ KINDS = {
         """Train a gate that decides which tokens MODEL need not store, on text FILES, for the policy write-gate.
 
         MODEL is read in floating point and does not change. Interrupt it with Ctrl-C: the same command continues.""",
-        from_pieces(train_write_gate),
+        from_pieces(WriteGateTrainee, WriteGateRecipe),
         "The gate is ready: --cache-policy write-gate:gate={out}",
         (TextFiles(), WriteGateRecipe()),
         "notes.txt --out gate",

@@ -20,8 +20,9 @@ from decodery.models.trained.artifact import Artifact
 from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
 from decodery.step.forward_request import run_sync
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.training.coprocessor import CoprocessorRecipe, CoprocessorTrainee, train_coprocessor
+from decodery.training.coprocessor import CoprocessorRecipe, CoprocessorTrainee
 from decodery.training.kind import Run
+from decodery.training.one_by_one import train_beside
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)
@@ -105,13 +106,13 @@ def test_it_learns_what_follows_and_nothing_else_does(tmp_path: Path) -> None:
     for static in (False, True):
         recipe = CoprocessorRecipe(steps=40, lr=0.05, latents=2, ahead=4, rank=3, static=static)
         out = tmp_path / str(static)
-        found = train_coprocessor(Run(loaded, out, (recipe,)), texts)
+        found = train_beside(Run(loaded, out), CoprocessorTrainee(loaded, recipe), texts)
         alone, trained = (sum(found.facts[f"nats by place, {name}"]) for name in ("alone", "trained"))
         assert trained < alone - 0.4, "what follows every prompt is foreseen"
         again = CoprocessorWeights.load(out)
         assert again.static is static and all(again.tensors[name].equal(each) for name, each in found.tensors.items())
         # What it learned under is what it is used under.
-        trainee = CoprocessorTrainee(loaded.model, recipe)  # type: ignore[arg-type]
+        trainee = CoprocessorTrainee(loaded, recipe)
         for name, tensor in trainee.tensors.items():
             tensor.data.copy_(found.tensors[name])
         tokens = texts[0]
@@ -124,7 +125,7 @@ def test_it_learns_what_follows_and_nothing_else_does(tmp_path: Path) -> None:
         assert torch.allclose(own, wanted, atol=1e-4)
     assert all(before[name].equal(getattr(loaded.model.weights, name)) for name in before)  # type: ignore[attr-defined]
     with pytest.raises(PromptError, match="too few"):
-        train_coprocessor(Run(loaded, tmp_path / "few"), texts[:2])
+        train_beside(Run(loaded, tmp_path / "few"), CoprocessorTrainee(loaded, recipe), texts[:2])
 
 
 def test_a_coprocessor_is_asked_for_and_checked(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from decodery.models.trained.artifact import Artifact
 from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
 from decodery.testing import decode, tiny_transformer
 from decodery.training.kind import Run
-from decodery.training.meta_tokens import MetaRecipe, MetaTokenTrainee, RecordedAttention, distance, train_meta_tokens
+from decodery.training.meta_tokens import MetaRecipe, MetaTokenTrainee, RecordedAttention, distance
+from decodery.training.one_by_one import train_beside
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)
@@ -102,13 +103,13 @@ def test_tokens_learn_to_look_as_what_follows_does(tmp_path: Path) -> None:
     loaded = tiny_loaded()
     texts = [np.random.default_rng(seed).integers(0, 200, 24).tolist() for seed in range(16)]
     recipe = MetaRecipe(steps=24, lr=0.01, library=5, tokens=2, sparse=2, ahead=6)
-    found = train_meta_tokens(Run(loaded, tmp_path, (recipe,)), texts)
-    before = MetaTokenTrainee(loaded.model, recipe).apart(texts[15:])  # type: ignore[arg-type]
+    found = train_beside(Run(loaded, tmp_path), MetaTokenTrainee(loaded, recipe), texts)
+    before = MetaTokenTrainee(loaded, recipe).apart(texts[15:])
     assert found.facts["validation"]["divergence"] < before - 0.1
     again = MetaTokens.load(tmp_path)
     assert again.sparse == 2 and all(again.tensors[name].equal(each) for name, each in found.tensors.items())
     # What it learned under is what it is used under.
-    trainee = MetaTokenTrainee(loaded.model, recipe)  # type: ignore[arg-type]
+    trainee = MetaTokenTrainee(loaded, recipe)
     for name, tensor in trainee.tensors.items():
         tensor.data.copy_(found.tensors[name])
     prompt = texts[0][:-6]
@@ -118,7 +119,7 @@ def test_tokens_learn_to_look_as_what_follows_does(tmp_path: Path) -> None:
     assert wanted.shape == (2, 2, 18) and torch.allclose(wanted.sum(dim=-1), torch.ones(2, 2), atol=1e-5)
     assert distance(wanted, wanted).item() == pytest.approx(0, abs=1e-6)
     with pytest.raises(PromptError, match="too few"):
-        train_meta_tokens(Run(loaded, tmp_path / "few"), texts[:3])
+        train_beside(Run(loaded, tmp_path / "few"), MetaTokenTrainee(loaded, recipe), texts[:3])
 
 
 def test_meta_tokens_are_asked_for_and_checked(tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ from decodery.models.trained.artifact import Artifact
 from decodery.models.trained.head_gates import HeadGates
 from decodery.models.trained.write_gates import WriteGates
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.training.head_gates import GateRecipe, hide_keys, train_head_gates
+from decodery.training.head_gates import GateRecipe, hide_keys
 from decodery.training.head_gates import HeadGateTrainee as GateTrainee
 from decodery.training.kind import Run
-from decodery.training.write_gates import WriteGateRecipe, train_write_gate
+from decodery.training.one_by_one import train_beside
+from decodery.training.write_gates import WriteGateRecipe
 from decodery.training.write_gates import WriteGateTrainee as WriteTrainee
 from tiny_models import tiny_loaded
 
@@ -128,12 +129,12 @@ def test_gates_are_learned_from_what_streaming_changes(tmp_path: Path) -> None:
     texts = [np.random.default_rng(seed).integers(0, 200, 30).tolist() for seed in range(8)]
     recipe = GateRecipe(steps=4, sinks=2, recent=9, price=0.5)
     documents = hide_keys(loaded.tokenizer, texts, keys=2)
-    found = train_head_gates(Run(loaded, tmp_path, (recipe,)), documents)
+    found = train_beside(Run(loaded, tmp_path), GateTrainee(loaded, recipe), documents)
     assert found.gates.min() >= 0 and found.gates.max() <= 1 and not (found.gates == 1).all()
     assert HeadGates.load(tmp_path).gates.equal(found.gates)
 
     document = documents[0]
-    trainee = GateTrainee(loaded.model, recipe)  # type: ignore[arg-type]
+    trainee = GateTrainee(loaded, recipe)
     assert trainee.loss(document).item() == pytest.approx(0.5, abs=1e-5), "heads that read everything change nothing"
     for gates in ([[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]):
         mixed, _ = trainee.states(document, trainee.mixed(torch.tensor(gates)))
@@ -148,23 +149,23 @@ def test_gates_are_learned_from_what_streaming_changes(tmp_path: Path) -> None:
     for word in ("secret number", loaded.tokenizer.decode(document.answers.tolist()).strip()[:5]):
         assert word in text
     with pytest.raises(PromptError, match="too few"):
-        train_head_gates(Run(loaded, tmp_path / "few"), documents[:3])
+        train_beside(Run(loaded, tmp_path / "few"), GateTrainee(loaded, recipe), documents[:3])
     with pytest.raises(SettingsError, match="floating point"):
-        train_head_gates(Run(replace(loaded, model=to_int8(MODEL)), tmp_path / "whole"), documents)
+        GateTrainee(replace(loaded, model=to_int8(MODEL)), recipe)
 
 
 def test_what_is_written_is_stored_where_the_gate_says_so(tmp_path: Path) -> None:
     loaded = tiny_loaded()
     texts = [np.random.default_rng(seed).integers(0, 200, 40).tolist() for seed in range(8)]
     recipe = WriteGateRecipe(steps=24, layer=1, sizes=(12,), rate=0.2, lr=0.02)
-    found = train_write_gate(Run(loaded, tmp_path, (recipe,)), texts)
-    stored = WriteTrainee(loaded.model, recipe).figures(texts)["stored"]  # type: ignore[arg-type]
+    found = train_beside(Run(loaded, tmp_path), WriteTrainee(loaded, recipe), texts)
+    stored = WriteTrainee(loaded, recipe).figures(texts)["stored"]
     assert abs(found.facts["validation"]["stored"] - 0.2) < 0.15 < stored - 0.2, "it stores as many as it is to"
     again = WriteGates.load(tmp_path)
     assert again.layer == 1 and all(again.tensors[name].equal(found.tensors[name]) for name in found.tensors)
     # What it learned under is what it is used under: a pass over the whole text, and token by token.
     tokens, prompt = texts[0], 10
-    trainee = WriteTrainee(loaded.model, recipe)  # type: ignore[arg-type]
+    trainee = WriteTrainee(loaded, recipe)
     for name, tensor in trainee.tensors.items():
         tensor.data.copy_(found.tensors[name])
     choosing = trainee.choosing(tokens)

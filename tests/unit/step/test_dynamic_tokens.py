@@ -28,7 +28,8 @@ from decodery.step.dynamic_tokens import dynamic, means
 from decodery.step.embedded import Embeddings
 from decodery.testing import check_identical, tiny_transformer
 from decodery.training.kind import Run
-from decodery.training.merges import MergeRecipe, MergeTrainee, train_merges
+from decodery.training.merges import MergeRecipe, MergeTrainee
+from decodery.training.one_by_one import train_beside
 from tiny_models import make_tokenizer, tiny_loaded
 
 TOKENIZER = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))
@@ -147,12 +148,10 @@ def test_a_network_begins_as_the_mean_and_learns_what_the_whole_prompt_says(tmp_
     draws = np.random.default_rng(0)
     texts = [TOKENIZER.encode(" ".join(draws.choice(words, 12)), special=False)[:40] for _ in range(32)]
     recipe = MergeRecipe(steps=120, lr=1e-2, width=64, most=0.2)
-    net = train_merges(Run(target, tmp_path / "net", (recipe,)), texts)
+    net = train_beside(Run(target, tmp_path / "net"), MergeTrainee(target, recipe), texts)
     # Of those held out, the ones that chose nothing.
     held = texts[7::8][1::2]
-    model = target.model
-    assert isinstance(model, Transformer)
-    trainee = MergeTrainee(model, target.tokenizer, recipe)
+    trainee = MergeTrainee(target, recipe)
     mean, learned = trainee.apart(held), trainee.apart(held, net)
     assert learned < 0.9 * mean and net.facts["mean"] == pytest.approx(mean, abs=1e-3)
     # The same numbers for other tokens are worth nothing.
@@ -169,7 +168,7 @@ def test_a_network_begins_as_the_mean_and_learns_what_the_whole_prompt_says(tmp_
     with pytest.raises(CorruptFile, match="holds no network"):
         MergeNet.load(tmp_path / "net")
     with pytest.raises(PromptError, match="too few or too short"):
-        train_merges(Run(target, tmp_path / "none"), [[1, 2]])
+        train_beside(Run(target, tmp_path / "none"), MergeTrainee(target, recipe), [[1, 2]])
 
 
 def test_the_command_makes_the_network(tmp_path: Path) -> None:
