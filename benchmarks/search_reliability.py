@@ -12,7 +12,7 @@ import torch
 
 import decodery as dc
 from decodery.scorers.process_reward import ProcessHead
-from decodery.training.judge import auc
+from decodery.training.ranking import auc
 from decodery.training.restart import not_better
 from decodery.training.value import states_of
 from decodery_benchmarks.puzzles import Puzzle

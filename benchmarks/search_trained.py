@@ -28,8 +28,8 @@ from decodery.core.registry import resolve
 from decodery.scorers.process_reward import ProcessHead, ProcessReward
 from decodery.search.answers import AnswerExtractor
 from decodery.search.base import Search
-from decodery.training.judge import auc
 from decodery.training.loop import CHECKPOINT
+from decodery.training.ranking import auc
 from decodery.training.value import states_of
 from decodery_benchmarks import solvers
 from decodery_benchmarks.intervals import interval

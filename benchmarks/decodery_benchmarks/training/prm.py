@@ -19,8 +19,8 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import LanguageModel
 from decodery.scorers.process_reward import ProcessHead
 from decodery.step.sequence import Sequence as Written
-from decodery.training.judge import auc
 from decodery.training.lines import read_json_lines
+from decodery.training.ranking import auc
 from decodery.training.restart import not_better
 from decodery.training.reward_head import PRM, fitted
 from decodery.training.value import states_of

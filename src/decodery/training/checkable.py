@@ -90,7 +90,10 @@ def built_in(
 
 
 def read_checkable(path: Path) -> list[CheckableQuestion]:
-    """Of a file of JSON lines {"prompt": text, "answer": text, "group": text}. Without a group each stands alone."""
+    """Of a file of JSON lines {"prompt": text, "answer": text, "group": text}.
+
+    Without a group each stands alone.
+    """
     return [CheckableQuestion(*each) for each in read_texts(path, "prompt", "answer", "group")]
 
 

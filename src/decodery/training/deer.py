@@ -298,6 +298,6 @@ KINDS = {
         "-m smollm2 --block 8 --out blocks",
         model="to draft for",
         file=DESCRIPTION,
-        without=("pretrain",),
+        without=("pretrain", "exits"),
     )
 }

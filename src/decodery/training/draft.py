@@ -191,7 +191,8 @@ class DraftSettings:
     Attributes:
         pretrain: A text file to learn from first. Repeatable.
         layers: Layers of the draft model.
-        inner: Width of the MLP of a layer, at most that of MODEL, which is the default if it is below 768.
+        exits: Layers after which the draft model can exit.
+        inner: Width of the MLP of a layer; by default that of MODEL, and at most 768 without exits.
         tokens: Vocabulary size of the draft model.
         window: Tokens that attention sees.
         seed: Random seed of texts and training.
@@ -200,6 +201,7 @@ class DraftSettings:
     pretrain: tuple[Path, ...] = ()
     epochs: float = 4.0
     layers: int = 1
+    exits: tuple[int, ...] = ()
     inner: int | None = None
     tokens: int = 6144
     window: int = 128
@@ -207,8 +209,9 @@ class DraftSettings:
 
     def shape(self, config: ModelConfig) -> DraftShape:
         """The shape that fits a model of this configuration."""
-        inner = min(DraftShape.inner, config.intermediate_size) if self.inner is None else self.inner
-        return DraftShape(self.layers, inner, self.tokens, self.window).check(config)
+        usual = config.intermediate_size if self.exits else min(DraftShape.inner, config.intermediate_size)
+        inner, layers = usual if self.inner is None else self.inner, max(self.exits, default=self.layers)
+        return DraftShape(layers, inner, self.tokens, self.window, self.exits).check(config)
 
 
 def _learn(run: Run) -> dict[str, Any]:
@@ -230,32 +233,6 @@ def _learn(run: Run) -> dict[str, Any]:
     )
 
 
-@dataclass(frozen=True)
-class NestedSettings:
-    """What a draft model with exits is like, and how it is trained.
-
-    Attributes:
-        exits: Layers after which the draft model can exit.
-        inner: Width of the MLP of a layer, that of MODEL by default.
-        tokens: Vocabulary size of the draft model.
-        seed: Random seed of texts and training.
-    """
-
-    epochs: float = 4.0
-    exits: tuple[int, ...] = (4, 8, 12)
-    inner: int | None = None
-    tokens: int = 6144
-    seed: int = 0
-
-
-def _learn_nested(run: Run) -> dict[str, Any]:
-    given, config = run.of(NestedSettings), check_target(run.loaded).config
-    inner = config.intermediate_size if given.inner is None else given.inner
-    shape = DraftShape(max(given.exits), inner, given.tokens, exits=given.exits).check(config)
-    how: dict[str, Any] = {"epochs": given.epochs, "seed": given.seed, "progress": run.progress}
-    return train_draft(run.loaded, own_texts(run), run.out, shape=shape, **how)
-
-
 KINDS = {
     "draft": Kind(
         """Train a small draft model of MODEL, for --drafter draft-model:model=DIR.
@@ -267,6 +244,7 @@ KINDS = {
         "-m smollm2 --texts 2000 --out draft",
         model="to draft for",
         file=DESCRIPTION,
+        without=("exits",),
     ),
     "nested": Kind(
         """Train one draft model with exits at several depths, for --drafter nested:model=DIR.
@@ -274,11 +252,12 @@ KINDS = {
         It starts as the first layers of MODEL. All exits are trained together under one norm and head (sorted
         fine-tuning). The draft model works for every model with the vocabulary of MODEL. MODEL must be one that
         decodery runs itself.""",
-        _learn_nested,
+        _learn,
         "the draft is ready: --drafter nested:model={out}",
-        (OwnTexts(), NestedSettings()),
+        (OwnTexts(), DraftSettings(exits=(4, 8, 12))),
         "-m smollm2 --exits 4/8/12 --out nested",
         model="to draft for",
         file=DESCRIPTION,
+        without=("pretrain", "layers", "window"),
     ),
 }

@@ -18,7 +18,7 @@ from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .loop import History, TrainingPlan, batches, train
 from .mining import HELD_OUT, Examples, Mining, examples, read_questions
-from .ranking import interval
+from .ranking import auc, interval
 
 JUDGE = "judge.safetensors"
 
@@ -109,22 +109,6 @@ def fit(
     head = Head(weight.detach(), bias, layer, {**(facts or {}), **figures}, model)
     head.save(out / JUDGE)
     return head, history
-
-
-def auc(scores: np.ndarray, truth: np.ndarray) -> float:
-    """The probability that a valid example scores higher than an invalid one; a tie counts half.
-
-    Where all are of one kind, 0.5.
-
-    Args:
-        truth: Which are valid, or how much of each is, from 0 to 1.
-    """
-    values, place = np.unique(scores, return_inverse=True)
-    share = np.asarray(truth, dtype=np.float64)
-    valid, invalid = (np.bincount(place, each, len(values)) for each in (share, 1 - share))
-    if not valid.any() or not invalid.any():
-        return 0.5
-    return float((valid * (np.cumsum(invalid) - invalid / 2)).sum() / (valid.sum() * invalid.sum()))
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 
 from .data import read_prompts
-from .judge import auc
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
 from .loop import content, even_plan, rounded, train
+from .ranking import auc
 
 _HELD_OUT = 10
 """One prompt in so many is kept for validation, and one for the test."""

@@ -68,8 +68,8 @@ def read_texts(path: Path, *names: str) -> list[tuple[str, ...]]:
 
 def texts(entry: dict[str, Any], *names: str) -> tuple[str, ...] | None:
     """The texts of an object under these names; None where one is missing or empty."""
-    found = tuple(entry.get(name) for name in names)
-    return found if all(isinstance(text, str) and text for text in found) else None
+    found = [text for name in names if isinstance(text := entry.get(name), str) and text]
+    return tuple(found) if len(found) == len(names) else None
 
 
 def read_labelled(path: Path, text: str, label: str) -> list[tuple[str, bool, str]]:

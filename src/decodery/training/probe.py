@@ -90,7 +90,7 @@ def train_probe(
 
 
 def trial(train: Callable[..., Part], score: Scores[Part]) -> Evaluation[Answered, Part]:
-    """How a probe or a LOS-Net is tested, beside the lengths of prompt and answer and the model's own doubt.
+    """How a probe or a LOS-Net is tested, beside lengths and the model's own doubt.
 
     Args:
         train: Makes it, of answers.

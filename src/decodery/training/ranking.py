@@ -48,14 +48,25 @@ def require_kinds(wrong: np.ndarray, part: np.ndarray) -> None:
             )
 
 
+def auc(scores: Ordered[float] | np.ndarray, truth: Ordered[float] | np.ndarray, neither: float = 0.5) -> float:
+    """The chance that something true scores above something false, ties half.
+
+    Args:
+        scores: Of the items.
+        truth: Which are true, or how much of each is, from 0 to 1.
+        neither: What is given where all are of one kind.
+    """
+    values, place = np.unique(np.asarray(scores, dtype=float), return_inverse=True)
+    share = np.asarray(truth, dtype=float)
+    true, false = (np.bincount(place, each, len(values)) for each in (share, 1 - share))
+    if not true.any() or not false.any():
+        return neither
+    return float((true * (np.cumsum(false) - false / 2)).sum() / (true.sum() * false.sum()))
+
+
 def auroc(scores: Ordered[float] | np.ndarray, wrong: Ordered[bool] | np.ndarray) -> float:
     """The chance that a wrong answer scores above a right one, ties half; nan where there are not both."""
-    values, labels = np.asarray(scores, dtype=float), np.asarray(wrong, dtype=bool)
-    right = np.sort(values[~labels])
-    if not len(right) or labels.sum() == 0:
-        return float("nan")
-    below, upto = (np.searchsorted(right, values[labels], side=side) for side in ("left", "right"))
-    return float((below + upto).mean() / (2 * len(right)))
+    return auc(scores, wrong, float("nan"))
 
 
 def interval(

@@ -132,12 +132,11 @@ def read_talks(path: Path) -> list[Talk]:
         return [Talk.labelled(each) for each in read_chats(path)]
 
     def read(entry: dict[str, Any]) -> Talk | None:
-        turns, completes, group = entry.get("turns"), entry.get("completes"), entry["group"]
-        fine = isinstance(turns, list) and bool(turns) and all(isinstance(each, str) and each.strip() for each in turns)
-        if not fine or not isinstance(group, str):
-            return None
+        given, completes, group = entry.get("turns"), entry.get("completes"), entry["group"]
+        turns = tuple(given) if isinstance(given, list) else ()
+        fine = bool(turns) and all(isinstance(each, str) and each.strip() for each in turns) and isinstance(group, str)
         known = completes is None or (type(completes) is int and 0 <= completes < len(turns))
-        return Talk(tuple(turns), completes, group) if known else None
+        return Talk(turns, completes, group) if fine and known else None
 
     form = '{"turns": [text, ...], "completes": number or null, "group": text}, whose turns count from 0'
     return read_objects(path, form, read)

@@ -17,10 +17,10 @@ from decodery.scorers.process_reward import ProcessHead
 
 from .bounds import Bounded
 from .evaluation import figures
-from .judge import auc
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
 from .published_prm import train_published_prm
+from .ranking import auc
 from .reward_head import PRM, fitted
 from .value import read_judged, read_on, read_step_labels
 

@@ -14,8 +14,9 @@ from decodery.sampling import Sampler
 from decodery.speculative.acceptance.judge import Head, Judge, normalized
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.testing import Garbage, check_identical, decode, tiny_transformer
-from decodery.training.judge import JUDGE, auc, fit
+from decodery.training.judge import JUDGE, fit
 from decodery.training.mining import Examples, Mining, from_answers, last_number, mined, read_questions
+from decodery.training.ranking import auc
 
 TARGET, PROMPTS = tiny_transformer(0), [[1, 2, 3], [5] * 6 + [7, 8, 9]]
 DRAFTER = DraftModel(tiny_transformer(3), length=4)
