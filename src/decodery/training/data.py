@@ -210,22 +210,41 @@ def _text(seq: Decoded, top: int) -> TrainingText:
 
 
 def _windows(files: Iterable[Path], tokenizer: Tokenizer, length: int, progress: Progress) -> Iterator[TrainingText]:
+    held: list[int] = []
+    for ids in token_blocks(files, tokenizer, progress, "reading texts"):
+        if ids is not None:
+            held += ids
+            while len(held) > length:
+                yield TrainingText(np.asarray(held[:length], dtype=np.int32), 0)
+                del held[:length]
+            continue
+        held += tokenizer.eos_ids[:1]
+        if len(held) > 1:
+            yield TrainingText(np.asarray(held, dtype=np.int32), 0)
+        held = []
+
+
+def token_blocks(
+    files: Iterable[Path], tokenizer: Tokenizer, progress: Progress, what: str
+) -> Iterator[list[int] | None]:
+    """The token ids of UTF-8 text files, block by block, and None at the end of each.
+
+    Args:
+        files: The files.
+        tokenizer: What encodes them.
+        progress: Called with how many bytes of how many are read.
+        what: What it is called with.
+    """
     files = list(files)
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:
-        held: list[int] = []
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 # A block ends with its line, so that no word is cut in two; endless lines are.
                 while block := file.read(_BLOCK) + file.readline(_BLOCK):
-                    held += tokenizer.encode(block, special=False)
-                    while len(held) > length:
-                        yield TrainingText(np.asarray(held[:length], dtype=np.int32), 0)
-                        del held[:length]
+                    yield tokenizer.encode(block, special=False)
                     done += len(block.encode())
-                    progress("reading texts", done, total)
+                    progress(what, done, total)
         except UnicodeDecodeError as error:
             raise PromptError(f"{path} is not UTF-8 text (byte {error.start}): convert it first") from error
-        held += tokenizer.eos_ids[:1]
-        if len(held) > 1:
-            yield TrainingText(np.asarray(held, dtype=np.int32), 0)
+        yield None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.speculative.stores.datastore import FORMAT, SuffixArray
 
+from .data import token_blocks
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 
 SHARD = 1 << 22
 """Tokens per shard: sorting one takes about 200 MB."""
-_BLOCK = 1 << 20
 
 
 def build_datastore(
@@ -57,9 +57,9 @@ def build_datastore(
     sizes: list[int] = []
     waiting: list[np.ndarray] = []
     held = 0
-    for ids in _token_blocks(files, tokenizer, separator, progress):
-        waiting.append(ids)
-        held += len(ids)
+    for ids in token_blocks(files, tokenizer, progress, "indexing"):
+        waiting.append(np.asarray([separator] if ids is None else ids, dtype=np.int64))
+        held += len(waiting[-1])
         while held >= shard_tokens:
             every = np.concatenate(waiting)
             _write_shard(partial, len(sizes), every[:shard_tokens])
@@ -76,23 +76,6 @@ def build_datastore(
     (partial / "datastore.json").write_text(json.dumps(facts, indent=1), "utf-8")
     os.replace(partial, out)
     return total
-
-
-def _token_blocks(
-    files: Sequence[Path], tokenizer: Tokenizer, separator: int, progress: Progress
-) -> Iterator[np.ndarray]:
-    total, done = sum(path.stat().st_size for path in files), 0
-    for path in files:
-        try:
-            with path.open(encoding="utf-8", newline="") as file:
-                # A block ends with its line, so that no word is cut in two; endless lines are.
-                while block := file.read(_BLOCK) + file.readline(_BLOCK):
-                    yield np.asarray(tokenizer.encode(block, special=False), dtype=np.int64)
-                    done += len(block.encode())
-                    progress("indexing", done, total)
-        except UnicodeDecodeError as error:
-            raise PromptError(f"{path} is not UTF-8 text (byte {error.start}): convert it first") from error
-        yield np.array([separator], dtype=np.int64)
 
 
 def _write_shard(folder: Path, number: int, tokens: np.ndarray) -> None:

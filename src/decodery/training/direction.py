@@ -34,7 +34,7 @@ from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .lines import read_labelled
-from .ranking import auroc, parts
+from .ranking import auroc, logistic, parts
 
 _RANDOM_AT_MOST = 2e9
 """Parameters of the largest model that is read with random weights, too: it is loaded in 32 bits for that."""
@@ -247,19 +247,9 @@ def axis_of(
 def _logistic(data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The direction [width] that tells labels [n] of rows [n, width], with a penalty that keeps it small."""
     scale = data.std(dim=0).clamp_min(1e-6)
-    given = torch.cat((data / scale, torch.ones(len(data), 1, dtype=data.dtype, device="cpu")), dim=1)
-    weight = torch.zeros(given.shape[1], dtype=data.dtype, requires_grad=True, device="cpu")
-    optimizer = torch.optim.LBFGS([weight], max_iter=100, line_search_fn="strong_wolfe")
-
-    def loss() -> torch.Tensor:
-        optimizer.zero_grad()
-        fit = torch.nn.functional.binary_cross_entropy_with_logits(given @ weight, labels)
-        value = fit + 0.5 * weight[:-1].square().sum() / len(data)
-        value.backward()
-        return value
-
-    optimizer.step(loss)
-    return weight.detach()[:-1] / scale
+    given = torch.nn.functional.pad(data / scale, (0, 1), value=1.0)
+    how: dict[str, Any] = {"max_iter": 100, "line_search_fn": "strong_wolfe"}
+    return logistic(given, labels, 0.5 / len(data), constant=True, **how)[:-1] / scale
 
 
 @dataclass(frozen=True)

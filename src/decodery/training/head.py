@@ -31,8 +31,7 @@ from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown, read_prompts, write_shown
 from .features import FeatureRows, FeatureStore
-from .glancing import glancing
-from .head_batch import DEPTHS, LOSSES, Taught, distance, judged, rank_rates, taught
+from .head_batch import DEPTHS, LOSSES, Taught, distance, glancing, judged, rank_rates, taught
 from .held_out import HeldOut
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts

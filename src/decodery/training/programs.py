@@ -1,4 +1,4 @@
-"""Programs before and after a fix: read from a file, and which of their tokens make the difference."""
+"""Programs before and after a fix, read or built in, and which of their tokens make the difference."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from decodery.core.errors import PromptError
 from decodery.models.tokenizers.tokenizer import Tokenizer
 
+from .built_in import built_in_data
 from .lines import read_objects, texts
 
 MOST_TOKENS = 1024
@@ -50,6 +51,19 @@ def read_pairs(path: Path) -> list[ProgramPair]:
         return ProgramPair(*found) if found and found[0] != found[1] else None
 
     return read_objects(path, '{"before": text, "after": another text}', read)
+
+
+def built_in_pairs(count: int) -> list[ProgramPair]:
+    """The first `count` of 200 pairs of programs before and after a security fix, made of templates.
+
+    Every template is about one thing, then about the next one. Of a program about $noun, `@` is what the fix changes.
+    """
+    made = [
+        ProgramPair(*(each["program"].replace("@", each[side]).replace("$noun", noun) for side in ("before", "after")))
+        for noun in built_in_data("things of programs")
+        for each in built_in_data("fixes")
+    ]
+    return made[:count]
 
 
 def changed_characters(before: str, after: str) -> tuple[np.ndarray, np.ndarray]:

@@ -21,11 +21,11 @@ from decodery.scorers.published_reward import PublishedReward
 
 from .evaluation import figures
 from .held_out import CONTROL
+from .ranking import logistic
 from .value import states_of
 
 HEAD, BACKBONE, WEIGHTS = "score.safetensors", "backbone.safetensors", "model.safetensors"
 _HELD_OUT = 10
-_ITERATIONS = 200
 _CAUSAL, _CLASSIFIER = "ForCausalLM", "ForTokenClassification"
 _COPIED = ("*.jinja", "tokenizer*.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json")
 
@@ -135,20 +135,10 @@ def _described(source: Path) -> dict[str, object]:
 def _fitted(states: torch.Tensor, labels: torch.Tensor, ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Weight [hidden] and bias [] of a logistic regression, on centred states of unit scale."""
     centre, scale = states.mean(dim=0), states.std(dim=0).mean().clamp(min=1e-6)
-    rows = ((states - centre) / scale).double()
-    weight = torch.zeros(states.shape[1], dtype=torch.float64, device="cpu", requires_grad=True)
-    bias = torch.zeros((), dtype=torch.float64, device="cpu", requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight, bias], max_iter=_ITERATIONS, line_search_fn="strong_wolfe")
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = binary_cross_entropy_with_logits(rows @ weight + bias, labels.double()) + ridge * weight.square().sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    found = (weight.detach() / scale).float()
-    return found, (bias.detach() - (weight.detach() * centre / scale).sum()).float()
+    rows = torch.nn.functional.pad(((states - centre) / scale).double(), (0, 1), value=1.0)
+    found = logistic(rows, labels.double(), ridge, constant=True, line_search_fn="strong_wolfe")
+    weight, bias = found[:-1], found[-1]
+    return (weight / scale).float(), (bias - (weight * centre / scale).sum()).float()
 
 
 def _write(source: Path, out: Path, config: dict[str, object], weight: torch.Tensor, bias: torch.Tensor) -> None:

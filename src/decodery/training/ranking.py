@@ -101,23 +101,28 @@ def interval(
     return float(low), float(high)
 
 
-def logistic(data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def logistic(
+    data: torch.Tensor, labels: torch.Tensor, ridge: float = 1e-3, *, constant: bool = False, **how: Any
+) -> torch.Tensor:
     """Logistic regression with a small penalty.
 
     Args:
         data: [n, width] float64 rows; a column of ones is the caller's.
-        labels: [n] of 0 and 1.
+        labels: [n] from 0 to 1.
+        ridge: Of the squared weights.
+        constant: The last column is one of ones, whose weight has no penalty.
+        how: Settings of the optimizer, `torch.optim.LBFGS`.
 
     Returns:
         [width] weights.
     """
     weight = torch.zeros(data.shape[1], dtype=torch.float64, requires_grad=True, device="cpu")
-    optimizer = torch.optim.LBFGS([weight], max_iter=200)
+    optimizer = torch.optim.LBFGS([weight], **{"max_iter": 200, **how})
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
         fit = torch.nn.functional.binary_cross_entropy_with_logits(data @ weight, labels)
-        value = fit + 1e-3 * weight.square().sum()
+        value = fit + ridge * (weight[:-1] if constant else weight).square().sum()
         value.backward()
         return value
 

@@ -18,12 +18,11 @@ from decodery.models.trained.prefix import KVPrefix, Prefixes
 
 from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .fitting import fit
-from .fixes import built_in_pairs
 from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, validation
 from .loop import History, TrainingPlan, batches, content
-from .programs import MOST_TOKENS, LabelledProgram, ProgramPair, programs_of, read_pairs
+from .programs import MOST_TOKENS, LabelledProgram, ProgramPair, built_in_pairs, programs_of, read_pairs
 from .traced import TracedCache, differentiable
 
 CONTROLS = ("secure", "unsafe")

@@ -28,11 +28,11 @@ from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.training import loop
 from decodery.training.card import check_folder
-from decodery.training.fixes import built_in_pairs
 from decodery.training.kind import Run
 from decodery.training.programs import (
     LabelledProgram,
     ProgramPair,
+    built_in_pairs,
     changed_characters,
     programs_of,
     read_pairs,

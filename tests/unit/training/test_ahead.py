@@ -37,8 +37,7 @@ from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.hidden_transfer import TransferRecipe, TransferTrainee, train_transfer
 from decodery.training.kind import Run
-from decodery.training.lexical_units import PlaceholderTrainee
-from decodery.training.ppd import PPDRecipe, train_ppd
+from decodery.training.placeholders import PlaceholderTrainee, PPDRecipe, train_ppd
 from tiny_models import tiny_loaded
 
 LAYERS = (0, 1, 1)

@@ -22,9 +22,8 @@ from decodery.testing import check_identical
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.features import FeatureStore
-from decodery.training.glancing import drawn
 from decodery.training.head import HeadRecipe, _HeadTraining, _StoredTexts, train_head
-from decodery.training.head_batch import Taught, distance, judged
+from decodery.training.head_batch import Taught, distance, drawn, judged
 from decodery.training.kind import Run
 from tiny_models import tiny_loaded
 

@@ -36,7 +36,7 @@ from decodery.training.ahead import sure_runs
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.kind import Run
-from decodery.training.lexical_units import UNITS, PlaceholderTrainee, UnitsRecipe, train_units
+from decodery.training.placeholders import UNITS, PlaceholderTrainee, UnitsRecipe, train_units
 from scripted import Scripted, Unigram
 from tiny_models import VOCAB, make_tokenizer
 

@@ -1,8 +1,10 @@
-"""Train the placeholders that `lexical-unit` feeds: their embeddings alone, while the model stays as it is.
+"""Train what stands in place of tokens that are not written yet: embeddings alone, while the model stays as it is.
 
 Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs (2024) fine-tunes the model on
-runs of tokens it is sure of, read as placeholders. Here the placeholders learn and nothing else does, so that the model
-writes what it wrote before. A text is read once, and placeholders are put after many of its places.
+runs of tokens it is sure of, read as placeholders; here the placeholders of `lexical-unit` learn and nothing else does,
+so that the model writes what it wrote before. Hardware-Aware Parallel Prompt Decoding for Memory-Efficient Acceleration
+of LLM Inference (2024) puts the prompt tokens of `ppd` after one random place of a text; here they stand after many,
+each seeing the text up to there and the prompt tokens of the same place before it.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ import torch
 
 from decodery.models.batch import Segment
 from decodery.models.hooks import Tap
-from decodery.models.loaders.drafts import UNITS
+from decodery.models.loaders.drafts import PROMPTS, UNITS
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
 from .ahead import AheadRecipe, AheadTrainee, after, train_ahead
-from .bounds import bounded
+from .bounds import COUNT, bounded
 from .corpus import Corpus
 from .kind import Kind, Run
 from .kind_data import OwnTexts, from_own_texts
@@ -38,6 +40,20 @@ class UnitsRecipe(AheadRecipe):
 
     span: int = bounded(4, "[2, inf)")
     alpha: float = bounded(0.5, "[0, 1]")
+
+
+@dataclass(frozen=True)
+class PPDRecipe(AheadRecipe):
+    """How prompt tokens learn.
+
+    Attributes:
+        ahead: Number of tokens to predict ahead.
+        decay: Weight of a token, as a share of the weight of the one before it.
+    """
+
+    ahead: int = bounded(3, COUNT)
+    decay: float = bounded(0.8, "(0, 1]")
+    lr: float = 1e-2
 
 
 class PlaceholderTrainee(AheadTrainee):
@@ -83,6 +99,17 @@ def train_units(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
     return train_ahead(run, corpus, trainee, recipe, trainee.made, **how)
 
 
+def train_ppd(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
+    """Train prompt tokens on texts that the model wrote, for `ppd`. Every ninth text is held out.
+
+    Raises:
+        SettingsError: For a model that is not in floating point, and for texts that teach nothing.
+    """
+    recipe = run.of(PPDRecipe)
+    trainee = PlaceholderTrainee(run.loaded.model, run.learning, recipe, ahead=recipe.ahead, decay=recipe.decay)
+    return train_ahead(run, corpus, trainee, recipe, trainee.made, what="training prompt tokens", file=PROMPTS)
+
+
 KINDS = {
     "lexical-units": Kind(
         """Train placeholders that MODEL reads in place of unwritten tokens: --drafter lexical-unit:units=DIR.
@@ -94,5 +121,15 @@ KINDS = {
         "-m smollm2 --out units",
         model="to train for",
         file=UNITS,
-    )
+    ),
+    "ppd": Kind(
+        """Train prompt tokens that let MODEL predict further tokens: --drafter ppd:ppd=DIR. Only embeddings are
+        trained.""",
+        from_own_texts(train_ppd),
+        "The prompt tokens are ready: --drafter ppd:ppd={out}",
+        (OwnTexts(), PPDRecipe()),
+        "--ahead 3 --out ppd",
+        model="that drafts for itself",
+        file=PROMPTS,
+    ),
 }
