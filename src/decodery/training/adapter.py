@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,11 +64,16 @@ class S2FTRemaking(Remaking):
     """S2FT: Efficient, Scalable and Generalizable LLM Fine-tuning by Structured Sparsity (2024).
 
     Of every layer some heads' columns of the output projection and some channels' columns of the MLP's down projection
-    learn, drawn at random by `seed`: shares heads and channels of them, at least one of each where a share is above 0.
-    Columns are kept with their numbers: nothing is permuted, so that it is all the same how many heads share a key.
+    learn, drawn at random by `seed`. Columns are kept with their numbers: nothing is permuted, so that it is all the
+    same how many heads share a key.
+
+    Attributes:
+        config: That of the model.
+        channels: Share of MLP channels to train.
+        heads: Share of heads to train, at least one head.
     """
 
-    config: ModelConfig
+    config: ModelConfig | None = None
     channels: float = 0.03
     heads: float = 0.052
     seed: int = 0
@@ -82,6 +87,7 @@ class S2FTRemaking(Remaking):
         return False
 
     def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
+        assert self.config is not None
         _, layer, kind = name.split(".")
         shares = {
             "output": (self.heads, self.config.num_heads),
@@ -202,33 +208,15 @@ def usage(adapter: Adapter) -> str:
     return "--logits-source adapter:file=THIS_FOLDER"
 
 
-@dataclass(frozen=True)
-class S2FTShares:
-    """What of a model is tuned.
-
-    Attributes:
-        channels: Share of MLP channels to train.
-        heads: Share of heads to train, at least one head.
-    """
-
-    channels: float = S2FTRemaking.channels
-    heads: float = S2FTRemaking.heads
-
-
-def _learn(run: Run, remaking: Callable[[ModelConfig], S2FTRemaking | LoRARemaking]) -> dict[str, Any]:
-    made = remaking(transformable(run.loaded.model).config)
-    run.made = train_adapter(run, cut_texts(run), made)
+def _learn(run: Run, remaking: S2FTRemaking | LoRARemaking) -> dict[str, Any]:
+    transformable(run.loaded.model)
+    run.made = train_adapter(run, cut_texts(run), remaking)
     found = run.made.facts["validation"]
     return {**found["with"], "baselines": {"without": found["without"]}}
 
 
 def _ready(run: Run) -> str:
     return f"The adapter is ready: {usage(run.made).replace('THIS_FOLDER', str(run.out))}"
-
-
-def _s2ft(run: Run) -> dict[str, Any]:
-    shares = run.of(S2FTShares)
-    return _learn(run, lambda config: S2FTRemaking(config, shares.channels, shares.heads, run.seed))
 
 
 _IMITATE = (
@@ -239,16 +227,17 @@ _DATA = (CutFiles(), CopyRecipe(500, 1, 2e-4))
 KINDS = {
     "s2ft": Kind(
         f"Train an S2FT adapter of MODEL on FILES: a few heads and channels.{_IMITATE}",
-        _s2ft,
+        lambda run: _learn(run, replace(run.of(S2FTRemaking), config=run.loaded.model.config)),
         _ready,
-        (*_DATA, S2FTShares()),
+        (*_DATA, S2FTRemaking()),
         "notes.txt --out adapter",
         model="to tune",
         file=Adapter.FILE,
+        without=("config",),
     ),
     "lora": Kind(
         f"Train a LoRA adapter of MODEL on FILES.{_IMITATE}",
-        lambda run: _learn(run, lambda config: run.of(LoRARemaking)),
+        lambda run: _learn(run, run.of(LoRARemaking)),
         _ready,
         (*_DATA, LoRARemaking()),
         "notes.txt --rank 8 --out adapter",

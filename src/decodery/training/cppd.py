@@ -8,7 +8,6 @@ writes greedily, not what would have been right: drafts are to agree with it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,19 +18,20 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, linear
 from torch.nn.utils.rnn import pad_sequence
 
-from decodery.core.errors import CorruptFile, PromptError, SettingsError
+from decodery.core.errors import PromptError, SettingsError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.logits_sources.reads import Reads
 from decodery.models.batch import Batch
-from decodery.models.loaders.store import Progress, replacing, silent
+from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots, shapes
 
 from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .fitting import fit
 from .held_out import HeldOut
+from .kept_files import keep, kept
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .lines import read_lines
@@ -128,10 +128,9 @@ def written(
     engine, pairs, made = Engine(model), list[Pair](), f"{model.fingerprint} {most}"
     for first in range(0, len(sources), _SHARD):
         shard = as_ids(sources[first : first + _SHARD])
-        path = out / "texts" / f"{first // _SHARD:05}.json"
-        told = {"model": made, "sources": content(shard)}
-        texts = _read(path, told)
-        if texts is None:
+        path = out / "texts" / f"{first // _SHARD:05}.safetensors"
+        told = content([made, shard])
+        if not path.is_file():
             requests = [
                 Request(
                     [model.config.start_id],
@@ -141,30 +140,23 @@ def written(
                 )
                 for each in shard
             ]
-            texts = []
+            tokens, sizes = list[int](), list[int]()
             for begun in range(0, len(requests), _TOGETHER):
                 run = [engine.submit(request) for request in requests[begun : begun + _TOGETHER]]
                 engine.run(run)
-                texts += [seq.generated for seq in run]
-            with replacing(path) as temporary:
-                temporary.write_text(json.dumps({**told, "texts": texts}), encoding="utf-8")
-        pairs += zip(shard, texts, strict=True)
+                sizes += [len(seq.generated) for seq in run]
+                tokens += [token for seq in run for token in seq.generated]
+            made_of = {"tokens": tokens, "sizes": sizes}
+            keep(
+                path,
+                {name: torch.tensor(each, dtype=torch.int64, device="cpu") for name, each in made_of.items()},
+                told,
+            )
+        with kept(path, told) as (found, _):
+            texts = found["tokens"].split(found["sizes"].tolist())
+        pairs += zip(shard, [each.tolist() for each in texts], strict=True)
         progress("writing texts", len(pairs), len(sources))
     return pairs
-
-
-def _read(path: Path, told: dict[str, str]) -> list[list[int]] | None:
-    """The texts of a shard, None where it is still to be written."""
-    if not path.is_file():
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        same, texts = {name: found[name] for name in told} == told, found["texts"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise CorruptFile(f"{path} is damaged: remove it, and it is written again") from error
-    if not same:
-        raise SettingsError(f"{path} holds texts of another model, or of other sources: name a new folder")
-    return [list(map(int, each)) for each in texts]
 
 
 class CPPDTrainee:

@@ -192,7 +192,7 @@ def rank_rates(head: BoundHead, training_batches: Sequence[Taught]) -> list[list
 
 
 def glancing(head: FalconHead, batch: Taught, depths: int, along: float, seed: int) -> list[Guess]:
-    """Guesses of a step of a training, some of whose items are the answers: fewer and fewer of those that are wrong.
+    """Guesses of a step of a training, some of whose wrong items are the answers, fewer as it goes on.
 
     It is the coupled sequential glancing distillation (CSGD) of Falcon (2024).
 

@@ -143,7 +143,7 @@ def test_slots_are_trained_by_one_command_kept_and_refused(tmp_path: Path) -> No
         train_cppd(Run(LoadedModel(tiny_transformer(0), tokenizer(), None, "", ""), tmp_path / "new"), SOURCES)
     with pytest.raises(PromptError, match="give at least 9"):
         train_cppd(Run(TARGET, tmp_path / "new"), SOURCES[:3])
-    with pytest.raises(SettingsError, match="another model, or of other sources"):
+    with pytest.raises(SettingsError, match="made with other settings or other data"):
         written(MODEL, SOURCES, (END,), 4, out)
     with pytest.raises(SettingsError, match="layers is 0: give one in"):
         CPPDRecipe(layers=0)
