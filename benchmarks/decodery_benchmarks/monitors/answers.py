@@ -16,7 +16,7 @@ from decodery.monitors.factcheckmate import FactCheckmate, Shift
 from decodery.monitors.probe import Probe
 from decodery.monitors.truthprint import TruthPrInt
 from decodery.step.monitor import Monitor
-from decodery.training.activations import ActivationCollector, Answered
+from decodery.training.activations import Answered, collect
 from decodery.training.checkable import built_in
 from decodery.training.evaluation import MonitorContext
 from decodery.training.los import scores as los_scores
@@ -46,8 +46,8 @@ def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) ->
     """
     layers = lm.model.config.num_layers
     sites = tuple(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6))
-    collector = ActivationCollector(lm, work / NAME, sites=sites, k=max(_RIVALS))
-    everything = collector.collect(built_in(settings.prompts, settings.seed, more=more_questions()), progress)
+    asked = built_in(settings.prompts, settings.seed, more=more_questions())
+    everything = collect(lm, asked, work / NAME, sites=sites, k=max(_RIVALS), progress=progress)
     answers, note = _kept(everything)
     notes = [note]
     found: dict[str, list[Judged]] = {}

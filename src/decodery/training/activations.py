@@ -13,7 +13,6 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.engine.monitoring import monitor_states
 from decodery.llm.llm import LLM
-from decodery.models.hooks import Tap
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.recorder import Recorder
 from decodery.step.sequence import Sequence
@@ -50,113 +49,92 @@ class Answered:
     new: dict[str, torch.Tensor]
 
 
-class ActivationCollector:
-    """What a model shows while it answers, in shards of the folder `out`.
+def collect(
+    lm: LLM,
+    questions: Ordered[CheckableQuestion],
+    out: Path,
+    *,
+    sites: Ordered[str] = (),
+    k: int = 100,
+    max_new_tokens: int = 12,
+    chat: bool = False,
+    progress: Progress = silent,
+) -> list[Answered]:
+    """What a model shows while it answers greedily, in shards of the folder `out`; those that are there are read.
 
-    Those that are there already are read. States are kept in half precision.
+    States are kept in half precision.
 
     Args:
         sites: Named taps.
-        k: log-probabilities kept of a row. Greedy answers of up to `max_new_tokens` tokens.
+        k: Log-probabilities kept of a row.
         chat: Questions are messages of a user's, by the model's chat template, whole answers are kept, and one that
             holds the wanted one is right; else they are plain texts, and answers are the rest of the line.
+
+    Raises:
+        SettingsError: For a folder with answers to others.
     """
+    recorder, found = Recorder(tuple(sites), k), list[Answered]()
+    how = [lm.model.fingerprint, lm.dtype, max_new_tokens, list(sites), k, chat]
+    out.mkdir(parents=True, exist_ok=True)
+    for first in range(0, len(questions), SHARD):
+        asked = questions[first : first + SHARD]
+        path = out / f"answers-{first // SHARD:05d}.safetensors"
+        made = content([str(each) for each in [*how, *([each.prompt, each.answer, each.group] for each in asked)]])
+        if not path.is_file():
+            answers = list(_answers(lm, asked, recorder, max_new_tokens, chat))
+            keep(path, _tensors(answers, recorder.sites), made)
+        with kept(path, made) as (tensors, _):
+            found += _read(tensors, asked, recorder.sites)
+        progress("answering questions", first + len(asked), len(questions))
+    return found
 
-    def __init__(
-        self,
-        lm: LLM,
-        out: Path,
-        *,
-        sites: Ordered[str] = (),
-        k: int = 100,
-        max_new_tokens: int = 12,
-        chat: bool = False,
-    ) -> None:
-        self.lm, self.out, self.max_new_tokens, self.chat = lm, out, max_new_tokens, chat
-        self.recorder = Recorder(tuple(sites), k)
 
-    def collect(self, questions: Ordered[CheckableQuestion], progress: Progress = silent) -> list[Answered]:
-        """Answer them all, or read what is there.
-
-        Raises:
-            SettingsError: For a folder with answers to others.
-        """
-        self.out.mkdir(parents=True, exist_ok=True)
-        found: list[Answered] = []
-        for first in range(0, len(questions), SHARD):
-            asked = questions[first : first + SHARD]
-            path = self.out / f"answers-{first // SHARD:05d}.safetensors"
-            if not path.is_file():
-                self._write(path, list(self._answer(asked)), asked)
-            found += self._read(path, asked)
-            progress("answering questions", first + len(asked), len(questions))
-        return found
-
-    def _made(self, asked: Ordered[CheckableQuestion]) -> str:
-        """What tells a shard from those of other questions, models and settings."""
-        about = [
-            self.lm.model.fingerprint,
-            self.lm.dtype,
-            self.max_new_tokens,
-            list(self.recorder.sites),
-            self.recorder.k,
-            self.chat,
-        ]
-        about += [[each.prompt, each.answer, each.group] for each in asked]
-        return content([str(each) for each in about])
-
-    def _answer(self, asked: Ordered[CheckableQuestion]) -> Iterator[Answered]:
-        for first in range(0, len(asked), _TOGETHER):
-            engine, texts = self.lm.engine(), list[Sequence]()
-            for question in asked[first : first + _TOGETHER]:
-                request = self.lm.request_for(
-                    question.prompt,
-                    apply_chat_template=self.chat,
-                    max_new_tokens=self.max_new_tokens,
-                    stop=() if self.chat else "\n",
-                    drafter=None,
-                    monitor=self.recorder,
-                )
-                texts.append(engine.submit(request))
-            engine.run(texts)
-            for question, text in zip(asked[first : first + _TOGETHER], texts, strict=True):
-                assert text.text is not None
-                right = question.held_by if self.chat else question.right
-                yield _answered(question, not right(text.text.text), text, self.recorder.sites)
-
-    def _write(self, path: Path, answers: list[Answered], asked: Ordered[CheckableQuestion]) -> None:
-        tensors = {
-            "sizes": torch.tensor([len(each.tokens) for each in answers], dtype=torch.int64, device="cpu"),
-            "tokens": torch.tensor(
-                [token for each in answers for token in each.tokens], dtype=torch.int64, device="cpu"
-            ),
-            "wrong": torch.tensor([each.wrong for each in answers], dtype=torch.bool, device="cpu"),
-            "signatures": torch.cat([each.signatures for each in answers]),
-        }
-        for number, site in enumerate(self.recorder.sites):
-            tensors[f"prompt.{number}"] = torch.stack([each.prompt[site] for each in answers]).half()
-            tensors[f"new.{number}"] = torch.cat([each.new[site] for each in answers]).half()
-        keep(path, tensors, self._made(asked))
-
-    def _read(self, path: Path, asked: Ordered[CheckableQuestion]) -> list[Answered]:
-        with kept(path, self._made(asked)) as (tensors, _):
-            sizes = tensors["sizes"].tolist()
-            tokens, signatures = tensors["tokens"].split(sizes), tensors["signatures"].split(sizes)
-            named = list(enumerate(self.recorder.sites))
-            prompt: dict[Tap, torch.Tensor] = {site: tensors[f"prompt.{number}"].float() for number, site in named}
-            new = {site: tensors[f"new.{number}"].float().split(sizes) for number, site in named}
-            wrong = tensors["wrong"].tolist()
-        return [
-            Answered(
-                question,
-                wrong[at],
-                tokens[at].tolist(),
-                signatures[at],
-                {site: prompt[site][at] for _, site in named},
-                {site: new[site][at] for _, site in named},
+def _answers(
+    lm: LLM, asked: Ordered[CheckableQuestion], recorder: Recorder, max_new_tokens: int, chat: bool
+) -> Iterator[Answered]:
+    for first in range(0, len(asked), _TOGETHER):
+        engine, texts = lm.engine(), list[Sequence]()
+        for question in asked[first : first + _TOGETHER]:
+            request = lm.request_for(
+                question.prompt,
+                apply_chat_template=chat,
+                max_new_tokens=max_new_tokens,
+                stop=() if chat else "\n",
+                drafter=None,
+                monitor=recorder,
             )
-            for at, question in enumerate(asked)
-        ]
+            texts.append(engine.submit(request))
+        engine.run(texts)
+        for question, text in zip(asked[first : first + _TOGETHER], texts, strict=True):
+            assert text.text is not None
+            right = question.held_by if chat else question.right
+            yield _answered(question, not right(text.text.text), text, recorder.sites)
+
+
+def _tensors(answers: Ordered[Answered], sites: Ordered[str]) -> dict[str, torch.Tensor]:
+    sizes, tokens = [len(each.tokens) for each in answers], [token for each in answers for token in each.tokens]
+    tensors = {
+        "sizes": torch.tensor(sizes, dtype=torch.int64, device="cpu"),
+        "tokens": torch.tensor(tokens, dtype=torch.int64, device="cpu"),
+        "wrong": torch.tensor([each.wrong for each in answers], dtype=torch.bool, device="cpu"),
+        "signatures": torch.cat([each.signatures for each in answers]),
+    }
+    for number, site in enumerate(sites):
+        tensors[f"prompt.{number}"] = torch.stack([each.prompt[site] for each in answers]).half()
+        tensors[f"new.{number}"] = torch.cat([each.new[site] for each in answers]).half()
+    return tensors
+
+
+def _read(
+    tensors: dict[str, torch.Tensor], asked: Ordered[CheckableQuestion], sites: Ordered[str]
+) -> Iterator[Answered]:
+    sizes, wrong = tensors["sizes"].tolist(), tensors["wrong"].tolist()
+    tokens, signatures = tensors["tokens"].split(sizes), tensors["signatures"].split(sizes)
+    prompt = {site: tensors[f"prompt.{number}"].float() for number, site in enumerate(sites)}
+    new = {site: tensors[f"new.{number}"].float().split(sizes) for number, site in enumerate(sites)}
+    for at, question in enumerate(asked):
+        states = {site: prompt[site][at] for site in sites}, {site: new[site][at] for site in sites}
+        yield Answered(question, wrong[at], tokens[at].tolist(), signatures[at], *states)
 
 
 def read_answers(
@@ -257,8 +235,8 @@ class Questions(Data):
         chat = lm.chat_template is not None and self.apply_chat_template
         most = most or (64 if chat else 12)
         asked = built_in(self.count, self.seed, chat=chat) if not self.questions else read_checkable(self.questions)
-        collector = ActivationCollector(lm, run.out / "answers", sites=sites, k=k, max_new_tokens=most, chat=chat)
-        found = collector.collect(asked, run.progress)
+        how: dict[str, Any] = {"sites": sites, "k": k, "max_new_tokens": most, "chat": chat}
+        found = collect(lm, asked, run.out / "answers", progress=run.progress, **how)
         return found, {"chat": chat, "tokens": most, "data": str(self.questions or "built-in questions")}
 
 

@@ -44,7 +44,7 @@ class CoprocessorRecipe(Bounded):
 
 
 class CoprocessorTrainee(PartTrainee[Sequence[int], CoprocessorWeights]):
-    """Learns for the cache policy `coprocessor`.
+    """A coprocessor learns, for the cache policy `coprocessor`.
 
     Each step reads a text up to one place without gradients and learns there, where the paper learns at many places of
     a text at once.

@@ -26,7 +26,7 @@ from decodery.monitors.sae import SAE
 from decodery.monitors.threshold import Threshold
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.training import direction, head_texts, sequential
-from decodery.training.activations import ActivationCollector, Answered
+from decodery.training.activations import Answered, collect
 from decodery.training.checkable import CheckableQuestion, built_in
 from decodery.training.codebook import CodebookSettings, train_codebook
 from decodery.training.cut import parameters
@@ -280,8 +280,8 @@ def test_what_is_collected_is_what_is_read_where_it_is_used(tmp_path: Path) -> N
     lm = tiny_lm()
     asked = [CheckableQuestion(f"What is {number}?", "a", f"{number}") for number in range(3)]
     settings = {"sites": SITES, "k": 4, "max_new_tokens": 5}
-    chat = ActivationCollector(lm, tmp_path / "chat", chat=True, **settings).collect(asked)  # type: ignore[arg-type]
-    raw = ActivationCollector(lm, tmp_path / "raw", **settings).collect(asked)  # type: ignore[arg-type]
+    chat = collect(lm, asked, tmp_path / "chat", chat=True, **settings)  # type: ignore[arg-type]
+    raw = collect(lm, asked, tmp_path / "raw", **settings)  # type: ignore[arg-type]
     known = replace(probe("prompt"), threshold=Threshold(0.5, 0.1, 20, "", chat=True))
     for each, plain in zip(chat, raw, strict=True):
         (found,) = lm.generate(each.question.prompt, max_new_tokens=5, monitor=FactCheckmate(known)).monitors
@@ -289,7 +289,7 @@ def test_what_is_collected_is_what_is_read_where_it_is_used(tmp_path: Path) -> N
         assert found.scores[-1] == pytest.approx(worst(known, [each])[0], abs=1e-3)
         assert abs(worst(known, [each])[0] - worst(known, [plain])[0]) > 2e-3
     with pytest.raises(SettingsError, match="name another folder"):
-        ActivationCollector(lm, tmp_path / "chat", **settings).collect(asked)  # type: ignore[arg-type]
+        collect(lm, asked, tmp_path / "chat", **settings)  # type: ignore[arg-type]
     question = CheckableQuestion("", "Brasilia", "")
     assert (
         question.held_by("Its capital is Brasília.") and not question.held_by("Brasilian") and not question.held_by("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from decodery.monitors.truthprint import TruthPrInt
 from decodery.sampling.sampler import Sampler
 from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, decode, tiny_transformer, to_int8
-from decodery.training.activations import ActivationCollector, Answered
+from decodery.training.activations import Answered, collect
 from decodery.training.checkable import CheckableQuestion, built_in, read_checkable
 from decodery.training.los import scores, train_los
 from decodery.training.probe import train_probe, worst
@@ -201,14 +202,14 @@ def test_what_is_collected_is_kept_and_what_is_asked_can_be_checked(
 ) -> None:
     lm = tiny_lm()
     asked = [CheckableQuestion(f"q{number}", "a", f"{number}") for number in range(5)]
-    collector = ActivationCollector(lm, tmp_path, sites=("resid_post.0",), k=4, max_new_tokens=3)
-    first = collector.collect(asked)
+    collected = partial(collect, lm, out=tmp_path, sites=("resid_post.0",), k=4, max_new_tokens=3)
+    first = collected(asked)
     monkeypatch.setattr(lm, "engine", None)
-    for one, other in zip(first, collector.collect(asked), strict=True):
+    for one, other in zip(first, collected(asked), strict=True):
         assert one.tokens == other.tokens and one.signatures.equal(other.signatures)
         assert one.new["resid_post.0"].shape == (len(one.tokens), lm.model.config.hidden_size)
     with pytest.raises(SettingsError, match="name another folder"):
-        collector.collect(asked[:4])
+        collected(asked[:4])
     question = CheckableQuestion("", "Phnom Penh", "")
     assert (
         question.right(" phnom penh.\nMore")
