@@ -8,8 +8,7 @@ a token is what the model found likely there; the small decoder begins as the mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .cut import changeable, parameters, quantized
 from .draft import write_draft
-from .fitting import Fitted, fit
+from .fitting import fit
 from .held_out import HeldOut
 from .kind import Kind, Run
 from .kind_data import OwnTexts, from_own_texts
@@ -219,69 +218,32 @@ def untrained(base: Transformer, recipe: HamburgerRecipe) -> MicroSteps:
     return MicroSteps(tensors, quarters(config.num_layers), *heads, config.rope.theta)
 
 
-@dataclass(frozen=True, eq=False)
-class HamburgerTraining:
-    """What learns, and on what.
+def _batch(some: Sequence[Grouped], most: int) -> GroupBatch:
+    return GroupBatch.of([text for text, _ in some], [sizes for _, sizes in some], most)
 
-    Attributes:
-        texts: With the sizes of their groups, those held out apart.
+
+def figures(base: Transformer, parts: MicroSteps, held: Sequence[Grouped], recipe: HamburgerRecipe) -> dict[str, float]:
+    """Of held-out texts, cut into groups by the model's own entropies: loss.
+
+    Nats of what is to be said of a group's first token and of those after it, and how often the most likely token is
+    the text's; how often the stop head is right; tokens of a group.
     """
-
-    base: Transformer
-    parts: MicroSteps
-    recipe: HamburgerRecipe
-    texts: list[Grouped]
-    held: HeldOut[Grouped] = field(default_factory=lambda: HeldOut([], []))
-
-    def training_batch(self, some: Sequence[Grouped]) -> GroupBatch:
-        return GroupBatch.of([text for text, _ in some], [sizes for _, sizes in some], self.recipe.most)
-
-    def run(self, run: Run, settings: dict[str, Any]) -> Fitted:
-        recipe = self.recipe
-        learned = dict(self.parts.tensors)
-        tuned = {f"base.{name}": tensor for name, tensor in (parameters(self.base) if recipe.base_lr else {}).items()}
-        chosen = batches(len(self.texts), min(recipe.batch, len(self.texts)), recipe.seed)
-        steps = max(1, round(recipe.epochs * len(self.texts) / recipe.batch))
-
-        def loss(step: int) -> torch.Tensor:
-            spoken, stops, _ = losses(self.base, self.parts, self.training_batch([self.texts[n] for n in chosen(step)]))
-            return spoken.mean() + ENDS * stops.mean()
-
-        return fit(
-            run,
-            self.held,
-            {**learned, **tuned},
-            loss,
-            self.figures,
-            TrainingPlan(steps, lr=recipe.lr, validate_every=max(1, steps // 20)),
-            baseline=("before", self.figures),
-            shares=dict.fromkeys(tuned, recipe.base_lr / recipe.lr),
-            settings={"recipe": asdict(recipe), **settings},
-            what="learning groups",
-        )
-
-    def figures(self, held: Sequence[Grouped]) -> dict[str, float]:
-        """Of held-out texts, cut into groups by the model's own entropies: loss.
-
-        Nats of what is to be said of a group's first token and of those after it, and how often the most likely token
-        is the text's; how often the stop head is right; tokens of a group.
-        """
-        totals = dict.fromkeys(("loss", "nats first", "nats after", "right first", "right after", "ends right"), 0.0)
-        counts, tokens = {"first": 0, "after": 0}, 0
-        for number in range(0, len(held), self.recipe.batch):
-            training_batch = self.training_batch(held[number : number + self.recipe.batch])
-            spoken, stops, logits = losses(self.base, self.parts, training_batch)
-            same = logits.argmax(dim=-1) == training_batch.right
-            totals["loss"] += float((spoken + ENDS * stops).sum())
-            # Less than log 2 where the more likely answer is right.
-            totals["ends right"] += int((stops < np.log(2)).sum())
-            tokens += len(spoken)
-            for name, rows in (("first", ~training_batch.after), ("after", training_batch.after)):
-                totals[f"nats {name}"] += float(spoken[rows].sum())
-                totals[f"right {name}"] += int(same[rows].sum())
-                counts[name] += int(rows.sum())
-        found = {name: total / max(1, counts.get(name.split()[-1], tokens)) for name, total in totals.items()}
-        return {**found, "tokens of a group": tokens / max(1, counts["first"])}
+    totals = dict.fromkeys(("loss", "nats first", "nats after", "right first", "right after", "ends right"), 0.0)
+    counts, tokens = {"first": 0, "after": 0}, 0
+    for number in range(0, len(held), recipe.batch):
+        training_batch = _batch(held[number : number + recipe.batch], recipe.most)
+        spoken, stops, logits = losses(base, parts, training_batch)
+        same = logits.argmax(dim=-1) == training_batch.right
+        totals["loss"] += float((spoken + ENDS * stops).sum())
+        # Less than log 2 where the more likely answer is right.
+        totals["ends right"] += int((stops < np.log(2)).sum())
+        tokens += len(spoken)
+        for name, rows in (("first", ~training_batch.after), ("after", training_batch.after)):
+            totals[f"nats {name}"] += float(spoken[rows].sum())
+            totals[f"right {name}"] += int(same[rows].sum())
+            counts[name] += int(rows.sum())
+    found = {name: total / max(1, counts.get(name.split()[-1], tokens)) for name, total in totals.items()}
+    return {**found, "tokens of a group": tokens / max(1, counts["first"])}
 
 
 def train_hamburger(run: Run, corpus: Corpus) -> MicroSteps:
@@ -312,15 +274,36 @@ def train_hamburger(run: Run, corpus: Corpus) -> MicroSteps:
             "learn: give it other prompts, or more texts"
         )
     base = changeable(model)
-    training_run = HamburgerTraining(base, untrained(base, recipe), recipe, learned, HeldOut.of(held))
-    fitted = training_run.run(run, {"corpus": corpus.facts, "model": model.fingerprint})
+    parts = untrained(base, recipe)
+    tuned = {f"base.{name}": tensor for name, tensor in (parameters(base) if recipe.base_lr else {}).items()}
+    chosen = batches(len(learned), min(recipe.batch, len(learned)), recipe.seed)
+    steps = max(1, round(recipe.epochs * len(learned) / recipe.batch))
+
+    def loss(step: int) -> torch.Tensor:
+        spoken, stops, _ = losses(base, parts, _batch([learned[number] for number in chosen(step)], recipe.most))
+        return spoken.mean() + ENDS * stops.mean()
+
+    def measured(some: Sequence[Grouped]) -> dict[str, float]:
+        return figures(base, parts, some, recipe)
+
+    fitted = fit(
+        run,
+        HeldOut.of(held),
+        {**parts.tensors, **tuned},
+        loss,
+        measured,
+        TrainingPlan(steps, lr=recipe.lr, validate_every=max(1, steps // 20)),
+        baseline=("before", measured),
+        shares=dict.fromkeys(tuned, recipe.base_lr / recipe.lr),
+        settings={"recipe": asdict(recipe), "corpus": corpus.facts, "model": model.fingerprint},
+        what="learning groups",
+    )
     facts = fitted.facts(recipe, texts=len(corpus))
     fingerprint = model.fingerprint
     if recipe.base_lr:
-        tuned = quantized(base)
-        fingerprint = tuned.fingerprint
-        write_draft(tuned, target, out / MODEL)
-    parts = training_run.parts
+        copied = quantized(base)
+        fingerprint = copied.fingerprint
+        write_draft(copied, target, out / MODEL)
     found = MicroSteps(parts.tensors, parts.taps, parts.heads, parts.kv_heads, parts.theta, facts, fingerprint)
     found.save(out / MicroSteps.FILE)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.models.cache.cache import KVCache
-from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.scorers.process_reward import ProcessHead
 
@@ -88,7 +88,14 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
     parts: tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] = [], [], []
     labels: tuple[list[float], list[float], list[float]] = [], [], []
     prompts = list[str]()
-    reader = _PromptReader(model, tap)
+
+    @lru_cache(maxsize=1)
+    def after(prompt: tuple[int, ...]) -> KVCache:
+        """A cache that holds a prompt, for all of its texts."""
+        cache = model.new_cache()
+        read_on(model, cache, prompt, tap)
+        return cache
+
     # Good texts may be so rare that a tenth of all prompts has none.
     kinds = [0, 0]
     for number, (prompt, texts) in enumerate(groups.items()):
@@ -104,7 +111,7 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
                     "the delimiter by which its steps were labelled"
                 )
             if ends and len(prompt) + len(each.text) <= model.config.max_positions:
-                parts[held].append(reader.states(prompt, each.text)[ends])
+                parts[held].append(read_on(model, after(prompt).fork(), each.text, tap).float()[ends])
                 labels[held].extend(of_steps)
                 prompts += [str(number)] * len(ends) if held == 2 else []
         run.progress("reading texts", number + 1, len(groups))
@@ -156,27 +163,6 @@ def step_ends(tokenizer: Tokenizer, text: Sequence[int], delimiter: str) -> list
     if text and (not found or found[-1] != len(text) - 1):
         found.append(len(text) - 1)
     return found
-
-
-class _PromptReader:
-    """Reads texts of one prompt after another; what a prompt has in common with the one before it is read once."""
-
-    def __init__(self, model: LanguageModel, tap: int) -> None:
-        self._model, self._tap = model, tap
-        self._prompt: tuple[int, ...] = ()
-        self._cache: KVCache = model.new_cache()
-
-    @torch.no_grad()
-    def states(self, prompt: tuple[int, ...], text: Sequence[int]) -> torch.Tensor:
-        """[text, hidden] float32: the states of the text's tokens."""
-        if prompt != self._prompt:
-            alike = 0
-            while alike < min(len(prompt), len(self._prompt)) and prompt[alike] == self._prompt[alike]:
-                alike += 1
-            self._cache.truncate(alike)
-            read_on(self._model, self._cache, prompt[alike:], self._tap)
-            self._prompt = prompt
-        return read_on(self._model, self._cache.fork(), text, self._tap).float()
 
 
 @dataclass(frozen=True)

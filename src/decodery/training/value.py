@@ -193,13 +193,13 @@ def _sample(
     return texts
 
 
-@torch.no_grad()
 def states_of(model: LanguageModel, prompt: Ordered[int], output: Ordered[int], tap: int) -> torch.Tensor:
     """[output, hidden] float64: the states of the output tokens, as many as fit the model's context."""
     tokens = [*prompt, *output][: model.config.max_positions]
     return read_on(model, model.new_cache(), tokens, tap)[len(prompt) :].double()
 
 
+@torch.no_grad()
 def read_on(model: LanguageModel, cache: KVCache, tokens: Ordered[int], tap: int) -> torch.Tensor:
     """[tokens, hidden] states after so many layers of tokens after those in a cache, which keeps them."""
     parts = []
