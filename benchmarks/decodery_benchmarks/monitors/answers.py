@@ -46,8 +46,8 @@ def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) ->
     """
     layers = lm.model.config.num_layers
     sites = tuple(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6))
-    asked = built_in(settings.prompts, settings.seed, more=more_questions())
-    everything = collect(lm, asked, work / NAME, sites=sites, k=max(_RIVALS), progress=progress)
+    questions = built_in(settings.prompts, settings.seed, more=more_questions())
+    everything = collect(lm, questions, work / NAME, sites=sites, k=max(_RIVALS), progress=progress)
     answers, note = _kept(everything)
     notes = [note]
     found: dict[str, list[Judged]] = {}

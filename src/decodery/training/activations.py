@@ -60,9 +60,9 @@ def collect(
     chat: bool = False,
     progress: Progress = silent,
 ) -> list[Answered]:
-    """What a model shows while it answers greedily, in shards of the folder `out`; those that are there are read.
+    """What a model shows while it answers greedily, in shards of the folder `out`.
 
-    States are kept in half precision.
+    Those that are there already are read. States are kept in half precision.
 
     Args:
         sites: Named taps.

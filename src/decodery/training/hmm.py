@@ -27,7 +27,6 @@ from .loop import CHECKPOINT
 
 _TEXTS = 64
 """Texts whose chances are held at a time."""
-_TABLES = ("start", "transition", "emission")
 
 
 @dataclass(frozen=True)
@@ -198,31 +197,39 @@ def train_hmm(run: Run, corpus: Corpus) -> HMM:
 
         return known.measured(figures, "bits per token", lambda number: len(corpus[number].tokens))
 
-    learning = _Learning(out / "training" / CHECKPOINT, {"recipe": asdict(recipe), "corpus": corpus.facts}, hmm)
+    path = out / "training" / CHECKPOINT
+    made = json.dumps({"recipe": asdict(recipe), "corpus": corpus.facts}, sort_keys=True)
+    now, best, objective, judgements = _begun_or_kept(path, made, hmm)
     size = sum(map(len, spelt))
-    while len(learning.objective) < recipe.iterations:
-        counts = counted(learning.hmm, spelt)
-        learning.objective.append((counts.likelihood + recipe.prior * _log_prior(learning.hmm, common)) / size)
-        learning.hmm = counts.most_likely(learning.hmm, recipe.prior, common)
-        likelihood = counted(learning.hmm, judged, only_likelihood=True).likelihood
-        learning.judge((likelihood + within(known.choosing)) / sum(map(len, judged)))
-        learning.save()
-        run.progress("learning", len(learning.objective), recipe.iterations)
+    while len(objective) < recipe.iterations:
+        counts = counted(now, spelt)
+        objective.append((counts.likelihood + recipe.prior * _log_prior(now, common)) / size)
+        now = counts.most_likely(now, recipe.prior, common)
+        likelihood = counted(now, judged, only_likelihood=True).likelihood
+        nats = (likelihood + within(known.choosing)) / sum(map(len, judged))
+        if nats > max(judgements, default=-float("inf")):
+            best = _tables(now)
+        judgements.append(nats)
+        # Copies: what is best may be what is now.
+        tensors = {f"now.{name}": table.contiguous().clone() for name, table in _tables(now).items()}
+        tensors |= {f"best.{name}": table.contiguous().clone() for name, table in best.items()}
+        keep(path, tensors, made, run=json.dumps([objective, judgements]))
+        run.progress("learning", len(objective), recipe.iterations)
     facts: dict[str, Any] = {
         "target": target.name,
         "command": run.command,
         "recipe": asdict(recipe),
         "texts": len(corpus),
         "tokens": size,
-        "best": int(np.argmax(learning.held)) + 1,
-        "objective": learning.objective,
-        "held": learning.held,
+        "best": int(np.argmax(judgements)) + 1,
+        "objective": objective,
+        "held": judgements,
         "met": float(np.mean(np.concatenate(judged) < len(hmm.tokens))),
     }
-    tables: dict[str, Any] = dict(learning.best)
+    tables: dict[str, Any] = dict(best)
     facts["validation"] = known.report(bits(replace(hmm, **tables)), {"begun": bits(hmm)})
-    best: dict[str, Any] = {name: table.float() for name, table in learning.best.items()}
-    found = replace(hmm, **best, rest=hmm.rest.float(), facts=facts)
+    single: dict[str, Any] = {name: table.float() for name, table in best.items()}
+    found = replace(hmm, **single, rest=hmm.rest.float(), facts=facts)
     found.save(out / HMM.FILE)
     return found
 
@@ -234,38 +241,21 @@ def _log_prior(hmm: HMM, common: torch.Tensor) -> float:
     return float(even * (hmm.start.log().sum() + hmm.transition.log().sum()) + said.sum())
 
 
-class _Learning:
-    """How far learning has come. objective: nats per token before each iteration; held: per token held out, after."""
+def _tables(hmm: HMM) -> dict[str, torch.Tensor]:
+    return {"start": hmm.start, "transition": hmm.transition, "emission": hmm.emission}
 
-    def __init__(self, path: Path, settings: dict[str, Any], hmm: HMM) -> None:
-        self.path, self._made, self.hmm = path, json.dumps(settings, sort_keys=True), hmm
-        self.objective: list[float] = []
-        self.held: list[float] = []
-        self.best: dict[str, torch.Tensor] = {}
-        if path.is_file():
-            self._restore()
 
-    def judge(self, nats: float) -> None:
-        """Note what held-out texts say of the model as it is."""
-        if nats > max(self.held, default=-float("inf")):
-            self.best = {name: getattr(self.hmm, name) for name in _TABLES}
-        self.held.append(nats)
-
-    def save(self) -> None:
-        tables = {f"now.{name}": getattr(self.hmm, name) for name in _TABLES}
-        tables |= {f"best.{name}": table for name, table in self.best.items()}
-        # Copies: what is best may be what is now.
-        tensors = {name: table.contiguous().clone() for name, table in tables.items()}
-        keep(self.path, tensors, self._made, run=json.dumps([self.objective, self.held]))
-
-    def _restore(self) -> None:
-        with kept(self.path, self._made) as (tensors, about):
-            self.objective, self.held = json.loads(about["run"])
-            now: dict[str, Any] = {name: tensors[f"now.{name}"] for name in _TABLES}
-            self.best = {name: tensors[f"best.{name}"] for name in _TABLES}
-            if any(now[name].shape != getattr(self.hmm, name).shape for name in _TABLES):
-                raise ValueError("shapes differ")
-            self.hmm = replace(self.hmm, **now)
+def _begun_or_kept(path: Path, made: str, hmm: HMM) -> tuple[HMM, dict[str, torch.Tensor], list[float], list[float]]:
+    """How far learning has come: the model now, the best tables, and nats per token before and after each iteration."""
+    if not path.is_file():
+        return hmm, {}, [], []
+    with kept(path, made) as (tensors, about):
+        objective, judgements = json.loads(about["run"])
+        now, best = ({name: tensors[f"{part}.{name}"] for name in _tables(hmm)} for part in ("now", "best"))
+        if any(now[name].shape != table.shape for name, table in _tables(hmm).items()):
+            raise ValueError("shapes differ")
+        found: dict[str, Any] = now
+        return replace(hmm, **found), best, objective, judgements
 
 
 KINDS = {

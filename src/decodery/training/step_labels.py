@@ -119,9 +119,8 @@ def label_steps(run: Run, exercises: Sequence[Exercise]) -> list[StepLabels]:
         SettingsError: For a file of other exercises, of more of them, or of other steps.
     """
     given, out = run.of(LabelSettings), run.out
-    groups = _known(out, exercises, given.delimiter)
-    found = [each for group in groups for each in group]
-    for number in range(len(groups), len(exercises)):
+    found, done = _known(out, exercises, given.delimiter)
+    for number in range(done, len(exercises)):
         labelled = list(_labelled(run.lm, exercises[number], given, nth_seed(0, number << 16)))
         with out.open("a", encoding="utf-8") as file:
             file.write("".join(f"{json.dumps(asdict(each))}\n" for each in labelled))
@@ -157,13 +156,11 @@ def _labelled(lm: LLM, exercise: Exercise, given: LabelSettings, seed: int) -> I
     yield StepLabels(exercise.question, exercise.reference, (1.0,) * len(reference), 1.0, every, ("",) * len(reference))
 
 
-def _known(out: Path, exercises: Sequence[Exercise], delimiter: str) -> list[Sequence[StepLabels]]:
-    """The whole exercises of an earlier run in the file; a part of one is dropped from it."""
-    if not out.is_file():
-        return []
+def _known(out: Path, exercises: Sequence[Exercise], delimiter: str) -> tuple[list[StepLabels], int]:
+    """The labels of whole exercises of an earlier run in the file, and how many these are; the rest is dropped."""
     try:
         # A line that an interrupted run was writing has no end.
-        lines = out.read_text("utf-8").rpartition("\n")[0].splitlines()
+        lines = out.read_text("utf-8").rpartition("\n")[0].splitlines() if out.is_file() else []
         found = [
             StepLabels(**{**each, "labels": tuple(each["labels"]), "alignment": tuple(map(tuple, each["alignment"])),
                           "errors": tuple(each["errors"])})
@@ -171,32 +168,20 @@ def _known(out: Path, exercises: Sequence[Exercise], delimiter: str) -> list[Seq
         ]  # fmt: skip
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptFile(f"{out} holds other lines than labelled steps: give another file as --out") from error
-    groups = list(_groups(found, exercises, delimiter))
-    write_text(out, "".join(f"{json.dumps(asdict(each))}\n" for group in groups for each in group))
-    return groups
-
-
-def _groups(
-    found: Sequence[StepLabels], exercises: Sequence[Exercise], delimiter: str
-) -> Iterator[Sequence[StepLabels]]:
-    """The whole exercises among labelled texts, in order."""
-    begin = 0
+    wanted, ends = [], [0]
     for exercise in exercises:
-        texts = [*exercise.solutions, exercise.reference]
-        group = found[begin : begin + len(texts)]
-        known = [(each.prompt, each.text, len(each.labels)) for each in group]
-        if known != [(exercise.question, text, len(steps_of(text, delimiter))) for text in texts[: len(group)]]:
-            raise SettingsError(
-                "the file has labels of other exercises or other steps: give another file as --out, or remove it"
-            )
-        if len(group) < len(texts):
-            return
-        yield group
-        begin += len(texts)
-    if begin < len(found):
+        texts = (*exercise.solutions, exercise.reference)
+        wanted += [(exercise.question, text, len(steps_of(text, delimiter))) for text in texts]
+        ends.append(len(wanted))
+    if [(each.prompt, each.text, len(each.labels)) for each in found] != wanted[: len(found)]:
         raise SettingsError(
-            f"the file has labels of {len(found) - begin} more texts than the exercises: give another file as --out"
+            "the file has labels of other exercises, of more of them or of other steps: give another file as --out, or "
+            "remove it"
         )
+    whole = sum(end <= len(found) for end in ends) - 1
+    if out.is_file():
+        write_text(out, "".join(f"{json.dumps(asdict(each))}\n" for each in found[: ends[whole]]))
+    return found[: ends[whole]], whole
 
 
 def preference_pairs(found: Sequence[StepLabels], most: int = _PAIRS) -> list[dict[str, str]]:

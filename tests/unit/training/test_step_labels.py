@@ -102,7 +102,7 @@ def test_solutions_are_labelled_by_one_text_each_and_a_run_goes_on(tmp_path: Pat
         ([longer], "\n\n", "other exercises"),
         ([Exercise("How few?", EXERCISE.reference, EXERCISE.solutions)], "\n\n", "other exercises"),
         ([EXERCISE, EXERCISE], "three", "other steps"),
-        ([EXERCISE], "\n\n", "3 more texts"),
+        ([EXERCISE], "\n\n", "of more of them"),
     ):
         with pytest.raises(SettingsError, match=said):
             label_steps(Run(again, out, (LabelSettings(delimiter=delimiter),)), exercises)
