@@ -19,6 +19,7 @@ from gguf import GGMLQuantizationType as Kind
 from decodery.models.loaders import package_index as embedded
 from decodery.models.loaders import store
 from decodery.models.loaders.load import load
+from decodery.models.loaders.store import replacing
 from tiny_gguf import write_gguf
 from tiny_models import make_model, save
 
@@ -62,6 +63,15 @@ def tried(code: str, *arguments: object, **environment: str) -> list[str]:
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
+
+
+def test_files_of_one_folder_are_written_at_the_same_time(tmp_path: Path) -> None:
+    with replacing(tmp_path / "first") as first:
+        first.write_text("1")
+        with replacing(tmp_path / "second") as second:
+            second.write_text("2")
+        assert first.read_text() == "1"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"first": "1", "second": "2"}
 
 
 def test_a_full_disk_is_said_whatever_is_written(home: Path, folder: Path) -> None:

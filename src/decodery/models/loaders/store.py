@@ -134,8 +134,11 @@ def _remove_abandoned(parent: Path) -> None:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A folder next to `target`, gone when the block ends; what a killed process left in it is overwritten."""
-    path = target.parent / ".unfinished"
+    """A folder next to `target`, gone when the block ends; what a killed process left in it is overwritten.
+
+    It is of that target alone: other files are written into the same folder at the same time.
+    """
+    path = target.parent / f".{target.name}.unfinished"
     path.mkdir(exist_ok=True)
     try:
         yield path
