@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,20 @@ def test_sound_files_are_read_without_a_word(metadata: dict[str, Any]) -> None:
         merges = [*metadata["tokenizer.ggml.merges"], "< |", "| >", "<| |>"]
         changed = {"tokens": tokens, "merges": merges, "token_type": np.append(types, (1, 1))}
         read_texts(metadata | {f"tokenizer.ggml.{name}": each for name, each in changed.items()}, "file.gguf")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        ([("split.count", "two")], "one of two parts"),
+        ([("split.tensors.count", "none")], "with none tensors"),
+        ([("general.name", "a"), ("general.name", "b")], "says general.name twice"),
+    ],
+)
+def test_metadata_that_lies_is_refused(tmp_path: Path, pairs: list[tuple[str, str]], why: str) -> None:
+    path, data = tmp_path / "lies.gguf", struct.pack("<4sIQQ", b"GGUF", 3, 0, len(pairs))
+    for key, text in pairs:
+        data += struct.pack(f"<Q{len(key)}sIQ{len(text)}s", len(key), key.encode(), 8, len(text), text.encode())
+    path.write_bytes(data)
+    with pytest.raises(CorruptFile, match=why):
+        GGUFFile.whole(path)

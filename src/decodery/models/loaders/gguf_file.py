@@ -96,7 +96,8 @@ class GGUFFile:
             first.tensors |= other.tensors
         count, parts = first.metadata.get("split.count", 1), 1 + len(first.others)
         tensors = first.metadata.get("split.tensors.count", len(first.tensors))
-        if max(count, 1) != parts or tensors != len(first.tensors):
+        counts = isinstance(count, int) and isinstance(tensors, int)
+        if not counts or max(count, 1) != parts or tensors != len(first.tensors):
             raise CorruptFile(
                 f"{path} is one of {count} parts with {tensors} tensors, and {parts} with {len(first.tensors)} are "
                 "here: keep all parts in one folder, under names that end in -00001-of-0000N.gguf"
@@ -203,6 +204,8 @@ class GGUFFile:
             raise CorruptFile(f"{self.path} claims {key_count} metadata keys and {tensor_count} tensors: it is damaged")
         for _ in range(key_count):
             key = reader.string()
+            if key in self.metadata:
+                raise CorruptFile(f"{self.path} says {key} twice: it is damaged")
             (kind,) = reader.unpack("<I")
             self.metadata[key] = reader.value(kind)
         infos = [(reader.string(), *reader.tensor_info()) for _ in range(tensor_count)]
