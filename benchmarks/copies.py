@@ -13,7 +13,7 @@ Weights of one of eight values (jlcm) and Fisher weights (lq-lora) are found on 
 The copy of 2 bits is tuned, too, to say what the original says: S2FT (one head and 3 % of the channels of each layer)
 and LoRA of rank 7 on the same matrices have about as many numbers to learn; those are not among the bits.
 
-Models of three values from random weights ("scratch"): 2 layers, 300 steps of 16 puzzles, loss on solutions held out.
+Ternary models from random weights ("scratch"): 2 layers, 300 steps of 16 puzzles, loss on solutions held out.
 
 Writes benchmarks/results/copies.json; what is there already is not measured again.
 """
@@ -67,8 +67,8 @@ READ = 32
 """Texts that what is calibrated reads."""
 UNTRAINED: dict[str, str] = {
     "2 bits in blocks of 32": "int4:bits=2",
-    "three values, median": "bitnet",
-    "three values, mean": "bitnet:measure=mean",
+    "ternary, median": "bitnet",
+    "ternary, mean": "bitnet:measure=mean",
     "2:4": "nm-sparsity",
     "1:8": "nm-sparsity:n=1,m=8",
     "2 bits and rank 4": "lq-lora:bits=2,rank=4",
@@ -82,9 +82,9 @@ UNTRAINED: dict[str, str] = {
     "eight values, learned by the plain gradient": "jlcm:proximal=false",
 }
 TRAINED: dict[str, tuple[Remaking, float]] = {
-    "three values, median, trained": (TernaryRemaking(), 1e-3),
-    "three values, median, trained without a ramp": (TernaryRemaking(ramp=0.0), 1e-3),
-    "three values, mean, trained": (TernaryRemaking("mean"), 1e-3),
+    "ternary, median, trained": (TernaryRemaking(), 1e-3),
+    "ternary, median, trained without a ramp": (TernaryRemaking(ramp=0.0), 1e-3),
+    "ternary, mean, trained": (TernaryRemaking("mean"), 1e-3),
     "2:4, linear": (SparseRemaking(), 1e-3),
     "1:8, linear": (SparseRemaking(1, 8), 1e-3),
     "1:8, linear, straight": (SparseRemaking(1, 8, straight=True), 1e-3),
@@ -99,9 +99,9 @@ ADAPTED = {
 }
 SCRATCH: dict[str, tuple[int, TernaryRemaking | None]] = {
     "floating point, width 64": (64, None),
-    "three values, median, width 64": (64, TernaryRemaking(ramp=0.0)),
-    "three values, mean, width 64": (64, TernaryRemaking("mean", ramp=0.0)),
-    "three values, median, width 128": (128, TernaryRemaking(ramp=0.0)),
+    "ternary, median, width 64": (64, TernaryRemaking(ramp=0.0)),
+    "ternary, mean, width 64": (64, TernaryRemaking("mean", ramp=0.0)),
+    "ternary, median, width 128": (128, TernaryRemaking(ramp=0.0)),
 }
 
 

@@ -32,7 +32,7 @@ from transforms import CALIBRATION, DRAFTED, LENGTH, PIECES, PROMPTS, ROOT, ROWS
 OUT = ROOT / "benchmarks" / "results" / "transform-speed.json"
 NEW, ASKED = 32, 3
 NAMES = (
-    "int8", "int4", "int4, 3 bits", "fp4, no search of biases", "three values, untrained", "2:4, magnitude",
+    "int8", "int4", "int4, 3 bits", "fp4, no search of biases", "ternary, untrained", "2:4, magnitude",
     "slicegpt 0.2",
 )  # fmt: skip
 

@@ -82,7 +82,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "5:16, activation": ("nm-sparsity:n=5,m=16,by=activation",),
     "3:16, magnitude": ("nm-sparsity:n=3,m=16",),
     "1:16, magnitude": ("nm-sparsity:n=1,m=16",),
-    "three values, untrained": ("bitnet",),
+    "ternary, untrained": ("bitnet",),
     "slicegpt 0": ("slicegpt:share=0",),
     "slicegpt 0.05": ("slicegpt:share=0.05",),
     "slicegpt 0.1": ("slicegpt:share=0.1",),

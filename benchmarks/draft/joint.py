@@ -80,7 +80,7 @@ def orders(draft: LanguageModel | str, deep: LanguageModel | str | None, work: P
         found["nested, 4"] = Nested(str(work / f"{prefix}nested"), sure=(0.6,), length=4)
     if (work / f"{prefix}nested-last" / "model.json").is_file():
         for leave in small.EXITS:
-            for name, how in (("nested", "learned as well"), ("nested-last", "learned behind the last alone")):
+            for name, how in (("nested", "learned as well"), ("nested-last", "learned after the last alone")):
                 model = exiting(str(work / f"{prefix}{name}"))
                 found[f"nested, left behind {leave} of 3 layers, {how}, 4"] = Nested(model, exits=(leave,), length=4)
     if (folder := work / f"{prefix}deer" / "model.json").is_file():

@@ -185,7 +185,7 @@ int main() {
             free(packed);
         }
         multiply(set, "int8", bytes, x.data());
-        multiply(set, "three values", trits, x.data());
+        multiply(set, "ternary", trits, x.data());
         for (Form form : {bfloat16s, float16s}) {
             std::vector<int32_t> rows(wide, -1);
             for (int32_t row = 0; row < out; ++row) rows[row] = row;

@@ -49,7 +49,7 @@ NAMES = {
     "Q6_K": Form.SUPER6,
     "Q8_0": Form.BLOCKS8,
     "int8": Form.ROWS8,
-    "three values": Form.ROWS2,
+    "ternary": Form.ROWS2,
     "bfloat16": Form.BFLOAT16,
     "float16": Form.FLOAT16,
 }

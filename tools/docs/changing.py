@@ -99,7 +99,7 @@ def ffn_split() -> str:
 
 
 def copies() -> str:
-    """What copies learn back of what their form takes, and models of three values from random weights."""
+    """What copies learn back of what their form takes, and ternary models from random weights."""
     found = load("copies")
     about = f"{found['texts']} texts of tiny-1M-chain, {found['steps']} steps where trained, one seed"
     keys = ("cross_entropy", "acceptance", "agreement", "tokens per pass")

@@ -155,7 +155,7 @@ def _flat(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def warp_costs() -> str:
+def processor_costs() -> str:
     """Milliseconds of a node under every processor, by the length of the text."""
     found = load("processors")
     lengths = list(next(iter(found["milliseconds"].values())))
@@ -201,5 +201,5 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "agreement": agreement,
     "searches": searches,
     "handoff": handoff,
-    "warp-costs": warp_costs,
+    "processor-costs": processor_costs,
 }

@@ -147,14 +147,14 @@ def _as_without(whole: Whole) -> tuple[Intervention, ...]:
 
 def _captured(whole: Weighing, looking: Looking) -> dict[str, float]:
     """Shares of the full weight, with and without the first positions, and of the best keys, that rows still read."""
-    found: dict[str, list[np.ndarray]] = {"mass": [], "mass behind the sinks": [], "recall": []}
+    found: dict[str, list[np.ndarray]] = {"mass": [], "mass after the sinks": [], "recall": []}
     for layer, weights in whole.weights.items():
         seen = _originals(whole.keys[layer], looking.keys[layer], looking.reads[layer])
         seen = np.repeat(seen, len(weights) // len(seen), axis=0)
         caught = weights * seen
         found["mass"].append(caught.sum(axis=-1))
         behind = weights[..., SINKS:].sum(axis=-1)
-        found["mass behind the sinks"].append(caught[..., SINKS:].sum(axis=-1) / np.maximum(behind, 1e-12))
+        found["mass after the sinks"].append(caught[..., SINKS:].sum(axis=-1) / np.maximum(behind, 1e-12))
         best = np.argsort(-weights, axis=-1, kind="stable")[..., :BEST]
         found["recall"].append(np.take_along_axis(seen, best, axis=-1).mean(axis=-1))
     return {name: float(np.mean([part.mean() for part in parts])) for name, parts in found.items()}

@@ -13,11 +13,11 @@ Row = dict[str, Any]
 
 TASKS = ("needle known", "needle unknown", "lines known", "lines unknown", "recall known", "recall unknown")
 _PLAIN = {
-    "kl": 3, "top-1": 2, "nll": 3, "error": 3, "error closed": 3, "mass": 3, "mass behind the sinks": 3, "recall": 2,
+    "kl": 3, "top-1": 2, "nll": 3, "error": 3, "error closed": 3, "mass": 3, "mass after the sinks": 3, "recall": 2,
     "first difference": 0, "resident": 2, "read": 2, "MiB held": 1, "MiB read": 1, "tokens per pass": 2,
 }  # fmt: skip
 """Figures besides tasks, with their digits."""
-PANELS = (*TASKS, "top-1", "mass behind the sinks", "recall", "error")
+PANELS = (*TASKS, "top-1", "mass after the sinks", "recall", "error")
 """Figures between 0 and 1 that are drawn over budgets."""
 _COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#882255", "#E41A1C", "#332288", "#999933"),

@@ -46,7 +46,7 @@ class BitNet(EachLinear):
 
 
 def ternary(whole: Dense, measure: Measure) -> Made:
-    """A linear layer with three values."""
+    """A ternary linear layer."""
     outputs, inputs = whole.shape
     trits, scale = three(whole.weight, measure)
     bias = None if whole.bias is None else whole.bias.detach().float()

@@ -1,4 +1,4 @@
-"""BitNet b1.58: layers of three values that learn, from a dense model to begin with."""
+"""BitNet b1.58: ternary layers that learn, from a dense model to begin with."""
 
 from __future__ import annotations
 

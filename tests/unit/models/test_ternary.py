@@ -1,4 +1,4 @@
-"""Layers of three values: an int8 layer's arithmetic to the bit, from every kernel; files that keep them."""
+"""Ternary layers: an int8 layer's arithmetic to the bit, from every kernel; files that keep them."""
 
 from __future__ import annotations
 

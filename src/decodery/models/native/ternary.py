@@ -44,9 +44,7 @@ class TernaryLinear(Native):
         """
         outputs, inputs = trits.shape
         if inputs % PER_BYTE:
-            raise UnsupportedModel(
-                f"weights of three values need layers whose inputs come in fours, not {inputs}: use int8"
-            )
+            raise UnsupportedModel(f"ternary weights need layers whose inputs come in fours, not {inputs}: use int8")
         first, second, third, fourth = (trits + 1).to(torch.uint8).view(outputs, -1, PER_BYTE).unbind(-1)
         return cls(first | second << 2 | third << 4 | fourth << 6, scale, bias)
 
