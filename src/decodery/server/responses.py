@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -120,21 +120,23 @@ class ResponsesRequest(Body):
 
 
 class Kept:
-    """Conversations of earlier responses, by owner and id; the oldest go first.
+    """Conversations of earlier responses, by owner and id; the oldest of the owner with most of them go first.
 
     They are kept as JSON: as objects they would take up to thirty times the bytes that are counted.
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], tuple[bytes, bytes]] = OrderedDict()
-        self._bytes = 0
+        self._kept: dict[tuple[str, str], tuple[bytes, bytes]] = {}
+        self._counts, self._bytes = Counter[str](), Counter[str]()
 
     def put(self, owner: str, response: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         """Keep a response, and the conversation up to its end."""
         self._kept[owner, response["id"]] = kept = dumps(response), dumps(messages)
-        self._bytes += _size(kept)
-        while len(self._kept) > _MOST_KEPT or self._bytes > _MOST_BYTES:
-            self._bytes -= _size(self._kept.popitem(last=False)[1])
+        self._counts[owner] += 1
+        self._bytes[owner] += _size(kept)
+        while (many := len(self._kept) > _MOST_KEPT) or self._bytes.total() > _MOST_BYTES:
+            ((most, _),) = (self._counts if many else self._bytes).most_common(1)
+            self.drop(most, next(name for each, name in self._kept if each == most))
 
     def response(self, owner: str, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._find(owner, name)[0])
@@ -145,7 +147,8 @@ class Kept:
         return found
 
     def drop(self, owner: str, name: str) -> None:
-        self._bytes -= _size(self._find(owner, name))
+        self._bytes[owner] -= _size(self._find(owner, name))
+        self._counts[owner] -= 1
         del self._kept[owner, name]
 
     def _find(self, owner: str, name: str) -> tuple[bytes, bytes]:

@@ -141,7 +141,21 @@ def test_responses_that_are_kept_take_the_memory_that_is_counted() -> None:
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held < 2 * kept._bytes and 3 * lists < kept._bytes < 4 * lists
+    assert 3 * lists < kept._bytes[""] < 4 * lists and held < 2 * kept._bytes[""]
     assert kept.messages("", "resp_1") == [{"role": "user", "content": ""}]
     kept.drop("", "resp_1")
-    assert kept._bytes == 0
+    assert not kept._bytes.total()
+
+
+def test_no_key_loses_its_responses_to_another() -> None:
+    kept, text = Kept(), "x" * (5 << 20)
+    kept.put("quiet", {"id": "resp_0"}, [{"role": "user", "content": text}])
+    for number in range(20):
+        kept.put("loud", {"id": f"resp_{number}"}, [{"role": "user", "content": text}])
+    for number in range(1100):
+        kept.put("many", {"id": f"resp_{number}"}, [])
+    assert kept.response("quiet", "resp_0") == {"id": "resp_0"} and kept.response("loud", "resp_19")
+    assert kept.response("many", "resp_1099") and len(kept._kept) == 1024
+    for owner, name in (("loud", "resp_0"), ("many", "resp_0"), ("quiet", "resp_19")):
+        with pytest.raises(ApiError, match="never stored, or is gone"):
+            kept.response(owner, name)
