@@ -32,12 +32,11 @@ from decodery.models.trained.key_channels import KeyChannels
 from decodery.step.cache_policy import CachePolicy
 from decodery_benchmarks.results import begun_result, write_result
 
-FAST = (
+POLICIES = (
     *("quest:budget=0.25", "double-sparsity:budget=0.25", "snapkv:budget=0.25", "streaming-llm:budget=0.25"),
     *("pyramid-kv:budget=0.25", "h2o:budget=0.25", "tova:budget=0.25", "quantized", "quantized:bits=4", "localist"),
+    *("d2o:budget=0.25", "d2o:budget=0.1"),
 )
-SLOW = ("d2o:budget=0.25", "d2o:budget=0.1")
-SLOW_STEPS = 3
 LAST = 64
 TEXTS = Path(__file__).parent.parent / "docs"
 COMMAND = "python benchmarks/policy_speed.py --out benchmarks/results/policy-speed.json"
@@ -69,9 +68,9 @@ def measured(kv_dtype: str, tokens: int, steps: int) -> dict[str, dict[str, floa
     read(model, full, text[: tokens - LAST])
     channels = spread(model, full)
     policies: dict[str, CachePolicy | None] = {"full": None}
-    for name in (*FAST, *SLOW):
-        fast = name.startswith("double-sparsity")
-        policies[name] = DoubleSparsity(0.25, calibration=channels) if fast else resolve("cache-policy", name)
+    for name in POLICIES:
+        calibrated = name.startswith("double-sparsity")
+        policies[name] = DoubleSparsity(0.25, calibration=channels) if calibrated else resolve("cache-policy", name)
     caches: dict[str, KVCache] = {}
     for name, policy in policies.items():
         caches[name] = full.fork()
@@ -81,8 +80,6 @@ def measured(kv_dtype: str, tokens: int, steps: int) -> dict[str, dict[str, floa
     times: dict[str, list[float]] = {name: [] for name in caches}
     for step in range(steps):
         for name, cache in caches.items():
-            if name in SLOW and step >= SLOW_STEPS:
-                continue
             begin = time.thread_time()
             read(model, cache, text[tokens + step : tokens + step + 1])
             times[name].append(time.thread_time() - begin)

@@ -11,15 +11,18 @@ from torch.nn.functional import normalize
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
-from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
-from decodery.models.cache.kernel_policy import KernelPolicy
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import entries, require_budget, shared_out
 
 from .evicting import Evicting, Held, Scored, gathered, paid
+from .merges import Merges
+from .worths import Worths
+
+_AT_ONCE = 1 << 20
+"""Similarities that are computed at once."""
 
 
 @register(
@@ -32,7 +35,7 @@ class D2O(Scored):
     """Keeps heavy hitters and a window in budgets by layer, and merges evicted tokens into similar ones.
 
     A merged entry keeps its target's position. Class D. What a layer's bounds cut from its budget goes to the other
-    layers. From the first merge on, attention is computed without the kernels.
+    layers.
 
     Attributes:
         budget: See `CachePolicy`, the mean over the compressed layers. Layers with even attention get more: softmax
@@ -106,8 +109,7 @@ class D2O(Scored):
         kept_values: list[torch.Tensor] = []
         for head, stays in enumerate(torch.from_numpy(chosen).to(keys.device)):
             here, gone = keys[head].double(), ~stays
-            likeness = normalize(here[gone], dim=-1) @ normalize(here[stays], dim=-1).T
-            near, target = likeness.max(dim=1)
+            near, target = _nearest(here[gone], here[stays])
             mean = float(near.mean())
             limit = mean if tau is None else self.beta * mean + (1 - self.beta) * float(tau[head])
             found.append(limit)
@@ -125,6 +127,15 @@ class D2O(Scored):
         summed = (own * kept).index_add(0, target, weight[:, None] * brought) / total
         # Entries without a merged token keep their bits.
         return torch.where(total > own, summed, kept)
+
+
+def _nearest(gone: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest cosine of each row [n, head_dim] with a kept one, and that row's number."""
+    kept = normalize(kept, dim=-1).T
+    # Never all similarities of a long prompt at once.
+    blocks = normalize(gone, dim=-1).split(max(_AT_ONCE // kept.shape[1], 1))
+    near, target = zip(*((block @ kept).max(dim=1) for block in blocks), strict=True)
+    return torch.cat(near), torch.cat(target)
 
 
 def _spread(scores: np.ndarray) -> float:
@@ -167,8 +178,22 @@ class Merging(Evicting):
     def merges(self) -> bool:  # type: ignore[override]
         return self.settled
 
-    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
-        return None if self.settled else super().by_kernel(segment)
+    def _merges(self) -> Merges:
+        known = np.full((self.config.num_layers, self.config.num_kv_heads), np.nan)
+        for layer, held in self._held.items():
+            if isinstance(held, Folded) and held.tau is not None:
+                known[layer] = held.tau
+        return Merges(known, self.method.beta, self.method.threshold, self.method.merge == "softmax")
+
+    def _alike(self, worths: Worths, lengths: np.ndarray) -> dict[int, Held]:
+        assert worths.merges is not None
+        found: dict[int, Held] = {}
+        for layer, held in super()._alike(worths, lengths).items():
+            assert isinstance(held, Folded)
+            tau = worths.merges.known[layer]
+            merged = not bool(np.isnan(tau).any())
+            found[layer] = replace(held, tau=tau if merged else None, merged=merged)
+        return found
 
     def select(self, attention: Attention) -> np.ndarray | None:
         self._contexts[attention.layer] = {}
@@ -234,7 +259,5 @@ class Merging(Evicting):
         self._held[layer] = Folded(content.slots, content.scores, tau=held.tau, merged=held.merged)
 
     def cut(self, cache: KVCache) -> None:
-        self._read, self._behind, self._contexts = {}, {}, {}
-        for layer, held in self._held.items():
-            content = Held.content(held.scores[:, : int(cache.lengths[layer])])
-            self._held[layer] = replace(held, slots=content.slots, scores=content.scores)
+        super().cut(cache)
+        self._contexts = {}

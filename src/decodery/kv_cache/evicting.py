@@ -19,6 +19,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy, State, best, entries
 
 from .after_prompt import SPARE, retain
+from .merges import Merges
 from .worths import Worths
 
 
@@ -139,6 +140,8 @@ class Held:
 class Evicting(State):
     """The kept tokens with their scores, by layer, after the content and after every tentative row.
 
+    Layers that keep all tokens need none after the prompt.
+
     Attributes:
         settled: Whether the prompt is read.
     """
@@ -158,6 +161,9 @@ class Evicting(State):
         clone._worths = None
         return clone
 
+    def wanted(self, segment: Segment) -> bool:
+        return not self.settled or bool(self._held)
+
     def summed_from(self, segment: Segment) -> int | None:
         """Attention sums are needed only for rows of the prompt; those of later rows are computed in `select`."""
         return None if self.settled else len(segment) - 1 if self.method.newest else 0
@@ -169,8 +175,12 @@ class Evicting(State):
             return None
         if self._worths is None:
             scores = {layer: held.scores for layer, held in self._held.items()}
-            self._worths = Worths(scores, self.config.num_layers)
+            self._worths = Worths(scores, self.config.num_layers, self._merges())
         return KernelPolicy(eviction=self._worths.open(segment, *self._counts(segment), newest=self.method.newest))
+
+    def _merges(self) -> Merges | None:
+        """What becomes of evicted tokens, None where they are lost."""
+        return None
 
     def _counts(self, segment: Segment) -> tuple[np.ndarray, int, np.ndarray]:
         """How many slots stay after each row [layers, rows], and which of them first: see `Eviction`."""
@@ -189,7 +199,7 @@ class Evicting(State):
     def bytes(self) -> int:
         """Bytes of the scores, those after tentative rows included."""
         held = [*self._held.values(), *(each for _, states in self._behind.values() for each in states)]
-        rows = 0 if self._worths is None or self._worths.rows is None else self._worths.rows.nbytes
+        rows = 0 if self._worths is None else self._worths.bytes
         return rows + sum(each.scores.nbytes for each in held) + sum(each.nbytes for each in self._read.values())
 
     def take_sums(self, layer: int, paid: np.ndarray) -> None:
@@ -227,8 +237,8 @@ class Evicting(State):
         if self._worths is not None and self._worths.rows is not None:
             if rows:
                 self._worths.keep(cache, rows)
-                self._held = _alike(self._worths.scores(cache.lengths))
-            self._worths.rows = None
+                self._held = self._alike(self._worths, cache.lengths)
+            self._worths.forget()
             return
         self._worths = None
         for layer, (content, states) in self._behind.items():
@@ -239,7 +249,8 @@ class Evicting(State):
     def cut(self, cache: KVCache) -> None:
         self._read, self._behind, self._worths = {}, {}, None
         for layer, held in self._held.items():
-            self._held[layer] = Held.content(held.scores[:, : int(cache.lengths[layer])])
+            content = Held.content(held.scores[:, : int(cache.lengths[layer])])
+            self._held[layer] = replace(held, slots=content.slots, scores=content.scores)
 
     def _settle(self, cache: KVCache) -> None:
         self.settled = True
@@ -247,6 +258,7 @@ class Evicting(State):
         self._budgets = self.method.budgets(scores, self.config.num_layers)
         for layer, held in self._held.items():
             self._keep(cache, layer, self._left(held, layer, cache.next_position, *cache.view(layer)))
+        self._held = {layer: held for layer, held in self._held.items() if self._budgets[layer] != 1}
         cache.shrink(SPARE)
 
     def _left(self, held: Held, layer: int, length: int, keys: torch.Tensor, values: torch.Tensor) -> Held:
@@ -265,19 +277,21 @@ class Evicting(State):
             retain(cache, layer, chosen)
         self._held[layer] = Held.content(held.scores)
 
+    def _alike(self, worths: Worths, lengths: np.ndarray) -> dict[int, Held]:
+        """What layers hold after kernels; numbers of slots are shared by layers that hold as many."""
+        scores = worths.scores(lengths)
+        shapes = {each.shape for each in scores.values()}
+        slots = {shape: np.broadcast_to(np.arange(shape[1]), shape) for shape in shapes}
+        return {
+            layer: replace(self._held[layer], slots=slots[each.shape], scores=each) for layer, each in scores.items()
+        }
+
     def _after(self, attention: Attention, row: int, held: Held) -> Held:
         """The kept tokens after a row that has read `held`, whose own slot is the last."""
         keys, values = (gathered(part, held.slots) for part in (attention.keys, attention.values))
         scores = self.method.written(held.scores, paid(attention.queries[row], keys))
         length = int(attention.segment.positions[row]) + 1
         return self._left(replace(held, scores=scores), attention.layer, length, keys, values)
-
-
-def _alike(scores: dict[int, np.ndarray]) -> dict[int, Held]:
-    """What layers hold whose slots are worth this; numbers of slots are shared by layers that hold as many."""
-    shapes = {each.shape for each in scores.values()}
-    slots = {shape: np.broadcast_to(np.arange(shape[1]), shape) for shape in shapes}
-    return {layer: Held(slots[each.shape], each) for layer, each in scores.items()}
 
 
 def gathered(part: torch.Tensor, slots: np.ndarray) -> torch.Tensor:

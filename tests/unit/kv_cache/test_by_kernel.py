@@ -28,10 +28,10 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.cache.kernel_policy import KernelPolicy
 from decodery.models.cache.sparse_indices import SparseIndices
 from decodery.models.torch.transformer import Transformer
-from decodery.models.torch.weights import Dense, Weights
 from decodery.models.trained.key_channels import KeyChannels
 from decodery.step.cache_policy import CachePolicy
 from decodery.testing import tiny_transformer, to_int8
+from in_16_bits import in_16_bits
 
 RAW = tiny_transformer(0, num_layers=4, max_positions=512, dtype=torch.float32)
 MODEL = to_int8(RAW)
@@ -51,20 +51,6 @@ def in_python(state: AttentionPolicy) -> AttentionPolicy:
     kind = type(state)
     state.__class__ = type(kind.__name__, (kind,), {"by_kernel": lambda self, segment: None})
     return state
-
-
-def in_16_bits(model: Transformer) -> Transformer:
-    """The same model with weights in bfloat16, which multiply floats: no small difference is rounded to a large one."""
-
-    def converted(linear: Any) -> Dense:
-        return Dense(linear.weight.bfloat16(), linear.bias)
-
-    old, names = model.weights, ("qkv", "output", "gate_up", "down")
-    layers = [
-        replace(layer, **{name: converted(getattr(layer, name)) for name in names})  # type: ignore[arg-type]
-        for layer in old.layers
-    ]
-    return Transformer(model.config, Weights(old.embedding, layers, old.norm, converted(old.head)))
 
 
 def read(model: Transformer, cache: KVCache, stop: int, size: int = 64) -> torch.Tensor:

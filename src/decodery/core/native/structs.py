@@ -90,7 +90,9 @@ class PolicyStruct(ctypes.Structure):
         ("block_count", c_int32), ("code_bits", c_int32), ("held", c_void_p), ("worths", c_void_p),
         ("parents", c_void_p), ("keeps", c_void_p), ("lasts", c_void_p), ("worth_layers", c_int64),
         ("held_slots", c_int32), ("worth_slots", c_int32), ("firsts", c_int32), ("newest", c_int32),
-        ("lowered", c_void_p), ("lowered_by", c_float),
+        ("lowered", c_void_p), ("lowered_by", c_float), ("known_limits", c_void_p), ("limits", c_void_p),
+        ("targets", c_void_p), ("merged", c_void_p), ("beta", c_double), ("merge_room", c_int32),
+        ("threshold", c_int32), ("weighted", c_int32),
     ]  # fmt: skip
 
 
@@ -99,7 +101,8 @@ class LostStruct(ctypes.Structure):
         ("base", c_void_p), ("tables", c_void_p), ("slots", c_void_p), ("lengths", c_void_p), ("positions", c_void_p),
         ("worths", c_void_p), ("page_bytes", c_int64), ("row_bytes", c_int64), ("positions_layer", c_int64),
         ("worth_slots", c_int64), ("layers", c_int32), ("heads", c_int32), ("table_pages", c_int32),
-        ("count", c_int32), ("number_bytes", c_int32),
+        ("count", c_int32), ("number_bytes", c_int32), ("merged_count", c_int32), ("targets", c_void_p),
+        ("merged", c_void_p),
     ]  # fmt: skip
 
 

@@ -458,7 +458,7 @@ class KVCache:
         self.pages.trim(self.store.ends(self.lengths))
         self._forget()
 
-    def lose(self, slots: np.ndarray, worths: np.ndarray) -> None:
+    def lose(self, slots: np.ndarray, worths: np.ndarray, changed: tuple[np.ndarray, np.ndarray] | None = None) -> None:
         """Let heads lose some slots, as many in each head of a layer; kernels move what lies after them up.
 
         A slot then has the latest of its heads' positions.
@@ -466,15 +466,19 @@ class KVCache:
         Args:
             slots: [layers, kv_heads, n] int32, ascending; those from a layer's length on stand for none.
             worths: [layers, kv_heads, slots] float64, a number for each slot, which move likewise.
+            changed: Slots that hold other keys and values before that: see `MappedPool.lose`.
         """
         pool, lengths = self.pages.pool, self.lengths.copy()
         assert isinstance(pool, MappedPool)
         left = lengths - (slots < lengths[:, None, None]).sum(axis=2)[:, 0]
-        firsts = np.minimum(slots[:, :, 0], left[:, None])
+        firsts, stops = np.minimum(slots[:, :, 0], left[:, None]), left
+        if changed is not None:
+            # A number below 0 is the largest one without a sign.
+            firsts, stops = np.minimum(firsts, changed[0].view(np.uint32).min(axis=2)), lengths
         self.pages.begin_anew()
-        self.pages.own(firsts, np.broadcast_to(left[:, None], firsts.shape))
+        self.pages.own(firsts, np.broadcast_to(stops[:, None], firsts.shape))
         self.slot_positions.part()
-        pool.lose(self.pages.whole_table, slots, lengths, self.slot_positions.held, worths)
+        pool.lose(self.pages.whole_table, slots, lengths, self.slot_positions.held, worths, changed)
         for layer in np.flatnonzero(left < lengths).tolist():
             self._doubt(layer, int(firsts[layer].min()))
         self.lengths[:] = left

@@ -15,6 +15,7 @@ from decodery.core.native.structs import PolicyStruct, SealedGroupsStruct
 
 from ..layer_plan import LayerStep
 from .attention_policy import PAID_UNIT, AttentionPolicy
+from .eviction import Eviction
 from .page_pool import SLOTS, MappedPool
 from .pages import PageTable
 
@@ -140,40 +141,6 @@ class Sealed:
 
 
 @dataclass(frozen=True, eq=False)
-class Eviction:
-    """What slots are worth, and how many of them each row leaves: see `Policy` in csrc/abi.h.
-
-    Attributes:
-        held: [layers, kv_heads, slots] float64, what slots of content are worth.
-        worths: [retained + rows, layers, kv_heads, slots] float64 after each row, -1 where a head does not hold a slot.
-        parents: [rows] int32, which of these a row goes on from, -1 for content.
-        keeps: [layers, rows] int32, how many slots stay after a row.
-        first: So many of the first slots go after all others.
-        last: [layers, rows] int32, the same of the last slots.
-        newest: Whether slots are worth what the last row pays in all heads, not the sum of what rows pay in their own.
-    """
-
-    held: np.ndarray
-    worths: np.ndarray
-    parents: np.ndarray
-    keeps: np.ndarray
-    first: int
-    last: np.ndarray
-    newest: bool
-
-    def describe(self, struct: PolicyStruct) -> None:
-        """Write it for kernels."""
-        layers, kv_heads, slots = self.held.shape
-        struct.held, struct.held_slots = address(self.held, np.float64, layers, kv_heads, slots), slots
-        states, rows = len(self.worths), len(self.parents)
-        struct.worth_layers, struct.worth_slots = layers, self.worths.shape[3]
-        struct.worths = address(self.worths, np.float64, states, layers, kv_heads, self.worths.shape[3])
-        struct.parents = address(self.parents, np.int32, rows)
-        struct.keeps, struct.lasts = (address(each, np.int32, layers, rows) for each in (self.keeps, self.last))
-        struct.firsts, struct.newest = self.first, self.newest
-
-
-@dataclass(frozen=True, eq=False)
 class Lowered:
     """Scores that are lowered.
 
@@ -253,7 +220,8 @@ class KernelPolicy:
 
     def _acts(self, layer: int, config: ModelConfig, policy: AttentionPolicy) -> bool:
         chosen = self.choice is None or bool(self.choice.store.layers[layer])
-        return chosen and (policy.windows or config.window(layer) is None)
+        evicts = self.eviction is None or bool(self.eviction.layers[layer])
+        return chosen and evicts and (policy.windows or config.window(layer) is None)
 
     def _choose(self, struct: PolicyStruct, choice: Choice, segment: Segment, kv_heads: int) -> None:
         cache, rows, store = segment.cache, len(segment), choice.store

@@ -192,7 +192,13 @@ class MappedPool(PagePool):
         lib.decodery_copy_pages(self.base, self.page_bytes, old, new, len(pages))
 
     def lose(
-        self, tables: np.ndarray, slots: np.ndarray, lengths: np.ndarray, positions: np.ndarray, worths: np.ndarray
+        self,
+        tables: np.ndarray,
+        slots: np.ndarray,
+        lengths: np.ndarray,
+        positions: np.ndarray,
+        worths: np.ndarray,
+        changed: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
         """Take slots out of heads, and move up what lies after them: see `Lost` in csrc/abi.h.
 
@@ -202,17 +208,24 @@ class MappedPool(PagePool):
             lengths: [layers] int64.
             positions: [layers, slots] int32 of slots, which become the latest of their heads'.
             worths: [layers, kv_heads, slots] float64 of slots, which move likewise.
+            changed: Slots [layers, kv_heads, m] int32, -1 for none, that hold other rows before that, and these rows
+                [layers, kv_heads, m, 2 (keys, values), bytes] uint8.
         """
         lib = library()
         assert lib is not None
         layers, kv_heads, pages = tables.shape
+        row_bytes = self.row * self.dtype.itemsize
         struct = LostStruct(
             self.base, address(tables, np.int32, layers, kv_heads, pages),
             address(slots, np.int32, layers, kv_heads, slots.shape[2]), address(lengths, np.int64, layers),
             address(positions, np.int32, layers, None), address(worths, np.float64, layers, kv_heads, None),
-            self.page_bytes, self.row * self.dtype.itemsize, positions.shape[1], worths.shape[2], layers, kv_heads,
+            self.page_bytes, row_bytes, positions.shape[1], worths.shape[2], layers, kv_heads,
             pages, slots.shape[2], self.dtype.itemsize,
         )  # fmt: skip
+        if changed is not None:
+            shape = layers, kv_heads, changed[0].shape[2]
+            struct.targets, struct.merged_count = address(changed[0], np.int32, *shape), shape[2]
+            struct.merged = address(changed[1], np.uint8, *shape, 2, row_bytes)
         lib.decodery_lose_slots(ctypes.addressof(struct))
 
     def _call(self, kernel: str, tables: np.ndarray, slots: range | np.ndarray, rows: torch.Tensor) -> None:

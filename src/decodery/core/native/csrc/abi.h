@@ -170,11 +170,17 @@ struct SealedGroups {
 // of them are in `blocks` [layers][block_count], of `block_groups` groups each but the last; the others are the first slots
 // that a row sees, rounded as these are.
 // held: null, or what slots are worth, [layers][kv_heads][held_slots] of content: then rows are read in turn, each by the slots
-// that a head holds after its parent, parents [rows], -1: after content. A row's weights are added to what these slots are worth,
+// that a head holds after its parent, parents [stays + rows], -1: after content. A row's weights are added to what these slots are worth,
 // their mean over the heads of a group; or are all that they are worth, their mean over all heads, where `newest` is set. Of
 // the slots then the least worthy go until keeps [layers][rows] are left, but the first `firsts` and the last lasts
 // [layers][rows] go after all others; of equals the later one. worths: [stays + rows][layers][kv_heads][worth_slots] after
 // each row, -1: not held; those of the rows that stay are given.
+// targets: null, or a slot that goes is merged into the one that stays whose key is most similar, if their cosine reaches a limit,
+// or without `threshold` always. The limit is beta times the mean cosine of the slots that a row leaves out, and 1 - beta times
+// the limit before: known_limits [layers][kv_heads] after content, not a number: none; limits [stays + rows][layers][kv_heads]
+// after each row. Where `weighted` is set a slot that goes counts by the exponential of its cosine, and the other by e; else
+// the mean is taken of both, the first times its cosine. The slots that a row has changed, targets [stays + rows][layers]
+// [kv_heads][merge_room], -1 after the last, become merged [..][2 (keys, values)], rows as pages have them.
 // lowered: [rows][2] or null. lowered_by is added to a row's scores of what it sees from the first of these to before the
 // second, counted from the first slot that it sees.
 struct Policy {
@@ -198,6 +204,12 @@ struct Policy {
     int32_t held_slots, worth_slots, firsts, newest;
     const int32_t* lowered;
     float lowered_by;
+    const double* known_limits;
+    double* limits;
+    int32_t* targets;
+    char* merged;
+    double beta;
+    int32_t merge_room, threshold, weighted;
 };
 
 // One sequence's rows. Slot s of a layer's key-value head is row s % 16 of the page that pages[layer * table_layer + head *
@@ -241,7 +253,8 @@ struct Segment {
 
 // Slots that heads lose: slots [layers][heads][count], ascending, those from lengths [layers] on stand for none; a layer's heads
 // lose as many. What lies after them moves up, and so do worths [layers][heads][worth_slots] of slots. Of positions [layers]
-// [positions_layer] each slot has the latest of those its heads hold.
+// [positions_layer] each slot has the latest of those its heads hold. Before that the slots targets [layers][heads][merged_count],
+// -1 for none, become merged [..][2 (keys, values)], rows as pages have them, one after another.
 struct Lost {
     char* base;
     const int32_t *tables, *slots;    // tables: [layers][heads][table_pages]
@@ -249,7 +262,9 @@ struct Lost {
     int32_t* positions;
     double* worths;
     int64_t page_bytes, row_bytes, positions_layer, worth_slots;
-    int32_t layers, heads, table_pages, count, number_bytes;
+    int32_t layers, heads, table_pages, count, number_bytes, merged_count;
+    const int32_t* targets;
+    const char* merged;
 };
 
 // Rows of some layers' key-value heads in pages, to be read or written. tables: [layers][heads][table_pages]. slots: [count]

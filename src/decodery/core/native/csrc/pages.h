@@ -195,8 +195,27 @@ void move_up(const Lost& lost, const int32_t* table, int32_t from, int32_t end, 
         ++slot;
     }
 }
+// Lets a slot hold a row that is stored as pages have it.
+template <class T>
+inline void put_stored(char* page, int32_t kind, int32_t slot, int32_t dim, const char* row) {
+    each_number<T>(page, kind, slot, dim, [&](int32_t i, T* held) { memcpy(held, row + i * int32_t(sizeof(T)), sizeof(T)); });
+    if (sizeof(T) == 1) memcpy(scales_of(page, kind, round_up(dim, 16)) + slot % page_slots, row + dim, scale_bytes);
+}
+inline void put_merged(const Lost& lost, int32_t dim) {
+    const char* row = lost.merged;
+    for (int32_t i = 0; i < lost.layers * lost.heads * lost.merged_count; ++i)
+        for (int32_t kind = 0; kind < 2; ++kind, row += lost.row_bytes) {
+            const int32_t slot = lost.targets[i];
+            if (slot < 0) continue;
+            char* page = lost.base + lost.tables[int64_t(i / lost.merged_count) * lost.table_pages + slot / page_slots] * lost.page_bytes;
+            if (lost.number_bytes == 4) put_stored<uint32_t>(page, kind, slot, dim, row);
+            else if (lost.number_bytes == 2) put_stored<uint16_t>(page, kind, slot, dim, row);
+            else put_stored<uint8_t>(page, kind, slot, dim, row);
+        }
+}
 inline void lose_slots(const Lost& lost) {
     const int32_t dim = int32_t(lost.row_bytes) / lost.number_bytes - (lost.number_bytes == 1 ? scale_bytes : 0);
+    put_merged(lost, dim);
     for (int32_t layer = 0; layer < lost.layers; ++layer) {
         const int32_t length = int32_t(lost.lengths[layer]);
         const int32_t* gone = lost.slots + int64_t(layer) * lost.heads * lost.count;

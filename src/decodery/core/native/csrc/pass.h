@@ -42,6 +42,7 @@ static void by_element(Element element, const Work& work) {
 #include "latent.h"
 #include "sealed.h"
 #include "worths.h"
+#include "merges.h"
 #include "streams.h"
 
 struct Runner {
@@ -661,7 +662,11 @@ struct Runner {
     void attend_next(int32_t index, const Group& group, const Policy& policy, int32_t kv_head, int32_t row) const {
         const int32_t s = state.order[group.first], members = head_group();
         const int64_t stride = round_up(int32_t(state.longest) + 16, 16);
-        const Worths worths = {model, pass.segments[s], policy, index};
+        const Segment& segment = pass.segments[s];
+        const Worths worths = {model, segment, policy, index};
+        const Merges<E> merges = {model, segment, policy, index, kv_head};
+        const int32_t* parents = policy.parents + segment.stays;
+        if (policy.targets != nullptr) merges.move(row == 0 ? -1 : parents[row - 1], parents[row]);
         int64_t* sums = reinterpret_cast<int64_t*>(aside() + most_queries * stride);
         int32_t* list = reinterpret_cast<int32_t*>(sums + stride);
         const Chosen& seen = state.chosen[int64_t(state.rows[s].first + row) * model.kv_heads + kv_head] = worths.before(kv_head, row, list);
@@ -679,6 +684,9 @@ struct Runner {
             }
         }
         worths.after(kv_head, row, seen, sums);
+        if (policy.targets == nullptr) return;
+        merges.leave(row, seen, worths.of(kv_head, segment.stays + row), worths.slots(kv_head), aside());
+        if (row + 1 == segment.rows) merges.move(parents[row], -1);
     }
 
     // Calls work(segment, its policy, its first row, kv_head) for the segments whose slots kernels choose, of its threads' part.

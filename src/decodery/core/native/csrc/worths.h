@@ -18,7 +18,7 @@ struct Worths {
 
     // The slots that a row reads, its own the last. list: room for them.
     Chosen before(int32_t kv_head, int32_t row, int32_t* list) const {
-        const int32_t own = own_slot(kv_head, row), parent = policy.parents[row];
+        const int32_t own = own_slot(kv_head, row), parent = policy.parents[segment.stays + row];
         const double* worths = parent < 0 ? nullptr : of(kv_head, parent);
         int32_t run = parent < 0 ? content(kv_head) : 0, count = 0;
         if (parent >= 0)
@@ -31,7 +31,7 @@ struct Worths {
     }
     // What they are worth after it; sums: of the weights of a group's heads, times paid_unit.
     void after(int32_t kv_head, int32_t row, const Chosen& seen, const int64_t* sums) const {
-        const int32_t parent = policy.parents[row], own = own_slot(kv_head, row), all = slots(kv_head);
+        const int32_t parent = policy.parents[segment.stays + row], own = own_slot(kv_head, row), all = slots(kv_head);
         const double *known = parent < 0 ? held(kv_head) : of(kv_head, parent), unit = 1.0 / (double(paid_unit) * (model.heads / model.kv_heads));
         double* worths = of(kv_head, segment.stays + row);
         if (policy.newest != 0) {

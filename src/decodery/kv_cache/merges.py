@@ -1,0 +1,94 @@
+"""What evicted slots leave to those that stay, in arrays that kernels write row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from decodery.models.cache.cache import KVCache
+from decodery.models.cache.eviction import Merge
+
+
+@dataclass(eq=False)
+class Merges:
+    """Merges after every tentative row, and the least similarity after the content.
+
+    Attributes:
+        known: [layers, kv_heads] float64, the least similarity, not a number where there is none.
+        beta, threshold, weighted: See `Merge`.
+    """
+
+    known: np.ndarray
+    beta: float
+    threshold: bool
+    weighted: bool
+    _rows: Merge | None = field(default=None, init=False)
+    _counts: np.ndarray | None = field(default=None, init=False)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what tentative rows have changed."""
+        return 0 if self._rows is None else self._rows.rows.nbytes + self._rows.targets.nbytes
+
+    def open(self, cache: KVCache, parents: np.ndarray, keeps: np.ndarray, acts: np.ndarray) -> Merge:
+        """Make room for what the rows of a pass change.
+
+        Args:
+            cache: Whose rows they are.
+            parents: [retained + rows] int32, which of these each goes on from, -1 for content.
+            keeps: [layers, rows] how many slots stay after a row.
+            acts: [layers] bool, the layers that evict.
+        """
+        places, (layers, n), retained = len(parents), keeps.shape, len(parents) - keeps.shape[1]
+        counts = np.zeros((places, layers), dtype=np.int64)
+        if retained:
+            assert self._counts is not None
+            counts[:retained] = self._counts[:retained]
+        most = 1
+        for row in range(n):
+            parent = int(parents[retained + row])
+            before = 1 + (cache.lengths if parent < 0 else counts[parent])
+            gone = np.where(acts, np.maximum(before - keeps[:, row], 0), 0)
+            counts[retained + row], most = before - gone, max(most, int(gone.max()))
+        if retained:
+            assert self._rows is not None
+            most = max(most, self._rows.targets.shape[3])
+        pool, shape = cache.pages.pool, (places, *self.known.shape)
+        found = Merge(
+            self.known, np.full(shape, np.nan), np.full((*shape, most), -1, dtype=np.int32),
+            np.empty((*shape, most, 2, pool.row * pool.dtype.itemsize), dtype=np.uint8),
+            self.beta, self.threshold, self.weighted,
+        )  # fmt: skip
+        if retained and self._rows is not None:
+            wide = self._rows.targets.shape[3]
+            found.limits[:retained] = self._rows.limits[:retained]
+            found.targets[:retained, ..., :wide] = self._rows.targets[:retained]
+            found.rows[:retained, ..., :wide, :, :] = self._rows.rows[:retained]
+        if places > 1:
+            # Later rows are read with the changes in place.
+            stops = np.where(acts, cache.lengths + places, 0)[:, None]
+            cache.pages.own(np.zeros_like(stops), stops)
+        self._rows, self._counts = found, counts
+        return found
+
+    def forget(self) -> None:
+        """No row is tentative any more."""
+        self._rows = self._counts = None
+
+    def keep(self, cache: KVCache, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What slots that hold other rows become, after these rows became content: see `MappedPool.lose`."""
+        assert self._rows is not None
+        self.known = self._rows.limits[rows[-1]].copy()
+        targets, k = np.moveaxis(self._rows.targets[rows], 0, 2), len(rows)
+        if rows[-1] >= k:
+            starts = (cache.lengths - k)[:, None, None, None]
+            moved = targets >= starts
+            places = np.where(moved, targets - starts, 0)
+            targets = np.where(moved, starts + np.searchsorted(rows, places), targets).astype(np.int32)
+        changed = np.moveaxis(self._rows.rows[rows], 0, 2)
+        flat = targets.shape[0], targets.shape[1], -1
+        return (
+            np.ascontiguousarray(targets).reshape(flat),
+            np.ascontiguousarray(changed).reshape(*flat, *changed.shape[4:]),
+        )
