@@ -25,6 +25,9 @@ from .after_prompt import Prompt
 from .probing import Probing, probed
 from .selecting import precise
 
+_AT_ONCE = 1 << 20
+"""Weights that are computed at once."""
+
 
 @register(
     "meta-soft",
@@ -88,6 +91,10 @@ class Flowing(Probing):
         self.method, self.meta = method, meta
         self.asked: dict[int, torch.Tensor] = {}
 
+    @property
+    def bytes(self) -> int:
+        return super().bytes + sum(queries.nbytes for queries in self.asked.values())
+
     def _settle(self, cache: KVCache) -> None:
         self.asked = {layer: torch.cat(parts).transpose(0, 1) for layer, parts in self._queries.items()}
 
@@ -105,7 +112,7 @@ class Flowing(Probing):
             kept_keys, kept_values = [], []
             for head, stays in enumerate(torch.from_numpy(chosen).to(keys.device)):
                 kept_keys.append(keys[head][stays])
-                folded = values[head][stays] if seen is None else self._folded(seen, head, stays, paid[head].to(values))
+                folded = values[head][stays] if seen is None else self._folded(seen, head, stays, paid[head])
                 kept_values.append(folded.to(values.dtype))
             places = cache.positions[layer, : self.prompt]
             slots = np.nonzero(chosen)[1].reshape(len(chosen), -1)
@@ -114,39 +121,69 @@ class Flowing(Probing):
 
     def _folded(self, seen: Prompt, head: int, stays: torch.Tensor, paid: torch.Tensor) -> torch.Tensor:
         """[m, head_dim] the values of one head's kept tokens, with evicted values merged in."""
-        between = attention_between(seen, head)[~stays][:, stays]
-        return folded(seen.values[head], paid, between, stays, self.method.flow, self.method.partners)
+        near, partners = nearest(seen, head, stays, self.method.partners)
+        return folded(seen.values[head], paid.to(seen.values), near, partners, stays, self.method.flow)
 
 
-def attention_between(seen: Prompt, head: int) -> torch.Tensor:
-    """[prompt, prompt] attention from the later to the earlier of two tokens, the mean over a group."""
+def nearest(seen: Prompt, head: int, stays: torch.Tensor, partners: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kept tokens with the most attention between them and each evicted one.
+
+    That is the attention from the later to the earlier of two tokens, the mean over a group.
+
+    Args:
+        seen: The prompt.
+        head: A key-value head.
+        stays: [n] bool, true for the m kept tokens.
+        partners: How many kept tokens to find.
+
+    Returns:
+        The attention, and the numbers of these kept tokens, [n - m, partners].
+    """
     group = seen.queries.shape[0] // len(seen.keys)
     queries, keys = seen.queries[head * group : (head + 1) * group], seen.keys[head]
-    later = torch.ones(len(keys), len(keys), dtype=torch.bool, device=keys.device).triu(1)
-    paid = torch.stack([(each @ keys.T).masked_fill(later, -torch.inf).softmax(dim=-1) for each in queries]).mean(dim=0)
-    return paid + paid.tril(-1).T
+    every = torch.arange(len(keys), device=keys.device)
+    kept, asked = every[stays], queries[:, stays]
+    # In blocks of rows: never the attention of all tokens to all others.
+    sums = [
+        (queries[:, rows] @ keys.T).masked_fill(every > rows[:, None], -torch.inf).logsumexp(dim=-1)
+        for rows in every.split(max(_AT_ONCE // (group * len(keys)), 1))
+    ]
+    total = torch.cat(sums, dim=1)
+    found = []
+    for rows in every[~stays].split(max(_AT_ONCE // (group * len(kept)), 1)):
+        forth = queries[:, rows] @ keys[kept].T - total[:, rows, None]
+        back = (asked @ keys[rows].T).mT - total[:, None, kept]
+        between = torch.where(rows[:, None] > kept, forth, back).exp().mean(dim=0)
+        found.append(between.topk(min(partners, len(kept)), dim=1))
+    return torch.cat([each.values for each in found]), torch.cat([each.indices for each in found])
 
 
 def folded(
-    values: torch.Tensor, paid: torch.Tensor, between: torch.Tensor, stays: torch.Tensor, flow: float, partners: int
+    values: torch.Tensor,
+    paid: torch.Tensor,
+    near: torch.Tensor,
+    partners: torch.Tensor,
+    stays: torch.Tensor,
+    flow: float,
 ) -> torch.Tensor:
     """Merge the values of evicted tokens into those of kept ones.
 
-    Each evicted token goes to its `partners` nearest kept tokens. With flow=1 this preserves the sum of all values,
-    each multiplied by its weight.
+    With flow=1 this preserves the sum of all values, each multiplied by its weight.
 
     Args:
         values: [n, head_dim].
         paid: [n] weight of each token, the attention that it received.
-        between: [n - m, m] proximity of evicted and kept tokens.
+        near: [n - m, partners] proximity of each evicted token and those that it goes to.
+        partners: [n - m, partners] their numbers among the kept ones.
         stays: [n] bool, true for the m kept tokens.
+        flow: Share of an evicted token's weight that goes to others.
 
     Returns:
         [m, head_dim] values of the kept tokens.
     """
-    near = between.topk(min(partners, between.shape[1]), dim=1)
-    shares = torch.zeros_like(between).scatter(1, near.indices, near.values)
-    shares = flow * paid[~stays][:, None] * shares / shares.sum(dim=1, keepdim=True).clamp_min(1e-12)
-    own = paid[stays][:, None]
-    total = own + shares.sum(dim=0)[:, None]
-    return torch.where(total > 0, (own * values[stays] + shares.T @ values[~stays]) / total, values[stays])
+    shares = flow * paid[~stays][:, None] * near / near.sum(dim=1, keepdim=True).clamp_min(1e-12)
+    own, flat = paid[stays][:, None], partners.flatten()
+    total = own.index_add(0, flat, shares.flatten()[:, None])
+    brought = (shares[..., None] * values[~stays][:, None]).flatten(0, 1)
+    summed = (own * values[stays]).index_add(0, flat, brought)
+    return torch.where(total > 0, summed / total, values[stays])

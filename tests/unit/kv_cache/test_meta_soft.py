@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from decodery.core.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
-from decodery.kv_cache.meta_soft import MetaSoft, folded
+from decodery.kv_cache.after_prompt import Prompt
+from decodery.kv_cache.meta_soft import MetaSoft, folded, nearest
 from decodery.models.batch import Batch, Segment
 from decodery.models.trained.artifact import Artifact
 from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
@@ -18,6 +19,7 @@ from decodery.testing import decode, tiny_transformer
 from decodery.training.kind import Run
 from decodery.training.meta_tokens import MetaRecipe, MetaTokenTrainee, RecordedAttention, distance
 from decodery.training.one_by_one import train_beside
+from largest import Largest
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)
@@ -89,14 +91,28 @@ def test_what_flows_is_conserved() -> None:
     values, paid = torch.randn(9, 4, generator=draws), torch.rand(9, generator=draws)
     stays = torch.tensor([True, False, True, True, False, False, True, False, True])
     between = torch.rand(4, 5, generator=draws)
-    found = folded(values, paid, between, stays, 1.0, 3)
-    near = torch.zeros(4, 5).scatter(1, *between.topk(3, dim=1)[::-1])
+    best = between.topk(3, dim=1)
+    found = folded(values, paid, *best, stays, 1.0)
+    near = torch.zeros(4, 5).scatter(1, *best[::-1])
     weight = paid[stays] + (paid[~stays][:, None] * near / near.sum(dim=1, keepdim=True)).sum(dim=0)
     whole = (paid[:, None] * values).sum(dim=0)
     assert torch.allclose((weight[:, None] * found).sum(dim=0), whole, atol=1e-6)
     lost = (paid[stays][:, None] * values[stays]).sum(dim=0)
     assert not torch.allclose(lost, whole, atol=1e-2), "what is dropped alone is not"
-    assert torch.allclose(folded(values, paid, between, stays, 0.0, 3), values[stays])
+    assert torch.allclose(folded(values, paid, *best, stays, 0.0), values[stays])
+
+
+def test_attention_between_the_tokens_of_a_long_prompt_is_never_all_there() -> None:
+    draws, config = torch.Generator().manual_seed(0), MODEL.config
+    queries, keys = torch.randn(2, 3000, 4, generator=draws), torch.randn(1, 3000, 4, generator=draws)
+    stays = torch.arange(3000) % 4 == 1
+    with Largest() as largest:
+        near, partners = nearest(Prompt(config, 0, queries, np.arange(3000), keys, keys), 0, stays, 2)
+    assert largest.numbers <= 1 << 20
+    later = torch.ones(3000, 3000, dtype=torch.bool).triu(1)
+    paid = (queries @ keys[0].T).masked_fill(later, -torch.inf).softmax(dim=-1).mean(dim=0)
+    wanted = (paid + paid.tril(-1).T)[~stays][:, stays].topk(2, dim=1)
+    assert torch.allclose(near, wanted.values, rtol=1e-4) and partners.equal(wanted.indices)
 
 
 def test_tokens_learn_to_look_as_what_follows_does(tmp_path: Path) -> None:
