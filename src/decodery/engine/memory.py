@@ -67,12 +67,17 @@ class MemoryBudget:
         """Whether so many bytes fit beside what tasks hold, where needed once nothing is kept for later texts."""
         if self.limit is None:
             return True
-        self.limit.beside = resident_beside(cache for run in runs if _holds_beside(run) for cache in caches(run))
+        self.count(runs)
         wanted = _due(runs) + more
         while self.limit.used + wanted > self.limit.most:
             if not self._give_back():
                 return False
         return True
+
+    def count(self, runs: Ordered[SchedulerEntry]) -> None:
+        """Count what tasks hold outside of pages."""
+        if self.limit is not None:
+            self.limit.beside = resident_beside(cache for run in runs if _holds_beside(run) for cache in caches(run))
 
     def _give_back(self) -> bool:
         """Free some of what is kept for later texts; False where nothing is."""

@@ -226,6 +226,7 @@ class Schedule:
             for run in self._waiting:
                 run.starved = False
             self.runs = [run for run in self.runs if not run.task.finished]
+            self.memory.count(self.runs)
             self.changes += 1
         if any(run.task.finished for run in self._waiting):
             self._waiting = deque(run for run in self._waiting if not run.task.finished)

@@ -114,6 +114,20 @@ class Noting(State):
         self._queries: dict[int, list[torch.Tensor]] = {}
         self._read: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of the queries."""
+        noted = [each for parts in self._queries.values() for each in parts]
+        return sum(each.nbytes for each in (*noted, *(queries for _, queries in self._read.values())))
+
+    def more_for(self, cache: KVCache, slots: int) -> int:
+        if self.settled:
+            return 0
+        config = self.config
+        numbers = len(self.full_layers) * (self.prompt - self._first) * config.num_heads * config.head_dim
+        # Queries are never in fewer bits than float32 on the CPU, whatever caches hold.
+        return max(numbers * max(cache.pages.nothing.dtype.itemsize, 4) - self.bytes, 0)
+
     def wanted(self, segment: Segment) -> bool:
         return not self.settled and bool(segment.positions.max(initial=-1) >= self._first)
 

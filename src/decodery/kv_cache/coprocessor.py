@@ -115,6 +115,14 @@ class Augmented(State):
         """Bytes of the latent keys and values."""
         return sum(part.nbytes for entries in self.entries.values() for part in entries)
 
+    def more_for(self, cache: KVCache, slots: int) -> int:
+        if self.entries:
+            return 0
+        config, known = self.config, len(self.weights)
+        count = known if self.method.latents is None else min(self.method.latents, known)
+        itemsize = torch.float32.itemsize if cache.coded else cache.pages.nothing.dtype.itemsize
+        return 2 * config.num_layers * config.num_kv_heads * count * config.head_dim * itemsize
+
     def fork(self) -> Augmented:
         clone = Augmented(self.method, self.weights, self.config, self.prompt)
         clone.entries, clone._back = dict(self.entries), self._back

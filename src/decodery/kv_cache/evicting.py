@@ -202,6 +202,12 @@ class Evicting(State):
         rows = 0 if self._worths is None else self._worths.bytes
         return rows + sum(each.scores.nbytes for each in held) + sum(each.nbytes for each in self._read.values())
 
+    def more_for(self, cache: KVCache, slots: int) -> int:
+        layers = self._held if self.settled else self.full_layers
+        # Those before a pass are still there when those after it are.
+        wanted = 2 * len(layers) * self.config.num_kv_heads * slots * np.dtype(np.float64).itemsize
+        return max(wanted - self.bytes, 0)
+
     def take_sums(self, layer: int, paid: np.ndarray) -> None:
         kv_heads, slots = paid.shape
         known = self._held[layer].scores if layer in self._held else np.zeros((kv_heads, 0))

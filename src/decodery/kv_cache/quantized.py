@@ -62,6 +62,11 @@ class Quantized(CachePolicy):
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Storing(self, model.config, prompt)
 
+    def token_bytes(self, dim: int) -> int:
+        """Bytes, at most, of one head's integers for a token."""
+        ranges = 2 * torch.float32.itemsize
+        return 2 * (dim * self.bits // 8 + 1) + -(-ranges * dim // self.group) + ranges
+
     def sealed(self, position: int) -> int:
         """Number of first tokens that a row at `position` reads in integers."""
         return max(position + 1 - self.residual, 0) // self.group * self.group
@@ -191,6 +196,14 @@ class Storing(State):
         return sum(
             part.bytes for blocks in self.groups.values() for each in blocks for part in (each.keys, each.values)
         )
+
+    def more_for(self, cache: KVCache, slots: int) -> int:
+        sealed = self.method.sealed(self.stored + slots - 1)
+        tokens = max(sealed - self.stored, 0) if self.stored + slots >= self.prompt else 0
+        layers, heads = len(self.full_layers), self.config.num_kv_heads
+        codes = layers * heads * tokens * self.method.token_bytes(self.config.head_dim)
+        # Pages of a layer go once its codes are there.
+        return max(codes - tokens * cache.slot_bytes, 0) + codes // layers
 
     def fork(self) -> Storing:
         clone = Storing(self.method, self.config, self.prompt)

@@ -14,13 +14,18 @@ import torch
 
 from decodery.core.errors import OutOfMemory
 from decodery.engine.engine import Engine
+from decodery.engine.preempt import caches
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
+from decodery.kv_cache.d2o import D2O
+from decodery.kv_cache.expected_attention import ExpectedAttention
 from decodery.kv_cache.h2o import H2O
+from decodery.kv_cache.quantized import Quantized
 from decodery.kv_cache.quest import Quest
 from decodery.kv_cache.snapkv import SnapKV
 from decodery.kv_cache.streaming_llm import StreamingLLM
+from decodery.models.cache.account import resident_beside
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.memory_limit import MemoryLimit
 from decodery.models.cache.page_pool import pool_of
@@ -39,7 +44,10 @@ POLICIES: list[Any] = [
     None,
     None,
     H2O(budget=0.5),
+    D2O(budget=0.5, dense=0),
     SnapKV(budget=0.5),
+    ExpectedAttention(budget=0.5),
+    Quantized(8, group=8, residual=16),
     StreamingLLM(budget=30, sinks=4),
     Quest(20),
 ]
@@ -93,6 +101,8 @@ def traffic(engine: Engine, seed: int) -> list[tuple[Request, Sequence]]:
                 break
         engine.step()
         assert limit.used >= allocated(limit) == limit.used - limit.beside
+        runs = engine._schedule.runs
+        assert allocated(limit) + resident_beside(cache for run in runs for cache in caches(run)) <= BOUND
     assert all(text.finished for _, text in texts) and all(task.finished for task in tasks)
     for task in tasks:
         assert task.error is None
