@@ -135,7 +135,8 @@ def _resumed(request: Request, prompt: list[int], model: Reader) -> KVCache:
             "reuse goes on from what another model has read (another checkpoint, or this one in another precision or "
             "loaded once more): give an output of this model"
         )
-    if not fresh.begins(len(prompt)) or request.prompt_logprobs is not None:
+    most = fresh.takes(len(prompt))
+    if not most or request.prompt_logprobs is not None:
         return fresh
     if request.prompt_embeds is not None or embeds is not None:
         return fresh
@@ -148,6 +149,6 @@ def _resumed(request: Request, prompt: list[int], model: Reader) -> KVCache:
         if ours != theirs:
             break
         shared += 1
-    cache = earlier.cache.beginning(min(shared, earlier.cache.untouched))
+    cache = earlier.cache.beginning(min(shared, most, earlier.cache.untouched))
     cache.policy = fresh.policy
     return cache

@@ -274,13 +274,11 @@ class Schedule:
             return
         if not self.prefixes.serves(seq.request.model):
             return
-        if (
-            seq.cache.length
-            or not seq.cache.begins(len(seq.tokens))
-            or ((monitors := monitors_of(seq)) is not None and monitors.private)
-        ):
+        most = seq.cache.takes(len(seq.tokens))
+        if seq.cache.length or not most or ((monitors := monitors_of(seq)) is not None and monitors.private):
             return
-        if (found := self.prefixes.find(seq.tokens, seq.request.cache_namespace)) is None:
+        # The last one is left to read.
+        if (found := self.prefixes.find(seq.tokens[: most + 1], seq.request.cache_namespace)) is None:
             return
         seq.cache, found.policy = found, seq.cache.policy
         if seq.request.slots is not None:

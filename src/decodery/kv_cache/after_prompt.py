@@ -110,7 +110,7 @@ class Noting(State):
     def __init__(self, config: ModelConfig, prompt: int, watched: int) -> None:
         super().__init__(config, prompt)
         self.settled = False
-        self._first = prompt - min(watched, prompt)
+        self._first = self.untouched = prompt - min(watched, prompt)
         self._queries: dict[int, list[torch.Tensor]] = {}
         self._read: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
 

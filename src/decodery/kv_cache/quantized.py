@@ -180,7 +180,7 @@ class Storing(State):
 
     def __init__(self, method: Quantized, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt)
-        self.method = method
+        self.method, self.untouched = method, prompt
         self.groups: dict[int, list[Block]] = {}
         self.stored = 0
         self._structs: ctypes.Array[SealedGroupsStruct] | None = None

@@ -82,6 +82,11 @@ class Streaming(State):
         windows = (self.config.window(layer) or 0 for layer in range(self.config.num_layers))
         return max(int(self.method.budget), *windows) + SLOTS if self.method.budget > 1 else None
 
+    @property
+    def untouched(self) -> int:  # type: ignore[override]
+        # These see all tokens before them.
+        return int(self.method.budget) if self.method.budget > 1 else 0
+
     def fork(self) -> Streaming:
         return self
 

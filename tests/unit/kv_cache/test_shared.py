@@ -8,8 +8,13 @@ import pytest
 from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
+from decodery.kv_cache.after_prompt import AfterPrompt
+from decodery.kv_cache.dapq import DapQ
+from decodery.kv_cache.quantized import Quantized
 from decodery.kv_cache.quest import Quest
 from decodery.kv_cache.selecting import Selecting
+from decodery.kv_cache.snapkv import SnapKV
+from decodery.kv_cache.streaming_llm import StreamingLLM
 from decodery.models.cache.attention_policy import AttentionPolicy
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy
@@ -43,6 +48,50 @@ def test_a_policy_that_reads_prompts_in_full_shares_them() -> None:
     longer = [*written(engine, QUEST).tokens, 5]
     after = written(engine, None, longer, 8)
     assert after.tokens == alone(None, longer, 8) and 0 < after.scheduling.cached <= len(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("kv", "cached"),
+    [
+        (Quantized(4, group=4, residual=6), 69), (SnapKV(0.4, window=3), 67), (DapQ(0.5, queries=4, recent=2), 69),
+        (StreamingLLM(40, sinks=2), 40), ("h2o:budget=0.4", 0), ("expected-attention:budget=0.5", 0),
+    ],
+)  # fmt: skip
+def test_what_a_policy_leaves_as_it_is_comes_from_other_texts(kv: CachePolicy | str, cached: int) -> None:
+    engine = Engine(EXACT, prefixes=PrefixCache(1 << 24))
+    written(engine, None)
+    found = written(engine, kv)
+    assert found.scheduling.cached == cached and found.tokens == alone(kv)
+    again = engine.submit(Request(PROMPT, max_new_tokens=24, cache_policy=kv, reuse=written(engine, None)))  # type: ignore[arg-type]
+    assert again.cache.next_position == cached
+    engine.run([again])
+    assert again.tokens == alone(kv)
+    assert written(engine, None).tokens == alone(None)
+
+
+class Unwatched(AfterPrompt):
+    """Takes tokens whose queries it scores by from other texts, too."""
+
+    def __init__(self, right: AfterPrompt) -> None:
+        super().__init__(right.method, right.config, right.prompt)
+        self.untouched = right.prompt
+
+
+class Overlooking(SnapKV):
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        right = super().state(model, prompt)
+        assert isinstance(right, AfterPrompt)
+        return Unwatched(right)
+
+
+def test_a_policy_that_takes_what_it_must_read_writes_another_text() -> None:
+    texts = []
+    for kv in (SnapKV(0.4, window=3), Overlooking(0.4, window=3)):
+        engine = Engine(EXACT, prefixes=PrefixCache(1 << 24))
+        written(engine, None)
+        texts.append(written(engine, kv).cache)
+    same = [texts[0].view(layer)[0].shape == texts[1].view(layer)[0].shape for layer in range(2)]
+    assert not all(same) or not all(texts[0].view(layer)[0].equal(texts[1].view(layer)[0]) for layer in range(2))
 
 
 class Careless(Selecting):

@@ -157,6 +157,10 @@ class KVCache:
         known = self.next_position if self.policy is None else min(self.policy.untouched, self.next_position)
         return 0 if self.evicted else known
 
+    def takes(self, n: int) -> int:
+        """How many of a text's first n tokens it may take from another text before it has read any."""
+        return n if self.policy is None else min(self.policy.untouched, n)
+
     @property
     def anew(self) -> bool:
         """Whether reading its tokens once more makes the same of them."""
