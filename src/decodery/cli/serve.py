@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,7 +208,8 @@ def serve(
     monitors, constraint = _guards(guard)
     secrets, defaults = read_keys(api_key_file) if api_key_file is not None else ({}, {})
     settings = ServerSettings(
-        name=served_model_name or Path(model).name or model,
+        # Of the address of a server, a name and a password are nobody else's.
+        name=served_model_name or Path(re.sub(r"^(https?://)[^/@]*@", r"\1", model)).name or model,
         kv_bytes=kv_bytes(kv_gib, elsewhere=ray),
         keys=secrets,
         defaults=defaults,

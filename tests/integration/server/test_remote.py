@@ -56,6 +56,14 @@ def test_texts_are_those_of_the_model_itself(both: tuple[Any, Any]) -> None:
     assert stopped.text == here[0].text.partition(stop)[0] and stopped.finish_reason == "stop"
 
 
+def test_a_password_is_sent_and_stands_in_no_message() -> None:
+    with serving(tiny_lm(), keys={"other": "a"}) as (_, url), pytest.raises(ServerError) as refused:
+        dc.remote(url.replace("://", "://user:secret@"))
+    assert f"{url}/v1 refuses this key" in str(refused.value) and "secret" not in str(refused.value)
+    with pytest.raises(SettingsError, match="is at a URL"):
+        dc.remote("http://local\x00host")
+
+
 def test_a_conversation_with_a_server_says_the_same(both: tuple[Any, Any]) -> None:
     here, there = (Conversation(each, WRITING) for each in both)
     for turn in ("Is it so?", "Since when?"):

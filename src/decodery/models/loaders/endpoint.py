@@ -68,15 +68,16 @@ class Settings:
     """How a server is reached.
 
     Attributes:
-        url: With or without /v1.
+        url: With or without /v1, and with or without a name and a password.
+        key: Sent as a bearer token.
         timeout: Seconds between two pieces of a text.
         seconds: Of a whole one.
         retries: How often a request is sent again where the server is busy or not there, before it has answered
             anything.
     """
 
-    url: str
-    key: str | None
+    url: str = field(repr=False)
+    key: str | None = field(repr=False)
     timeout: float
     seconds: float
     retries: int
@@ -94,10 +95,16 @@ class Endpoint:
             raise SettingsError(f"a remote model is at a URL such as http://localhost:8000, not {settings.url!r}")
         if not (settings.timeout > 0 and settings.seconds > 0 and settings.retries >= 0):
             raise SettingsError("a remote model needs a timeout and seconds above 0, and 0 retries or more")
-        base = settings.url.rstrip("/")
+        try:
+            url = httpx.URL(settings.url)
+        except httpx.InvalidURL as error:
+            raise SettingsError(f"a remote model is at a URL such as http://localhost:8000: {error}") from error
+        # A password is sent, and stands in no message.
+        base = str(url.copy_with(userinfo=b"")).rstrip("/")
         self.settings = settings
         self.base = base if base.endswith("/v1") else f"{base}/v1"
         self.http = httpx.Client(
+            auth=(url.username, url.password) if url.userinfo else None,
             headers={"Authorization": f"Bearer {settings.key}"} if settings.key else {},
             timeout=httpx.Timeout(settings.timeout, connect=min(_CONNECT_SECONDS, settings.timeout)),
             limits=httpx.Limits(max_connections=None),
