@@ -43,7 +43,7 @@ def require_origins(origins: Sequence[str]) -> None:
 
 
 class AllowedHosts:
-    """Refuses requests to other names, so that a page cannot use a name of its own that resolves to this machine.
+    """Refuses requests to other names, such as that of a page which resolves to this machine.
 
     Args:
         app: What comes next.

@@ -120,9 +120,10 @@ class ResponsesRequest(Body):
 
 
 class Kept:
-    """Conversations of earlier responses, by owner and id; the oldest of the owner with most of them go first.
+    """Conversations of earlier responses, by owner and id.
 
-    They are kept as JSON: as objects they would take up to thirty times the bytes that are counted.
+    The oldest of the owner with most of them go first. They are kept as JSON: as objects they would take up to thirty
+    times the bytes that are counted.
     """
 
     def __init__(self) -> None:
