@@ -118,6 +118,7 @@ class SegmentStruct(ctypes.Structure):
         ("rows", c_int32), ("stays", c_int32), ("element", c_int32), ("table_pages", c_int32), ("starts", c_void_p),
         ("picked", c_void_p), ("weights", c_void_p), ("mass", c_void_p), ("policy", c_void_p),
         ("states", c_void_p), ("after", c_void_p), ("parents", c_void_p), ("known", c_int32), ("keeps", c_int32),
+        ("through", c_int32),
     ]  # fmt: skip
 
 

@@ -260,6 +260,7 @@ class KVCache:
         same = retained if layers is None else self._same(positions, retained)
         self.slot_positions.put(self.lengths, retained, positions, self.capacity)
         self.tentative, self.retained = n, retained
+        self.states.tentative = None
         np.minimum(self.written, same, out=self.written)
         if layers is not None:
             these = np.asarray(layers, dtype=np.int64)
@@ -315,6 +316,7 @@ class KVCache:
             in_place = picked == list(range(len(picked)))
             if in_place and layers is None and len(set(lengths)) == len(set(written)) == 1:
                 self.lengths += len(picked)
+                self.states.keep(self.lengths)
             else:
                 self._sort_out(np.asarray(picked, dtype=np.int64), lengths, written, layers)
         self._forget()
@@ -602,5 +604,6 @@ class KVCache:
 
     def _forget(self) -> None:
         """No row is tentative any more."""
+        self.states.tentative = None
         self.tentative = self.retained = 0
         self.written[:] = 0

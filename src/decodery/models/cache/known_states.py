@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 _MOST = 4
@@ -16,9 +17,14 @@ class States:
 
     A state is a tensor or a snapshot. They follow from what a cache holds, and are made anew where they are missing:
     forgetting them costs time alone.
+
+    Attributes:
+        known: By layer, the earliest first.
+        tentative: A layer's state after all tentative rows, and how much content there is if all of them are kept.
     """
 
     known: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)
+    tentative: tuple[int, int, Any] | None = None
 
     @property
     def bytes(self) -> int:
@@ -32,6 +38,17 @@ class States:
     def add(self, layer: int, length: int, state: torch.Tensor) -> None:
         """Remember the state after so much content."""
         self.known[layer] = [*self.known.get(layer, [])[1 - _MOST :], (length, state)]
+
+    def keep(self, lengths: np.ndarray) -> None:
+        """Tentative rows have become content, from the first on.
+
+        Args:
+            lengths: [layers], how much content there is now.
+        """
+        if self.tentative is not None:
+            layer, length, state = self.tentative
+            if lengths[layer] == length:
+                self.add(layer, length, state)
 
     def doubt(self, layer: int, length: int) -> None:
         """Content from `length` on is no longer what it was."""

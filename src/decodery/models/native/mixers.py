@@ -13,6 +13,7 @@ from decodery.core.native.kernels import Rule, address
 from decodery.core.native.structs import MixerStruct, SegmentStruct
 
 from ..cache.kept_rows import parents
+from .state_memory import StateMemory
 
 if TYPE_CHECKING:
     from ..batch import Segment
@@ -45,6 +46,7 @@ class Mixers:
         self._lag = 1 if any(struct.rule == Rule.MAMBA1 for struct, _ in layers.values()) else _LAG
         self._first = min(layers)
         self._nothing = torch.zeros(size, dtype=torch.float32, device="cpu")
+        self._memory = StateMemory(size)
 
     def address(self, layer: int) -> int | None:
         """Where the kernels find the mixer of a layer, None where it attends."""
@@ -53,20 +55,26 @@ class Mixers:
     def describe(self, segment: Segment, struct: SegmentStruct) -> MixedSegment:
         """Write what the rows of a segment begin from; the result must live as long as the pass."""
         cache, size = segment.cache, len(self._nothing)
-        lone = len(segment) == 1 and not segment.retained
+        n, wanted = len(segment), segment.logit_rows
+        lone = n == 1 and not segment.retained
         line = None if lone or (segment.mask is None and not segment.retained) else _line(segment)
-        struct.parents = None if line is None else address(line, np.int32, segment.retained + len(segment))
-        content, known, before, after = 0, 0, self._nothing, None
+        struct.parents = None if line is None else address(line, np.int32, segment.retained + n)
+        content, known, before, after, through = 0, 0, self._nothing, None, False
         if cache is not None:
             content = known = int(cache.lengths[self._first])
             if size:
                 known, before = cache.states.last(self._first) or (0, before)
-            if known < content and (line is not None or content - known >= self._lag):
-                after = torch.empty(size, dtype=torch.float32, device="cpu")
-        struct.known, struct.keeps = known, int(cache is not None)
+            lag = content - known
+            if size and line is None and lag + n >= self._lag:
+                # What is no draft becomes content: part of a prompt, and most lone rows. Those that do not would have
+                # the pass go through what comes before them each time.
+                through = lag < self._lag if n == 1 else wanted is not None and len(wanted) < n
+            if through or (lag > 0 and (line is not None or lag >= self._lag)):
+                after = self._memory.take()
+        struct.known, struct.keeps, struct.through = known, int(cache is not None), int(through)
         struct.states = address(before, torch.float32, size)
         struct.after = None if after is None else address(after, torch.float32, size)
-        return MixedSegment(self._first, segment, content, before, after, line)
+        return MixedSegment(self._first, segment, content + n * through, before, after, line)
 
 
 class MixedSegment:
@@ -76,19 +84,24 @@ class MixedSegment:
         self,
         layer: int,
         segment: Segment,
-        content: int,
+        length: int,
         before: torch.Tensor,
         after: torch.Tensor | None,
         line: np.ndarray | None,
     ) -> None:
-        self._layer, self._segment, self._content, self._after = layer, segment, content, after
+        self._layer, self._segment, self._length, self._after = layer, segment, length, after
         self._alive = before, line
 
     def settle(self) -> None:
-        """Remember the states after the content, once the pass is done."""
-        if self._after is not None:
-            assert self._segment.cache is not None
-            self._segment.cache.states.add(self._layer, self._content, self._after)
+        """Remember the states, once the pass is done."""
+        if self._after is None:
+            return
+        cache = self._segment.cache
+        assert cache is not None
+        if self._length > cache.lengths[self._layer]:
+            cache.states.tentative = self._layer, self._length, self._after
+        else:
+            cache.states.add(self._layer, self._length, self._after)
 
 
 def _line(segment: Segment) -> np.ndarray:

@@ -225,8 +225,9 @@ struct Policy {
 // policy: null, or what is done for a policy without `starts`.
 // Layers that mix rows keep what they need of each in the slots of their own layers where `keeps` is set, else the segment's
 // rows are all there is. states: of all layers with a state, after the first `known` slots of content. after: where those after
-// all content go where that is more; null: nowhere, of rows that follow each other and at most mix_chunk slots of content. parents:
-// [stays + rows], the tentative row right before each, -1: none; null: each follows the one before.
+// all content go where that is more, or those after the segment's rows where these are gone `through`, which then follow each
+// other; null: nowhere, of rows that follow each other and at most mix_chunk slots of content. parents: [stays + rows], the
+// tentative row right before each, -1: none; null: each follows the one before.
 struct Segment {
     char* base;
     const int32_t* pages;
@@ -244,7 +245,7 @@ struct Segment {
     const float* states;
     float* after;
     const int32_t* parents;
-    int32_t known, keeps;
+    int32_t known, keeps, through;
 
     int64_t length(int32_t layer, int32_t head) const { return lengths[layer * lengths_layer + head * lengths_head]; }
     const int32_t* table(int32_t layer, int32_t head) const { return pages + layer * table_layer + head * table_head; }

@@ -99,8 +99,10 @@ struct Mix {
         };
         const float* gate = state.qkv + int64_t(span.first) * row;
         float* out = state.context + int64_t(span.first) * inner;
-        // Where no states are to be left, the content is gone through with the rows that follow it.
-        if (more > 0 && after == nullptr) return add({held, nullptr, begin, nullptr, gate, out, row, span.reach, more + span.tentative, segment.rows});
+        // Where no states are to be left between them, the content is gone through with the rows that follow it.
+        const bool joined = span.tentative > 0 && segment.through != 0;
+        if (joined || (more > 0 && after == nullptr))
+            return add({held, nullptr, span.begins ? begin : after, after, gate, out, row, span.reach, more + span.tentative, segment.rows});
         if (more > 0) add({held, nullptr, span.begins ? begin : after, after, nullptr, nullptr, 0, span.reach, more, 0});
         if (span.tentative == 0) return;
         const bool moved = more > 0 || !span.begins;

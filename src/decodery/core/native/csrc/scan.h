@@ -88,6 +88,8 @@ static void step(const Mixing& mixing, int32_t row) {
     }
 }
 
+constexpr int32_t states_ahead = 2048;    // numbers that are fetched before they are needed: states come in parts too short for the machine to see
+
 // Q rows of one head's state, [Q][state] from p on, through all rows.
 template <int32_t Q>
 static void scan(const Mixing& mixing, int32_t head, int32_t p, float* room) {
@@ -107,9 +109,11 @@ static void scan(const Mixing& mixing, int32_t head, int32_t p, float* room) {
         const float wide = mixing.steps[int64_t(row) * mixer.heads + head];
         f16 added[Q], sums[Q];
         for (int32_t q = 0; q < Q; ++q) added[q] = splat(wide * mixed[at + q]), sums[q] = splat(0.0f);
+        const float* soon = row == 0 ? begin + states_ahead : from;
         for (int32_t s = 0; s < size; s += 16) {
             const f16 b = load(mixed + led + s, size - s), c = load(mixed + told + s, size - s);
             for (int32_t q = 0; q < Q; ++q) {
+                __builtin_prefetch(soon + q * size + s);
                 const f16 state = load(from + q * size + s, size - s) * left + b * added[q];
                 store(to + q * size + s, state, size - s);
                 sums[q] = sums[q] + state * c;
@@ -184,6 +188,8 @@ static void scan_delta(const Mixing& mixing, int32_t head, int32_t p, float* roo
     const auto put = [&](float* x, f16 v) { whole ? store(x, v) : store(x, v, n); };
     float* after = rows.after == nullptr ? nullptr : rows.after + at;
     const int32_t to_stride = after != nullptr ? dim : 16;
+    // Where the next values' states are.
+    const int64_t ahead = p + 16 < dim ? 16 : int64_t(size) * dim - p;
     for (int32_t row = 0; row < rows.rows; ++row) {
         const float* mixed = mixing.mixed + int64_t(row) * mixing.channels;
         const float *key = mixed + keys, *query = mixed + group * size;
@@ -193,11 +199,15 @@ static void scan_delta(const Mixing& mixing, int32_t head, int32_t p, float* roo
         const float* from = parent < 0 ? rows.state + at : after != nullptr ? after : room + last * 16 * size;
         const int32_t stride = parent < 0 ? dim : to_stride;
         const float left = mixing.left[int64_t(row) * mixer.heads + head];
+        const float* soon = row == 0 ? from + ahead : from;
         f16 known[4], sums[4];
         for (int32_t u = 0; u < 4; ++u) known[u] = sums[u] = splat(0.0f);
         int32_t k = 0;
         for (; k + 4 <= size; k += 4)
-            for (int32_t u = 0; u < 4; ++u) known[u] = known[u] + get(from + (k + u) * stride) * splat(key[k + u]);
+            for (int32_t u = 0; u < 4; ++u) {
+                __builtin_prefetch(soon + (k + u) * stride);
+                known[u] = known[u] + get(from + (k + u) * stride) * splat(key[k + u]);
+            }
         for (; k < size; ++k) known[0] = known[0] + get(from + k * stride) * splat(key[k]);
         const f16 told = ((known[0] + known[1]) + (known[2] + known[3])) * left;
         const f16 added = (get(mixed + values) - told) * mixing.steps[int64_t(row) * mixer.heads + head];
