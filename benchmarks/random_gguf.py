@@ -247,7 +247,8 @@ def write_falcon_h1(path: Path) -> None:
         matrices[f"{at}attn_output"] = (Kind.Q4_K, (hidden, 8 * dim))
         recurrent = _mamba(at, hidden, states, heads, state)
         matrices |= recurrent[0] | _mlp(at, layer, inner, hidden)
-        vectors |= recurrent[1] | {f"{at}{name}.weight": (1.0, (hidden,)) for name in ("attn_norm", "ffn_norm")}
+        # llama.cpp has the second norm without an ending.
+        vectors |= recurrent[1] | {f"{at}{name}": (1.0, (hidden,)) for name in ("attn_norm.weight", "ffn_norm")}
     _written(writer, np.random.default_rng(0), matrices, vectors)
 
 

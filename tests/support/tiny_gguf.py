@@ -105,7 +105,9 @@ def _state_name(name: str) -> tuple[str, str]:
     mixer, _, part = inner.partition(".")
     if mixer in ("mixer", "mamba"):
         return f"blk.{layer}.{_STATES[part]}", part
-    own = {"norm": "attn_norm", "pre_ff_layernorm": "ffn_norm"} | _NAMES
+    if inner == "pre_ff_layernorm.weight":
+        return f"blk.{layer}.ffn_norm", ""
+    own = {"norm": "attn_norm"} | _NAMES
     return f"blk.{layer}.{own[inner.removesuffix('.weight').replace('feed_forward.', 'mlp.')]}.weight", ""
 
 

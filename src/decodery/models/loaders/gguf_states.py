@@ -49,6 +49,9 @@ def state_name(part: str, family: str) -> str | None:
 
     None where it is another's.
     """
+    if part == "mlp_norm.weight" and family == "falcon_h1":
+        # llama.cpp writes and reads this norm of Falcon-H1 without an ending.
+        return "ffn_norm"
     return dict(zip(_ENDS[family], ("ssm_in.weight", "ssm_out.weight"), strict=True)).get(part) or _NAMES.get(part)
 
 
