@@ -1,9 +1,14 @@
 // What slots that go leave to those that stay: see Policy in abi.h. Included once per instruction set.
 
+// Four numbers in double precision, which every instruction set holds in registers.
+typedef double d4 __attribute__((vector_size(32)));
+typedef float f4_loose __attribute__((vector_size(16), aligned(4), may_alias));
+
 // A key that others are compared with.
 template <class E>
 struct Compared {
     double row[most_dim], norm;
+    float spread[is_coded<E> ? 4 * most_dim : 16];    // four numbers of the row for each of four slots
     int32_t dim;
 
     Compared(char* page, int32_t slot, int32_t dim_) : dim(dim_) {
@@ -11,6 +16,10 @@ struct Compared {
         each_number<E>(page, 0, slot, dim, [&](int32_t i, const E* held) { row[i] = number(held); });
         for (int32_t i = 0; i < dim; ++i) square += row[i] * row[i];
         norm = length(square);
+        for (int32_t i = 0; is_coded<E> && i < 4 * round_up(dim, 4); ++i) {
+            const int32_t place = i / 16 * 4 + i % 4;
+            spread[i] = place < dim ? float(row[place]) : 0.0f;
+        }
     }
     static double number(const float* held) { return double(*held); }
     static double number(const Half* held) {
@@ -34,33 +43,37 @@ struct Compared {
     template <class T>
     void add_up(char* page, double* products, double* squares, T) const {
         const T* keys = numbers_of<T>(page, 0, 0);
+        d4 with_row[4] = {}, with_itself[4] = {};
         for (int32_t i = 0; i < dim; ++i) {
             float lanes[page_slots];
             store(lanes, load(keys + i * page_slots));
-            for (int32_t lane = 0; lane < page_slots; ++lane) {
-                const double x = double(lanes[lane]);
-                products[lane] += x * row[i];
-                squares[lane] += x * x;
-            }
+            const d4 own = {row[i], row[i], row[i], row[i]};
+            each<4>([&](auto quad) ALWAYS_INLINE {
+                const d4 x = __builtin_convertvector(*reinterpret_cast<const f4_loose*>(lanes + 4 * quad), d4);
+                with_row[quad] = with_row[quad] + x * own;
+                with_itself[quad] = with_itself[quad] + x * x;
+            });
+        }
+        for (int32_t lane = 0; lane < page_slots; ++lane) {
+            products[lane] = with_row[lane / 4][lane % 4];
+            squares[lane] = with_itself[lane / 4][lane % 4];
         }
     }
     // Sums of integers below 2^24, which floats hold as they are: four numbers of four slots in each vector.
     void add_up(char* page, double* products, double* squares, Coded) const {
         const uint8_t* keys = numbers_of<uint8_t>(page, 0, 0);
         f16 with_row[4], with_itself[4];
-        for (int32_t quad = 0; quad < 4; ++quad) with_row[quad] = with_itself[quad] = splat(0.0f);
+        each<4>([&](auto quad) ALWAYS_INLINE { with_row[quad] = with_itself[quad] = splat(0.0f); });
+        float last[16];
+        for (int32_t lane = 0; lane < 16; ++lane) last[lane] = dim / 4 * 4 + lane % 4 < dim ? 1.0f : 0.0f;
         for (int32_t i = 0; i < dim; i += 4, keys += 4 * page_slots) {
-            float numbers[16], there[16];
-            for (int32_t lane = 0; lane < 16; ++lane) {
-                there[lane] = i + lane % 4 < dim ? 1.0f : 0.0f;
-                numbers[lane] = i + lane % 4 < dim ? float(row[i + lane % 4]) : 0.0f;
-            }
-            const f16 own = load(numbers), mask = load(there);
-            for (int32_t quad = 0; quad < 4; ++quad) {
-                const f16 x = (load_bytes(keys + 16 * quad) - 128.0f) * mask;
+            const f16 own = load(spread + 4 * i);
+            each<4>([&](auto quad) ALWAYS_INLINE {
+                f16 x = load_bytes(keys + 16 * quad) - 128.0f;
+                if (i + 4 > dim) x = x * load(last);
                 with_row[quad] = with_row[quad] + x * own;
                 with_itself[quad] = with_itself[quad] + x * x;
-            }
+            });
         }
         for (int32_t lane = 0; lane < 4 * page_slots; lane += 16) {
             float first[16], second[16];
