@@ -14,6 +14,7 @@ from decodery.models.batch import Segment
 from decodery.models.hooks import OF_OUTPUTS, HookPoint, Intervention, Tap, hook_point
 from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import EmbeddingModel
+from decodery.speculative.acceptance.coupled import Coupled
 from decodery.step.acceptance_rule import AcceptanceRule, Accepted, NodeDistributions, OpenQuestion
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
@@ -21,11 +22,14 @@ from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.embedded import reading
 from decodery.step.forward_request import ForwardCoroutine, ForwardResult, as_coroutine, off_loop, score
 from decodery.step.sequence import Sequence
+from decodery.step.wanted import Wanted
 from decodery.step.writer import writes
 
 from .commit import commit, logprobs
 from .monitoring import monitors_of
 from .preempt import caches_of
+
+_RULE = Coupled()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,8 @@ def _decide(
     drafting_taps = drafter.requirements.taps if drafter is not None and observes else ()
     taps = [*dict.fromkeys((*rule.requirements.taps, *drafting_taps, *monitored))]
     beside = drafter.ahead(seq, tree) if drafter is not None and seq.remaining > 1 and not skips else None
-    scored = yield from score(request.model, segment, taps, request.role, layer_plan=layer_plan, beside=beside)
+    wanted = _wanted(seq, tree) if request.model.device.type != "cpu" else None
+    scored = yield from score(request.model, segment, taps, request.role, layer_plan, beside, wanted)
     begin = perf_counter()
     seq.writable(scored.logits)
     seq.trace.steps.append(step)
@@ -189,7 +194,8 @@ def _decide(
         opening = request.cache_policy.open(seq, len(segment))
         opened = None if opening is None else (yield from opening)
         logits = logits if opened is None else seq.writable(opened)
-    laws = NodeDistributions(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first)
+    known = () if scored.told is None else scored.told.picks
+    laws = NodeDistributions(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first, known)
     accepted = yield from _chosen(rule, tree, laws, seq)
     # Where the rule asked for more, its passes have steps of their own; the last one decided.
     last = seq.trace.steps[-1]
@@ -209,6 +215,14 @@ def _decide(
         _observe(seq, drafter, scored, laws, accepted, emitted, drafting, shown)
     if monitors is not None and monitors.requested is not None:
         monitors.roll_back(seq)
+
+
+def _wanted(seq: Sequence, tree: DraftTree) -> Wanted | None:
+    """What is to be known of the tree's rows by the one copy of a pass; None where the rule goes by other things."""
+    request = seq.request
+    if request.acceptance_rule != _RULE or request.cache_policy is not None or request.logits_source is not None:
+        return None
+    return Wanted.after(seq, tree, range(len(tree)))
 
 
 def _chosen(

@@ -66,6 +66,7 @@ class NodeDistributions:
         seq: The sequence that the tree continues.
         hidden: By layer, [n, hidden] of the tree's nodes, for the layers that the rule taps.
         first: Number of rows of the pass before the root.
+        known: What the request's own noise chooses after each node, as far as the pass has found it.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class NodeDistributions:
         seq: Sequence,
         hidden: dict[Tap, torch.Tensor] | None = None,
         first: int = 0,
+        known: Ordered[int] = (),
     ) -> None:
         self.tree = tree
         self.seq = seq
         self.hidden = hidden or {}
         self.first = first
+        self._known = known
         self._contexts = {0: seq.context()}
         # A rule that grows the tree adds rows in parts; they are concatenated when all of them are needed.
         self._parts = [logits]
@@ -172,6 +175,10 @@ class NodeDistributions:
 
     def picks(self, nodes: Ordered[int]) -> list[int]:
         """The token that the request's own noise (or, when greedy, the argmax) chooses after each of `nodes`."""
+        found = [self._known[node] for node in nodes if node < len(self._known)]
+        # Of a row without a largest number the sampler says what is wrong.
+        if len(found) == len(nodes) and min(found, default=-1) >= 0:
+            return found
         if self.seq.request.sampler.plain and self._parts[0].device.type == "cpu":
             return self.seq.request.sampler.largest(self._own(nodes))
         positions = [self.position(node) for node in nodes]

@@ -24,6 +24,7 @@ from decodery.models.over_model import OverModel
 from decodery.models.protocol import Capabilities, LanguageModel, Reader
 
 from .parallel_passes import side_by_side
+from .wanted import Told, Wanted, told
 
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ class ForwardRequest:
         beside: A coroutine with requests to other models and caches, which ends before the result arrives. It runs at
             the same time as the pass where there are several cores or the model has its own device, otherwise before or
             after it; its result must not depend on this.
+        wanted: What is to be known of the logits on the host, where the model has its own device.
     """
 
     model: LanguageModel
@@ -49,6 +51,7 @@ class ForwardRequest:
     role: str = ""
     layer_plan: LayerPlan = WHOLE
     beside: ForwardCoroutine[None] | None = None
+    wanted: Wanted | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,11 +62,13 @@ class ForwardResult:
         logits: [m, vocab] of the rows whose logits the segment requests.
         hidden: By tap, [n, width] hidden states of all rows.
         cost: Cost of the rows, where the model reports it.
+        told: What was wanted of the logits, None where each text finds it by itself.
     """
 
     logits: torch.Tensor
     hidden: dict[Tap, torch.Tensor] = field(default_factory=dict)
     cost: Cost | None = None
+    told: Told | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,6 +140,7 @@ def score(
     role: str = "",
     layer_plan: LayerPlan = WHOLE,
     beside: ForwardCoroutine[None] | None = None,
+    wanted: Wanted | None = None,
 ) -> ForwardCoroutine[ForwardResult]:
     """Score one segment with a model or a composition.
 
@@ -145,10 +151,12 @@ def score(
         role: See `ForwardRequest`.
         layer_plan: See `ForwardRequest`.
         beside: See `ForwardRequest`.
+        wanted: See `ForwardRequest`; a composition finds nothing of it.
     """
     if isinstance(model, Composed):
         return (yield from model.compose(segment, taps, role))
-    (scored,) = yield [ForwardRequest(cast(LanguageModel, model), segment, tuple(taps), role, layer_plan, beside)]
+    own = cast(LanguageModel, model)
+    (scored,) = yield [ForwardRequest(own, segment, tuple(taps), role, layer_plan, beside, wanted)]
     return scored
 
 
@@ -321,7 +329,13 @@ def _pass(model: LanguageModel, layer_plan: LayerPlan, requests: Sequence[Forwar
     taps = list(dict.fromkeys(tap for request in requests for tap in request.taps))
     scores = model.forward(Batch([request.segment for request in requests]), taps=taps, layer_plan=layer_plan)
     costs: list[Cost | None] = [*scores.costs] or [None] * len(requests)
+    known: list[Told | None] = [None] * len(requests)
+    if scores.logits.device.type != "cpu" and any(request.wanted is not None for request in requests):
+        known = told(scores.logits, scores.bounds, [request.wanted for request in requests])
     return [
-        ForwardResult(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in request.taps}, costs[number])
+        ForwardResult(
+            *(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in request.taps}, costs[number]),
+            known[number],
+        )
         for number, request in enumerate(requests)
     ]

@@ -22,6 +22,7 @@ from .drafter import Drafter
 from .forward_request import ForwardCoroutine, as_coroutine
 from .sequence import Sequence
 from .tree_policy import TreePolicy
+from .wanted import Told
 
 __all__ = ["TreeDrafter"]
 
@@ -92,6 +93,14 @@ class TreeDrafter(Drafter):
             nodes: Nodes of the tree whose children are predicted.
         """
 
+    def told(self, seq: Sequence) -> Told | None:
+        """What is known on the host of the nodes that `logits` was asked for last, None where nothing is.
+
+        Args:
+            seq: The sequence.
+        """
+        return None
+
     def state(self, seq: Sequence) -> torch.Tensor | None:
         """[hidden] of the drafter's last layer after the last token it has read; None where it has none."""
         return None
@@ -152,6 +161,8 @@ class TreeDrafter(Drafter):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
         # Only the k best tokens of each distribution are needed, so the rest is not copied.
         logits = yield from self.writable(seq, tree, nodes)
+        if (known := self.told(seq)) is not None and known.ids.shape[1] >= k:
+            return logged((known.ids[:, :k], known.chances[:, :k]))
         return logged(most_likely(logits, k))
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
@@ -182,10 +193,12 @@ class TreeDrafter(Drafter):
         drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
         tree, logits = DraftTree.root(seq.last_token), torch.empty(0, dtype=torch.float32, device="cpu")
+        read, laws_wanted = -1, seq.request.acceptance_rule.requirements.laws
 
         def law() -> ForwardCoroutine[torch.Tensor]:
-            nonlocal logits
-            logits = yield from self.writable(seq, tree, [len(drafted)])
+            nonlocal logits, read
+            if read < len(drafted):
+                logits, read = (yield from self.writable(seq, tree, [len(drafted)])), len(drafted)
             with one_thread():
                 return sampler.law(logits.clamp(min=UNSAID), [context])[0]
 
@@ -193,13 +206,19 @@ class TreeDrafter(Drafter):
             outlook = Outlook(len(drafted), self.state(seq) if drafted else None, law)
             if not (yield from as_coroutine(budget.goes_on(outlook))):
                 break
-            row = (yield from outlook.law())[None]
-            token = int(sampler.pick(row, seq.request.seed, [context.position])[0])
-            if logits[0, token] == -torch.inf:
-                # A mask may exclude all tokens of a drafter with a small vocabulary.
-                break
-            if seq.request.acceptance_rule.requirements.laws:
-                laws[len(drafted)] = sampler.preferences(row)[0]
+            if budget.ask is None and not laws_wanted:
+                logits, read = (yield from self.writable(seq, tree, [len(drafted)])), len(drafted)
+            known = None if laws_wanted or read < len(drafted) else self.told(seq)
+            if known is not None and known.picks and known.picks[0] >= 0:
+                token = known.picks[0]
+            else:
+                row = (yield from outlook.law())[None]
+                token = int(sampler.pick(row, seq.request.seed, [context.position])[0])
+                if logits[0, token] == -torch.inf:
+                    # A mask may exclude all tokens of a drafter with a small vocabulary.
+                    break
+                if laws_wanted:
+                    laws[len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
             tree = DraftTree.chain(seq.last_token, drafted, origin="sampled", distributions=laws)
             if drafted[-1] in seq.request.eos_ids:

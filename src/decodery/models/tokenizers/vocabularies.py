@@ -64,7 +64,7 @@ class Padding:
         """
         logits[..., self.first :] = -torch.inf
         if len(self.others):
-            logits[..., torch.from_numpy(self.others).to(logits.device)] = -torch.inf
+            logits[..., torch.from_numpy(self.others).to(logits.device, non_blocking=True)] = -torch.inf
         return logits
 
 

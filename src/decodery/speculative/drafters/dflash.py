@@ -172,11 +172,12 @@ class DFlashHead(DraftHead):
         return self.grow_all([Nodes(memory, tokens, above, depths, mask)])[0]
 
     def grow_all(self, nodes: Ordered[Nodes]) -> list[torch.Tensor]:
-        if unknown := [each.memory for each in nodes if each.memory.logits is None]:
-            logits = self.project(torch.cat([memory.guessed for memory in unknown]))
-            for memory, own in zip(unknown, logits.split([len(each.guessed) for each in unknown]), strict=True):
-                memory.logits = own
+        self._project([each.memory for each in nodes])
         return [each.memory.logits[to_device(each.depths, each.memory.logits.device)] for each in nodes]
+
+    def ahead(self, memories: Ordered[BlockMemory]) -> list[torch.Tensor] | None:
+        self._project(memories)
+        return [each.logits for each in memories if each.logits is not None]
 
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         return self.unroll_at(states, tokens, steps, torch.arange(tokens.shape[1] - steps + 1, device=tokens.device))
@@ -186,6 +187,12 @@ class DFlashHead(DraftHead):
     ) -> list[Guess]:
         spoken = self.blocks(states, tokens, anchors)[:, :, self.first :]
         return [Guess(each, each) for each in spoken[:, :, :steps].unbind(dim=2)]
+
+    def _project(self, memories: Ordered[BlockMemory]) -> None:
+        if unknown := [memory for memory in memories if memory.logits is None]:
+            logits = self.project(torch.cat([memory.guessed for memory in unknown]))
+            for memory, own in zip(unknown, logits.split([len(each.guessed) for each in unknown]), strict=True):
+                memory.logits = own
 
     def _context(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
         """The target's states {tap: [n, width]} -> context features [n, hidden]."""

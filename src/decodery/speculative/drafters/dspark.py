@@ -13,6 +13,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
+from decodery.models.torch.one_pass import to_device
 from decodery.models.torch.transformer import Transformer
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
@@ -95,17 +96,21 @@ class DSparkHead(DFlashHead):
             memory.states = state[None]
         return torch.cat((rows, made), dim=1)
 
+    def ahead(self, memories: Ordered[BlockMemory]) -> list[torch.Tensor] | None:
+        return super().ahead(memories) if self.variant is None else None
+
     def computed(self, memory: BlockMemory) -> bool:
         return self.variant is None and super().computed(memory)
 
     def grow_all(self, nodes: Ordered[Nodes]) -> list[torch.Tensor]:
         if self.variant is None:
             return super().grow_all(nodes)
-        rows = torch.cat([each.memory.guessed[torch.from_numpy(each.depths)] for each in nodes])
+        device, sizes = nodes[0].memory.guessed.device, [len(each.tokens) for each in nodes]
+        rows = torch.cat([each.memory.guessed[to_device(each.depths, device)] for each in nodes])
         known = [each.memory.states[: 1 + each.mask.shape[1] - len(each.tokens)] for each in nodes]
-        before = [own[torch.from_numpy(each.above + 1)] for each, own in zip(nodes, known, strict=True)]
-        tokens, sizes = torch.cat([each.tokens for each in nodes]), [len(each.tokens) for each in nodes]
-        states, made = self._bias(rows, tokens.to(rows.device), torch.cat(before))
+        before = [own[to_device(each.above + 1, device)] for each, own in zip(nodes, known, strict=True)]
+        tokens = torch.cat([each.tokens for each in nodes]).to(device, non_blocking=True)
+        states, made = self._bias(rows, tokens, torch.cat(before))
         for each, own, fresh in zip(nodes, known, states.split(sizes), strict=True):
             each.memory.states = torch.cat((own, fresh))
         return list(self.project(torch.cat((rows, made), dim=1)).split(sizes))
@@ -145,9 +150,9 @@ class DSparkHead(DFlashHead):
         above, depths = tree.parents[1:], tree.depths[1:] - 1
         if "confidence.weight" not in self.parts or not len(above):
             return found
-        rows = memory.guessed[torch.from_numpy(depths)]
+        rows = memory.guessed[to_device(depths, memory.guessed.device)]
         if self.parts.inputs("confidence") > self.shape.hidden:
-            before = torch.from_numpy(tree.tokens[above]).to(rows.device)
+            before = to_device(tree.tokens[above], rows.device)
             rows = torch.cat((rows, self.parts.rows("markov_in", before)), dim=1)
         own = self.parts.linear("confidence")(rows)[:, 0].sigmoid().tolist()
         for node, (parent, chance) in enumerate(zip(above.tolist(), own, strict=True), start=1):

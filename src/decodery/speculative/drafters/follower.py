@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from decodery.models.protocol import Reader
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine, score
+from decodery.step.wanted import Told, Wanted
 
 from .rows import TreeRows
 
@@ -34,6 +34,8 @@ class Follower:
         layer_plan: The layers that drafts pass through; what they leave there counts as read once they are text only
             where `kept`, else the text is read again, all the way.
         drafts: What it has read below them.
+        ranks: How many of the most likely tokens after a node were asked for at most.
+        told: What is known on the host of the nodes that were asked for last.
     """
 
     model: Reader
@@ -46,6 +48,8 @@ class Follower:
     layer_plan: LayerPlan = WHOLE
     kept: bool = True
     drafts: TreeRows = field(default_factory=TreeRows)
+    ranks: int = 0
+    told: Told | None = None
 
     @classmethod
     def begin(cls, model: Reader, target: Reader, *, tapped: bool = False, slots: int | None = None) -> Follower:
@@ -63,28 +67,53 @@ class Follower:
         held = len(self.tokens)
         return len(tokens) - held - (len(self.drafts.path(tokens[held:-1])) if self.kept else 0)
 
-    def text(self, tokens: list[int]) -> ForwardCoroutine[torch.Tensor]:
-        """The logits [1, vocab] after `tokens`, which are text; drafts that departed from them are forgotten."""
+    def text(self, tokens: list[int], wanted: Wanted | None = None) -> ForwardCoroutine[torch.Tensor]:
+        """The logits [1, vocab] after `tokens`, which are text; drafts that departed from them are forgotten.
+
+        Args:
+            tokens: The text.
+            wanted: What is to be known of what follows it.
+        """
         self._agree(tokens)
         self._take(tokens)
         while self.logits is None:
             chunk = tokens[len(self.tokens) : len(self.tokens) + _CHUNK]
             final = len(self.tokens) + len(chunk) == len(tokens)
             segment = Segment.chunk(np.asarray(chunk), self.cache, logit_rows=[len(chunk) - 1] if final else [])
-            logits = yield from self._read(segment, WHOLE)
+            logits = yield from self._read(segment, WHOLE, wanted if final else None)
             self.cache.keep(range(len(chunk)))
             self.tokens += chunk
             if final:
                 self.logits = logits
         return self.logits
 
-    def after(self, text: list[int], tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
-        """The logits [k, vocab] after `nodes` of a tree below the end of `text`: each node is read once."""
-        root = yield from self.text(text)
-        if list(nodes) == [0]:
+    def after(
+        self, text: list[int], tree: DraftTree, nodes: Ordered[int], wanted: Wanted | None = None
+    ) -> ForwardCoroutine[torch.Tensor]:
+        """The logits [k, vocab] after `nodes` of a tree below the end of `text`: each node is read once.
+
+        Args:
+            text: The text.
+            tree: Below its end.
+            nodes: Of it.
+            wanted: What is to be known of them on the host, see `told`.
+        """
+        self.told, of_root = None, list(nodes) == [0]
+        root = yield from self.text(text, wanted if of_root else None)
+        if of_root:
             return root
-        read = partial(self._read, layer_plan=self.layer_plan)
-        return (yield from self.drafts.after(self.cache, tree, nodes, read, root[0]))
+        newest = None
+
+        def read(segment: Segment) -> ForwardCoroutine[torch.Tensor]:
+            nonlocal newest
+            newest = yield from self._read(segment, self.layer_plan, wanted)
+            return newest
+
+        found = yield from self.drafts.after(self.cache, tree, nodes, read, root[0])
+        if found is not newest:
+            # Other rows, or in another order.
+            self.told = None
+        return found
 
     def __deepcopy__(self, memo: dict[int, object]) -> Follower:
         clone = replace(self, cache=self.cache.fork(), tokens=list(self.tokens), drafts=TreeRows())
@@ -99,9 +128,13 @@ class Follower:
             self.cache.provide(self.slots)
         self._clear()
 
-    def _read(self, segment: Segment, layer_plan: LayerPlan) -> ForwardCoroutine[torch.Tensor]:
-        last = self.model.config.num_layers
-        scored = yield from score(self.model, segment, (last,) if self.tapped else (), "draft", layer_plan)
+    def _read(self, segment: Segment, layer_plan: LayerPlan, wanted: Wanted | None) -> ForwardCoroutine[torch.Tensor]:
+        last, asked = self.model.config.num_layers, len(segment if segment.logit_rows is None else segment.logit_rows)
+        # Nodes above those that are asked for may be read with them.
+        wanted = wanted if wanted is not None and len(wanted.keys) == asked else None
+        taps = (last,) if self.tapped else ()
+        scored = yield from score(self.model, segment, taps, "draft", layer_plan, wanted=wanted)
+        self.told = scored.told
         if self.tapped:
             self.hidden = scored.hidden[last][-1]
         return scored.logits

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter
+from decodery.step.wanted import Told, Wanted
 
 from .follower import Follower
 
@@ -26,7 +28,23 @@ class Following(TreeDrafter):
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         reading: Follower = seq.states[self]
-        return reading.after(seq.tokens, tree, nodes)
+        if reading.model.device.type == "cpu":
+            return reading.after(seq.tokens, tree, nodes)
+        # Chains are drawn, and trees take what is most likely.
+        draws = self.tree_policy is None and not seq.request.sampler.plain
+        wanted = Wanted.after(seq, tree, nodes, ranks=reading.ranks, draws=draws)
+        return reading.after(seq.tokens, tree, nodes, wanted)
+
+    def told(self, seq: Sequence) -> Told | None:
+        reading = seq.states[self]
+        return reading.told if isinstance(reading, Follower) else None
+
+    def most_likely(
+        self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True
+    ) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
+        if isinstance(reading := seq.states[self], Follower):
+            reading.ranks = max(reading.ranks, k)
+        return (yield from super().most_likely(seq, tree, nodes, k, shaped=shaped))
 
     def forget(self, seq: Sequence) -> None:
         reading: Follower = seq.states[self]

@@ -69,6 +69,13 @@ class DraftHead(BoundHead):
         """Whether what follows every node of a draft is known already, so that `grow` takes no pass."""
         return False
 
+    def ahead(self, memories: Ordered[Any]) -> list[torch.Tensor] | None:
+        """By depth, what follows the nodes of drafts of texts just read: logits [depths, outputs] of each.
+
+        None where that depends on the nodes.
+        """
+        return None
+
     @abstractmethod
     def read(
         self, memory: Any, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from decodery.core.ledger import charged
+from decodery.core.threads import one_thread
 from decodery.core.topk import most_likely
 from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.hooks import Tap
@@ -53,13 +54,27 @@ class HeadPass:
         grown = iter(self.head.grown([nodes for _, nodes in items if nodes is not None]))
         found = [self.root(reading) if nodes is None else next(grown) for reading, nodes in items]
         logits, bounds = torch.cat(found), np.cumsum([0, *map(len, found)]).tolist()
-        most = max([reading.most for reading, _ in items])
-        if most and logits.device.type != "cpu":
-            # By one copy for all texts, each of which would wait for its own.
-            places, chances = most_likely(logits, most)
-            for (reading, nodes), first, last in zip(items, bounds, bounds[1:], strict=False):
-                reading.rank(nodes, reading.named(places[first:last], chances[first:last]))
+        self._rank(items, logits, bounds)
         return Scores(logits, bounds)
+
+    def _rank(
+        self, items: Ordered[tuple[HeadReading, Nodes | None]], logits: torch.Tensor, bounds: Ordered[int]
+    ) -> None:
+        """Let readings on a device know what is most likely, by one copy for all of them."""
+        most = max([reading.most for reading, _ in items])
+        if not most or logits.device.type == "cpu":
+            return
+        read = [reading for reading, nodes in items if nodes is None]
+        with torch.no_grad(), one_thread():
+            ahead = (self.head.ahead([reading.memory for reading in read]) if read else None) or []
+            places, chances = most_likely(torch.cat([logits, *ahead]), most)
+        for (reading, nodes), first, last in zip(items, bounds, bounds[1:], strict=False):
+            reading.rank(nodes, reading.named(places[first:last], chances[first:last]))
+        first = len(logits)
+        for reading, rows in zip(read, ahead, strict=False):
+            last = first + len(rows)
+            reading.ahead = list(zip(*reading.named(places[first:last], chances[first:last]), strict=True))
+            first = last
 
     def after(self, reading: HeadReading, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         """`HeadReading.after`, in passes that texts share where they wait at the same time."""
@@ -70,6 +85,7 @@ class HeadPass:
                 wanted = steps.send(found)
                 if wanted is not None and self.head.computed(wanted.memory):
                     found = reading.answer(wanted)
+                    reading.rank_by_depth(wanted)
                 else:
                     found = yield from self._scored(reading, wanted)
         except StopIteration as stop:
@@ -79,7 +95,10 @@ class HeadPass:
         rows = reading.unread if nodes is None else len(nodes.tokens)
         if len(self.texts) < 2:
             charged().spend(ROLE, rows, 0.0, first=True)
-            return reading.answer(nodes)
+            found = reading.answer(nodes)
+            logits = self.root(reading) if found is None else found
+            self._rank([(reading, nodes)], logits, [0, len(logits)])
+            return found
         segment = Segment(np.zeros(rows, dtype=np.int64), tokens=np.zeros(rows, dtype=np.int64))
         self.waiting[id(segment)] = reading, nodes
         try:

@@ -38,6 +38,7 @@ class HeadReading:
         rows: Nodes of the tree.
         told: Of each node whose logits were asked for last its row, -1 of the root.
         ranks: The most likely tokens after rows and their probabilities, where a pass of several texts has ranked them.
+        ahead: The same by depth, where nodes change nothing of it.
         most: How many of these were asked for at most.
     """
 
@@ -48,6 +49,7 @@ class HeadReading:
     rows: TreeRows = field(default_factory=TreeRows)
     told: list[int] = field(default_factory=list)
     ranks: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
+    ahead: list[tuple[list[int], list[float]]] = field(default_factory=list)
     most: int = 0
 
     @classmethod
@@ -169,6 +171,12 @@ class HeadReading:
         elif self.root is not None:
             self.root = replace(self.root, best=best[0])
 
+    def rank_by_depth(self, nodes: Nodes) -> None:
+        """Note what is most likely after nodes that were read, where it is known of their depths."""
+        if self.ahead:
+            best = [self.ahead[depth] for depth in nodes.depths.tolist()]
+            self.ranks.update(enumerate(best, start=nodes.mask.shape[1] - len(best)))
+
 
 def read_all(readings: Ordered[HeadReading]) -> None:
     """Let a head read what texts have grown by."""
@@ -176,5 +184,5 @@ def read_all(readings: Ordered[HeadReading]) -> None:
         return
     heard = readings[0].head.hear_all([(each.memory, each.fresh) for each in readings])
     for reading, root in zip(readings, heard, strict=True):
-        reading.root, reading.fresh = root, []
+        reading.root, reading.fresh, reading.ahead = root, [], []
         reading.rows.clear()

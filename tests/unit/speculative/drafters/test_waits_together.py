@@ -1,0 +1,148 @@
+"""Texts on a device that draft with models and heads wait once for each pass, however many there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.torch.transformer import Transformer
+from decodery.sampling import Sampler
+from decodery.sampling.batched import batched_processors
+from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.heads.drafter import TrainedDrafter
+from decodery.speculative.heads.head import TrainedHead
+from decodery.step import forward_request
+from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter import Drafter
+from decodery.step.wanted import Told, Wanted, told
+from decodery.testing import tiny_transformer
+from far import FarTensor, Watched, moved
+from methods import DRAFTERS
+
+TARGET, DRAFT = tiny_transformer(0, num_layers=4), tiny_transformer(0, num_layers=3)
+GREEDY, NUCLEUS = Sampler.from_settings(temperature=0.0), Sampler.from_settings(temperature=0.8, top_p=0.9)
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 4, 5], [9], [3, 3, 2, 1], [7, 1]]
+# Passes of a step at most: those that draft, level by level, and the target's.
+CASES = [
+    ("draft-model, chain", GREEDY, 4),
+    ("draft-model, chain", NUCLEUS, 4),
+    ("draft-model, tree", GREEDY, 4),
+    ("dflash", GREEDY, 2),
+    ("dspark", GREEDY, 8),
+]
+
+
+def made(name: str, device: str) -> Drafter:
+    if name.startswith("draft-model"):
+        model = Transformer(DRAFT.config, moved(DRAFT.weights, device)) if device != "cpu" else DRAFT
+        return (
+            DraftModel(model, length=3)
+            if "chain" in name
+            else DraftModel(model, tree_policy="specinfer:expansion=2/1/1")
+        )
+    drafter = DRAFTERS[name](TARGET)
+    assert isinstance(drafter, TrainedDrafter) and drafter.trained is not None
+    own = drafter.trained
+    # Numbers that count everywhere.
+    tensors = {
+        part: each * (1 + 0.1 * (each.double() * 37).sin().to(each)) if each.is_floating_point() else each
+        for part, each in own.tensors.items()
+    }
+    return replace(drafter, head=TrainedHead(own.kind, tensors, own.settings))
+
+
+def waits(
+    name: str, sampler: Sampler, count: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[list[int]], list[int]]:
+    """Texts of so many prompts on a device that is none, and the waits of steps in which all of them draft."""
+    with Watched() as watched:
+        monkeypatch.setattr(FarTensor, "tolist", lambda far: [watched.waits.update(["tolist"]), far.near.tolist()][1])
+        drafter = made(name, "meta:0")
+        engine = Engine(Transformer(TARGET.config, moved(TARGET.weights, "meta:0")))
+        asked = [
+            engine.submit(Request(prompt, sampler=sampler, seed=seed, drafter=drafter, max_new_tokens=12))
+            for seed, prompt in enumerate(PROMPTS[:count])
+        ]
+        while not all(any(step.nodes for step in text.trace.steps) for text in asked):
+            engine.step()
+        engine.step()
+        counts = []
+        while not any(text.finished for text in asked):
+            before = watched.waits.total()
+            engine.step()
+            counts.append(watched.waits.total() - before)
+        engine.run(asked)
+    return [text.generated for text in asked], counts
+
+
+def written(name: str, sampler: Sampler, count: int) -> list[list[int]]:
+    engine = Engine(TARGET)
+    asked = [
+        engine.submit(Request(prompt, sampler=sampler, seed=seed, drafter=made(name, "cpu"), max_new_tokens=12))
+        for seed, prompt in enumerate(PROMPTS[:count])
+    ]
+    engine.run(asked)
+    return [text.generated for text in asked]
+
+
+@pytest.mark.parametrize(("name", "sampler", "passes"), CASES)
+def test_a_step_waits_once_a_pass_for_all_texts(
+    name: str, sampler: Sampler, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for count in (1, 5):
+        found, counts = waits(name, sampler, count, monkeypatch)
+        assert found == written(name, sampler, count)
+        assert counts and max(counts[:-1], default=0) <= passes
+
+
+def test_texts_by_themselves_wait_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count can fail."""
+    monkeypatch.setattr(forward_request, "told", lambda logits, bounds, wanted: [None] * len(wanted))
+    found, counts = waits("draft-model, chain", GREEDY, 5, monkeypatch)
+    assert found == written("draft-model, chain", GREEDY, 5) and min(counts[:-1]) >= 15
+
+
+def test_what_texts_are_told_together_is_what_each_finds() -> None:
+    random = np.random.default_rng(3)
+    samplers = [
+        GREEDY,
+        NUCLEUS,
+        Sampler.from_settings(temperature=1.3, top_k=7),
+        Sampler.from_settings(temperature=0.9),
+    ]
+    engine = Engine(TARGET)
+    seqs: list[Any] = [engine.submit(Request([1, 2], sampler=each, seed=seed)) for seed, each in enumerate(samplers)]
+    size = TARGET.vocab_size
+    for _ in range(20):
+        wanted, bounds = list[Wanted | None](), [0]
+        for seq in seqs:
+            n = int(random.integers(1, 6))
+            tree = DraftTree.chain(2, random.integers(0, size, n - 1).tolist())
+            ranks, draws = int(random.integers(0, 4)), bool(random.random() < 0.6)
+            wanted.append(Wanted.after(seq, tree, range(n), ranks=ranks, draws=draws))
+            # A text may have rows before those that it wants to know of.
+            bounds.append(bounds[-1] + n + int(random.integers(0, 3)))
+        logits = torch.from_numpy(random.normal(0, 3, (bounds[-1], size))).float()
+        for seq, each, found, last in zip(seqs, wanted, told(logits, bounds, wanted), bounds[1:], strict=True):
+            if each is None:
+                assert found is None
+                continue
+            assert isinstance(found, Told)
+            rows = logits[last - len(each.keys) : last]
+            best = rows.softmax(dim=-1).sort(dim=-1, descending=True)
+            assert found.ids.shape[1] >= each.ranks
+            assert (found.ids == best.indices[:, : found.ids.shape[1]].numpy()).all()
+            assert np.allclose(found.chances, best.values[:, : found.ids.shape[1]].numpy(), atol=1e-6)
+            if each.processors is None:
+                assert not found.picks
+                continue
+            assert each.processors == batched_processors(seq.request.sampler, size)
+            law = seq.request.sampler.law(rows, [seq.context()] * len(rows))
+            positions = [seq.position + place for place in range(len(rows))]
+            assert found.picks == seq.request.sampler.pick(law, seq.request.seed, positions).tolist()
