@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from card_kernels import machine_code
 from decodery.core.native.kernels import Form
 from decodery.models.batch import Batch, Segment
+from decodery.models.config import CLAMPED, ModelConfig
 from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.floats import Float4Linear, Float8Linear, NF4Linear
 from decodery.models.native.int4 import Int4Linear
@@ -22,10 +24,12 @@ from decodery.models.native.reordered import ReorderedLinear
 from decodery.models.native.super_blocks import SuperBlockLinear, has_least
 from decodery.models.native.ternary import TernaryLinear
 from decodery.models.torch import packed_linear as of_device
-from decodery.models.torch.packed_linear import PackedLinear, packed_linear, packed_weights
+from decodery.models.torch.mixture import rows_of
+from decodery.models.torch.packed_linear import PackedLinear, packed_linear, packed_weights, packs
 from decodery.models.torch.transformer import Transformer
-from decodery.models.torch.weights import Dense, floating
+from decodery.models.torch.weights import Dense, Weights, floating
 from decodery.testing import check_identical, tiny_transformer, to_int8
+from drawn_models import made as drawn
 from far import Devices, FarTensor
 
 CUDA = torch.cuda.is_available()
@@ -35,6 +39,20 @@ if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"
 
 pytestmark = [pytest.mark.cuda] if CUDA else []
+
+MIXED: dict[str, Any] = {
+    "vocab_size": 90, "hidden_size": 64, "intermediate_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 24, "max_positions": 512, "experts": 7, "experts_per_token": 3,
+}  # fmt: skip
+MIXTURES: dict[str, dict[str, Any]] = {
+    "softmax": {"normed_experts": False, "experts_scale": 1.5},
+    "in groups": {
+        "sigmoid_router": True, "choice_bias": True, "experts": 8, "expert_groups": 4, "taken_groups": 2,
+        "dense_layers": (True, False), "dense_inner": 96, "shared_inner": 32,
+    },
+    "clamped": {"activation": CLAMPED, "router_bias": True, "expert_bias": True, "sinks": True},
+    "without gates": {"gated": False, "activation": "relu2", "shared_inner": 32, "sigmoid_router": True},
+}  # fmt: skip
 
 Make = Callable[[np.random.Generator, int, int], Any]
 
@@ -156,6 +174,52 @@ def test_kernels_multiply_by_the_weights_of_the_cpu(name: str, dtype: torch.dtyp
     wanted = wide @ layer.dense().double().T + (0.0 if layer.bias is None else layer.bias.double())
     allowed = {torch.float32: 1e-5, torch.float16: 4e-3}[dtype]
     assert answer.shape == (rows, layer.shape[0]) and (answer - wanted).abs().max() < allowed * wanted.abs().max()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_kernels_multiply_by_some_outputs_where_they_lie(name: str) -> None:
+    """An expert is a part of the matrix of all experts."""
+    layer, random = made(name, 21)
+    found = packed_linear(layer, torch.float32)
+    assert found is not None
+    first = layer.shape[0] // 3
+    part = rows_of(found.to(DEVICE), first, layer.shape[0] - first)
+    assert isinstance(part, PackedLinear) and part.codes.untyped_storage().nbytes() == found.codes.nbytes
+    given = torch.from_numpy(random.normal(size=(5, layer.shape[1]))).to(DEVICE, torch.float32)
+    order = slice(None) if part.order is None else part.order
+    wanted = given.double().cpu() @ layer.dense().double().T + (0.0 if layer.bias is None else layer.bias.double())
+    answer, wanted = product()(part, given[:, order]).double().cpu(), wanted[:, first:]
+    assert (answer - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("changes", MIXTURES)
+def test_mixtures_over_packed_experts_are_those_of_their_weights(changes: str) -> None:
+    base = drawn(ModelConfig(**MIXED | MIXTURES[changes]))
+    assert packs(base.config) and not packs(replace(base.config, experts_beside=True))
+    weights = packed_weights(base.weights, torch.float32, torch.device("cpu"))
+    assert isinstance(weights.layers[-1].gate_up, PackedLinear)
+    packed = Transformer(base.config, weights)
+    dense = Transformer(base.config, packed_weights(floated(base.weights), torch.float32, torch.device("cpu")))
+    assert isinstance(dense.weights.layers[-1].gate_up, Dense)
+    batch = lambda model: Batch([Segment.chunk(range(40), model.new_cache())])  # noqa: E731
+    found, wanted = (model.forward(batch(model)).logits.double() for model in (packed, dense))
+    assert (found - wanted).norm() < 1e-5 * wanted.norm()
+    # Another expert's weights give other logits.
+    layer = weights.layers[-1]
+    layer.gate_up = layer.gate_up.some(torch.arange(layer.gate_up.shape[0]).roll(1))
+    other = Transformer(base.config, weights)
+    assert (other.forward(batch(other)).logits.double() - wanted).norm() > 1e-3 * wanted.norm()
+
+
+def floated(weights: Weights) -> Weights:
+    """Weights with all quantized layers written out."""
+
+    def written(part: Any) -> Any:
+        return floating(part) if hasattr(part, "dense") and not isinstance(part, Dense) else part
+
+    names = ("qkv", "output", "gate_up", "down", "shared_gate_up", "shared_down")
+    layers = [replace(layer, **{name: written(getattr(layer, name)) for name in names}) for layer in weights.layers]
+    return replace(weights, layers=layers, head=written(weights.head))
 
 
 def test_a_wrong_zero_is_found_out() -> None:

@@ -14,6 +14,7 @@ from ..native.floats import Float4Linear, Float8Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.super_blocks import SuperBlockLinear
+from .packed_linear import PackedLinear
 from .weights import Dense, Layer, Linear, Weights
 
 _ALPHA, _LIMIT = 1.702, 7.0
@@ -187,6 +188,8 @@ def rows_of(stacked: Linear, first: int, count: int) -> Linear:
     bias = None if whole is None else whole[span]
     if isinstance(stacked, InPlace):
         return in_place(stacked.rows.some(first, count), bias)
+    if isinstance(stacked, PackedLinear):
+        return stacked.some(span)
     if isinstance(stacked, Int4Linear):
         return Int4Linear(stacked.weight[span], stacked.step[span], stacked.least[span], bias)
     if isinstance(stacked, BlockLinear):

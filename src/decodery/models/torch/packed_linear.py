@@ -65,8 +65,8 @@ class PackedLinear:
         """(out, in)"""
         return len(self.codes), 8 * self.codes.shape[1] // self.bits
 
-    def some(self, outputs: torch.Tensor) -> Self:
-        """Only these outputs [k], in this order."""
+    def some(self, outputs: torch.Tensor | slice) -> Self:
+        """Only these outputs [k], in this order; a slice of them shares memory."""
         whole = ("table", "order")
         parts: dict[str, Any] = {name: part[outputs] for name, part in self._parts().items() if name not in whole}
         return replace(self, **parts)
@@ -188,6 +188,7 @@ def packed_weights(weights: Weights, dtype: torch.dtype, device: torch.device) -
 
 
 def packs(config: ModelConfig) -> bool:
-    """Whether all matrices of a model's layers are multiplied as a whole, so that they may stay packed."""
-    apart = config.experts or config.keeps_order or config.layer_inputs or config.alternating or config.kept_tokens
+    """Whether a model's layers multiply by whole matrices or experts, which may then stay packed."""
+    apart = config.experts_beside or config.keeps_order or config.layer_inputs or config.alternating
+    apart = apart or config.kept_tokens
     return not (apart or config.latent or config.shared or config.shortcuts or config.reused_layers)
