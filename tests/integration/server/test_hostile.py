@@ -19,8 +19,11 @@ from uvicorn.protocols.http import h11_impl
 
 from decodery.llm.llm import LLM
 from decodery.server.admission import FairThreads
+from decodery.server.anthropic import Anthropic
+from decodery.server.dialect import Dialect, dumps
 from decodery.server.errors import ApiError
 from decodery.server.fields import ChatRequest
+from decodery.server.ollama import Ollama
 from decodery.server.responses import Kept
 from decodery.server.run import Server
 from decodery.server.wire import checked, loads
@@ -159,3 +162,13 @@ def test_no_key_loses_its_responses_to_another() -> None:
     for owner, name in (("loud", "resp_0"), ("many", "resp_0"), ("quiet", "resp_19")):
         with pytest.raises(ApiError, match="never stored, or is gone"):
             kept.response(owner, name)
+
+
+@pytest.mark.parametrize("dialect", [Anthropic(), Ollama(chat=True)])
+def test_numbers_of_a_models_calls_that_nobody_can_read_stay_texts(dialect: Dialect) -> None:
+    written = '{"most": 1e999, "id": ' + "9" * 5000 + ', "n": 3, "x": 0.5}'
+    call = {"id": "call", "type": "function", "function": {"name": "f", "arguments": written}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answer = {"id": "a", "created": 0, "model": "tiny", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    found = dialect.whole(answer | {"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    assert b'"most":"1e999"' in dumps(found) and b'"n":3,"x":0.5' in dumps(found)
