@@ -61,7 +61,7 @@ class Rewritten(OpenAI):
 
 
 def called_with(arguments: str) -> Any:
-    """What a model wrote as the arguments of a tool. Numbers that clients cannot read stay the texts that they are."""
+    """What a model wrote as a tool's arguments; numbers that clients cannot read stay texts."""
     return json.loads(arguments, parse_int=_whole, parse_float=_finite)
 
 
