@@ -52,6 +52,7 @@ class SharedReading:
     paper="Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies "
     "(2025)",
     lossless=True,
+    slower=True,
     requirements=("a second model whose vocabulary shares tokens with the model's",),
 )
 @dataclass(frozen=True)

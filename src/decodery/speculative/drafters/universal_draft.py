@@ -139,6 +139,7 @@ def _begins(data: bytes) -> bool:
     paper="Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies "
     "(2025)",
     lossless=True,
+    slower=True,
     requirements=("a second model, of any vocabulary",),
 )
 @dataclass(frozen=True)
