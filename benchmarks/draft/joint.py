@@ -82,7 +82,7 @@ def orders(draft: LanguageModel | str, deep: LanguageModel | str | None, work: P
         for leave in small.EXITS:
             for name, how in (("nested", "learned as well"), ("nested-last", "learned after the last alone")):
                 model = exiting(str(work / f"{prefix}{name}"))
-                found[f"nested, left behind {leave} of 3 layers, {how}, 4"] = Nested(model, exits=(leave,), length=4)
+                found[f"nested, left after {leave} of 3 layers, {how}, 4"] = Nested(model, exits=(leave,), length=4)
     if (folder := work / f"{prefix}deer" / "model.json").is_file():
         name = str(folder.parent)
         found["draft-model by the network of deer, 4"] = DraftModel(name, length=4)

@@ -153,8 +153,8 @@ def _captured(whole: Weighing, looking: Looking) -> dict[str, float]:
         seen = np.repeat(seen, len(weights) // len(seen), axis=0)
         caught = weights * seen
         found["mass"].append(caught.sum(axis=-1))
-        behind = weights[..., SINKS:].sum(axis=-1)
-        found["mass after the sinks"].append(caught[..., SINKS:].sum(axis=-1) / np.maximum(behind, 1e-12))
+        beyond = weights[..., SINKS:].sum(axis=-1)
+        found["mass after the sinks"].append(caught[..., SINKS:].sum(axis=-1) / np.maximum(beyond, 1e-12))
         best = np.argsort(-weights, axis=-1, kind="stable")[..., :BEST]
         found["recall"].append(np.take_along_axis(seen, best, axis=-1).mean(axis=-1))
     return {name: float(np.mean([part.mean() for part in parts])) for name, parts in found.items()}

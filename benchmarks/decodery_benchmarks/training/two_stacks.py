@@ -28,7 +28,7 @@ class PaddedTexts:
 
     def source(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """What is read of sources, which an encoder has none of."""
-        raise NotImplementedError
+        raise NotImplementedError("an encoder reads no sources")
 
 
 def read(model: EncoderDecoder, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

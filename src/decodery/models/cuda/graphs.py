@@ -18,7 +18,9 @@ import torch
 from ..batch import Batch, Cost, Scores
 from ..cache import coded
 from ..cache.cache import KVCache
+from ..cache.device_tables import DeviceTables
 from ..cache.page_pool import TensorPool
+from ..cache.pages import PageTable
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import WHOLE
 from ..torch.paged_rows import kernel_for, serves, windows_of
@@ -26,8 +28,6 @@ from ..torch.row_layout import DraftRows, SegmentRows, TextRows
 from .static_pass import Choosing, Inputs, Result, Shape, StaticPass, angles
 
 if TYPE_CHECKING:
-    from ..cache.device_tables import DeviceTables
-    from ..cache.pages import PageTable
     from ..torch.transformer import Transformer
 
 MOST_ROWS = 512
