@@ -113,7 +113,13 @@ class Figure:
             return ""
         low, high = (float(each.replace("−", "-")) for each in found.groups())
         even = 1.0 if column.startswith("speed-up") else 0.0
-        return "a gain here" if low > even else "a loss here" if high < even else "no gain shown here"
+        return (
+            "a gain in this table"
+            if low > even
+            else "a loss in this table"
+            if high < even
+            else "no gain shown in this table"
+        )
 
 
 @dataclass(frozen=True)

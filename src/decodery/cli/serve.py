@@ -209,7 +209,7 @@ def serve(
     secrets, defaults = read_keys(api_key_file) if api_key_file is not None else ({}, {})
     settings = ServerSettings(
         # Clients see this name: a user name and a password in the address of a server are left out.
-        name=served_model_name or Path(re.sub(r"^(https?://)[^/@]*@", r"\1", model)).name or model,
+        name=served_model_name or Path(re.sub(r"^(https?://)[^/]*@", r"\1", model)).name or model,
         kv_bytes=kv_bytes(kv_gib, elsewhere=ray),
         keys=secrets,
         defaults=defaults,

@@ -59,9 +59,9 @@ def test_figures_are_of_the_family_and_of_the_most_that_was_spent(
 
 
 def test_a_gain_is_called_so_only_where_its_whole_interval_is(evidence: ModuleType) -> None:
-    assert evidence.figure("search", "best", PAGES).remark == "a gain here"
+    assert evidence.figure("search", "best", PAGES).remark == "a gain in this table"
     less = {"search": ("Search", PAGES["search"][1].replace("+0.10 to +0.30", "-0.10 to +0.30"))}
-    assert evidence.figure("search", "best", less).remark == "no gain shown here"
+    assert evidence.figure("search", "best", less).remark == "no gain shown in this table"
 
 
 def test_methods_within_settings_of_others_have_their_rows(evidence: ModuleType) -> None:
