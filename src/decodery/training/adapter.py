@@ -227,7 +227,7 @@ _DATA = (CutFiles(), CopyRecipe(500, 1, 2e-4))
 KINDS = {
     "s2ft": Kind(
         f"Train an S2FT adapter of MODEL on FILES: a few heads and channels.{_IMITATE}",
-        lambda run: _learn(run, replace(run.of(S2FTRemaking), config=run.loaded.model.config)),
+        lambda run: _learn(run, replace(run.of(S2FTRemaking), config=run.loaded.model.config, seed=run.seed)),
         _ready,
         (*_DATA, S2FTRemaking()),
         "notes.txt --out adapter",
