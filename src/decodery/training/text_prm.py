@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +88,18 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
     labels: tuple[list[float], list[float], list[float]] = [], [], []
     prompts = list[str]()
 
-    @lru_cache(maxsize=1)
+    cache, read = model.new_cache(), tuple[int, ...]()
+
     def after(prompt: tuple[int, ...]) -> KVCache:
-        """A cache that holds a prompt, for all of its texts."""
-        cache = model.new_cache()
-        read_on(model, cache, prompt, tap)
+        """A cache that holds a prompt, for all of its texts; what it begins with as the one before is read once."""
+        nonlocal read
+        alike = next(
+            (at for at, (new, old) in enumerate(zip(prompt, read, strict=False)) if new != old),
+            min(len(prompt), len(read)),
+        )
+        cache.truncate(alike)
+        read_on(model, cache, prompt[alike:], tap)
+        read = prompt
         return cache
 
     # Good texts may be so rare that a tenth of all prompts has none.
