@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 20.0
 """For the line and the headers of a request, from the beginning of a connection or their first byte."""
 HEADER_BYTES = 64 << 10
-"""At most of a line and headers; httptools, which uvicorn takes where it is installed, has no limit of its own."""
-
-if TYPE_CHECKING:
-    from uvicorn.protocols.http.h11_impl import H11Protocol as Protocol
-else:
-    Protocol = AutoHTTPProtocol
+"""At most of a line and headers."""
 
 
-class TimedProtocol(Protocol):
-    """Uvicorn's protocol, which waits for headers only so long and takes only so many.
+class TimedProtocol(H11Protocol):
+    """Uvicorn's protocol, which waits for headers only so long. Between requests its keep-alive time holds.
 
-    Between requests its keep-alive time holds.
+    It is the one of h11, also where httptools is installed, which takes headers without a limit.
     """
 
     header_seconds = HEADER_SECONDS
-    header_bytes = HEADER_BYTES
     _timer: asyncio.TimerHandle | None = None
-    _unanswered = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -35,9 +28,6 @@ class TimedProtocol(Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._unanswered = 0 if self._answers else self._unanswered + len(data)
-        if self._unanswered > self.header_bytes:
-            self.transport.close()
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -15,7 +15,7 @@ from decodery.core.errors import SettingsError
 
 from .errors import ApiError
 
-_NAME, _ORIGIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*"), re.compile(r"https?://[^/?#@\s]+")
+_NAME, _ORIGIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*"), re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\sA-Z]+")
 
 
 def is_local(host: str) -> bool:

@@ -16,7 +16,7 @@ from decodery.core.errors import DecoderyError
 from decodery.llm.llm import LLM
 
 from .app import Front
-from .connections import TimedProtocol
+from .connections import HEADER_BYTES, TimedProtocol
 from .served import ModelSource
 from .settings import ServerSettings
 
@@ -63,6 +63,7 @@ class Server(uvicorn.Server):
             host=host,
             port=port,
             http=TimedProtocol,
+            h11_max_incomplete_event_size=HEADER_BYTES,
             log_level="warning",
             access_log=False,
             lifespan="off",

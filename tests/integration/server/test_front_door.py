@@ -76,11 +76,18 @@ def test_names_are_compared_without_their_ports(header: str, allowed: bool) -> N
 
 def test_names_and_pages_that_nothing_can_match_are_refused() -> None:
     require_hosts(["a.example", "*.a.example", "*", "127.0.0.1", "::1", "[::1]", "localhost"])
-    require_origins(["https://a.example", "http://localhost:3000", "*", "null"])
+    require_origins(["https://a.example", "http://localhost:3000", "tauri://localhost", "*", "null"])
     for name in ("a.example:8000", "http://a.example", "a.example/", "*a.example", "a*", ""):
         with pytest.raises(SettingsError, match="--allow-host takes a name"):
             require_hosts([name])
-    for origin in ("http://localhost:3000/", "localhost:3000", "https://a.example/page", ""):
+    wrong = (
+        "http://localhost:3000/",
+        "localhost:3000",
+        "https://a.example/page",
+        "https://*.a.example",
+        "https://A.example",
+    )
+    for origin in (*wrong, ""):
         with pytest.raises(SettingsError, match=r"--allow-origin takes https://example\.org without a path"):
             require_origins([origin])
 
