@@ -51,7 +51,8 @@ class Worths:
         if retained:
             assert self.rows is not None
             width = min(self.rows.shape[3], worths.shape[3])
-            worths[:retained] = -1
+            # Layers that lose nothing may be longer than the widest of the others.
+            worths[:retained, self._acts] = -1
             worths[:retained, ..., :width] = self.rows[:retained, ..., :width]
         self.rows, seen = worths, segment.seen()
         before = [np.flatnonzero(seen[row, : retained + row]) for row in range(n)]

@@ -146,6 +146,23 @@ def test_rows_that_are_rejected_leave_nothing(dtype: torch.dtype) -> None:
     assert torch.cat(path).equal(torch.cat((first[[0, 2, 3]], second)))
 
 
+@pytest.mark.parametrize("method", [METHODS[0], METHODS[3]], ids=str)
+def test_a_path_that_ends_in_an_earlier_pass_of_a_tree_is_that_of_steps(method: D2O) -> None:
+    """Layers that keep everything are longer than all that evict: nothing of them is lost."""
+    model, cache, _ = begun(method)
+    alone = cache.fork()
+    at = cache.next_position + TREE.sum(axis=1) - 1
+    model.forward(Batch([Segment(at, TOKENS[at], mask=TREE, cache=cache)]))
+    more = Segment(at[-1:] + 1, TOKENS[:1], mask=np.ones((1, 5), dtype=bool) & [1, 0, 1, 1, 1], cache=cache, retained=4)
+    model.forward(Batch([more]))
+    cache.keep([0, 2])
+    for token in TOKENS[at[[0, 2]]]:
+        read(model, alone, np.array([token]))
+    assert cache.lengths.tolist() == alone.lengths.tolist()
+    for layer in range(4):
+        assert cache.stored(layer).equal(alone.stored(layer))
+
+
 def test_all_kernel_sets_merge_the_same_bits() -> None:
     found = []
     try:

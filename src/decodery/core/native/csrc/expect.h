@@ -165,7 +165,7 @@ void move(Expected* e, const int64_t* tokens, int32_t count) {
     if (e->text != nullptr) static_cast<Ngrams*>(e->text)->extend(tokens, count);
 }
 
-// One text's step. ranked: [rows][k], the most likely tokens behind each node.
+// One text's step. ranked: [rows][k], the most likely tokens after each node.
 void learn_step(Expected* e, const Happened& step, const int32_t* ranked, int32_t k) {
     Guesses guesses = {e, {}};
     Context context = begin(e);
