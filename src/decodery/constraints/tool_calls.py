@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ __all__ = ["FunctionCall", "read_calls"]
 MARK, END = "<tool_call>", "</tool_call>"
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _MOST_TOOLS = 128
+_MOST_DIGITS = 308
+"""Of integers: more are beyond the floats that JavaScript reads them as."""
 _NOTHING = {"properties": {}, "additionalProperties": False}
 _LAYOUT = {"whitespace_pattern": r"[ \n\r\t]{1,32}", "json_allowed_escapes": 'nrbtf\\"'}
 
@@ -124,13 +127,25 @@ def _prepared(schema: Any) -> dict[str, Any]:
     return {**({"allOf": [prepared]} if isinstance(prepared, bool) else prepared), "x-guidance": _LAYOUT}
 
 
+def _whole(text: str) -> int | str:
+    return int(text) if len(text) <= _MOST_DIGITS else text
+
+
+def _finite(text: str) -> float | str:
+    return found if math.isfinite(found := float(text)) else text
+
+
+_READER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=str)
+"""Of a model's arguments. Numbers that clients cannot read stay the texts that they are."""
+
+
 def read_calls(text: str) -> tuple[str, list[FunctionCall]]:
     """What a text says before its first call, and its calls; one that is cut is left in the text, unread."""
     calls: list[FunctionCall] = []
     said, at = text, text.find(MARK)
     while at >= 0:
         try:
-            found, end = json.JSONDecoder().raw_decode(text, at + len(MARK) + 1)
+            found, end = _READER.raw_decode(text, at + len(MARK) + 1)
             name, arguments = found["name"], found["arguments"]
         except (ValueError, KeyError, TypeError, RecursionError):
             break

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
-from .dialect import Dialect, called_with, event
+from .dialect import Dialect, event
 from .errors import ApiError, invalid
 from .fields import Body, Methods
 from .reasoning_fields import Effort, Thinking
@@ -209,7 +209,7 @@ class Anthropic(Dialect):
         thought = choice["message"].get("reasoning_content")
         content = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
         content += [{"type": "text", "text": said}] if said or not calls else []
-        content += [_use(call, called_with(call["function"]["arguments"])) for call in calls]
+        content += [_use(call, json.loads(call["function"]["arguments"])) for call in calls]
         return _message(answer, content, choice, answer["usage"])
 
     async def stream(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from decodery.core.abstract import Contract
-
-_MOST_DIGITS = 308
-"""Of whole numbers: more are beyond the floats that JavaScript reads them as."""
 
 
 class Dialect(Contract):
@@ -58,19 +54,6 @@ class Rewritten(OpenAI):
 
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
         return self._whole(answer)
-
-
-def called_with(arguments: str) -> Any:
-    """What a model wrote as a tool's arguments; numbers that clients cannot read stay texts."""
-    return json.loads(arguments, parse_int=_whole, parse_float=_finite)
-
-
-def _whole(text: str) -> int | str:
-    return int(text) if len(text) <= _MOST_DIGITS else text
-
-
-def _finite(text: str) -> float | str:
-    return found if math.isfinite(found := float(text)) else text
 
 
 def dumps(content: Any) -> bytes:

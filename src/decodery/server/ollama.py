@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
-from .dialect import Dialect, called_with, dumps
+from .dialect import Dialect, dumps
 from .errors import invalid
 from .fields import Body, Methods, Tool
 from .reasoning_fields import Effort
@@ -218,4 +218,4 @@ class Ollama(Dialect):
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    return {"function": {"name": function["name"], "arguments": called_with(function["arguments"])}}
+    return {"function": {"name": function["name"], "arguments": json.loads(function["arguments"])}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 import socket
 import threading
 import tracemalloc
@@ -16,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from decodery.constraints.tool_calls import END, MARK, read_calls
 from decodery.llm.llm import LLM
 from decodery.server.admission import FairThreads
 from decodery.server.anthropic import Anthropic
@@ -174,7 +176,9 @@ def test_no_key_loses_its_responses_to_another() -> None:
 @pytest.mark.parametrize("dialect", [Anthropic(), Ollama(chat=True)])
 def test_numbers_of_a_models_calls_that_nobody_can_read_stay_texts(dialect: Dialect) -> None:
     written = '{"most": 1e999, "id": ' + "9" * 5000 + ', "n": 3, "x": 0.5}'
-    call = {"id": "call", "type": "function", "function": {"name": "f", "arguments": written}}
+    said, (read,) = read_calls(f'{MARK}\n{{"name": "f", "arguments": {written}}}\n{END}')
+    assert not said and json.loads(read.arguments)["id"] == "9" * 5000
+    call = {"id": "call", "type": "function", "function": {"name": "f", "arguments": read.arguments}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     answer = {"id": "a", "created": 0, "model": "tiny", "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
     found = dialect.whole(answer | {"choices": [{"message": message, "finish_reason": "tool_calls"}]})
