@@ -109,7 +109,7 @@ def kv_bytes(gib: float | None, *, elsewhere: bool = False) -> int:
         gib: As the user says, None for the quarter.
         elsewhere: Whether they lie on other machines, whose memory is unknown.
     """
-    return quarter_of_memory() if gib is None else _bytes(gib, "--kv-gib", None if elsewhere else largest_memory())
+    return quarter_of_memory() if gib is None else _bytes(gib, "--kv-gib", elsewhere=elsewhere)
 
 
 def quarter_of_memory() -> int:
@@ -120,13 +120,14 @@ def quarter_of_memory() -> int:
 
 def memory_bytes(gib: float | None) -> int:
     """Bytes for all loaded models: so many GiB, without a number three quarters of this machine's memory."""
-    return 3 * quarter_of_memory() if gib is None else _bytes(gib, "--memory-gib", largest_memory())
+    return 3 * quarter_of_memory() if gib is None else _bytes(gib, "--memory-gib")
 
 
-def _bytes(gib: float, option: str, most: int | None) -> int:
-    """Bytes of so many GiB. Raises SettingsError for none, and for more than `most`."""
+def _bytes(gib: float, option: str, *, elsewhere: bool = False) -> int:
+    """Bytes of so many GiB. Raises SettingsError for none, and for more than are here."""
     if not 0 < gib < float("inf"):
         raise SettingsError(f"{option} must be above 0, not {gib}")
-    if most is not None and gib * GIB > most:
+    # Graphics cards are asked only where it takes one of them: that takes memory of theirs.
+    if not elsewhere and gib * GIB > (usable_memory() or float("inf")) and gib * GIB > (most := largest_memory() or 0):
         raise SettingsError(f"{option} asks for {gib:g} GiB of memory, and {most / GIB:.1f} GiB are here: give less")
     return int(gib * GIB)

@@ -181,10 +181,11 @@ class StaticPasses:
         known_fixed, known_turns = self._of_thread.fixed or ((), 0)
         if fixed != known_fixed or turns > known_turns:
             passes.clear()
-            self._of_thread.fixed = fixed, turns
             self._of_thread.angles = angles(model, turns)
             # Sharing memory, graphs reuse each other's intermediate results: they never run at the same time.
             self._of_thread.memory = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
+            # The last of these: a device without room for the angles has them made anew in the next pass.
+            self._of_thread.fixed = fixed, turns
         if shape not in passes:
             while len(passes) >= _MOST_SHAPES:
                 passes.popitem(last=False)

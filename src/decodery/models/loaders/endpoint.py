@@ -92,13 +92,18 @@ class Endpoint:
         except ImportError as error:
             raise SettingsError("a remote model needs httpx: pip install 'decodery[serve]'") from error
         if not settings.url.startswith(("http://", "https://")):
-            raise SettingsError(f"a remote model is at a URL such as http://localhost:8000, not {settings.url!r}")
+            raise SettingsError(
+                "a remote model is at a URL such as http://localhost:8000: this one has no http:// or https://"
+            )
         if not (settings.timeout > 0 and settings.seconds > 0 and settings.retries >= 0):
             raise SettingsError("a remote model needs a timeout and seconds above 0, and 0 retries or more")
         try:
             url = httpx.URL(settings.url)
-        except httpx.InvalidURL as error:
-            raise SettingsError(f"a remote model is at a URL such as http://localhost:8000: {error}") from error
+        except httpx.InvalidURL:
+            # What httpx says may be a part of the password.
+            raise SettingsError(
+                "a remote model is at a URL such as http://localhost:8000, with % codes for / ? # @ in a password"
+            ) from None
         # A password is sent, and stands in no message.
         base = str(url.copy_with(userinfo=b"")).rstrip("/")
         self.settings = settings
