@@ -194,7 +194,7 @@ def _decide(
         opening = request.cache_policy.open(seq, len(segment))
         opened = None if opening is None else (yield from opening)
         logits = logits if opened is None else seq.writable(opened)
-    known = () if scored.told is None else scored.told.picks
+    known = () if scored.row_choices is None else scored.row_choices.picks
     laws = NodeDistributions(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first, known)
     accepted = yield from _chosen(rule, tree, laws, seq)
     # Where the rule asked for more, its passes have steps of their own; the last one decided.

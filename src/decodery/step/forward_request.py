@@ -24,7 +24,7 @@ from decodery.models.over_model import OverModel
 from decodery.models.protocol import Capabilities, LanguageModel, Reader
 
 from .parallel_passes import side_by_side
-from .wanted import Told, Wanted, told
+from .wanted import RowChoices, Wanted, row_choices_of
 
 T = TypeVar("T")
 
@@ -62,13 +62,13 @@ class ForwardResult:
         logits: [m, vocab] of the rows whose logits the segment requests.
         hidden: By tap, [n, width] hidden states of all rows.
         cost: Cost of the rows, where the model reports it.
-        told: What was wanted of the logits, None where each text finds it by itself.
+        row_choices: What was wanted of the logits, None where each text finds it by itself.
     """
 
     logits: torch.Tensor
     hidden: dict[Tap, torch.Tensor] = field(default_factory=dict)
     cost: Cost | None = None
-    told: Told | None = None
+    row_choices: RowChoices | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -329,9 +329,9 @@ def _pass(model: LanguageModel, layer_plan: LayerPlan, requests: Sequence[Forwar
     taps = list(dict.fromkeys(tap for request in requests for tap in request.taps))
     scores = model.forward(Batch([request.segment for request in requests]), taps=taps, layer_plan=layer_plan)
     costs: list[Cost | None] = [*scores.costs] or [None] * len(requests)
-    known: list[Told | None] = [None] * len(requests)
+    known: list[RowChoices | None] = [None] * len(requests)
     if scores.logits.device.type != "cpu" and any(request.wanted is not None for request in requests):
-        known = told(scores.logits, scores.bounds, [request.wanted for request in requests])
+        known = row_choices_of(scores.logits, scores.bounds, [request.wanted for request in requests])
     return [
         ForwardResult(
             *(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in request.taps}, costs[number]),

@@ -22,7 +22,7 @@ from .drafter import Drafter
 from .forward_request import ForwardCoroutine, as_coroutine
 from .sequence import Sequence
 from .tree_policy import TreePolicy
-from .wanted import Told
+from .wanted import RowChoices
 
 __all__ = ["TreeDrafter"]
 
@@ -93,7 +93,7 @@ class TreeDrafter(Drafter):
             nodes: Nodes of the tree whose children are predicted.
         """
 
-    def told(self, seq: Sequence) -> Told | None:
+    def row_choices(self, seq: Sequence) -> RowChoices | None:
         """What is known on the host of the nodes that `logits` was asked for last, None where nothing is.
 
         Args:
@@ -161,7 +161,7 @@ class TreeDrafter(Drafter):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
         # Only the k best tokens of each distribution are needed, so the rest is not copied.
         logits = yield from self.writable(seq, tree, nodes)
-        if (known := self.told(seq)) is not None and known.ids.shape[1] >= k:
+        if (known := self.row_choices(seq)) is not None and known.ids.shape[1] >= k:
             return logged((known.ids[:, :k], known.chances[:, :k]))
         return logged(most_likely(logits, k))
 
@@ -208,7 +208,7 @@ class TreeDrafter(Drafter):
                 break
             if budget.ask is None and not laws_wanted:
                 logits, read = (yield from self.writable(seq, tree, [len(drafted)])), len(drafted)
-            known = None if laws_wanted or read < len(drafted) else self.told(seq)
+            known = None if laws_wanted or read < len(drafted) else self.row_choices(seq)
             if known is not None and known.picks and known.picks[0] >= 0:
                 token = known.picks[0]
             else:

@@ -60,7 +60,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Told:
+class RowChoices:
     """What is known of rows on the host.
 
     Attributes:
@@ -74,7 +74,7 @@ class Told:
     chances: np.ndarray
 
 
-def told(logits: torch.Tensor, bounds: list[int], wanted: Ordered[Wanted | None]) -> list[Told | None]:
+def row_choices_of(logits: torch.Tensor, bounds: list[int], wanted: Ordered[Wanted | None]) -> list[RowChoices | None]:
     """What segments want to know of the logits [m, vocab] of their pass; the host waits once.
 
     Args:
@@ -113,10 +113,10 @@ def told(logits: torch.Tensor, bounds: list[int], wanted: Ordered[Wanted | None]
     drawn = int(draws.sum())
     picks, best, said = np.split(found, np.cumsum([drawn, (len(found) - drawn) // 2]))
     ids, chances = (each.reshape(len(rows), -1) for each in (best.astype(np.int64), said.astype(np.float32)))
-    answers: list[Told | None] = [None] * len(wanted)
+    answers: list[RowChoices | None] = [None] * len(wanted)
     row = pick = 0
     for (number, each), size in zip(asked.items(), sizes, strict=True):
         own_picks = [] if each.processors is None else picks[pick : pick + size].astype(np.int64).tolist()
-        answers[number] = Told(own_picks, ids[row : row + size], chances[row : row + size])
+        answers[number] = RowChoices(own_picks, ids[row : row + size], chances[row : row + size])
         row, pick = row + size, pick + len(own_picks)
     return answers

@@ -129,7 +129,7 @@ def written(
     for first in range(0, len(sources), _SHARD):
         shard = as_ids(sources[first : first + _SHARD])
         path = out / "texts" / f"{first // _SHARD:05}.safetensors"
-        told = content([made, shard])
+        key = content([made, shard])
         if not path.is_file():
             requests = [
                 Request(
@@ -150,9 +150,9 @@ def written(
             keep(
                 path,
                 {name: torch.tensor(each, dtype=torch.int64, device="cpu") for name, each in made_of.items()},
-                told,
+                key,
             )
-        with kept(path, told) as (found, _):
+        with kept(path, key) as (found, _):
             texts = found["tokens"].split(found["sizes"].tolist())
         pairs += zip(shard, [each.tolist() for each in texts], strict=True)
         progress("writing texts", len(pairs), len(sources))

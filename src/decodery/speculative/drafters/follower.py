@@ -15,7 +15,7 @@ from decodery.models.protocol import Reader
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine, score
-from decodery.step.wanted import Told, Wanted
+from decodery.step.wanted import RowChoices, Wanted
 
 from .rows import TreeRows
 
@@ -35,7 +35,7 @@ class Follower:
             where `kept`, else the text is read again, all the way.
         drafts: What it has read below them.
         ranks: How many of the most likely tokens after a node were asked for at most.
-        told: What is known on the host of the nodes that were asked for last.
+        row_choices: What is known on the host of the nodes that were asked for last.
     """
 
     model: Reader
@@ -49,7 +49,7 @@ class Follower:
     kept: bool = True
     drafts: TreeRows = field(default_factory=TreeRows)
     ranks: int = 0
-    told: Told | None = None
+    row_choices: RowChoices | None = None
 
     @classmethod
     def begin(cls, model: Reader, target: Reader, *, tapped: bool = False, slots: int | None = None) -> Follower:
@@ -96,9 +96,9 @@ class Follower:
             text: The text.
             tree: Below its end.
             nodes: Of it.
-            wanted: What is to be known of them on the host, see `told`.
+            wanted: What is to be known of them on the host, see `row_choices`.
         """
-        self.told, of_root = None, list(nodes) == [0]
+        self.row_choices, of_root = None, list(nodes) == [0]
         root = yield from self.text(text, wanted if of_root else None)
         if of_root:
             return root
@@ -112,7 +112,7 @@ class Follower:
         found = yield from self.drafts.after(self.cache, tree, nodes, read, root[0])
         if found is not newest:
             # Other rows, or in another order.
-            self.told = None
+            self.row_choices = None
         return found
 
     def __deepcopy__(self, memo: dict[int, object]) -> Follower:
@@ -134,7 +134,7 @@ class Follower:
         wanted = wanted if wanted is not None and len(wanted.keys) == asked else None
         taps = (last,) if self.tapped else ()
         scored = yield from score(self.model, segment, taps, "draft", layer_plan, wanted=wanted)
-        self.told = scored.told
+        self.row_choices = scored.row_choices
         if self.tapped:
             self.hidden = scored.hidden[last][-1]
         return scored.logits

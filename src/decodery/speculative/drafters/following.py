@@ -12,7 +12,7 @@ from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter
-from decodery.step.wanted import Told, Wanted
+from decodery.step.wanted import RowChoices, Wanted
 
 from .follower import Follower
 
@@ -35,9 +35,9 @@ class Following(TreeDrafter):
         wanted = Wanted.after(seq, tree, nodes, ranks=reading.ranks, draws=draws)
         return reading.after(seq.tokens, tree, nodes, wanted)
 
-    def told(self, seq: Sequence) -> Told | None:
+    def row_choices(self, seq: Sequence) -> RowChoices | None:
         reading = seq.states[self]
-        return reading.told if isinstance(reading, Follower) else None
+        return reading.row_choices if isinstance(reading, Follower) else None
 
     def most_likely(
         self, seq: Sequence, tree: DraftTree, nodes: Ordered[int], k: int, *, shaped: bool = True

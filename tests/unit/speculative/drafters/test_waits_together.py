@@ -20,7 +20,7 @@ from decodery.speculative.heads.head import TrainedHead
 from decodery.step import forward_request
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
-from decodery.step.wanted import Told, Wanted, told
+from decodery.step.wanted import RowChoices, Wanted, row_choices_of
 from decodery.testing import tiny_transformer
 from far import FarTensor, Watched, moved
 from methods import DRAFTERS
@@ -103,7 +103,7 @@ def test_a_step_waits_once_a_pass_for_all_texts(
 
 def test_texts_by_themselves_wait_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The count can fail."""
-    monkeypatch.setattr(forward_request, "told", lambda logits, bounds, wanted: [None] * len(wanted))
+    monkeypatch.setattr(forward_request, "row_choices_of", lambda logits, bounds, wanted: [None] * len(wanted))
     found, counts = waits("draft-model, chain", GREEDY, 5, monkeypatch)
     assert found == written("draft-model, chain", GREEDY, 5) and min(counts[:-1]) >= 15
 
@@ -129,11 +129,13 @@ def test_what_texts_are_told_together_is_what_each_finds() -> None:
             # A text may have rows before those that it wants to know of.
             bounds.append(bounds[-1] + n + int(random.integers(0, 3)))
         logits = torch.from_numpy(random.normal(0, 3, (bounds[-1], size))).float()
-        for seq, each, found, last in zip(seqs, wanted, told(logits, bounds, wanted), bounds[1:], strict=True):
+        for seq, each, found, last in zip(
+            seqs, wanted, row_choices_of(logits, bounds, wanted), bounds[1:], strict=True
+        ):
             if each is None:
                 assert found is None
                 continue
-            assert isinstance(found, Told)
+            assert isinstance(found, RowChoices)
             rows = logits[last - len(each.keys) : last]
             best = rows.softmax(dim=-1).sort(dim=-1, descending=True)
             assert found.ids.shape[1] >= each.ranks
