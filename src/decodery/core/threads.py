@@ -8,13 +8,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
 
 import torch
 
 _lock = Lock()
 _inside = 0
 _threads = 1
+
+
+class _Here(local):
+    """How deep this Python thread is inside `one_thread`."""
+
+    depth = 0
+
+
+_here = _Here()
 
 
 @contextmanager
@@ -27,18 +36,23 @@ def one_thread() -> Iterator[None]:
     several Python threads the first one in changes it and the last one out restores it.
     """
     global _inside, _threads
-    with _lock:
-        if _inside == 0:
-            _threads = torch.get_num_threads()
-        _inside += 1
-        torch.set_num_threads(1)
+    if _here.depth == 0:
+        with _lock:
+            if _inside == 0:
+                _threads = torch.get_num_threads()
+            _inside += 1
+            torch.set_num_threads(1)
+    _here.depth += 1
     try:
         yield
     finally:
-        with _lock:
-            _inside -= 1
-            # OpenMP keeps the number per calling thread, so each one that leaves restores its own.
-            torch.set_num_threads(_threads)
+        _here.depth -= 1
+        # What is left inside another one is still on one thread.
+        if _here.depth == 0:
+            with _lock:
+                _inside -= 1
+                # OpenMP keeps the number per calling thread, so each one that leaves restores its own.
+                torch.set_num_threads(_threads)
 
 
 _HARD = 2
@@ -59,11 +73,12 @@ def _release_threads() -> None:
 
 
 def _forget_callers() -> None:
-    """After a fork: whichever threads were inside `one_thread` are not here."""
+    """After a fork: whichever other threads were inside `one_thread` are not here."""
     global _lock, _inside
-    if _lock.locked() or _inside:
+    here = _here.depth > 0
+    if not here and (_lock.locked() or _inside):
         torch.set_num_threads(_threads)
-    _lock, _inside = Lock(), 0
+    _lock, _inside = Lock(), int(here)
 
 
 if sys.platform == "linux":

@@ -19,6 +19,7 @@ import decodery
 from decodery.constraints import Regex
 from decodery.core.native.kernels import address, library
 from decodery.core.noise import gumbel_argmax
+from decodery.core.threads import one_thread
 from decodery.core.topk import topk
 from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
@@ -180,6 +181,15 @@ def test_a_forked_process_writes_the_same(folder: Path, expected: dict[str, list
         found = given.read()
     os.waitpid(child, 0)
     assert pickle.loads(found) == expected["int8"]
+
+
+def test_what_is_left_inside_another_is_still_on_one_thread() -> None:
+    with threads(3):
+        with one_thread():
+            with one_thread():
+                assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
 
 
 def test_kernels_are_given_nothing_else_than_they_take() -> None:
