@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import torch
 
@@ -94,6 +96,38 @@ def logsumexp(logits: torch.Tensor, largest: np.ndarray) -> np.ndarray:
     return largest + np.log(np.array(sums, dtype=largest.dtype))
 
 
+def softmax_sums(logits: torch.Tensor, row: int, token: int) -> tuple[float, float]:
+    """The log-probability of a token and the entropy of its row's distribution, in nats.
+
+    Args:
+        logits: [n, vocab] float.
+        row: Which of these rows it is.
+        token: The token.
+
+    Raises:
+        NumericalError: If the row holds NaN.
+    """
+    if (lib := library()) is not None and _fits(logits):
+        found = (ctypes.c_double * 2)()
+        place, vocab = address(logits, torch.float32, None, None), logits.shape[1]
+        if lib.decodery_softmax_sums(place + 4 * row * vocab, vocab, token, found):
+            raise NumericalError(NAN)
+        return found[0], found[1]
+    values = logits[row].double().cpu().numpy()
+    apart = np.maximum(values - values.max(), -700.0)
+    weights = np.exp(apart)
+    total = weights.sum()
+    if not np.isfinite(total):
+        raise NumericalError(NAN)
+    log = np.log(total)
+    return float(values[token] - values.max() - log), float(log - weights @ apart / total)
+
+
+def _fits(logits: torch.Tensor) -> bool:
+    """Whether native sweeps take these rows."""
+    return logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous()
+
+
 def _from_device(ids: torch.Tensor, values: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Ids and values [n, k] as arrays, by one copy, for each of which the host waits; float64 holds ids, too."""
     found = torch.cat((ids.double(), values.double()), dim=1).cpu().numpy()
@@ -103,8 +137,7 @@ def _from_device(ids: torch.Tensor, values: torch.Tensor) -> tuple[np.ndarray, n
 def _swept(kernel: str, logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray] | None:
     """What a native sweep finds of the k largest of each row; None where there is none for these rows."""
     lib = library()
-    fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous()
-    if lib is None or k > _FEW or not fits:
+    if lib is None or k > _FEW or not _fits(logits):
         return None
     ids, found = np.empty((len(logits), k), dtype=np.int32), np.empty((len(logits), k), dtype=np.float32)
     if getattr(lib, kernel)(

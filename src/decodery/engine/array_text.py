@@ -7,12 +7,14 @@ from collections.abc import Sequence as Ordered
 from operator import attrgetter
 
 import numpy as np
+import torch
 
 from decodery.core.ledger import charging
 from decodery.core.threads import one_thread
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.open_rows import OpenRows
 from decodery.models.cache.page_pool import PagePool
+from decodery.models.hooks import Tap
 from decodery.models.protocol import LanguageModel
 from decodery.models.step_arrays import StepArrays
 from decodery.models.torch_state import in_plain_state
@@ -23,6 +25,7 @@ from decodery.speculative.acceptance.coupled import Coupled
 from decodery.step.acceptance_rule import NodeDistributions
 from decodery.step.bound_request import BoundRequest
 from decodery.step.draft_tree import DraftTree
+from decodery.step.monitor import ScoredRow
 from decodery.step.sequence import Sequence
 
 from .commit import end_of, observed
@@ -211,15 +214,23 @@ class ArrayText:
         seq, monitors = self.seq, self.monitors
         assert monitors is not None
         try:
+            if monitors.waits:
+                end_of(seq, token)
+                if monitors.note(seq, ScoredRow(steps.logits, row), self._states(steps, row)):
+                    with one_thread(), charging(self.ledger):
+                        monitors.catch_up()
+                return
             monitors.remember(seq, seq.position - 1, seq.processor_states)
             end_of(seq, token)
-            # On more threads the copy of a row alone would take the cores from the kernels for milliseconds.
+            # On more threads a copy of a row would take the cores from the kernels for milliseconds.
             with one_thread(), charging(self.ledger):
-                # Copies: the next step writes to the same memory.
-                hidden = {tap: steps.hidden[depth][row].clone() for tap, depth in self.depths.items()}
-                observed(seq, monitors, steps.logits[row].clone(), hidden)
+                observed(seq, monitors, ScoredRow(steps.logits, row), self._states(steps, row))
         except Exception as error:
             seq.fail(error)
+
+    def _states(self, steps: StepArrays, row: int) -> dict[Tap, torch.Tensor]:
+        """Hidden states of a row; copies, as the next step writes to the same memory."""
+        return {tap: steps.hidden[depth][row].clone() for tap, depth in self.depths.items()}
 
     @property
     def rolls_back(self) -> bool:

@@ -11,6 +11,7 @@ from decodery.models.hooks import Tap
 from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine, off_loop
+from decodery.step.monitor import ScoredRow
 from decodery.step.segment_end import SegmentEnd
 from decodery.step.sequence import Sequence, TokenLogprob
 
@@ -40,7 +41,7 @@ def commit(seq: Sequence, tree: DraftTree, laws: NodeDistributions, accepted: Ac
         seq.tokens.append(token)
         emitted.append(token)
         end_of(seq, token)
-        cut = monitors is not None and observed(seq, monitors, laws.row(node), _hidden(monitors, node, laws))
+        cut = monitors is not None and observed(seq, monitors, _scored(node, laws), _hidden(monitors, node, laws))
         if seq.finished or cut or (seq.segment_end is not None and (yield from _segment_ended(seq, seq.segment_end))):
             break
     seq.trace.ledger.tokens += len(emitted)
@@ -74,21 +75,25 @@ def _finish_text(seq: Sequence) -> None:
         seq.finish_reason, seq.stopped_by = "stop", found
 
 
+def _scored(node: int, laws: NodeDistributions) -> ScoredRow:
+    return ScoredRow(laws.row(node)[None], 0)
+
+
 def _hidden(monitors: TextMonitors, node: int, laws: NodeDistributions) -> dict[Tap, torch.Tensor]:
     return {tap: laws.hidden[tap][node] for tap in monitors.requirements.taps}
 
 
-def observed(seq: Sequence, monitors: TextMonitors, logits: torch.Tensor, hidden: dict[Tap, torch.Tensor]) -> bool:
+def observed(seq: Sequence, monitors: TextMonitors, scored: ScoredRow, hidden: dict[Tap, torch.Tensor]) -> bool:
     """Let the monitors see the token that was just committed; whether the run ends after it.
 
     Args:
         seq: The text.
         monitors: Its monitors.
-        logits: [vocab] of the row that predicted the token.
+        scored: The row that predicted the token.
         hidden: By tap, [width] of that row.
     """
     ended = seq.finished
-    cut = monitors.see(seq, logits, hidden)
+    cut = monitors.see(seq, scored, hidden)
     if seq.finished and not ended and seq.text is not None:
         seq.text.finish()
     return cut

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from decodery.core.errors import DecoderyError, MonitorFailed
-from decodery.core.ledger import count
+from decodery.core.ledger import charging, count
 from decodery.core.noise import mix
 from decodery.core.requirements import Requirements
 from decodery.models.batch import Segment
@@ -21,12 +21,25 @@ from decodery.models.hooks import OF_OUTPUTS, Intervention, Tap, hook_point
 from decodery.sampling.banned import Banned
 from decodery.sampling.sampler import Sampler
 from decodery.step.detokenizer import TextStream
-from decodery.step.monitor import WHOLE, Action, Monitor, MonitorReport, Prompt, Regenerate, Rollback, Row, Stop
+from decodery.step.monitor import (
+    WHOLE,
+    Action,
+    Monitor,
+    MonitorReport,
+    Prompt,
+    Regenerate,
+    Rollback,
+    Row,
+    ScoredRow,
+    Stop,
+)
 from decodery.step.sequence import Sequence
 
 from .validation import name_of
 
 T = TypeVar("T")
+_TOGETHER = 16
+"""Tokens that are shown together to monitors that wait."""
 
 MOST_TAKEN_BACK = 16
 """Tokens of one text that monitors take back at most, by the tokens it may have; what they want beyond that stays."""
@@ -36,9 +49,10 @@ MOST_REGENERATED = 3
 
 @dataclass
 class _MonitorState:
-    """One monitor of a text. spans: from which position on its rows are changed, and how; told: its report."""
+    """One monitor of a text. taps: what it reads; spans: from which position on its rows are changed, and how."""
 
     monitor: Monitor
+    taps: tuple[Tap, ...]
     state: Any
     report: MonitorReport
     spans: list[tuple[int, Any]] = field(default_factory=list)
@@ -50,13 +64,36 @@ class _MonitorState:
     def fork(self) -> _MonitorState:
         return replace(self, spans=list(self.spans), report=replace(self.report, scores=list(self.report.scores)))
 
+    def mark(self) -> _Mark:
+        report = self.report
+        return _Mark(self.state, len(self.spans), len(report.scores), report.flagged, report.error, report.unlike)
+
+    def back_to(self, mark: _Mark) -> None:
+        """Forget what was found since."""
+        report = self.report
+        self.state = mark.state
+        del self.spans[mark.spans :], report.scores[mark.scores :]
+        report.flagged, report.error, report.unlike = mark.flagged, mark.error, mark.unlike
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What a monitor knew at some token: its state, and how long its lists were, which only grow."""
+
+    state: Any
+    spans: int
+    scores: int
+    flagged: int | None
+    error: str | None
+    unlike: int | None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Moment:
     """All that is to be had again when the token at an output position is taken back."""
 
     position: int
-    entries: list[_MonitorState]
+    marks: list[_Mark]
     text: TextStream | None
     processor_states: Any
 
@@ -76,14 +113,26 @@ def banned_ahead(seq: Sequence) -> bool:
 
 def monitor_reports(seq: Sequence) -> list[MonitorReport]:
     """What each monitor of a text found."""
-    monitors = monitors_of(seq)
-    return [] if monitors is None else [entry.report for entry in monitors._entries]
+    return [entry.report for entry in _caught_up(seq)]
 
 
 def monitor_states(seq: Sequence) -> list[Any]:
     """What each monitor of a text remembers."""
-    monitors = monitors_of(seq)
-    return [] if monitors is None else [entry.state for entry in monitors._entries]
+    return [entry.state for entry in _caught_up(seq)]
+
+
+def _caught_up(seq: Sequence) -> list[_MonitorState]:
+    """The monitors of a text, once they have seen all of it."""
+    if (monitors := monitors_of(seq)) is None:
+        return []
+    try:
+        with charging(seq.trace.ledger):
+            monitors.catch_up()
+    except DecoderyError as error:
+        # A text that was ended before its time, such as by a client that left.
+        if seq.error is None:
+            seq.fail(error)
+    return monitors._entries
 
 
 class TextMonitors:
@@ -99,12 +148,15 @@ class TextMonitors:
         self.read_to = self.taken_back = self.regenerated = 0
         self.requested: tuple[_MonitorState, Rollback | Regenerate] | None = None
         self._entries = [
-            _MonitorState(monitor, None, MonitorReport(name_of(monitor), monitor.limit)) for monitor in monitors
+            _MonitorState(monitor, monitor.requirements.taps, None, MonitorReport(name_of(monitor), monitor.limit))
+            for monitor in monitors
         ]
         # Of a text that may be taken back as a whole its beginning is all that is needed for that.
         parts = max((monitor.rollback_tokens for monitor in monitors if monitor.rollback_tokens < WHOLE), default=0)
         self._moments: deque[_Moment] = deque(maxlen=parts)
         self._first: _Moment | None = None
+        self.waits = all(_waits(monitor) for monitor in monitors)
+        self._waiting: list[Row] = []
         for entry in self._entries:
             _tried(entry, partial(entry.monitor.check, seq))
             entry.state = _tried(entry, partial(entry.monitor.start, seq))
@@ -151,7 +203,9 @@ class TextMonitors:
 
     def fork(self) -> TextMonitors:
         """The same for a text that goes on apart."""
+        self.catch_up()
         clone = copy(self)
+        clone._waiting = []
         clone._entries = [entry.fork() for entry in self._entries]
         clone._moments = deque(self._moments, self._moments.maxlen)
         return clone
@@ -175,7 +229,7 @@ class TextMonitors:
                 steered |= _steer(entry, end - 1)
         return steered
 
-    def see(self, seq: Sequence, logits: torch.Tensor, hidden: dict[Tap, torch.Tensor]) -> bool:
+    def see(self, seq: Sequence, scored: ScoredRow, hidden: dict[Tap, torch.Tensor]) -> bool:
         """Show the token that was just committed, and do what follows.
 
         It must where the text ends, where something is taken back, and where rows after it are to be changed in another
@@ -184,11 +238,14 @@ class TextMonitors:
         Returns:
             Whether the run must end here.
         """
-        over, computed = False, dict[Any, Any]()
+        if self.waits:
+            if self.note(seq, scored, {tap: state.clone() for tap, state in hidden.items()}):
+                self.catch_up()
+            return False
+        over = False
         for entry in self._live():
-            monitor, position = entry.monitor, seq.position - 1
-            own = {tap: hidden[tap] for tap in monitor.requirements.taps}
-            row = Row(seq.last_token, position, seq.finished, logits, own, computed)
+            own = {tap: hidden[tap] for tap in entry.taps}
+            row = Row(seq.last_token, seq.position - 1, seq.finished, scored, own)
             action = _tried(entry, partial(_seen, entry, row))
             count("monitor_evaluations")
             over |= _steer(entry, len(seq.tokens) - 1)
@@ -197,6 +254,24 @@ class TextMonitors:
             elif isinstance(action, Rollback | Regenerate) and self.requested is None:
                 self.requested = entry, action
         return over or self.requested is not None
+
+    def note(self, seq: Sequence, scored: ScoredRow, hidden: dict[Tap, torch.Tensor]) -> bool:
+        """Note the token that was just committed, to show it later; whether it is time to.
+
+        After each pass the processor's caches hold weights, and the first monitor's first token takes ten times as long
+        as those that follow.
+        """
+        scored.let_go(seq.last_token)
+        self._waiting.append(Row(seq.last_token, seq.position - 1, seq.finished, scored, hidden))
+        return seq.finished or len(self._waiting) >= _TOGETHER
+
+    def catch_up(self) -> None:
+        """Show the monitors what waits."""
+        waiting, self._waiting = self._waiting, []
+        for row in waiting:
+            for entry in self._live():
+                _tried(entry, partial(_seen, entry, row))
+                count("monitor_evaluations")
 
     def remember(self, seq: Sequence, position: int, processor_states: Any) -> None:
         """Note what is to be had again if the token at `position` is taken back.
@@ -208,7 +283,7 @@ class TextMonitors:
         """
         if self._moments.maxlen or (self.rollback_tokens and position == 0):
             text = None if seq.text is None else seq.text.fork()
-            moment = _Moment(position, [entry.fork() for entry in self._entries], text, processor_states)
+            moment = _Moment(position, [entry.mark() for entry in self._entries], text, processor_states)
             self._moments.append(moment)
             if position == 0:
                 self._first = moment
@@ -229,14 +304,14 @@ class TextMonitors:
         count("regenerations" if whole else "rollbacks")
         count("tokens_taken_back", taken)
         after = requested_by.state
-        number = next(number for number, entry in enumerate(self._entries) if entry is requested_by)
         del seq.tokens[seq.request.prompt_length + position :], seq.token_logprobs[position:]
-        self._entries = [entry.fork() for entry in moment.entries]
+        for entry, mark in zip(self._entries, moment.marks, strict=True):
+            entry.back_to(mark)
         if whole:
             self.regenerated += 1
             seq.rebind(seed=mix(seq.request.seed, self.regenerated))
         else:
-            self._entries[number].state = requested_by.monitor.resume(self._entries[number].state, after)
+            requested_by.state = requested_by.monitor.resume(requested_by.state, after)
         self._moments = deque((each for each in self._moments if each.position < position), self._moments.maxlen)
         if seq.text is not None and moment.text is not None:
             seq.text = moment.text.fork(released=seq.text)
@@ -262,6 +337,12 @@ class TextMonitors:
 
     def _live(self) -> Iterator[_MonitorState]:
         return (entry for entry in self._entries if not entry.off)
+
+
+def _waits(monitor: Monitor) -> bool:
+    """Whether a monitor may be shown tokens later: nothing follows from what it finds."""
+    acts = monitor.action != "flag" or type(monitor).act is not Monitor.act
+    return monitor.waits and not acts and not monitor.requirements.changes
 
 
 def _instead(action: Rollback | Regenerate) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -20,5 +20,3 @@ from .sparse_autoencoder import SparseAutoencoder as SparseAutoencoder
 from .threshold import Threshold as Threshold
 from .truthprint import TruthPrInt as TruthPrInt
 from .turns import TurnRecorder as TurnRecorder
-from .signature import entropy as entropy
-from .signature import logprob as logprob

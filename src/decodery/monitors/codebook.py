@@ -145,6 +145,8 @@ class Codebook(Monitor):
             is what they were trained for; without it they are only read.
     """
 
+    waits = True
+
     codebooks: Codebooks | str | None = None
     watch: tuple[tuple[int, int, int], ...] = ()
     force: tuple[tuple[int, int, int], ...] = ()

@@ -9,8 +9,6 @@ from decodery.core.registry import register
 from decodery.step.monitor import Monitor, Row
 from decodery.step.sequence import Sequence
 
-from .signature import entropy, logprob
-
 
 @register(
     "confidence",
@@ -28,6 +26,8 @@ class Confidence(Monitor):
             "entropy", the mean entropy of the rows.
     """
 
+    waits = True
+
     measure: Literal["mean", "worst", "first", "entropy"] = "mean"
 
     def start(self, seq: Sequence) -> tuple[float, ...]:
@@ -35,7 +35,7 @@ class Confidence(Monitor):
 
     def observe(self, state: tuple[float, ...], row: Row) -> tuple[float, ...]:
         """(tokens, sum of what is measured, largest, first)."""
-        doubt = row.once(entropy) if self.measure == "entropy" else -logprob(row)
+        doubt = row.entropy if self.measure == "entropy" else -row.logprob
         if not state:
             return 1.0, doubt, doubt, doubt
         count, total, worst, first = state

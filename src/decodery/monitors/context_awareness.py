@@ -68,6 +68,8 @@ class ContextAwareness(Monitor):
             template's, the system's) lose weight by the factor alpha before weights are scaled to sum to 1.
     """
 
+    waits = True
+
     layer: int = 20
     alpha: float = 0.9
     steer: tuple[int, ...] = ()

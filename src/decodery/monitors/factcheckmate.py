@@ -105,6 +105,7 @@ class FactCheckmate(Probed):
             hidden states beside the last one.
     """
 
+    waits = True
     pool = "prompt"
     made = "make one with `decodery train probe -m MODEL QUESTIONS --rows prompt --out DIR`"
     shift: Shift | str | None = None
@@ -137,8 +138,8 @@ class FactCheckmate(Probed):
         pool = state.pool.with_rows(rows.hidden[self.trained.site])
         if not rows.last:
             return _State(pool)
-        given = pool.numbers()[None]
-        return _State(pool, float(self.trained.score(given)), apart=float(self.trained.distance(given)))
+        value, apart = self.trained.read_row(pool.numbers())
+        return _State(pool, value, apart=apart)
 
     def unlike_training(self, state: _State) -> bool:
         return state.apart > self.trained.usual

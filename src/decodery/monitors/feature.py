@@ -43,6 +43,8 @@ class Feature(Monitor):
             the rows with them.
     """
 
+    waits = True
+
     sae: SparseAutoencoder | str | None = None
     features: tuple[int, ...] = ()
     strength: float = 1.0

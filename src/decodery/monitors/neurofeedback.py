@@ -47,6 +47,8 @@ class Neurofeedback(Monitor):
             that tells the label of sentences, or a principal component.
     """
 
+    waits = True
+
     axis: Probe | str | None = None
 
     def __post_init__(self) -> None:

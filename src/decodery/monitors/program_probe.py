@@ -40,6 +40,7 @@ class ProgramProbe(Probed):
             y and facing.
     """
 
+    waits = True
     pool = "new"
     made = _MADE
     goal: tuple[int, ...] = ()

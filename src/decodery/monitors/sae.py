@@ -121,6 +121,8 @@ class SAE(Monitor):
         action: "switch" silences these heads while the score is above the threshold.
     """
 
+    waits = True
+
     codes: HeadCodes | str | None = None
     top: int = 10
     action: Literal["flag", "stop", "switch"] = field(default="flag", kw_only=True)  # type: ignore[assignment]

@@ -49,6 +49,7 @@ class Sequential(Probed):
             between requests.
     """
 
+    waits = True
     pool = "prompt"
     made = "make one with `decodery train sequential -m MODEL CONVERSATIONS --out DIR`"
     view: Literal["all", "last"] = "all"
@@ -64,9 +65,9 @@ class Sequential(Probed):
     def read(self, state: _State, rows: Prompt) -> _State:
         turns = state.turns.read(rows)
         new = turns.found[len(state.scores) :]
-        scores = [float(self.trained.score(each[self.trained.site][None])) for each in new]
-        apart = max((float(self.trained.distance(each[self.trained.site][None])) for each in new), default=0.0)
-        return _State(turns, (*state.scores, *scores), max(state.apart, apart))
+        found = [self.trained.read_row(each[self.trained.site]) for each in new]
+        scores, apart = (score for score, _ in found), (apart for _, apart in found)
+        return _State(turns, (*state.scores, *scores), max(state.apart, *apart))
 
     def unlike_training(self, state: _State) -> bool:
         return state.apart > self.trained.usual

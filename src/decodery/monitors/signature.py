@@ -2,58 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from decodery.core.topk import most_likely
-from decodery.step.monitor import Row
-
-__all__ = ["Signature", "entropy", "logprob"]
+__all__ = ["Signature"]
 
 _LEAST = -1e4
 """What stands for less likely tokens, too."""
-
-
-def largest(logits: torch.Tensor) -> tuple[float, float]:
-    """The largest of a row's logits, and the log-probability of its token, in nats.
-
-    Args:
-        logits: [vocab], raw: before temperature, penalties and masks.
-    """
-    (ids,), (chances,) = most_likely(logits[None], 1)
-    return float(logits[ids[0]]), math.log(chances[0])
-
-
-def logprob(row: Row) -> float:
-    """The log-probability of the taken token, in nats, by one native sweep over the logits.
-
-    Args:
-        row: The token, and the logits that it was taken by.
-    """
-    most, best = row.once(largest)
-    return max(float(row.logits[row.token]) - most + best, _LEAST)
-
-
-def entropy(logits: torch.Tensor) -> float:
-    """The entropy of a row's distribution, in nats, without the rest of a `Signature`.
-
-    Args:
-        logits: [vocab], raw: before temperature, penalties and masks.
-    """
-    numbers = _numbers(logits)
-    apart = np.maximum(numbers - numbers.max(), _LEAST)
-    weights = np.exp(apart)
-    total = weights.sum(dtype=np.float64)
-    return float(np.log(total) - (weights * apart).sum(dtype=np.float64) / total)
-
-
-def _numbers(logits: torch.Tensor) -> np.ndarray:
-    """The logits as floats that numpy knows, on the host."""
-    row = logits.cpu()
-    return row.numpy() if row.dtype in (torch.float32, torch.float64) else row.float().numpy()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,6 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
-from decodery.core.topk import topk
 from decodery.step.detokenizer import Detokenizer
 from decodery.step.monitor import Action, Rollback, Row, Stop
 from decodery.step.sequence import Sequence
@@ -101,11 +100,10 @@ class TruthPrInt(Probed):
         return _State(seq.request.detokenizer)
 
     def observe(self, state: _State, row: Row) -> _State:
-        given = row.hidden[self.trained.site][None]
-        value, apart = float(self.trained.score(given)), float(self.trained.distance(given))
+        value, apart = self.trained.read_row(row.hidden[self.trained.site])
         rivals: tuple[int, ...] = ()
         if self.rollback_tokens:
-            (ids,), (values,) = topk(row.logits[None], self.tries + 1)
+            ids, values = row.most_likely(self.tries + 1)
             near = ids[np.exp(values - values[0]) >= self.share]
             rivals = tuple(token for token in near.tolist() if token != row.token)[: self.tries]
         trial, window = state.trial, state.window

@@ -6,12 +6,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import torch
 
 from decodery.core.abstract import Contract
 from decodery.core.requirements import Requirements
+from decodery.core.topk import softmax_sums, topk
 from decodery.models.hooks import Intervention, Tap
 from decodery.models.protocol import Reader
 
@@ -25,6 +27,35 @@ WHOLE = 1 << 40
 """`Monitor.rollback_tokens` of a monitor that takes back whole texts: more tokens than any text has."""
 
 
+@dataclass(slots=True, eq=False)
+class ScoredRow:
+    """Where a row of logits lies until the next pass, and what monitors asked of it: computed once for all.
+
+    Attributes:
+        logits: [n, vocab] of the pass; None once the next pass may have written over it.
+        number: Which of these rows it is.
+        copied: [vocab] a copy of the row, once a monitor has asked for it.
+        sums: `softmax_sums` of the row and its token, once a monitor has asked for one of them.
+        computed: By function, what `Row.once` has computed.
+    """
+
+    logits: torch.Tensor | None
+    number: int
+    copied: torch.Tensor | None = None
+    sums: tuple[float, float] | None = None
+    computed: dict[Any, Any] = field(default_factory=dict)
+
+    def rows(self) -> torch.Tensor:
+        """[n, vocab] of the pass."""
+        if self.logits is None:
+            raise RuntimeError("a monitor that waits sees logits no more: set waits = False in its class")
+        return self.logits
+
+    def let_go(self, token: int) -> None:
+        """Keep the sums alone."""
+        self.sums, self.logits = softmax_sums(self.rows(), self.number, token), None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """A committed token, and the row of the pass that predicted it.
@@ -33,28 +64,61 @@ class Row:
         token: Id of the token.
         position: Its position in the output, 0 for the first.
         final: Whether the text ends after it.
-        logits: [vocab] of that row, the model's own.
+        scored: The row's logits, where the pass wrote them.
         hidden: By tap, [width] hidden state of that row, computed from the tokens before this one.
-        computed: What `once` has computed.
     """
 
     token: int
     position: int
     final: bool
-    logits: torch.Tensor
+    scored: ScoredRow
     hidden: dict[Tap, torch.Tensor]
-    computed: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """[vocab] of that row, the model's own; a copy, so a monitor may keep it. Not for one that `waits`."""
+        scored = self.scored
+        if scored.copied is None:
+            scored.copied = scored.rows()[scored.number].clone()
+        return scored.copied
+
+    @property
+    def logprob(self) -> float:
+        """The token's log-probability in nats, by the model's own logits; not below -10,000."""
+        return max(self._sums()[0], -1e4)
+
+    @property
+    def entropy(self) -> float:
+        """The entropy of the row's distribution in nats, by the model's own logits."""
+        return self._sums()[1]
+
+    def most_likely(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [k] and logits [k] of the k most likely tokens, best first. Not for a monitor that `waits`.
+
+        Args:
+            k: How many; at most the vocabulary.
+        """
+        number = self.scored.number
+        (ids,), (values,) = topk(self.scored.rows()[number : number + 1], k)
+        return ids, values
 
     def once(self, compute: Callable[[torch.Tensor], T]) -> T:
-        """The result of a function of the logits, computed once for all monitors of the text.
+        """The result of a function of the logits, computed once for all monitors. Not for one that `waits`.
 
         Args:
             compute: A function of a module, which names the result.
         """
-        if compute not in self.computed:
-            self.computed[compute] = compute(self.logits)
-        found: T = self.computed[compute]
+        computed = self.scored.computed
+        if compute not in computed:
+            computed[compute] = compute(self.logits)
+        found: T = computed[compute]
         return found
+
+    def _sums(self) -> tuple[float, float]:
+        scored = self.scored
+        if scored.sums is None:
+            scored.sums = softmax_sums(scored.rows(), scored.number, self.token)
+        return scored.sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,6 +210,8 @@ class Monitor(Contract):
     scores are the same with any drafter and in any batch.
 
     Attributes:
+        waits: Whether it may be shown tokens some steps later, several at once, without their rows' logits: only
+            `Row.logprob`, `Row.entropy` and hidden states. This costs less; it is done where no monitor of a text acts.
         threshold: Scores above it are flagged; None is the threshold that its trained part was calibrated at, and
             without one no score is flagged.
         action: The action after a flagged score.
@@ -153,6 +219,7 @@ class Monitor(Contract):
             report then shows.
     """
 
+    waits: ClassVar[bool] = False
     threshold: float | None = None
     action: Literal["flag", "stop", "regenerate"] = "flag"
     errors: Literal["raise", "off"] = "raise"

@@ -14,7 +14,7 @@ import torch
 from covering import in_turn
 from decodery.core.errors import CorruptFile, NumericalError
 from decodery.core.native.kernels import check_layout, choose, kernel_sets, library, read_bandwidth, status
-from decodery.core.topk import topk
+from decodery.core.topk import softmax_sums, topk
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig, Rope, Temperature
@@ -392,6 +392,29 @@ def test_the_largest_of_many(kernels):
         logits[2, vocab // 3] = torch.nan
         with pytest.raises(NumericalError, match="NaN"):
             topk(logits, k)
+
+
+SUMS = {}
+
+
+def test_sums_of_a_row(kernels):
+    torch.manual_seed(0)
+    for vocab in (1, 15, 16, 130, 513, 49152):
+        logits = 4 * torch.randn(3, vocab)
+        logits[1, 1::3] = -torch.inf
+        logits[2] = -3e3
+        for row, law in enumerate(logits.double().log_softmax(-1)):
+            for token in {0, vocab // 2, vocab - 1}:
+                logprob, entropy = found = softmax_sums(logits, row, token)
+                assert logprob == pytest.approx(float(law[token]), rel=1e-5, abs=1e-5)
+                assert entropy == pytest.approx(-float((law.exp() * law).nan_to_num().sum()), abs=2e-5)
+                # Every set of kernels adds in the same order.
+                assert SUMS.setdefault((vocab, row, token), found) == found
+                assert softmax_sums(logits.double(), row, token) == pytest.approx(found, rel=1e-5, abs=2e-5)
+        for kind in (logits, logits.double()):
+            kind[0, vocab // 2] = torch.nan
+            with pytest.raises(NumericalError, match="NaN"):
+                softmax_sums(kind, 0, 0)
 
 
 def test_threads_may_call_at_the_same_time():

@@ -12,20 +12,22 @@ from decodery.core.errors import MonitorFailed, SettingsError, UnknownMethod
 from decodery.core.registry import methods
 from decodery.core.requirements import Requirements
 from decodery.engine.engine import Engine
-from decodery.engine.monitoring import monitor_reports
+from decodery.engine.monitoring import monitor_reports, monitor_states
 from decodery.engine.request import Request
 from decodery.monitors.confidence import Confidence
-from decodery.monitors.signature import Signature, entropy, logprob
+from decodery.monitors.signature import Signature
 from decodery.monitors.threshold import Threshold
 from decodery.sampling.sampler import Sampler
 from decodery.server.fields import CompletionRequest
 from decodery.server.methods import settings_of
-from decodery.step.monitor import Monitor, Rollback, Row
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.monitor import Monitor, Rollback, Row, ScoredRow
 from decodery.step.sequence import Sequence
-from decodery.testing import decode, tiny_transformer
+from decodery.testing import decode, tiny_transformer, to_int8
 from serving import tiny_lm
 
 MODEL = tiny_transformer(0)
+NATIVE = to_int8(MODEL)
 PROMPT = [7, 3, 9, 9, 2, 11]
 
 
@@ -167,7 +169,46 @@ def test_a_signature_does_not_depend_on_names_and_holds_what_confidence_needs() 
     assert worst[-1] == max(worst) >= mean[-1] and first[0] == first[-1] == mean[0] == worst[0]  # type: ignore[type-var]
     for part in (logits, logits.double(), torch.where(order < 9, -torch.inf, logits)):
         whole = Signature.of(part, 20, 1)
-        assert abs(entropy(part) - whole.entropy) < 1e-5 > abs(logprob(Row(20, 0, False, part, {})) - whole.logprob)
+        row = Row(20, 0, False, ScoredRow(part[None], 0), {})
+        assert abs(row.entropy - whole.entropy) < 1e-5 > abs(row.logprob - whole.logprob)
+
+
+@dataclass(frozen=True)
+class Numbers(Monitor):
+    """Notes what it sees, at once or some tokens later."""
+
+    late: bool = False
+
+    @property
+    def waits(self) -> bool:  # type: ignore[override]
+        return self.late
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(taps=(1,))
+
+    def start(self, seq: Sequence) -> tuple[Any, ...]:
+        return ()
+
+    def observe(self, state: tuple[Any, ...], row: Row) -> tuple[Any, ...]:
+        seen = row.token, row.position, row.final, row.logprob, row.entropy, row.hidden[1].tolist()
+        return (*state, seen)
+
+    def score(self, state: tuple[Any, ...]) -> float | None:
+        return float(state[-1][3])
+
+
+@pytest.mark.parametrize("drafter", [None, PromptLookup()])
+@pytest.mark.parametrize("model", [MODEL, NATIVE])
+def test_one_that_waits_sees_what_one_at_once_sees(model: Any, drafter: Any) -> None:
+    settings = {"max_new_tokens": 37, "drafter": drafter}
+    (late,) = decode(model, [PROMPT], monitors=[Numbers(late=True)], **settings)
+    (once,) = decode(model, [PROMPT], monitors=[Numbers()], **settings)
+    (both,) = decode(model, [PROMPT], monitors=[Numbers(late=True), Numbers()], **settings)
+    assert len(once.generated) == 37 and late.generated == once.generated == both.generated
+    assert monitor_states(late)[0] == monitor_states(once)[0] == monitor_states(both)[0] == monitor_states(both)[1]
+    assert monitor_reports(late)[0].scores == monitor_reports(once)[0].scores
+    assert late.trace.ledger.counts["monitor_evaluations"] == 37
 
 
 COMPUTED: list[float] = []
@@ -190,6 +231,42 @@ class Largest(Monitor):
 
     def score(self, state: Any) -> float | None:
         return float(state)
+
+
+@dataclass(frozen=True)
+class Keeping(Monitor):
+    """Keeps every row, and its log-probability."""
+
+    def start(self, seq: Sequence) -> tuple[Any, ...]:
+        return ()
+
+    def observe(self, state: tuple[Any, ...], row: Row) -> tuple[Any, ...]:
+        return (*state, (row.token, row.logits, row.logprob, row.most_likely(3)))
+
+    def score(self, state: tuple[Any, ...]) -> float | None:
+        return float(state[-1][1].sum())
+
+
+@pytest.mark.parametrize("model", [MODEL, NATIVE])
+def test_rows_that_a_monitor_keeps_stay_as_they_were(model: Any) -> None:
+    (text,) = decode(model, [PROMPT], monitors=[Keeping()])
+    (report,) = monitor_reports(text)
+    (kept,) = monitor_states(text)
+    assert len(kept) > 3 and report.scores == [float(logits.sum()) for _, logits, _, _ in kept]
+    for token, logits, logprob, (ids, values) in kept:
+        assert abs(float(logits.double().log_softmax(-1)[token]) - logprob) < 1e-5
+        best = logits.topk(3)
+        assert ids.tolist() == best.indices.tolist() and values.tolist() == best.values.tolist()
+
+
+@dataclass(frozen=True)
+class LateKeeping(Keeping):
+    waits = True
+
+
+def test_one_that_waits_cannot_have_logits() -> None:
+    with pytest.raises(MonitorFailed, match="sees logits no more"):
+        decode(MODEL, [PROMPT], monitors=[LateKeeping()])
 
 
 def test_monitors_of_a_text_share_what_they_compute_of_a_row() -> None:

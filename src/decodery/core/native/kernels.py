@@ -78,6 +78,7 @@ _NEWEST = (
     "decodery_copies",
     "decodery_draft_all",
     "decodery_lose_slots",
+    "decodery_softmax_sums",
 )
 
 
@@ -116,6 +117,7 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_linear.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
     lib.decodery_topk.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]
     lib.decodery_most_likely.argtypes = lib.decodery_topk.argtypes
+    lib.decodery_softmax_sums.argtypes = [c_void_p, c_int32, c_int32, c_void_p]
     lib.decodery_race.argtypes = [c_void_p, c_int32, c_uint64, c_int32, c_void_p]
     lib.decodery_draft.argtypes = [c_void_p, c_void_p]
     lib.decodery_mix.argtypes = [c_void_p, c_void_p]

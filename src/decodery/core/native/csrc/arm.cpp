@@ -20,7 +20,7 @@ namespace arm {
 }  // namespace arm
 
 const Kernels arm_kernels = {"Arm dot products", arm::run_layers, arm::run_norm, arm::run_head, arm::run_linear, arm::run_read,
-    arm::run_draft, arm::run_mix, arm::run_topk, arm::run_chances, arm::run_race, arm::run_pack, arm::run_expand, arm::run_sample};
+    arm::run_draft, arm::run_mix, arm::run_topk, arm::run_chances, arm::run_sums, arm::run_race, arm::run_pack, arm::run_expand, arm::run_sample};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -21,7 +21,7 @@ namespace arm_i8mm {
 }  // namespace arm_i8mm
 
 const Kernels arm_i8mm_kernels = {"Arm matrix products", arm_i8mm::run_layers, arm_i8mm::run_norm, arm_i8mm::run_head,
-    arm_i8mm::run_linear, arm_i8mm::run_read, arm_i8mm::run_draft, arm_i8mm::run_mix, arm_i8mm::run_topk, arm_i8mm::run_chances,
+    arm_i8mm::run_linear, arm_i8mm::run_read, arm_i8mm::run_draft, arm_i8mm::run_mix, arm_i8mm::run_topk, arm_i8mm::run_chances, arm_i8mm::run_sums,
     arm_i8mm::run_race, arm_i8mm::run_pack, arm_i8mm::run_expand, arm_i8mm::run_sample};
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -19,7 +19,7 @@ namespace avx2 {
 }  // namespace avx2
 
 const Kernels avx2_kernels = {"AVX2", avx2::run_layers, avx2::run_norm, avx2::run_head, avx2::run_linear, avx2::run_read,
-    avx2::run_draft, avx2::run_mix, avx2::run_topk, avx2::run_chances, avx2::run_race, avx2::run_pack, avx2::run_expand, avx2::run_sample};
+    avx2::run_draft, avx2::run_mix, avx2::run_topk, avx2::run_chances, avx2::run_sums, avx2::run_race, avx2::run_pack, avx2::run_expand, avx2::run_sample};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -18,7 +18,7 @@ namespace avx2_vnni {
 }  // namespace avx2_vnni
 
 const Kernels avx2_vnni_kernels = {"AVX2 VNNI", avx2_vnni::run_layers, avx2_vnni::run_norm, avx2_vnni::run_head, avx2_vnni::run_linear, avx2_vnni::run_read,
-    avx2_vnni::run_draft, avx2_vnni::run_mix, avx2_vnni::run_topk, avx2_vnni::run_chances, avx2_vnni::run_race, avx2_vnni::run_pack, avx2_vnni::run_expand, avx2_vnni::run_sample};
+    avx2_vnni::run_draft, avx2_vnni::run_mix, avx2_vnni::run_topk, avx2_vnni::run_chances, avx2_vnni::run_sums, avx2_vnni::run_race, avx2_vnni::run_pack, avx2_vnni::run_expand, avx2_vnni::run_sample};
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

@@ -116,11 +116,11 @@ INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 }  // namespace avx512
 
 const Kernels avx512_kernels = {"AVX-512 VNNI", avx512::run_layers, avx512::run_norm, avx512::run_head, avx512::run_linear, avx512::run_read,
-    avx512::run_draft, avx512::run_mix, avx512::run_topk, avx512::run_chances, avx512::run_race, avx512::run_pack, avx512::run_expand, avx512::run_sample};
+    avx512::run_draft, avx512::run_mix, avx512::run_topk, avx512::run_chances, avx512::run_sums, avx512::run_race, avx512::run_pack, avx512::run_expand, avx512::run_sample};
 #if DECODERY_AMX
 // The same, with AMX for many rows.
 const Kernels amx_kernels = {"AMX", avx512::run_layers, avx512::run_norm, avx512::run_head, avx512::run_linear, avx512::run_read,
-    avx512::run_draft, avx512::run_mix, avx512::run_topk, avx512::run_chances, avx512::run_race, avx512::run_pack, avx512::run_expand, avx512::run_sample, true};
+    avx512::run_draft, avx512::run_mix, avx512::run_topk, avx512::run_chances, avx512::run_sums, avx512::run_race, avx512::run_pack, avx512::run_expand, avx512::run_sample, true};
 #endif
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -818,6 +818,14 @@ EXPORT int32_t decodery_most_likely(const float* x, int32_t rows, int32_t n, int
     return 0;
 }
 
+// Of a row [n] the log-probability of a token and the entropy, in nats, into found [2], see topk.h. Returns 0, or 1
+// where one is not a number.
+EXPORT int32_t decodery_softmax_sums(const float* row, int32_t n, int32_t token, double* found) {
+    if (!chosen->sums(row, n, found)) return 1;
+    found[0] = double(row[token]) - found[0];
+    return 0;
+}
+
 // See race.h: which of row [n] may be the largest once noise is added, into ids [room]. Returns how many, or -1.
 EXPORT int32_t decodery_race(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids) {
     return chosen->race(row, n, key, room, ids);

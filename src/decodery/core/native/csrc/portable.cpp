@@ -139,4 +139,4 @@ INLINE int64_t now() {
 }  // namespace portable
 
 const Kernels portable_kernels = {"portable C++", portable::run_layers, portable::run_norm, portable::run_head, portable::run_linear, portable::run_read,
-    portable::run_draft, portable::run_mix, portable::run_topk, portable::run_chances, portable::run_race, portable::run_pack, portable::run_expand, portable::run_sample};
+    portable::run_draft, portable::run_mix, portable::run_topk, portable::run_chances, portable::run_sums, portable::run_race, portable::run_pack, portable::run_expand, portable::run_sample};

@@ -285,6 +285,7 @@ struct Kernels {
     Job layers, norm, head, linear, read, draft, mix;
     bool (*topk)(const float* row, int32_t n, int32_t k, int32_t* ids, float* values);
     void (*chances)(const float* row, int32_t n, int32_t k, float* values);
+    bool (*sums)(const float* row, int32_t n, double* found);
     int32_t (*race)(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids);
     bool (*pack)(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed);
     bool (*expand)(int32_t kind, const uint8_t* const* rows, int32_t count, int32_t in, float* to);

@@ -47,3 +47,36 @@ static void run_chances(const float* row, int32_t n, int32_t k, float* values) {
     const float inverse = 1.0f / total(sum);
     for (int32_t i = 0; i < k; i += 16) store(values + i, exponential(load(values + i, k - i) - largest) * inverse, k - i);
 }
+
+// Of a row [n]: the logarithm of the sum of e^x, and the entropy in nats, into found [2]; false: one is not a number, or
+// the largest is infinite.
+static bool run_sums(const float* row, int32_t n, double* found) {
+    constexpr int32_t block = 512;
+    float last[16];
+    for (int32_t lane = 0; lane < 16; ++lane) last[lane] = n / 16 * 16 + lane < n ? row[n / 16 * 16 + lane] : -__builtin_inff();
+    f16 most = load(last);
+    i16 strange = most != most;
+    for (int32_t i = 0; i + 16 <= n; i += 16) {
+        const f16 x = load(row + i);
+        strange |= x != x;
+        most = larger(x, most);
+    }
+    const float largest = maximum<float>(most);
+    if (isum(strange) != 0 || largest - largest != 0) return false;
+    double sum = 0, moment = 0;
+    for (int32_t start = 0; start < n; start += block) {
+        f16 part = splat(0.0f), weighted = splat(0.0f);
+        for (int32_t i = start; i < start + block && i < n; i += 16) {
+            // What is minus infinity weighs e^-87, not nothing, which no sum shows.
+            const f16 apart = larger(splat(-87.0f), (i + 16 <= n ? load(row + i) : load(last)) - largest);
+            const f16 weight = exponential(apart);
+            part = part + weight;
+            weighted = weighted + weight * apart;
+        }
+        sum += double(total(part));
+        moment += double(total(weighted));
+    }
+    found[0] = double(largest) + __builtin_log(sum);
+    found[1] = __builtin_log(sum) - moment / sum;
+    return true;
+}
