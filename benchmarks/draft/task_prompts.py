@@ -78,8 +78,9 @@ def _prompt(kind: str, random: np.random.Generator) -> str:
     def one_of(options: tuple[str, ...]) -> str:
         return options[int(random.integers(len(options)))]
 
-    def choose(parts: str) -> str:
-        return one_of(tuple(part.strip() for part in parts.replace("\n", " ").split(";")))
+    def choose(parts: str | list[str]) -> str:
+        options = [part.strip() for part in parts.split(";")] if isinstance(parts, str) else parts
+        return one_of(tuple(options))
 
     def figure(low: int, high: int) -> int:
         return int(random.integers(low, high))
@@ -95,10 +96,10 @@ def _prompt(kind: str, random: np.random.Generator) -> str:
     if kind == "tools":
         tool, parameter, ask = _TOOLS[figure(0, len(_TOOLS))]
         filled = ask.format(
-            place=choose(prompts.PLACES),
-            thing=choose(prompts.THINGS),
-            name=choose(prompts.NAMES),
-            shop=choose(prompts.SHOPS),
+            place=choose(prompts.OF.places),
+            thing=choose(prompts.OF.things),
+            name=choose(prompts.OF.names),
+            shop=choose(prompts.OF.shops),
             hour=figure(8, 19),
             number=figure(2, 9),
         )
@@ -109,9 +110,9 @@ def _prompt(kind: str, random: np.random.Generator) -> str:
     passage = prompts._passage(choose, figure)
     if kind == "json":
         name, place, shop, year = (
-            choose(prompts.NAMES),
-            choose(prompts.PLACES),
-            choose(prompts.SHOPS),
+            choose(prompts.OF.names),
+            choose(prompts.OF.places),
+            choose(prompts.OF.shops),
             figure(1950, 2020),
         )
         return (

@@ -7,6 +7,7 @@ import json
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,22 +26,63 @@ TEXTS = {name: (FOLDER / name).read_text("utf-8") for name in SCRIPTS}
 PROGRAMS = [name for name, text in TEXTS.items() if "argparse" in text and "def main" in text]
 
 
-def imported(script: str) -> list[tuple[str, str]]:
-    """Modules of this package, and names in them, that a script imports anywhere."""
+OURS = ("decodery", "decodery_benchmarks")
+
+
+def imported(tree: ast.AST) -> list[tuple[str, str, str]]:
+    """Modules of this package, names in them, empty for the module itself, and what a script calls them."""
     found = []
-    for node in ast.walk(ast.parse(TEXTS[script])):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(each.name, "") for each in node.names]
+            for each in node.names:
+                top = each.name.partition(".")[0]
+                found += [(each.name, "", each.asname or top)] + [(top, "", top)] * (not each.asname)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found += [(node.module, each.name) for each in node.names]
-    return [(module, name) for module, name in found if module.partition(".")[0] in ("decodery", "decodery_benchmarks")]
+            found += [(node.module, each.name, each.asname or each.name) for each in node.names]
+    return [each for each in found if each[0].partition(".")[0] in OURS]
+
+
+def chain(node: ast.expr) -> list[str]:
+    """The names of `a.b.c`, or none where it begins with something else than a name."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    return [*before, node.attr] if isinstance(node, ast.Attribute) and (before := chain(node.value)) else []
+
+
+def missing(text: str) -> set[str]:
+    """What a script imports of this package, or takes of modules that it imports, and is not there."""
+    tree, modules, lost = ast.parse(text), {}, set()
+    for module, name, bound in imported(tree):
+        known = import_module(module)
+        if name and not hasattr(known, name) and not find_spec(f"{module}.{name}"):
+            lost.add(f"{module}.{name}")
+        elif isinstance(value := getattr(known, name, None) if name else known, ModuleType):
+            modules[bound] = value
+    # A parameter or a variable may be called as a module is elsewhere in the script.
+    bound = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)}
+    bound |= {each.arg for each in ast.walk(tree) if isinstance(each, ast.arg)}
+    for node in ast.walk(tree):
+        names = chain(node) if isinstance(node, ast.Attribute) else []
+        at = modules.get(names[0]) if names and names[0] not in bound else None
+        for name in names[1:]:
+            if not isinstance(at, ModuleType):
+                break
+            if not hasattr(at, name):
+                lost.add(f"{at.__name__}.{name}")
+            at = getattr(at, name, None)
+    return lost
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_what_scripts_import_exists(script: str) -> None:
-    for module, name in imported(script):
-        known = import_module(module)
-        assert not name or hasattr(known, name) or find_spec(f"{module}.{name}"), f"{module} has no {name}"
+def test_what_scripts_take_exists(script: str) -> None:
+    assert not missing(TEXTS[script])
+
+
+def test_names_that_are_gone_are_found() -> None:
+    assert missing("from decodery.training import gone") == {"decodery.training.gone"}
+    script = "from decodery.core import noise as n\nimport decodery\nn.gone(n.nth_seed)\ndecodery.core.noise.lost.x"
+    assert missing(script) == {"decodery.core.noise.gone", "decodery.core.noise.lost"}
+    assert not missing("from decodery.core import noise\ndef f(noise):\n    return noise.gone")
 
 
 @pytest.mark.parametrize("script", PROGRAMS)
