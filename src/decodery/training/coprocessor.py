@@ -43,7 +43,7 @@ class CoprocessorRecipe(Bounded):
     seed: int = 0
 
 
-class CoprocessorTrainee(PartTrainee[Sequence[int], CoprocessorWeights]):
+class CoprocessorTrainee(PartTrainee[Sequence[int], CoprocessorWeights, CoprocessorRecipe]):
     """A coprocessor learns, for the cache policy `coprocessor`.
 
     Each step reads a text up to one place without gradients and learns there, where the paper learns at many places of

@@ -126,7 +126,7 @@ class Mixed(AttentionPolicy):
         return torch.einsum("kgns,ksd->nkgd", mixed, values).flatten(1, 2)
 
 
-class HeadGateTrainee(PartTrainee[Document, HeadGates]):
+class HeadGateTrainee(PartTrainee[Document, HeadGates, GateRecipe]):
     """Gates learn which heads the answers of documents need, for `lserve`: all of them are 1 at first."""
 
     NAME, EXAMPLES = "head gates", "documents"

@@ -44,7 +44,7 @@ class MergeRecipe(Bounded):
     seed: int = 0
 
 
-class MergeTrainee(PartTrainee[Sequence[int], MergeNet]):
+class MergeTrainee(PartTrainee[Sequence[int], MergeNet, MergeRecipe]):
     """A network learns, for `step.dynamic_tokens.dynamic`."""
 
     NAME = "merged tokens"

@@ -82,7 +82,7 @@ class RecordedAttention(AttentionPolicy):
         return torch.stack([self.paid[layer] for layer in sorted(self.paid)])
 
 
-class MetaTokenTrainee(PartTrainee[Sequence[int], MetaTokens]):
+class MetaTokenTrainee(PartTrainee[Sequence[int], MetaTokens, MetaRecipe]):
     """Meta-tokens learn, for the cache policy `meta-soft`."""
 
     NAME, METRIC, WEIGHT_DECAY = "meta-tokens", "divergence", 0.01

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -23,16 +23,29 @@ from .traced import differentiable
 HELD = 8
 """One example in so many is held out."""
 
+
+class TrainingRecipe(Protocol):
+    """What every recipe of such a part says. It is a dataclass."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+
+
 Example = TypeVar("Example", bound=Sized)
 Part = TypeVar("Part", bound=TrainedPart)
+Recipe = TypeVar("Recipe", bound=TrainingRecipe)
 
 
-class PartTrainee(Contract, Generic[Example, Part]):
+class PartTrainee(Contract, Generic[Example, Part, Recipe]):
     """A model that stays as it is, and what learns beside it.
 
     Args:
         target: The model, in floating point.
-        recipe: How it learns, with steps, lr and seed.
+        recipe: How it learns.
 
     Attributes:
         NAME: What is trained, in the plural.
@@ -53,7 +66,7 @@ class PartTrainee(Contract, Generic[Example, Part]):
     least: int = 1
     tensors: dict[str, torch.Tensor]
 
-    def __init__(self, target: LoadedModel, recipe: Any) -> None:
+    def __init__(self, target: LoadedModel, recipe: Recipe) -> None:
         self.model, self.recipe = differentiable(target.model, self.NAME), recipe
 
     def learns(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -86,7 +99,7 @@ class PartTrainee(Contract, Generic[Example, Part]):
         return as_ids(examples)
 
 
-def train_beside(run: Run, trainee: PartTrainee[Example, Part], examples: Sequence[Example]) -> Part:
+def train_beside(run: Run, trainee: PartTrainee[Example, Part, Recipe], examples: Sequence[Example]) -> Part:
     """Train a part beside a model, and leave it in the folder of a run. One example in eight is held out.
 
     Raises:
@@ -119,7 +132,7 @@ def train_beside(run: Run, trainee: PartTrainee[Example, Part], examples: Sequen
     return found
 
 
-def from_pieces(trainee: type[PartTrainee[Any, Any]], recipe: type) -> Callable[[Run], dict[str, Any]]:
+def from_pieces(trainee: type[PartTrainee[Any, Any, Recipe]], recipe: type[Recipe]) -> Callable[[Run], dict[str, Any]]:
     """How a part beside a model in floating point learns from pieces of text files.
 
     Args:

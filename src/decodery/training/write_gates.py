@@ -116,7 +116,7 @@ class Choosing(Admitted):
         self.stored = torch.where(behind, chosen, 1.0)
 
 
-class WriteGateTrainee(PartTrainee[Sequence[int], WriteGates]):
+class WriteGateTrainee(PartTrainee[Sequence[int], WriteGates, WriteGateRecipe]):
     """A gate learns, for the cache policy `write-gate`.
 
     It learns to leave the model's distribution as it is, where the paper trains the model along with it.
