@@ -34,6 +34,7 @@ class Answered:
     """One question as the model answered it.
 
     Attributes:
+        question: The question.
         wrong: By exact match; of texts with labels of their own, what the monitor looks for.
         tokens: Of the answer, n of them.
         signatures: [n, k + 5], as `Signature.numbers`.
@@ -60,15 +61,20 @@ def collect(
     chat: bool = False,
     progress: Progress = silent,
 ) -> list[Answered]:
-    """What a model shows while it answers greedily, in shards of the folder `out`.
+    """What a model shows while it answers greedily. Shards that are kept in a folder already are read.
 
-    Those that are there already are read. States are kept in half precision.
+    States are kept in half precision.
 
     Args:
-        sites: Named taps.
-        k: Log-probabilities kept of a row.
+        lm: The model.
+        questions: What it answers.
+        out: The folder.
+        sites: Hook points.
+        k: Log-probabilities of a row that are kept.
+        max_new_tokens: Maximum number of tokens of an answer.
         chat: Questions are messages of a user's, by the model's chat template, whole answers are kept, and one that
             holds the wanted one is right; else they are plain texts, and answers are the rest of the line.
+        progress: Called with how many are done.
 
     Raises:
         SettingsError: For a folder with answers to others.
@@ -251,7 +257,11 @@ class Sites:
     sites: tuple[str, ...] = field(default=(), metadata={"option": "--site"})
 
     def of(self, lm: LLM) -> tuple[str, ...]:
-        """The given ones, or those after layers at five depths, each once."""
+        """The given ones, or those after layers at five depths, each once.
+
+        Args:
+            lm: The model that is read.
+        """
         layers = lm.model.config.num_layers
         five = dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6))
         return self.sites or tuple(five)

@@ -20,7 +20,7 @@ from decodery.sampling.entropy import entropy
 
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
-from .lines import read_objects, texts
+from .lines import named_texts, read_objects
 
 _CHUNK = 128
 _HELD_OUT = 0.2
@@ -51,7 +51,7 @@ def read_solutions(path: Path) -> list[tuple[str, ...]]:
     """Pairs (prompt, solution) of a file of JSON lines {"prompt", "solution" or "canonical_solution"}."""
 
     def read(entry: dict[str, Any]) -> tuple[str, ...] | None:
-        return texts({"solution": entry.get("canonical_solution"), **entry}, "prompt", "solution")
+        return named_texts({"solution": entry.get("canonical_solution"), **entry}, "prompt", "solution")
 
     return read_objects(path, '{"prompt": text, "solution": text}', read)
 

@@ -74,7 +74,11 @@ class CPPDRecipe(Bounded):
 
 
 def train_cppd(run: Run, sources: Sequence[Sequence[int]]) -> Slots:
-    """Train slots on what the model writes of `sources`.
+    """Train slots on what the model writes of sources, and leave them in the folder of a run.
+
+    Args:
+        run: The run, with a recipe.
+        sources: Tokens of each.
 
     Raises:
         SettingsError: For a model without an encoder.
@@ -121,9 +125,15 @@ def written(
     out: Path,
     progress: Progress = silent,
 ) -> list[Pair]:
-    """What the model writes greedily of sources, `most` tokens of it, kept in `out`.
+    """What the model writes greedily of sources. What is kept in a folder already is read.
 
-    What is there already is read.
+    Args:
+        model: The model.
+        sources: Tokens of each.
+        ends: Tokens that end a text.
+        most: Maximum number of tokens of a text.
+        out: The folder.
+        progress: Called with how many are done.
     """
     engine, pairs, made = Engine(model), list[Pair](), f"{model.fingerprint} {most}"
     for first in range(0, len(sources), _SHARD):
@@ -162,7 +172,17 @@ def written(
 class CPPDTrainee:
     """Slots that learn, with what they learn beside the tokens.
 
-    counting: [c, hidden] symbols and what says how often each occurs; existing: a direction of its own for every slot.
+    Args:
+        model: The model that they draft for.
+        pairs: Sources and texts to learn from.
+        ends: Tokens that end a text.
+        recipe: How they learn.
+
+    Attributes:
+        slots: The slots.
+        counted: Which of the slots' tokens are counted.
+        aside: What learns to count each of these, and which slots hold a token. It is not kept.
+        parameters: All that learns, by name.
     """
 
     def __init__(self, model: EncoderDecoder, pairs: Sequence[Pair], ends: Sequence[int], recipe: CPPDRecipe) -> None:
@@ -201,7 +221,11 @@ class CPPDTrainee:
         return {f"aside.{name}": tensor for name, tensor in self.aside.items()} if self.recipe.aside else {}
 
     def loss(self, pairs: Sequence[Pair]) -> torch.Tensor:
-        """Cross-entropy of the tokens in their slots, plus that of counts and occupancy with weight `aside`."""
+        """Cross-entropy of the tokens in their slots, plus that of counts and occupancy with weight `aside`.
+
+        Args:
+            pairs: The batch.
+        """
         states, missing = states_of(self.model, [source for source, _ in pairs])
         wanted = self._wanted([text for _, text in pairs])
         aside = self.aside
@@ -227,7 +251,15 @@ class CPPDTrainee:
 
 @torch.no_grad()
 def states_of(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The encoder's states [b, n, hidden] of sources, and [b, 1, 1, n] -inf after their ends."""
+    """The encoder's states of sources, and a mask of what lies after their ends.
+
+    Args:
+        model: The model.
+        sources: Tokens of each.
+
+    Shape:
+        [b, n, hidden], and [b, 1, 1, n] with 0 or -inf.
+    """
     batch = Batch([model.encoder.segment(source) for source in sources])
     sizes = torch.tensor(list(map(len, sources)), dtype=torch.int64, device="cpu")
     read = model.encoder.forward(batch, taps=[-1]).hidden[-1].float().split(sizes.tolist())
@@ -237,9 +269,16 @@ def states_of(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[
 
 @torch.no_grad()
 def figures(model: EncoderDecoder, slots: Slots, pairs: Sequence[Pair]) -> dict[str, float]:
-    """passes: of the decoder for a text, where the slots draft and it decodes greedily.
+    """Figures of texts that were not learned from.
 
-    Exact: the share of texts that the slots alone say as the model writes them; right: the share of their tokens.
+    Args:
+        model: The model.
+        slots: What drafts for it.
+        pairs: Sources and texts.
+
+    Returns:
+        "passes" of the decoder for a text, where the slots draft and it decodes greedily; "exact", the share of texts
+        that the slots alone say as the model writes them; "right", the share of tokens.
     """
     passes, exact, right, tokens = 0, 0, 0, 0
     for first in range(0, len(pairs), _TOGETHER):
@@ -255,7 +294,12 @@ def figures(model: EncoderDecoder, slots: Slots, pairs: Sequence[Pair]) -> dict[
 
 
 def emitted(said: Sequence[int], text: Sequence[int]) -> list[int]:
-    """Of every pass of greedy decoding with this draft by place: how many tokens it adds to a text."""
+    """How many tokens every pass of greedy decoding adds to a text that was drafted at once.
+
+    Args:
+        said: The draft.
+        text: What the model writes.
+    """
     found, place = list[int](), 0
     while place < len(text):
         agree = [a == b for a, b in zip(said[place:], text[place:], strict=False)]

@@ -192,7 +192,7 @@ class DraftSettings:
         pretrain: A text file to learn from first. Repeatable.
         layers: Layers of the draft model.
         exits: Layers after which the draft model can exit.
-        inner: Width of the MLP of a layer; by default that of MODEL, and at most 768 without exits.
+        inner: Width of the MLP of a layer; by default at most that of MODEL.
         tokens: Vocabulary size of the draft model.
         window: Tokens that attention sees.
         seed: Random seed of texts and training.

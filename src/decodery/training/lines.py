@@ -15,7 +15,15 @@ Item = TypeVar("Item")
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file that hold something."""
+    """The lines of a UTF-8 file that are not empty.
+
+    Args:
+        path: The file.
+
+    Raises:
+        PromptError: It is not UTF-8.
+        SettingsError: It is larger than can be read at once.
+    """
     try:
         return [line.decode("utf-8") for _, line in _lines(path)]
     except UnicodeDecodeError as error:
@@ -25,7 +33,11 @@ def read_lines(path: Path) -> list[str]:
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """The values of a JSON Lines file, each with its line's number from 1.
 
-    None for a line that is not JSON.
+    Args:
+        path: The file.
+
+    Yields:
+        The number and the value, None for a line that is not JSON.
 
     Raises:
         CorruptFile: For a file without lines.
@@ -45,8 +57,8 @@ def read_objects(path: Path, form: str, read: Callable[[dict[str, Any]], Item | 
 
     Args:
         path: The file.
-        form: What each is like, for the error.
-        read: Reads one, None where it is not like that. "group" is the line where an object has none.
+        form: The form of an object, for the error.
+        read: Reads an object; None where it has another form. "group" is the line where an object has none.
 
     Raises:
         CorruptFile: A line is something else.
@@ -61,13 +73,23 @@ def read_objects(path: Path, form: str, read: Callable[[dict[str, Any]], Item | 
 
 
 def read_texts(path: Path, *names: str) -> list[tuple[str, ...]]:
-    """The texts under these names in each line of a JSON Lines file, see `read_objects`."""
+    """The texts under these names in each line of a JSON Lines file, see `read_objects`.
+
+    Args:
+        path: The file.
+        names: Of texts that every object has.
+    """
     form = ", ".join(f'"{name}": text' for name in names)
-    return read_objects(path, f"{{{form}}}", lambda each: texts(each, *names))
+    return read_objects(path, f"{{{form}}}", lambda each: named_texts(each, *names))
 
 
-def texts(entry: dict[str, Any], *names: str) -> tuple[str, ...] | None:
-    """The texts of an object under these names; None where one is missing or empty."""
+def named_texts(entry: dict[str, Any], *names: str) -> tuple[str, ...] | None:
+    """The texts of an object under these names; None where one is missing or empty.
+
+    Args:
+        entry: The object.
+        names: The names.
+    """
     found = [text for name in names if isinstance(text := entry.get(name), str) and text]
     return tuple(found) if len(found) == len(names) else None
 
@@ -77,13 +99,13 @@ def read_labelled(path: Path, text: str, label: str) -> list[tuple[str, bool, st
 
     Args:
         path: The file.
-        text: The name of the text in an entry.
+        text: The name of the text in an object.
         label: The name of its label, true or false.
     """
 
     def read(entry: dict[str, Any]) -> tuple[str, bool, str] | None:
         labelled, group = entry.get(label), entry["group"]
-        if texts(entry, text) is None or not isinstance(labelled, bool) or not isinstance(group, str):
+        if named_texts(entry, text) is None or not isinstance(labelled, bool) or not isinstance(group, str):
             return None
         return entry[text], labelled, group
 

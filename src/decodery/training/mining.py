@@ -28,7 +28,7 @@ from decodery.step.draft_tree import DraftTree
 
 from .bounds import COUNT, Bounded, bounded
 from .kept_files import keep, kept
-from .lines import read_objects, texts
+from .lines import named_texts, read_objects
 from .loop import content
 
 HELD_OUT = 5
@@ -90,7 +90,7 @@ def read_questions(path: Path) -> list[JudgedQuestion]:
 
     def read(entry: dict[str, Any]) -> JudgedQuestion | None:
         answered = any(entry.get(name) is not None for name in ("right", "wrong"))
-        found = texts(entry, "prompt", *(("right", "wrong") if answered else ()))
+        found = named_texts(entry, "prompt", *(("right", "wrong") if answered else ()))
         return JudgedQuestion(*found) if found else None
 
     questions = read_objects(

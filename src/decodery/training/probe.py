@@ -55,11 +55,16 @@ def train_probe(
     All figures are in `facts`. Answers are split by group.
 
     Args:
+        answers: The answers, with the states of all hook points.
+        sites: Hook points to try.
         rows: "prompt" for one row per question, the mean of the prompt's rows beside the last; "new" for the row of
             each token, labelled as its answer is.
         rate: Of right answers that the threshold flags at most, each by its highest score, set on the calibration part.
-        inner: Widths of hidden layers, () for a linear probe. Binary cross-entropy, AdamW with weight decay 1e-2; of
-            `steps` steps the one that ranks validation best is kept.
+        inner: Widths of hidden layers, () for a linear probe.
+        steps: Of AdamW with weight decay 1e-2 on binary cross-entropy. The one that ranks validation best is kept.
+        lr: Learning rate.
+        seed: Decides the split, the first weights and the batches.
+        context: What monitors note of where they come from.
 
     Raises:
         SettingsError: If a part lacks right or wrong answers.
@@ -113,7 +118,12 @@ def trial(train: Callable[..., Part], score: Scores[Part]) -> Evaluation[Answere
 
 
 def harmless(answers: Ordered[Answered], seed: int) -> list[Answered]:
-    """What a threshold is set on: the right ones of the calibration part."""
+    """What a threshold is set on: the right ones of the calibration part.
+
+    Args:
+        answers: All answers.
+        seed: Of the split.
+    """
     return [each for each in part_of(answers, _group, seed, "calibration") if not each.wrong]
 
 
@@ -122,7 +132,16 @@ def _group(each: Answered) -> str:
 
 
 def rows_of(answer: Answered, site: str, rows: str) -> torch.Tensor:
-    """[n, width] what a probe reads of an answer."""
+    """What a probe reads of an answer.
+
+    Args:
+        answer: The answer.
+        site: The hook point.
+        rows: "prompt" or "new", as in `train_probe`.
+
+    Shape:
+        [n, width]
+    """
     return answer.prompt[site][None] if rows == "prompt" else answer.new[site]
 
 
@@ -142,7 +161,12 @@ def inputs_like(probe: Probe, answers: Ordered[Answered]) -> dict[str, Any]:
 
 
 def worst(probe: Probe, answers: Ordered[Answered]) -> list[float]:
-    """The highest score of each answer, as its monitor comes by it."""
+    """The highest score of each answer, as its monitor computes it.
+
+    Args:
+        probe: The probe.
+        answers: The answers.
+    """
     rows = [rows_of(each, probe.site, probe.pool) for each in answers]
     if not rows:
         return []

@@ -14,7 +14,7 @@ from decodery.core.errors import PromptError
 from decodery.models.tokenizers.tokenizer import Tokenizer
 
 from .built_in import built_in_data
-from .lines import read_objects, texts
+from .lines import named_texts, read_objects
 
 MOST_TOKENS = 1024
 """Longer programs are left out, as published."""
@@ -47,7 +47,7 @@ def read_pairs(path: Path) -> list[ProgramPair]:
     """The pairs of a JSON Lines file: objects with the texts "before" and "after", which differ."""
 
     def read(entry: dict[str, Any]) -> ProgramPair | None:
-        found = texts(entry, "before", "after")
+        found = named_texts(entry, "before", "after")
         return ProgramPair(*found) if found and found[0] != found[1] else None
 
     return read_objects(path, '{"before": text, "after": another text}', read)

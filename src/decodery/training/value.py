@@ -28,7 +28,7 @@ from decodery.step.sequence import Sequence
 from .held_out import HeldOut
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
-from .lines import read_json_lines, read_objects, texts
+from .lines import named_texts, read_json_lines, read_objects
 from .restart import compared
 
 _TOGETHER = 16
@@ -172,7 +172,7 @@ def read_judged(path: Path) -> list[tuple[str, str, float]]:
     """Prompts, texts and rewards of a file of JSON lines {"prompt": text, "text": text, "reward": number}."""
 
     def read(entry: dict[str, Any]) -> tuple[str, str, float] | None:
-        found, reward = texts(entry, "prompt", "text"), entry.get("reward")
+        found, reward = named_texts(entry, "prompt", "text"), entry.get("reward")
         fine = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
         return (found[0], found[1], float(entry["reward"])) if found and fine else None
 
