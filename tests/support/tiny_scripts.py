@@ -115,11 +115,10 @@ def module(script: str) -> ModuleType:
 
 def forget() -> None:
     """Forget the scripts' modules, whose names are those of others elsewhere. Their package stays."""
+    # There are thousands of modules: the beginnings of texts are compared, not every folder of a path.
     for name, each in list(sys.modules.items()):
-        if (
-            not name.startswith("decodery_benchmarks")
-            and FOLDER in Path(getattr(each, "__file__", None) or "/").parents
-        ):
+        script = not name.startswith("decodery_benchmarks")
+        if script and (getattr(each, "__file__", None) or "").startswith(f"{FOLDER}{os.sep}"):
             del sys.modules[name]
 
 
