@@ -15,6 +15,7 @@ if not Path("/dev/nvidia0").exists():
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from covering import FULL, SEED
 from turns import off_turn, recorded
@@ -24,6 +25,8 @@ HERE = Path(__file__).parent
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+# Every process would parse all sources of the package for constants to draw, which takes longer than most tests.
+providers._get_local_constants = lambda: providers._local_constants
 
 # Tests run side by side, one process per core; tiny models gain nothing from threads of their own.
 torch.set_num_threads(1)
