@@ -98,29 +98,30 @@ $(BIN)/python:
 	  { echo "decodery needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12 ..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/decodery/core/native/csrc/*) | $(BIN)/python
+# The native library is built beside the packages where make may do two things at once (make -j2).
+$(VENV)/installed: $(VENV)/packages $(VENV)/built
+	@touch $@
+
+$(VENV)/installed-%: $(VENV)/packages-% $(VENV)/built
+	@touch $@
+
+$(VENV)/built: pyproject.toml setup.py $(wildcard src/decodery/core/native/csrc/*) | $(BIN)/python
+	@$(PIP) --no-deps -e .
+	@touch $@
+
+$(VENV)/packages: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "installing decodery into $(VENV) (torch is the large part) ..."
 	@$(if $(GPU),,$(if $(TORCH_INDEX),$(CPU_TORCH)))
-	@$(PIP) -e .
-	@touch $@
-
-$(VENV)/installed-test: $(VENV)/installed
-	@$(BIN)/python packaging/extras.py test lint > $@.txt
+	@$(BIN)/python packaging/requirements.py > $@.txt
 	@$(PIP) -r $@.txt
 	@touch $@
 
-$(VENV)/installed-benchmarks: $(VENV)/installed
-	@$(BIN)/python packaging/extras.py benchmarks > $@.txt
-	@$(PIP) -r $@.txt
-	@touch $@
+EXTRAS_test := test lint
+EXTRAS_docs := docs benchmarks
 
-$(VENV)/installed-docs: $(VENV)/installed
-	@$(BIN)/python packaging/extras.py docs benchmarks > $@.txt
-	@$(PIP) -r $@.txt
-	@touch $@
-
-$(VENV)/installed-package: $(VENV)/installed
-	@$(BIN)/python packaging/extras.py package > $@.txt
+.SECONDARY:
+$(VENV)/packages-%: $(VENV)/packages
+	@$(BIN)/python packaging/requirements.py $(or $(EXTRAS_$*),$*) > $@.txt
 	@$(PIP) -r $@.txt
 	@touch $@
 

@@ -39,8 +39,11 @@ def install(folder: Path, *settings: str, torch: bool = False) -> tuple[list[str
     """What pip was asked for, and what was said."""
     shutil.copy(ROOT / "Makefile", folder)
     (folder / "src" / "decodery" / "model" / "csrc").mkdir(parents=True)
-    for name in ("pyproject.toml", "setup.py", "constraints.txt", "asked"):
+    for name in ("setup.py", "constraints.txt", "asked"):
         (folder / name).touch()
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / "packaging").mkdir()
+    shutil.copy(ROOT / "packaging" / "requirements.py", folder / "packaging")
     (folder / "modules").mkdir()
     if torch:
         (folder / "modules" / "torch.py").touch()
@@ -56,15 +59,17 @@ def install(folder: Path, *settings: str, torch: bool = False) -> tuple[list[str
         ["make", ".venv/installed", "CONSTRAINTS=", *settings], cwd=folder, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
-    return [line.partition("check ")[2] for line in (folder / "asked").read_text().splitlines()], done.stdout
+    assert "torch>=2.6" in (folder / ".venv" / "packages.txt").read_text().splitlines()
+    return [line.partition("check ")[2].strip() for line in (folder / "asked").read_text().splitlines()], done.stdout
+
+
+USUAL = ["--no-compile -r .venv/packages.txt", "--no-compile --no-deps -e ."]
+"""The packages, and then this one."""
 
 
 def test_without_a_gpu_the_cpu_build_comes_first(tmp_path: Path, index: str) -> None:
     asked, said = install(tmp_path, "GPU=", f"TORCH_INDEX={index}")
-    assert [line.strip() for line in asked] == [
-        f"--no-compile --no-deps --index-url {index} torch>=2.6",
-        "--no-compile -e .",
-    ]
+    assert asked == [f"--no-compile --no-deps --index-url {index} torch>=2.6", *USUAL]
     assert "cannot be reached" not in said
 
 
@@ -72,7 +77,7 @@ def test_without_a_gpu_the_cpu_build_comes_first(tmp_path: Path, index: str) -> 
 def test_an_index_that_does_not_answer_is_done_without(tmp_path: Path, index: str, beside: str) -> None:
     unreachable = f"{index}{beside}" if beside else "http://127.0.0.1:9/cpu"
     asked, said = install(tmp_path, "GPU=", f"TORCH_INDEX={unreachable}")
-    assert [line.strip() for line in asked] == ["--no-compile -e ."]
+    assert asked == USUAL
     assert f"{unreachable} cannot be reached: torch comes from pip's own index" in said
 
 
@@ -81,7 +86,7 @@ def test_otherwise_the_choice_is_pips(tmp_path: Path, index: str, settings: tupl
     torch = settings == ("GPU=",)
     named = () if len(settings) == 2 else (f"TORCH_INDEX={index}",)
     asked, _ = install(tmp_path, *settings, *named, torch=torch)
-    assert [line.strip() for line in asked] == ["--no-compile -e ."]
+    assert asked == USUAL
 
 
 def test_the_kit_needs_no_environment_of_its_own(tmp_path: Path) -> None:

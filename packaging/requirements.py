@@ -1,6 +1,6 @@
-"""Print what extras of this package need, a line each: to install that alone, without building the package anew.
+"""Print what this package needs, or what extras of it do, a line each: to install that without building the package.
 
-python packaging/extras.py test lint
+python packaging/requirements.py test lint
 """
 
 from __future__ import annotations
@@ -25,4 +25,5 @@ def needed(extra: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(*dict.fromkeys(each for extra in sys.argv[1:] for each in needed(extra)), sep="\n")
+    named = [each for extra in sys.argv[1:] for each in needed(extra)]
+    print(*dict.fromkeys(named if sys.argv[1:] else PROJECT["dependencies"]), sep="\n")
