@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def resident(caches: Iterable[KVCache], kept: Iterable[PageTable] = ()) -> int:
     """Bytes that these caches keep in memory together, with what their policies hold beside them.
 
-    Pages, policies and sources that they share count once.
+    Pages, policies, sources and memory for states to come that they share count once.
 
     Args:
         caches: The caches.
@@ -33,4 +33,5 @@ def resident_beside(caches: Iterable[KVCache]) -> int:
     policies = {id(cache.policy): cache.policy for cache in every if cache.policy is not None}.values()
     sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
     states = sum(cache.states.bytes for cache in every)
-    return sum(policy.bytes for policy in policies) + states + sum(sources.values())
+    spare = {id(memory): memory.bytes for cache in every if (memory := cache.states.memory) is not None}
+    return sum(policy.bytes for policy in policies) + states + sum(sources.values()) + sum(spare.values())

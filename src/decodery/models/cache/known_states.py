@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 _MOST = 4
+
+
+class SpareMemory(Protocol):
+    """Memory that a model keeps for states to come, of all of its texts."""
+
+    @property
+    def bytes(self) -> int:
+        """Of what no state takes now."""
+        ...
 
 
 @dataclass
@@ -21,10 +30,12 @@ class States:
     Attributes:
         known: By layer, the earliest first.
         tentative: A layer's state after all tentative rows, and how much content there is if all of them are kept.
+        memory: Where the memory of states goes once nothing holds them, None where nothing keeps it.
     """
 
     known: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)
     tentative: tuple[int, int, Any] | None = None
+    memory: SpareMemory | None = None
 
     @property
     def bytes(self) -> int:
@@ -57,4 +68,4 @@ class States:
 
     def fork(self) -> States:
         """States are never written to, so that a fork shares them."""
-        return States(dict(self.known))
+        return States(dict(self.known), memory=self.memory)

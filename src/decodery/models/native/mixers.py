@@ -70,7 +70,7 @@ class Mixers:
                 # the pass go through what comes before them each time.
                 through = lag < self._lag if n == 1 else wanted is not None and len(wanted) < n
             if through or (lag > 0 and (line is not None or lag >= self._lag)):
-                after = self._memory.take()
+                cache.states.memory, after = self._memory, self._memory.take()
         struct.known, struct.keeps, struct.through = known, int(cache is not None), int(through)
         struct.states = address(before, torch.float32, size)
         struct.after = None if after is None else address(after, torch.float32, size)

@@ -27,6 +27,11 @@ class StateMemory:
         self._size = size
         self._spare: list[mmap.mmap] = []
 
+    @property
+    def bytes(self) -> int:
+        """Of what nothing holds and is kept for later states."""
+        return sum(map(len, self._spare))
+
     def take(self) -> torch.Tensor:
         """[size] float32, with any content."""
         try:
