@@ -344,7 +344,7 @@ _MODELOPT = {"quant_method": "modelopt", "producer": {"name": "modelopt", "versi
 _BNB = {"quant_method": "bitsandbytes", "_load_in_4bit": True, "load_in_4bit": True, "llm_int8_threshold": 6.0}
 _FOUR = (Form.BLOCKS4, Form.BLOCKS5, Form.BLOCKS8)
 _FIVE = (Form.BLOCKS5, Form.BLOCKS8)
-_E2M1, _E4M3, _CODES = (Form.FLOAT4,), (Form.FLOAT8,), (Form.CODES4,)
+_E2M1, _MXFP4, _E4M3, _CODES = (Form.FLOAT4,), (Form.MXFP4,), (Form.FLOAT8,), (Form.CODES4,)
 _HALF = torch.float16
 
 LAYOUTS: dict[str, Layout] = {
@@ -429,7 +429,7 @@ LAYOUTS: dict[str, Layout] = {
         _compressed("nvfp4-pack-quantized", _float(4, "tensor_group", group_size=16), **_INPUTS), _E2M1,
     ),
     "compressed-tensors MXFP4": Layout(
-        mxfp4, _compressed("mxfp4-pack-quantized", _float(4, "group", group_size=32), **_INPUTS), _E2M1
+        mxfp4, _compressed("mxfp4-pack-quantized", _float(4, "group", group_size=32), **_INPUTS), _MXFP4
     ),
     "compressed-tensors MXFP8": Layout(
         fp8("group", dtype=torch.uint8), _compressed("mxfp8-quantized", _float(8, "group", group_size=32), **_INPUTS)

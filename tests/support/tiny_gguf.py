@@ -222,10 +222,16 @@ def _add_tokenizer(writer: gguf.GGUFWriter, metadata: dict[str, Any]) -> None:
 
 
 def random_blocks(kind: Kind, rows: int, blocks: int) -> np.ndarray:
-    """[rows, bytes] of blocks of a type whose bits are drawn, but for their scales in half precision."""
+    """[rows, bytes] of blocks of a type whose bits are drawn, but for their scales."""
     _, size = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(0)
     raw = random.integers(0, 256, (rows, blocks * size), dtype=np.uint8)
+    if kind == Kind.MXFP4:
+        exponents = raw.reshape(rows, blocks, size)[..., 0]
+        exponents[...] = random.integers(118, 134, exponents.shape)
+        # The least ones are no normal numbers.
+        exponents[0, :2] = 0, 1
+        return raw
     each, at = raw.reshape(rows, blocks, size), -2 if kind == Kind.Q6_K else 0
     scales = 2 if kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 1
     drawn = random.uniform(-2, 2, (rows, blocks, scales)).astype(np.float16).view(np.uint8)

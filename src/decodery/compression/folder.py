@@ -12,7 +12,7 @@ from decodery.models.loaders.drafts import DESCRIPTION, TOKENIZER
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import replacing, write_text
 from decodery.models.native.block_linear import BlockLinear
-from decodery.models.native.floats import Float4Linear, Float8Linear, NF4Linear
+from decodery.models.native.floats import Float4Linear, Float8Linear, MXFP4Linear, NF4Linear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.native.packed import BITS
@@ -67,7 +67,7 @@ def precision(model: Transformer) -> str:
     first = model.weights.layers[0].qkv
     if isinstance(first, SuperBlockLinear):
         return "int4" if BITS[first.form] == 4 else "int8"
-    if isinstance(first, (Int4Linear, TernaryLinear, Float4Linear, NF4Linear)):
+    if isinstance(first, (Int4Linear, TernaryLinear, Float4Linear, MXFP4Linear, NF4Linear)):
         return "int4"
     if isinstance(first, (Int8Linear, BlockLinear, Float8Linear)):
         return "int8"

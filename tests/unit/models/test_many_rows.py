@@ -7,7 +7,7 @@ import torch
 
 from decodery.core.native.kernels import Form, choose, kernel_sets, library
 from decodery.models.native.block_linear import BlockLinear
-from decodery.models.native.floats import Float4Linear
+from decodery.models.native.floats import Float4Linear, MXFP4Linear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.native.packed import BITS, BLOCK, SUPER, SUPER_BYTES, Packed
@@ -31,6 +31,8 @@ def drawn(form: Form, outputs: int, inputs: int) -> Packed:
         low, high, dtype = (0, 64, torch.uint8) if has_least else (-128, 128, torch.int8)
         integers = torch.randint(low, high, (outputs, inputs // BLOCK, 2), dtype=dtype)
         return Packed(SuperBlockLinear(form, weight, scales, integers))
+    if form == Form.MXFP4:
+        return Packed(MXFP4Linear(weight, torch.randint(110, 140, (outputs, inputs // BLOCK), dtype=torch.uint8)))
     scales = torch.randn(outputs, inputs // BLOCK, 2).half()
     if form == Form.FLOAT4:
         return Packed(Float4Linear(weight, scales.flatten(1), torch.rand(outputs)))

@@ -18,7 +18,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.config import CLAMPED, GatedDelta, Latent, ModelConfig
 from decodery.models.layer_plan import LayerPlan
 from decodery.models.native.block_linear import BlockLinear
-from decodery.models.native.floats import Float4Linear
+from decodery.models.native.floats import Float4Linear, MXFP4Linear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.stack import NativeStack
 from decodery.models.native.super_blocks import SuperBlockLinear
@@ -122,6 +122,13 @@ def float4(shape: tuple[int, ...], rng: torch.Generator) -> Float4Linear:
     return Float4Linear(codes, halves, torch.ones(outputs))
 
 
+def mxfp4(shape: tuple[int, ...], rng: torch.Generator) -> MXFP4Linear:
+    outputs, inputs = shape
+    codes = torch.randint(0, 256, (outputs, inputs // 2), generator=rng, dtype=torch.uint8)
+    exponents = torch.randint(120, 123, (outputs, inputs // 32), generator=rng, dtype=torch.uint8)
+    return MXFP4Linear(codes, exponents)
+
+
 def super4(shape: tuple[int, ...], rng: torch.Generator) -> SuperBlockLinear:
     linear = as_linear("Q4_K", random_blocks(Kind.Q4_K, shape[0], shape[1] // 256))
     assert isinstance(linear, SuperBlockLinear)
@@ -136,7 +143,8 @@ def drawn(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
 FORMS: dict[str, Callable[[tuple[int, ...], torch.Generator], Any]] = {
     "int4": lambda shape, rng: Int4Linear.quantize(drawn(shape, rng)),
     "5 bits": lambda shape, rng: BlockLinear.quantize(drawn(shape, rng), bits=5),
-    "mxfp4": float4,
+    "nvfp4": float4,
+    "mxfp4": mxfp4,
     "Q4_K": super4,
     "bfloat16": lambda shape, rng: Dense(drawn(shape, rng).bfloat16()),
 }

@@ -16,7 +16,7 @@ from decodery.core.native.kernels import Form
 from decodery.models.batch import Batch, Segment
 from decodery.models.config import CLAMPED, ModelConfig
 from decodery.models.native.block_linear import BlockLinear
-from decodery.models.native.floats import Float4Linear, Float8Linear, NF4Linear
+from decodery.models.native.floats import Float4Linear, Float8Linear, MXFP4Linear, NF4Linear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.native.packed import BITS, SUPER_BYTES
@@ -111,6 +111,14 @@ LAYERS: dict[str, tuple[Make, int]] = {
     "int8": (eights, 8),
     "FP8": (float_eights, 8),
     "MXFP4": (
+        lambda random, outputs, inputs: MXFP4Linear(
+            codes(random, outputs, inputs // 2),
+            torch.from_numpy(random.integers(110, 135, (outputs, inputs // 32)).astype(np.uint8)),
+            halves(random, outputs).float(),
+        ),
+        32,
+    ),
+    "NVFP4": (
         lambda random, outputs, inputs: Float4Linear(
             codes(random, outputs, inputs // 2),
             halves(random, outputs, inputs // 16),
@@ -275,7 +283,7 @@ ALL = {
     "Q4_K": ({"BITS": 4, "ZERO": 0, "TABLED": False, "SUPERS": True, "LEASTS": True, "LEAST_SUPERS": True}, "*u8"),
     "AWQ": ({"BITS": 4, "ZERO": 0, "TABLED": False, "SUPERS": False, "LEASTS": True, "LEAST_SUPERS": False}, "*fp16"),
     "Q6_K": ({"BITS": 6, "ZERO": 32, "TABLED": False, "SUPERS": True, "LEASTS": False, "LEAST_SUPERS": False}, "*i8"),
-    "MXFP4": ({"BITS": 4, "ZERO": 0, "TABLED": True, "SUPERS": False, "LEASTS": False, "LEAST_SUPERS": False}, "*fp16"),
+    "NVFP4": ({"BITS": 4, "ZERO": 0, "TABLED": True, "SUPERS": False, "LEASTS": False, "LEAST_SUPERS": False}, "*fp16"),
     "FP8": ({"BITS": 8, "ZERO": 0, "TABLED": True, "SUPERS": False, "LEASTS": False, "LEAST_SUPERS": False}, "*fp32"),
 }
 for sizes, steps in ALL.values():

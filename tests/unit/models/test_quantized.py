@@ -121,7 +121,7 @@ def test_every_kernel_multiplies_floats_to_the_same_bits_for_any_number_of_rows(
             choose(kernel_sets()[0])
     product = x.double() @ torch.from_numpy(exact.copy()).double().T + linear.bias
     # E2M1 is multiplied with rows of eight bits, the others with rows as they are.
-    assert (expected - product).norm() / product.norm() < (0.01 if form == Form.FLOAT4 else 1e-6)
+    assert (expected - product).norm() / product.norm() < (0.01 if form in (Form.FLOAT4, Form.MXFP4) else 1e-6)
 
 
 @pytest.mark.parametrize("name", ["GPTQ 4 bits, act-order", "GPTQ 8 bits, act-order"])
@@ -297,6 +297,7 @@ def documented() -> str:
         Form.BLOCKS8: "as stored, blocks of 8-bit integers",
         Form.ROWS8: "as stored, int8 rows",
         Form.FLOAT4: "as stored, E2M1 with steps of 16",
+        Form.MXFP4: "as stored, E2M1 with powers of two of 32",
         Form.FLOAT8: "as stored, E4M3 with scales of 128",
         Form.CODES4: "as stored, NF4 with scales of 64",
     }

@@ -19,7 +19,7 @@ from decodery.models.loaders import fused
 from decodery.models.loaders.folder import FolderCheckpoint
 from decodery.models.loaders.load import load
 from decodery.models.loaders.quantized.integers import unpacked
-from decodery.models.native.floats import Float4Linear
+from decodery.models.native.floats import MXFP4Linear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.native.reordered import ReorderedLinear
@@ -282,7 +282,7 @@ def test_experts_of_gpt_oss_stay_four_bits(home: Path, tmp_path: Path) -> None:
     assert_same_logits(load(folder, dtype="float32", device="cpu").model, theirs)
     ours = load(folder, device="cpu")
     assert isinstance(ours.model, Transformer) and ours.model.capabilities.exact_rows
-    assert all(isinstance(layer.gate_up, Float4Linear) for layer in ours.model.weights.layers)
+    assert all(isinstance(layer.gate_up, MXFP4Linear) for layer in ours.model.weights.layers)
     ids = random_ids(16)
     logits = ours.model.forward(Batch([Segment(np.arange(16), ids)])).logits
     assert torch.nn.functional.cosine_similarity(logits, reference(theirs, ids)).median() > 0.99

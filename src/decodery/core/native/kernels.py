@@ -51,7 +51,7 @@ class Form(IntEnum):
 
     ROWS8, ROWS2, BLOCKS4, TABLE4, BLOCKS5, BLOCKS6, BLOCKS8, BFLOAT16, FLOAT16 = range(9)
     SUPER4, SUPER_TABLE4, SUPER5, SUPER6 = range(9, 13)
-    FLOAT4, FLOAT8, CODES4 = range(13, 16)
+    FLOAT4, FLOAT8, CODES4, MXFP4 = range(13, 17)
 
 
 class Rule(IntEnum):
@@ -164,10 +164,10 @@ def threads_at_most(count: int) -> Iterator[None]:
 
 
 def check_layout(lib: object, path: Path) -> None:
-    """Raise CorruptFile unless `lib` has the structs of this file: it would read and write wrong places."""
+    """Raise CorruptFile unless `lib` has the structs and forms of this file: it would read and write wrong places."""
     # A library without the newest functions is older than this file.
     size = getattr(lib, "decodery_size", None) if all(hasattr(lib, name) for name in _NEWEST) else None
-    ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [0]
+    ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [len(Form), 0]
     if size is None or [size(i) for i in range(len(ours))] != ours:
         raise CorruptFile(f"{path} was built from other sources: build it again (make demo, or pip install -e .)")
 

@@ -203,6 +203,8 @@ def _layout(slot: Slot, kept: _Kept) -> Layout:
     if kept == Form.FLOAT4:
         steps = (torch.float16, (outputs, inputs * 2 // BLOCK)), (torch.float32, (outputs,))
         return {slot.name: weight, f"{stem}half_steps": steps[0], f"{stem}scale": steps[1]}
+    if kept == Form.MXFP4:
+        return {slot.name: weight, f"{stem}exponents": (torch.uint8, blocks)}
     if kept == Form.BLOCKS4:
         return {slot.name: weight, f"{stem}step": (torch.float16, blocks), f"{stem}least": (torch.float16, blocks)}
     return {slot.name: weight, f"{stem}scales": (torch.float16, (*blocks, 2))}

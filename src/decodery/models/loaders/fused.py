@@ -14,7 +14,7 @@ from decodery.core.errors import CorruptFile
 
 from ..config import ModelConfig
 from ..native.block_linear import BlockLinear
-from ..native.floats import Float4Linear, Float8Linear, NF4Linear
+from ..native.floats import Float4Linear, Float8Linear, MXFP4Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.packed import BITS, BLOCK, CODE_GROUP, FLOAT_GROUP, SUPER
@@ -94,6 +94,8 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
             return SuperBlockLinear.from_tensors(own)
         if f"{name}.half_steps" in tensors:
             return Float4Linear(weight, tensors[f"{name}.half_steps"], tensors[f"{name}.scale"], bias)
+        if f"{name}.exponents" in tensors:
+            return MXFP4Linear(weight, tensors[f"{name}.exponents"], bias)
         if f"{name}.group_scales" in tensors:
             return Float8Linear(weight, tensors[f"{name}.group_scales"], bias)
         if f"{name}.code_scales" in tensors:
@@ -163,7 +165,7 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
 
 _BESIDE = (
     *("scale", "step", "least", "scales", "super_scales", "integers", "levels", "shifts", "half_steps", "group_scales"),
-    *("code_scales", "order"),
+    *("code_scales", "exponents", "order"),
 )
 """Tensors that may stand beside the weight of a linear layer."""
 
@@ -202,6 +204,8 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
         return False
     if eights:
         wanted = {"weight": slot.shape, "group_scales": (outputs, -(-inputs // FLOAT_GROUP))}
+    elif f"{stem}exponents" in tensors:
+        wanted = {"weight": (outputs, inputs // 2), "exponents": (outputs, inputs // BLOCK)}
     elif f"{stem}code_scales" in tensors:
         wanted = {"weight": (outputs, inputs // 2), "code_scales": (outputs, -(-inputs // CODE_GROUP))}
     elif fours:
@@ -230,6 +234,7 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
         "scale": torch.float32,
         "group_scales": torch.float32,
         "code_scales": torch.float32,
+        "exponents": torch.uint8,
         **halves,
         "weight": found.dtype,
     }

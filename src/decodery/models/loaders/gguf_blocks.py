@@ -12,8 +12,8 @@ from decodery.core.native.kernels import Form
 from ..native.packed import BITS
 
 Blocks = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of n rows: numbers [n, in * bits / 8] uint8, as `BlockLinear` has them; both scales [n, in / 32] float16, or of
-super-blocks scales and integers as `SuperBlockLinear` has them."""
+"""Of n rows: numbers [n, in * bits / 8] uint8, as `BlockLinear` has them; both scales [n, in / 32] float16, of MXFP4
+exponents, or of super-blocks scales and integers as `SuperBlockLinear` has them."""
 
 
 class Reader(NamedTuple):
@@ -109,6 +109,13 @@ def iq4_xs(raw: np.ndarray) -> Blocks:
     return _apart(blocks[..., 8:].reshape(len(raw), -1, 16)), _halves(blocks[..., :2]), integers
 
 
+def mxfp4(raw: np.ndarray) -> Blocks:
+    """2^(exponent - 127) * what the code of E2M1 stands for."""
+    blocks = raw.reshape(len(raw), -1, 17)
+    exponents = np.ascontiguousarray(blocks[..., 0])
+    return _apart(blocks[..., 1:]), exponents, exponents
+
+
 READ = {
     "Q4_0": Reader(Form.BLOCKS4, q4_0),
     "Q4_1": Reader(Form.BLOCKS4, q4_1),
@@ -120,16 +127,18 @@ READ = {
     "Q5_K": Reader(Form.SUPER5, q5_k),
     "Q6_K": Reader(Form.SUPER6, q6_k),
     "Q8_0": Reader(Form.BLOCKS8, q8_0),
+    "MXFP4": Reader(Form.MXFP4, mxfp4),
 }
 """By the name of the GGML type."""
 NUMBERS = {
     **{"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14},
-    **{"IQ4_NL": 20, "IQ4_XS": 23},
+    **{"IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39},
 }  # fmt: skip
 """What GGML and `Blocks` of csrc/abi.h number them by."""
 SIZES = {
     **{"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34)},
     **{"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136)},
+    "MXFP4": (32, 17),
 }
 """How many numbers share scales, and the bytes of these."""
 FOUR_BITS = [kind for kind, (form, _) in READ.items() if BITS[form] == 4]

@@ -22,6 +22,7 @@ from decodery.core.native.kernels import Form, address, library
 
 from ..mapped_memory import discard
 from ..native.block_linear import BlockLinear
+from ..native.floats import MXFP4Linear
 from ..native.int4 import Int4Linear
 from ..native.packed import SUPER_BYTES, panel_bytes
 from ..native.super_blocks import BlockKind, SuperBlockLinear, block_layer
@@ -308,6 +309,20 @@ class BlocksInPlace(InPlace, BlockLinear):
         return self.unpacked().scales
 
 
+class MXFP4InPlace(InPlace, MXFP4Linear):
+    """An `MXFP4Linear` over rows in the file."""
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        """As `MXFP4Linear.weight`, unpacked."""
+        return self.rows.layer().weight
+
+    @property
+    def exponents(self) -> torch.Tensor:  # type: ignore[override]
+        """As `MXFP4Linear.exponents`, unpacked."""
+        return self.unpacked().exponents
+
+
 class SupersInPlace(InPlace, SuperBlockLinear):
     """A `SuperBlockLinear` over rows in the file."""
 
@@ -332,11 +347,15 @@ class SupersInPlace(InPlace, SuperBlockLinear):
         return self.unpacked().integers
 
 
-def in_place(rows: Rows, bias: torch.Tensor | None = None) -> Int4InPlace | BlocksInPlace | SupersInPlace:
+def in_place(
+    rows: Rows, bias: torch.Tensor | None = None
+) -> Int4InPlace | BlocksInPlace | MXFP4InPlace | SupersInPlace:
     """The linear layer over rows of a file."""
     form = READ[rows.kind].form
     if form in SUPER_BYTES:
         return SupersInPlace(rows, bias)
+    if form == Form.MXFP4:
+        return MXFP4InPlace(rows, bias)
     return (Int4InPlace if form == Form.BLOCKS4 else BlocksInPlace)(rows, bias)
 
 

@@ -58,8 +58,7 @@ class Float4Linear(Native):
 
     def values(self) -> torch.Tensor:
         """[out, in] float32 twice the numbers, integers from -12 to 12."""
-        codes = torch.stack((self.weight & 15, self.weight >> 4), dim=-1).view(self.shape)
-        return torch.tensor(TWICE, dtype=torch.float32, device=codes.device)[codes.long()]
+        return _twice(self.weight)
 
     def dense(self) -> torch.Tensor:
         """[out, in] float32: the weights this layer stands for."""
@@ -83,6 +82,51 @@ class Float4Linear(Native):
     def tensors(self) -> dict[str, torch.Tensor]:
         """What a file keeps of this layer, by name."""
         kept = {"weight": self.weight, "half_steps": self.half_steps, "scale": self.scale}
+        return kept if self.bias is None else kept | {"bias": self.bias}
+
+
+@dataclass
+class MXFP4Linear(Native):
+    """A linear layer of E2M1 weights, 32 of which share a power of two, as the OCP's microscaling formats have them.
+
+    Attributes:
+        weight: [out, in / 2] uint8 codes, the even input in the low half.
+        exponents: [out, in / 32] uint8, a number of 1 stands for 2^(exponent - 127), and nothing for a number where
+            that is 255.
+        bias: [out] float32 or None.
+    """
+
+    weight: torch.Tensor
+    exponents: torch.Tensor
+    bias: torch.Tensor | None = None
+    form: ClassVar[Form] = Form.MXFP4
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)"""
+        return self.weight.shape[0], 2 * self.weight.shape[1]
+
+    def dense(self) -> torch.Tensor:
+        """[out, in] float32: the weights this layer stands for."""
+        blocks = _twice(self.weight).view(*self.exponents.shape, packed.BLOCK) / 2
+        return (blocks * powers(self.exponents)[..., None]).view(self.shape)
+
+    def portable(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same arithmetic in PyTorch alone."""
+        whole, scale = quantize_rows(rows.float())
+        whole, steps = whole.view(len(rows), -1, packed.BLOCK), powers(self.exponents)
+        values = _twice(self.weight).view(len(self.weight), -1, packed.BLOCK)
+        result = torch.zeros(len(rows), len(self.weight), device=rows.device, dtype=torch.float32)
+        for number in range(steps.shape[1]):
+            # Sums of 32 products stay below 2^24: exact in float32, whatever the order.
+            sums = whole[:, number] @ values[:, number].T
+            result += sums * steps[:, number] * scale[:, number * packed.BLOCK // packed.GROUP, None]
+        result /= 2
+        return result if self.bias is None else result + self.bias
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a file keeps of this layer, by name."""
+        kept = {"weight": self.weight, "exponents": self.exponents}
         return kept if self.bias is None else kept | {"bias": self.bias}
 
 
@@ -166,6 +210,21 @@ class NF4Linear(Native):
         """What a file keeps of this layer, by name."""
         kept = {"weight": self.weight, "code_scales": self.code_scales}
         return kept if self.bias is None else kept | {"bias": self.bias}
+
+
+def powers(exponents: torch.Tensor) -> torch.Tensor:
+    """2^(exponent - 127) float32, NaN for 255; exponents are bytes, or the numbers they encode."""
+    whole = exponents.view(torch.uint8).int()
+    bits = whole << 23
+    # The least is no normal number.
+    bits[whole == 0], bits[whole == 255] = 1 << 22, 0x7FC00000
+    return bits.view(torch.float32)
+
+
+def _twice(weight: torch.Tensor) -> torch.Tensor:
+    """[out, in] float32 twice what the codes of E2M1 [out, in / 2] stand for, integers from -12 to 12."""
+    codes = torch.stack((weight & 15, weight >> 4), dim=-1).flatten(1)
+    return torch.tensor(TWICE, dtype=torch.float32, device=codes.device)[codes.long()]
 
 
 def _by_inputs(rows: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, width: int) -> torch.Tensor:

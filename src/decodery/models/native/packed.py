@@ -19,7 +19,7 @@ from ..mapped_memory import anonymous
 if TYPE_CHECKING:
     from ..torch.weights import Dense
     from .block_linear import BlockLinear
-    from .floats import Float4Linear, Float8Linear, NF4Linear
+    from .floats import Float4Linear, Float8Linear, MXFP4Linear, NF4Linear
     from .int4 import Int4Linear
     from .int8 import Int8Linear
     from .reordered import ReorderedLinear
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         | SuperBlockLinear
         | Float4Linear
         | Float8Linear
+        | MXFP4Linear
         | NF4Linear
         | Dense
     )
@@ -54,6 +55,7 @@ SUPER_BYTES = {
 BITS = {
     **{Form.BLOCKS4: 4, Form.TABLE4: 4, Form.BLOCKS5: 5, Form.BLOCKS6: 6, Form.BLOCKS8: 8},
     **{Form.SUPER4: 4, Form.SUPER_TABLE4: 4, Form.SUPER5: 5, Form.SUPER6: 6, Form.FLOAT4: 4, Form.CODES4: 4},
+    Form.MXFP4: 4,
 }
 """Of a number in a block."""
 
@@ -139,9 +141,11 @@ class Packed:
             integer = address(integers.view(torch.uint8), torch.uint8, outputs, inputs // BLOCK, 2)
             lib.decodery_pack_supers(form, begin, scale, integer, inputs, order.ctypes.data, len(order), packed)
         elif form in BITS:
-            scales = linear.scales.contiguous()  # type: ignore[union-attr]
+            mxfp4 = form == Form.MXFP4
+            scales = (linear.exponents if mxfp4 else linear.scales).contiguous()  # type: ignore[union-attr]
             begin = address(weight, torch.uint8, outputs, inputs * BITS[form] // 8)
-            scale = address(scales, torch.float16, outputs, inputs // BLOCK, 2)
+            blocks = (outputs, inputs // BLOCK)
+            scale = address(scales, torch.uint8, *blocks) if mxfp4 else address(scales, torch.float16, *blocks, 2)
             lib.decodery_pack_blocks(form, begin, scale, inputs, order.ctypes.data, len(order), packed)
         else:
             begin = address(weight, torch.bfloat16 if form == Form.BFLOAT16 else torch.float16, outputs, inputs)
@@ -231,5 +235,5 @@ def panel_bytes(form: Form, inputs: int) -> int:
     groups = -(-inputs // GROUP)
     if form in (Form.ROWS8, Form.ROWS2):
         return groups * PANEL * GROUP // (1 if form == Form.ROWS8 else 4)
-    # Two scales of half precision and 32 numbers for each output of a block.
-    return groups * (GROUP // BLOCK) * PANEL * (4 + BLOCK * BITS[form] // 8)
+    # Two scales of half precision, or an exponent, and 32 numbers for each output of a block.
+    return groups * (GROUP // BLOCK) * PANEL * ((1 if form == Form.MXFP4 else 4) + BLOCK * BITS[form] // 8)

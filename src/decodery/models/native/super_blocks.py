@@ -16,6 +16,7 @@ from decodery.core.native.kernels import Form
 
 from . import packed
 from .block_linear import TABLE, BlockLinear, stored_numbers
+from .floats import MXFP4Linear
 from .int4 import Int4Linear
 from .int8 import quantize_rows
 from .packed import BITS, SUPER, Native
@@ -134,7 +135,7 @@ def super_form(weight: torch.Tensor, scales: torch.Tensor | None, inputs: int) -
     return sizes.get((weight.shape[1], scales.shape[2]))
 
 
-BlockKind: TypeAlias = Int4Linear | BlockLinear | SuperBlockLinear
+BlockKind: TypeAlias = Int4Linear | BlockLinear | SuperBlockLinear | MXFP4Linear
 """A layer whose weights are kept in blocks."""
 
 
@@ -165,4 +166,6 @@ def block_layer(form: Form, weight: torch.Tensor, first: torch.Tensor, second: t
         return SuperBlockLinear(form, weight, first, second)
     if form == Form.BLOCKS4:
         return Int4Linear(weight, first, second)
+    if form == Form.MXFP4:
+        return MXFP4Linear(weight, first)
     return BlockLinear(weight, torch.stack((first, second), dim=-1))

@@ -10,7 +10,7 @@ import torch
 from ..config import CLAMPED, ModelConfig
 from ..loaders.in_place import InPlace, in_place
 from ..native.block_linear import BlockLinear
-from ..native.floats import Float4Linear, Float8Linear, NF4Linear
+from ..native.floats import Float4Linear, Float8Linear, MXFP4Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.super_blocks import SuperBlockLinear
@@ -198,6 +198,8 @@ def rows_of(stacked: Linear, first: int, count: int) -> Linear:
         return SuperBlockLinear(stacked.form, stacked.weight[span], stacked.scales[span], stacked.integers[span], bias)
     if isinstance(stacked, Float4Linear):
         return Float4Linear(stacked.weight[span], stacked.half_steps[span], stacked.scale[span], bias)
+    if isinstance(stacked, MXFP4Linear):
+        return MXFP4Linear(stacked.weight[span], stacked.exponents[span], bias)
     if isinstance(stacked, Float8Linear):
         return Float8Linear(stacked.weight[span], stacked.group_scales[span], bias)
     if isinstance(stacked, NF4Linear):

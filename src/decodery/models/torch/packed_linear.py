@@ -14,7 +14,7 @@ from decodery.core.native.kernels import Form
 
 from ..config import ModelConfig
 from ..native.block_linear import TABLE, BlockLinear, stored_numbers
-from ..native.floats import NF4, TWICE, Float4Linear, Float8Linear, NF4Linear
+from ..native.floats import NF4, TWICE, Float4Linear, Float8Linear, MXFP4Linear, NF4Linear, powers
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.packed import BITS, CODE_GROUP, FLOAT_GROUP, SUPER
@@ -125,6 +125,9 @@ def packed_linear(layer: Linear, dtype: torch.dtype) -> PackedLinear | None:
     if isinstance(layer, Float4Linear):
         known: dict[str, Any] = {"table": _table(TWICE, layer.weight), "steps": layer.half_steps, "scale": layer.scale}
         return PackedLinear(layer.weight, 4, 0, 16, dtype, bias=layer.bias, **known)
+    if isinstance(layer, MXFP4Linear):
+        known = {"table": _table(TWICE, layer.weight), "steps": powers(layer.exponents) / 2}
+        return PackedLinear(layer.weight, 4, 0, 32, dtype, bias=layer.bias, **known)
     if isinstance(layer, NF4Linear):
         known = {"table": _table(NF4, layer.weight), "steps": layer.code_scales}
         return PackedLinear(layer.weight, 4, 0, CODE_GROUP, dtype, bias=layer.bias, **known)

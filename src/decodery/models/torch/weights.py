@@ -13,7 +13,7 @@ from decodery.core.errors import UnsupportedModel
 from decodery.core.native.kernels import Form
 
 from ..native.block_linear import BlockLinear
-from ..native.floats import Float4Linear, Float8Linear, NF4Linear
+from ..native.floats import Float4Linear, Float8Linear, MXFP4Linear, NF4Linear
 from ..native.int4 import Int4Linear
 from ..native.int8 import Int8Linear
 from ..native.reordered import ReorderedLinear
@@ -72,6 +72,7 @@ QUANTIZED = (
     TernaryLinear,
     Float4Linear,
     Float8Linear,
+    MXFP4Linear,
     NF4Linear,
     ReorderedLinear,
 )

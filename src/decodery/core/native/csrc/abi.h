@@ -25,18 +25,20 @@
 //   integer scales [8][32], for super6 [8][2][32]; then the numbers of 8 blocks of 32 inputs, as in blocks4, table4, blocks5
 //   and blocks6. A weight is d * scale * number - least step * least, d * scale * (number - 32) or d * scale * value.
 // bfloat16s: [panel][in][16] pairs, output i and output i + 16. halves: [panel][in][32] of half precision.
-// float4: blocks as table4 has them, whose numbers stand for `float4_values`, twice what E2M1 has; with a scale per output.
+// float4: blocks as table4 has them, whose numbers stand for twice what E2M1 has; with a scale per output.
+// mxfp4s: the same numbers, 32 of which share a power of two: of every 64 inputs the exponents, as in MXFP4, of each output,
+//   [2][32] bytes, and the numbers of both blocks.
 // codes4: [panel] of 16 floats, what codes stand for before scales, and [groups of 64 inputs] of a scale of each output, [32]
 //   floats, and codes [64][16], outputs 0-15 in the low halves and 16-31 in the high ones.
 // float8: [panel][groups of 128 inputs] of 256 times a scale of each output, [32] floats, and E4M3 numbers [128][32].
 enum Form : int32_t {
     rows8, rows2, blocks4, table4, blocks5, blocks6, blocks8, bfloat16s, float16s, super4, super_table4, super5, super6,
-    float4, float8, codes4
+    float4, float8, codes4, mxfp4s
 };
 
 // Types of blocks in GGUF files, by GGML's numbers.
 enum Blocks : int32_t {
-    q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8, q4_k = 12, q5_k = 13, q6_k = 14, iq4_nl = 20, iq4_xs = 23
+    q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8, q4_k = 12, q5_k = 13, q6_k = 14, iq4_nl = 20, iq4_xs = 23, mxfp4 = 39
 };
 
 // bias [panels * 32] may be null, and so is scale but for rows8, rows2 and float4. order: [in] which input each column of the

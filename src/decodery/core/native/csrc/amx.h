@@ -75,6 +75,7 @@ template <Form form>
 INLINE Bytes signed_bytes(Bytes x) {
     if constexpr (form == rows2) return _mm512_sub_epi8(x, _mm512_set1_epi8(1));
     else if constexpr (form == blocks6) return _mm512_sub_epi8(x, _mm512_set1_epi8(32));
+    else if constexpr (is_e2m1(form)) return _mm512_sub_epi8(x, _mm512_set1_epi8(e2m1_zero));
     else if constexpr (has_least(form)) return x;
     else return _mm512_xor_si512(x, _mm512_set1_epi8(-128));
 }
@@ -84,9 +85,9 @@ static void unpack_numbers(const uint8_t* w, int32_t inputs, int8_t* to) {
     constexpr Form base = base_of(form);
     constexpr int32_t unit = inputs_of(base);
     for (int32_t k = 0; k < inputs; k += unit, to += unit * panel_width) {
-        const uint8_t* p = w + packed_bytes(form, k);
+        const uint8_t* p = w + packed_bytes(form, k / group_size * group_size);
         if (is_super(form)) p += super_numbers(form) + k % super_size / block_size * number_bytes(form);
-        else if (base != rows8 && base != rows2) p += 4 * panel_width;
+        else if (base != rows8 && base != rows2) p += numbers_at(form, k / block_size % 2);
         for (int32_t step = 0; step < unit / 4; step += 4)
             each<8>([&](auto i) ALWAYS_INLINE {
                 const Bytes found = numbers<base>(p, step + i / 2, i % 2);
@@ -165,11 +166,11 @@ static void add_blocks(const Inputs& inputs, const Quantized& a, int32_t row, fl
     each_group<parts>(inputs, a, row, asked, [&](int32_t g, const auto& found) ALWAYS_INLINE {
         each<parts>([&](auto part) ALWAYS_INLINE {
             constexpr int32_t block = part / halves, side = part % halves;
-            const uint8_t* steps = inputs.packed + (2 * g + block) * block_bytes(form) + 32 * inputs.half;
-            const f16 step = half_floats(steps + 2 * panel_width * side), least = half_floats(steps + 2 * panel_width);
+            const uint8_t* scales = inputs.packed + 2 * g * block_bytes(form) + scales_at(form, block);
+            const f16 step = steps_of<form>(scales, side, 16 * inputs.half);
             each<amx_height>([&](auto r) ALWAYS_INLINE {
                 all[r] = all[r] + sum_at(found(part) + 16 * r) * step * scale[r * stride + g];
-                if constexpr (has_least(form)) all[r] = all[r] + least * own[2 * (r * stride + g) + block];
+                if constexpr (has_least(form)) all[r] = all[r] + steps_of<form>(scales, 1, 16 * inputs.half) * own[2 * (r * stride + g) + block];
             });
         });
     });
@@ -223,7 +224,7 @@ INLINE void of_form(Form form, const Todo& todo) {
 #define DECODERY_FORM(name) \
     case name: return todo(std::integral_constant<Form, name>());
         DECODERY_FORM(rows2) DECODERY_FORM(blocks4) DECODERY_FORM(table4) DECODERY_FORM(blocks5) DECODERY_FORM(blocks6) DECODERY_FORM(blocks8)
-        DECODERY_FORM(super4) DECODERY_FORM(super_table4) DECODERY_FORM(super5) DECODERY_FORM(super6) DECODERY_FORM(float4)
+        DECODERY_FORM(super4) DECODERY_FORM(super_table4) DECODERY_FORM(super5) DECODERY_FORM(super6) DECODERY_FORM(float4) DECODERY_FORM(mxfp4s)
         default: return todo(std::integral_constant<Form, rows8>());
 #undef DECODERY_FORM
     }

@@ -29,6 +29,14 @@ INLINE Floats signed_floats(const uint8_t* p) {
     __builtin_memcpy(&bytes, p, 4);
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(bytes)))));
 }
+// Powers of two by their exponents, see `power_bits`.
+INLINE Floats powers(const uint8_t* p) {
+    uint32_t bytes;
+    __builtin_memcpy(&bytes, p, 4);
+    const uint32x4_t x = vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes))));
+    const uint32x4_t end = vceqzq_u32(vandq_u32(vaddq_u32(x, vdupq_n_u32(1)), vdupq_n_u32(254)));
+    return vreinterpretq_f32_u32(vorrq_u32(vshlq_n_u32(x, 23), vandq_u32(end, vdupq_n_u32(1 << 22))));
+}
 INLINE Floats add_exact(Floats sum, Floats x, Floats y) { return vfmaq_f32(sum, x, y); }
 INLINE Floats load_lanes(const float* p) { return vld1q_f32(p); }
 INLINE void store_lanes(float* p, Floats x) { vst1q_f32(p, x); }
@@ -36,7 +44,7 @@ INLINE Floats half_floats(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f
 INLINE Bytes weights(const uint8_t* p) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(0x80))); }
 INLINE Bytes low_halves(const uint8_t* p) { return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p), vdupq_n_u8(15))); }
 INLINE Bytes high_halves(const uint8_t* p) { return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p), 4)); }
-INLINE Bytes looked_up(Bytes low, const int8_t* values) { return vqtbl1q_s8(vld1q_s8(values), vreinterpretq_u8_s8(low)); }
+INLINE Bytes looked_up(Bytes low, const int8_t* values, int32_t) { return vqtbl1q_s8(vld1q_s8(values), vreinterpretq_u8_s8(low)); }
 // With the fifth bit of each, of 16 at p.
 INLINE Bytes with_fifth(Bytes low, const uint8_t* p) {
     const uint8x16_t each = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));

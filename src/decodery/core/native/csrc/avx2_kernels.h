@@ -25,6 +25,13 @@ INLINE Ints times128(Ints x) { return _mm256_slli_epi32(x, 7); }
 INLINE Bytes small_bytes(const uint8_t* p) { return bytes_at(p); }
 INLINE Floats unsigned_floats(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
 INLINE Floats signed_floats(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+// Powers of two by their exponents, see `power_bits`.
+INLINE Floats powers(const uint8_t* p) {
+    const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m256i other = _mm256_and_si256(_mm256_add_epi32(x, _mm256_set1_epi32(1)), _mm256_set1_epi32(254));
+    const __m256i end = _mm256_and_si256(_mm256_cmpeq_epi32(other, _mm256_setzero_si256()), _mm256_set1_epi32(1 << 22));
+    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(x, 23), end));
+}
 INLINE Floats add_exact(Floats sum, Floats x, Floats y) { return _mm256_fmadd_ps(x, y, sum); }
 INLINE Bytes low_halves(const uint8_t* p) { return _mm256_and_si256(bytes_at(p), _mm256_set1_epi8(15)); }
 INLINE Bytes high_halves(const uint8_t* p) { return _mm256_and_si256(_mm256_srli_epi16(bytes_at(p), 4), _mm256_set1_epi8(15)); }
@@ -94,10 +101,10 @@ INLINE Ints add16(Ints a, Ints b) {
 }
 INLINE Ints add_pairs(Ints sum, Ints pairs) { return _mm256_add_epi32(sum, sum_pairs(pairs)); }
 #endif
-// What these numbers stand for, of 16 values, plus weight_offset.
-INLINE Bytes looked_up(Bytes low, const int8_t* values) {
+// What these numbers stand for, of 16 values, and so much more.
+INLINE Bytes looked_up(Bytes low, const int8_t* values, int32_t more) {
     const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_add_epi8(table, _mm_set1_epi8(int8_t(weight_offset)))), low);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_add_epi8(table, _mm_set1_epi8(int8_t(more)))), low);
 }
 
 #include "gemm.h"

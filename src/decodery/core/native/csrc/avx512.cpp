@@ -36,10 +36,10 @@ INLINE Bytes low_halves(const uint8_t* p) { return _mm512_and_si512(_mm512_load_
 INLINE Bytes high_halves(const uint8_t* p) {
     return _mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(p), 4), _mm512_set1_epi8(15));
 }
-// What these numbers stand for, of 16 values, plus 128.
-INLINE Bytes looked_up(Bytes low, const int8_t* values) {
+// What these numbers stand for, of 16 values, and so much more.
+INLINE Bytes looked_up(Bytes low, const int8_t* values, int32_t more) {
     const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_xor_si128(table, _mm_set1_epi8(-128))), low);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_add_epi8(table, _mm_set1_epi8(int8_t(more)))), low);
 }
 // With the fifth bit of each, of 64 at p.
 INLINE Bytes with_fifth(Bytes low, const uint8_t* p) {
@@ -78,6 +78,12 @@ INLINE Ints times128(Ints x) { return _mm512_slli_epi32(x, 7); }
 INLINE Bytes small_bytes(const uint8_t* p) { return _mm512_load_si512(p); }
 INLINE Floats unsigned_floats(const uint8_t* p) { return reinterpret_cast<f16>(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))))); }
 INLINE Floats signed_floats(const uint8_t* p) { return reinterpret_cast<f16>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))))); }
+// Powers of two by their exponents, see `power_bits`.
+INLINE Floats powers(const uint8_t* p) {
+    const __m512i x = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(p))), bits = _mm512_slli_epi32(x, 23);
+    const __mmask16 ends = _mm512_testn_epi32_mask(_mm512_add_epi32(x, _mm512_set1_epi32(1)), _mm512_set1_epi32(254));
+    return reinterpret_cast<f16>(_mm512_mask_or_epi32(bits, ends, bits, _mm512_set1_epi32(1 << 22)));
+}
 INLINE Floats add_exact(Floats sum, Floats x, Floats y) { return sum_of_exact(sum, x, y); }
 // Sixteen pairs of bfloat16: the first of each and the second.
 INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {

@@ -23,6 +23,9 @@ INLINE float half_at(const uint8_t* p) {
     return x;
 }
 
+// The bits of a power of two by its exponent in MXFP4, plus 127; of 255 those of no number.
+INLINE uint32_t power_bits(uint8_t exponent) { return uint32_t(exponent) << 23 | (exponent == 0 || exponent == 255 ? 1u << 22 : 0u); }
+
 INLINE uint32_t word_at(const uint8_t* p) {
     uint32_t word;
     __builtin_memcpy(&word, p, 4);
@@ -103,6 +106,13 @@ INLINE void read_block(const uint8_t* row, int32_t b, Block& block) {
         block.second *= has_least(form_of(kind)) ? -float(second) : float(second);
     }
     switch (kind) {
+        case mxfp4: {
+            split(p + 1, numbers);
+            const uint32_t power = power_bits(p[0]);
+            __builtin_memcpy(&block.first, &power, 4);
+            block.second = block.first;
+            break;
+        }
         case q4_0:
         case iq4_nl:
             split(p + 2, numbers);
@@ -231,9 +241,12 @@ static void pack_kind(const uint8_t* const* rows, int32_t in, int32_t out, uint8
     alignas(64) uint8_t numbers[panel_width][block_size] = {};
     alignas(64) float scales[2][panel_width] = {};
     for (int32_t first = 0; first < out; first += panel_width)
-        for (int32_t b = 0; b < blocks; ++b, packed += block_bytes(form)) {
+        for (int32_t b = 0; b < blocks; ++b) {
+            uint8_t* group = packed + (int64_t(first / panel_width) * blocks + b / 2 * 2) * block_bytes(form);
+            uint8_t *own = group + scales_at(form, b % 2), *to = group + numbers_at(form, b % 2);
             if (b >= known) {
-                __builtin_memset(packed, 0, block_bytes(form));
+                __builtin_memset(own, 0, block_bytes(form) - number_bytes(form));
+                __builtin_memset(to, 0, number_bytes(form));
                 continue;
             }
             for (int32_t lane = 0; lane < panel_width; ++lane) {
@@ -242,11 +255,12 @@ static void pack_kind(const uint8_t* const* rows, int32_t in, int32_t out, uint8
                 __builtin_memcpy(numbers[lane], block.numbers, block_size);
                 scales[0][lane] = block.first;
                 scales[1][lane] = block.second;
+                if (form == mxfp4s) own[lane] = rows[first + lane] == nullptr ? 0 : rows[first + lane][b * bytes_of(kind)];
             }
-            for (int32_t side = 0; side < 2; ++side)
+            for (int32_t side = 0; form != mxfp4s && side < 2; ++side)
                 for (int32_t i = 0; i < panel_width; i += 16)
-                    store(reinterpret_cast<Half*>(packed) + side * panel_width + i, load(scales[side] + i), 16);
-            place<form>(numbers, packed + 4 * panel_width);
+                    store(reinterpret_cast<Half*>(own) + side * panel_width + i, load(scales[side] + i), 16);
+            place<form>(numbers, to);
         }
 }
 
@@ -261,8 +275,9 @@ static void expand_kind(const uint8_t* const* rows, int32_t count, int32_t in, f
                 const int32_t number = block.numbers[i];
                 if (has_least(form)) to[i] = block.first * float(number) + block.second;
                 else {
-                    const int32_t value = base_of(form) == table4 ? table_values[number] : number - (form == super6 ? 32 : 128);
-                    to[i] = (i < block_size / 2 ? block.first : block.second) * float(value);
+                    const float value = base_of(form) == table4 ? table_values[number] : form == mxfp4s ? 0.5f * float(e2m1_values[number] - e2m1_zero)
+                        : float(number - (form == super6 ? 32 : 128));
+                    to[i] = (i < block_size / 2 ? block.first : block.second) * value;
                 }
             }
         }
@@ -275,7 +290,7 @@ static bool of_kind(int32_t kind, const Todo& todo) {
 #define DECODERY_KIND(name) \
     case name: todo(std::integral_constant<Blocks, name>()); return true;
         DECODERY_KIND(q4_0) DECODERY_KIND(q4_1) DECODERY_KIND(q5_0) DECODERY_KIND(q5_1) DECODERY_KIND(q8_0)
-        DECODERY_KIND(q4_k) DECODERY_KIND(q5_k) DECODERY_KIND(q6_k) DECODERY_KIND(iq4_nl) DECODERY_KIND(iq4_xs)
+        DECODERY_KIND(q4_k) DECODERY_KIND(q5_k) DECODERY_KIND(q6_k) DECODERY_KIND(iq4_nl) DECODERY_KIND(iq4_xs) DECODERY_KIND(mxfp4)
 #undef DECODERY_KIND
     }
     return false;

@@ -64,7 +64,7 @@ static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a,
 #endif
 // Of how many steps of a block products are added in 16 bits, as many as fit there together; 0: of none.
 template <Form form>
-constexpr int32_t narrow_steps = DECODERY_NARROW == 0 ? 0 : form == rows2 ? 16 : form == blocks4 ? 8 : form == blocks5 ? 4 : form == blocks6 ? 2 : 0;
+constexpr int32_t narrow_steps = DECODERY_NARROW == 0 ? 0 : form == rows2 ? 16 : form == blocks4 ? 8 : form == blocks5 || is_e2m1(form) ? 4 : form == blocks6 ? 2 : 0;
 
 // todo(0), todo(1) ... todo(n - 1), all written out and with numbers that are known when this is compiled: sums that are
 // chosen by them stay in registers.
@@ -144,13 +144,14 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
 }
 
 // Parts of a block with steps of their own.
-constexpr int32_t halves_of(Form form) { return has_least(form) || form == super_table4 ? 1 : 2; }
+constexpr int32_t halves_of(Form form) { return has_least(form) || form == super_table4 || form == mxfp4s ? 1 : 2; }
 // What sums of numbers as they are kept begin with, for what they stand for: block `b` of all rows', and its half.
 template <Form form>
 INLINE int32_t too_much(const int32_t* totals, int32_t b, int32_t part) {
     if (has_least(form)) return 0;
     if (form == rows2) return -(totals[4 * b] + totals[4 * b + 1] + totals[4 * b + 2] + totals[4 * b + 3]);
-    return -(form == blocks6 ? 32 : weight_offset) * totals[2 * b + part];
+    if (form == mxfp4s) return -e2m1_zero * (totals[2 * b] + totals[2 * b + 1]);
+    return -(form == blocks6 ? 32 : is_e2m1(form) ? e2m1_zero : weight_offset) * totals[2 * b + part];
 }
 
 // Which 16 outputs of a panel a vector is of, and where among the bytes of these.
@@ -165,8 +166,8 @@ INLINE Bytes numbers(const uint8_t* p, int32_t step, int32_t vector) {
     if (form == rows2) return two_bits(p + step / 2 * 64 + at, step % 2 * 2 + half);
     if (form == blocks8) return weights(p + 64 * n + at);
     const Bytes low = half == 0 ? low_halves(p + 64 * step + at) : high_halves(p + 64 * step + at);
-    if (form == table4) return looked_up(low, table_values);
-    if (form == float4) return looked_up(low, float4_values);
+    if (form == table4) return looked_up(low, table_values, weight_offset);
+    if (is_e2m1(form)) return looked_up(low, e2m1_values, 0);
     p += 512;
     if (form == blocks5) return with_fifth(low, p + 8 * n + at / 8);
     if (form == blocks6) return with_two(low, p + n / 4 * 64 + at, n % 4);
@@ -219,6 +220,13 @@ INLINE void block_sums(const uint8_t* w, const int8_t* q, int64_t stride, int32_
 }
 #endif
 
+// The steps of outputs from `output` on, of a part of a block whose scales begin at p; of mxfp4s twice those of the numbers.
+template <Form form>
+INLINE Floats steps_of(const uint8_t* p, int32_t part, int32_t output) {
+    if constexpr (form == mxfp4s) return powers(p + output);
+    else return half_floats(p + 2 * (part * panel_width + output));
+}
+
 // The same for blocks.
 template <int R, Form form>
 static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
@@ -230,24 +238,26 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
     const float* halves = a.halves + int64_t(row) * blocks;
     const int32_t* totals = a.sums + int64_t(row) * 2 * blocks;
     for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
-    for (int32_t b = 0; b < blocks; ++b, w += block_bytes(form), q += block_size) {
+    for (int32_t b = 0; b < blocks; ++b, q += block_size) {
+        const uint8_t* group = w + b / 2 * 2 * block_bytes(form);
+        const uint8_t *scales = group + scales_at(form, b % 2), *p = group + numbers_at(form, b % 2);
         for (int32_t i = 0; i < block_bytes(form); i += 64) __builtin_prefetch(ahead.next + i, 0, 2);
         ahead.next += ahead.step;
         each<vectors / V>([&](auto side) ALWAYS_INLINE {
             constexpr int32_t first = side * V;
             each<halves_of(form)>([&](auto part) ALWAYS_INLINE {
                 Floats found[R][V];
-                block_sums<R, V, form, halves_of(form)>(w + 4 * panel_width, q, stride, first, part,
+                block_sums<R, V, form, halves_of(form)>(p, q, stride, first, part,
                                        [&](int32_t r) ALWAYS_INLINE { return too_much<form>(totals, r * blocks + b, part); }, found);
                 each<V>([&](auto v) ALWAYS_INLINE {
                     constexpr int32_t output = lanes * (first + v);
-                    const Floats step = half_floats(w + 2 * (part * panel_width + output));
-                    const Floats least = half_floats(w + 2 * (panel_width + output));
+                    const Floats step = steps_of<form>(scales, part, output);
                     each<R>([&](auto r) ALWAYS_INLINE {
                         const float s = scale[r * a.groups() + b / 2];
                         float* sum = sums + r * panel_width + output;
-                        const Floats total = load_lanes(sum) + found[r][v] * step * s;
-                        store_lanes(sum, has_least(form) ? total + least * halves[r * blocks + b] : total);
+                        Floats total = load_lanes(sum) + found[r][v] * step * s;
+                        if constexpr (has_least(form)) total = total + steps_of<form>(scales, 1, output) * halves[r * blocks + b];
+                        store_lanes(sum, total);
                     });
                 });
             });
@@ -400,6 +410,7 @@ INLINE void tile_any(Form form, const uint8_t* w, const Quantized& a, int32_t ro
         case super5: return tile_as<R, super5>(w, a, row, sums, ahead);
         case super6: return tile_as<R, super6>(w, a, row, sums, ahead);
         case float4: return tile_as<R, float4>(w, a, row, sums, ahead);
+        case mxfp4s: return tile_as<R, mxfp4s>(w, a, row, sums, ahead);
         default: return tile_as<R, rows8>(w, a, row, sums, ahead);
     }
 }
@@ -553,6 +564,8 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, boo
     alignas(64) float sums[(float_rows > DECODERY_TILE_ROWS ? float_rows : DECODERY_TILE_ROWS) * panel_width];
     const int64_t size = panel_bytes(linear.form, linear.in);
     const int64_t step = asked_bytes(linear.form);
+    // Numbers of mxfp4s are summed as twice what they are.
+    const f16 whole = splat(linear.form == mxfp4s ? 0.5f : 1.0f);
     const Range mine = share(panels(linear), thread, team.threads);
     int32_t many = 0;
 #if DECODERY_TILES
@@ -565,8 +578,8 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, boo
     for (int32_t p = mine.begin; p < mine.end; ++p) {
         const uint8_t* w = linear.weight + p * size;
         const bool scaled = linear.scale != nullptr;
-        const f16 s0 = scaled ? load(linear.scale + p * panel_width) : splat(1.0f);
-        const f16 s1 = scaled ? load(linear.scale + p * panel_width + 16) : splat(1.0f);
+        const f16 s0 = scaled ? load(linear.scale + p * panel_width) : whole;
+        const f16 s1 = scaled ? load(linear.scale + p * panel_width + 16) : whole;
         const auto finish = [&](int32_t begin, int32_t end, const float* sum) ALWAYS_INLINE {
             for (int32_t row = begin; row < end; ++row, sum += panel_width) {
                 f16 y0 = load(sum) * s0, y1 = load(sum + 16) * s1;

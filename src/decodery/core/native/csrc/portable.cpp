@@ -44,7 +44,7 @@ INLINE Bytes high_halves(const uint8_t* p) {
     for (int i = 0; i < 64; ++i) w.value[i] = int8_t(p[i] >> 4);
     return w;
 }
-INLINE Bytes looked_up(Bytes low, const int8_t* values) {
+INLINE Bytes looked_up(Bytes low, const int8_t* values, int32_t) {
     for (int8_t& value : low.value) value = values[value];
     return low;
 }
@@ -92,6 +92,12 @@ INLINE f16 signed_floats(const uint8_t* p) {
     f16 x;
     for (int i = 0; i < 16; ++i) x[i] = float(int8_t(p[i]));
     return x;
+}
+// Powers of two by their exponents, see `power_bits`.
+INLINE f16 powers(const uint8_t* p) {
+    u32x16 bits;
+    for (int i = 0; i < 16; ++i) bits[i] = uint32_t(p[i]) << 23 | (p[i] == 0 || p[i] == 255 ? 1u << 22 : 0u);
+    return reinterpret_cast<f16>(bits);
 }
 INLINE f16 add_exact(f16 sum, f16 x, f16 y) { return sum + x * y; }
 INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {

@@ -41,8 +41,11 @@ constexpr int32_t bits_of(Form form) {
 constexpr bool has_least(Form form) { return base_of(form) == blocks4 || base_of(form) == blocks5; }
 // What the numbers of table4 stand for: the values of GGML's IQ4_NL.
 constexpr int8_t table_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-// What the numbers of float4 stand for: twice what a sign, two bits of exponent and one of mantissa have.
-constexpr int8_t float4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+// What codes of E2M1 stand for, which have a sign, two bits of exponent and one of mantissa: twice that, and `e2m1_zero` more.
+// None is below 0, so that products of several fit 16 bits together.
+constexpr int32_t e2m1_zero = 12;
+constexpr int8_t e2m1_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+constexpr bool is_e2m1(Form form) { return form == float4 || form == mxfp4s; }
 // Inputs of float8 that share a scale, and the bytes of a panel's group of them.
 constexpr int32_t float8_group = 128;
 constexpr int32_t float8_bytes = (4 + float8_group) * panel_width;
@@ -56,7 +59,12 @@ constexpr int32_t inputs_of(Form form) { return form == rows2 || form == rows8 ?
 constexpr int32_t ternary_bytes = group_size * panel_width / 4;
 // Of a panel's block.
 constexpr int32_t number_bytes(Form form) { return block_size * panel_width * bits_of(form) / 8; }
-constexpr int32_t block_bytes(Form form) { return 2 * 2 * panel_width + number_bytes(form); }
+constexpr int32_t block_bytes(Form form) { return (form == mxfp4s ? 1 : 2 * 2) * panel_width + number_bytes(form); }
+// Where scales and numbers of one of the two blocks of a group begin. Numbers begin with a cache line.
+constexpr int32_t scales_at(Form form, int32_t block) { return block * (form == mxfp4s ? panel_width : block_bytes(form)); }
+constexpr int32_t numbers_at(Form form, int32_t block) {
+    return form == mxfp4s ? 2 * panel_width + block * number_bytes(form) : block * block_bytes(form) + 4 * panel_width;
+}
 // Of a panel's super-block: where integer scales begin and where numbers do, and all of it.
 constexpr int32_t super_scales(Form form) { return (has_least(form) ? 2 * 2 + 8 : 2) * panel_width; }
 constexpr int32_t super_numbers(Form form) { return super_scales(form) + (form == super6 ? 16 : 8) * panel_width; }
@@ -91,6 +99,7 @@ constexpr Form form_of(Blocks kind) {
         case q5_k: return super5;
         case q6_k: return super6;
         case iq4_nl: return table4;
+        case mxfp4: return mxfp4s;
         case q8_0: return blocks8;
         default: return kind == q5_0 || kind == q5_1 ? blocks5 : blocks4;
     }
@@ -98,6 +107,7 @@ constexpr Form form_of(Blocks kind) {
 constexpr int32_t blocks_of(Blocks kind) { return kind == q4_k || kind == q5_k || kind == q6_k || kind == iq4_xs ? 8 : 1; }
 constexpr int32_t bytes_of(Blocks kind) {
     switch (kind) {
+        case mxfp4: return 17;
         case q4_1: return 20;
         case q5_0: return 22;
         case q5_1: return 24;

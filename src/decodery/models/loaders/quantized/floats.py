@@ -11,7 +11,7 @@ import torch
 from decodery.core.errors import CorruptFile
 from decodery.core.native.kernels import Form, library
 
-from ...native.floats import Float4Linear, Float8Linear
+from ...native.floats import Float4Linear, Float8Linear, MXFP4Linear, powers
 from ...native.packed import BLOCK, FLOAT_GROUP
 from .integers import is_half
 from .weight import Tensors, Weight
@@ -36,7 +36,7 @@ class Floats(Weight):
         values: [n, in] FP8, or FP4 codes where `codes`.
         scales: [n, groups] float32.
         codes: Whether values are FP4 codes [n, in] uint8.
-        steps: [n, groups] scales over `factor` where that is not a power of two, as the file has them.
+        steps: [n, groups] scales over `factor`, as the file has them; None where scales are powers of two.
         factor: What scales of the whole tensor have in common.
     """
 
@@ -55,36 +55,26 @@ class Floats(Weight):
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
-        """FP4 where steps have half precision; FP8 where scales are for so many inputs, and kernels are there.
+        """FP4 of powers of two or of steps in half precision; FP8 where scales are for so many inputs.
 
         Without kernels FP8 is multiplied input by input.
         """
         if not self.codes:
             coarse = self.group % FLOAT_GROUP == 0 or self.group >= self.shape[1]
             return (Form.FLOAT8,) if coarse and library() is not None else ()
-        if self.shape[1] % BLOCK or self.group % _HALF or not is_half(self._steps(self._every) / 2):
-            return ()
-        return (Form.FLOAT4,)
-
-    @property
-    def _every(self) -> torch.Tensor:
-        return torch.arange(self.shape[0], device="cpu")
-
-    @cached_property
-    def _common(self) -> float:
-        """What scales are over steps: for powers of two the largest of them."""
-        return self.factor if self.steps is not None else float(self.scales(self._every).max())
-
-    def _steps(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, groups] float32."""
-        return self.scales(rows) / self._common if self.steps is None else self.steps(rows)
+        every = torch.arange(self.shape[0], device="cpu")
+        if self.steps is None:
+            fits = self.shape[1] % BLOCK == 0 and bool(self.scales(every).isfinite().all())
+            return (Form.MXFP4,) if fits else ()
+        fits = self.shape[1] % BLOCK == 0 and self.group % _HALF == 0 and is_half(self.steps(every) / 2)
+        return (Form.FLOAT4,) if fits else ()
 
     def dense(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Weight.dense`."""
         values = e2m1(self.values(rows)) if self.codes else self.values(rows).float()
         return values * self.scales(rows)[:, self._each(1)]
 
-    def layer(self, rows: torch.Tensor, form: Form) -> Float4Linear | Float8Linear:
+    def layer(self, rows: torch.Tensor, form: Form) -> Float4Linear | Float8Linear | MXFP4Linear:
         """See `Weight.layer`. A factor of FP4 is multiplied last: products differ in the last place at most."""
         values = self.values(rows)
         if form == Form.FLOAT8:
@@ -92,9 +82,11 @@ class Floats(Weight):
             if bool((codes & 127 == 127).any()):
                 raise CorruptFile("FP8 weights have numbers that are none: the file is damaged")
             return Float8Linear(codes, self.scales(rows)[:, self._each(FLOAT_GROUP)])
-        steps = (self._steps(rows) / 2)[:, self._each(_HALF)].half()
-        scale = torch.full((len(rows),), self._common, dtype=torch.float32, device="cpu")
-        return Float4Linear(values[:, 0::2] | values[:, 1::2] << 4, steps, scale)
+        packed = values[:, 0::2] | values[:, 1::2] << 4
+        if self.steps is None:
+            return MXFP4Linear(packed, (self.scales(rows).view(torch.int32) >> 23).to(torch.uint8))
+        steps = (self.steps(rows) / 2)[:, self._each(_HALF)].half()
+        return Float4Linear(packed, steps, torch.full((len(rows),), self.factor, dtype=torch.float32, device="cpu"))
 
 
 def e2m1(codes: torch.Tensor) -> torch.Tensor:
@@ -106,15 +98,6 @@ def e2m1(codes: torch.Tensor) -> torch.Tensor:
 def nibbles(packed: torch.Tensor) -> torch.Tensor:
     """[n, m] uint8 -> the halves of each byte [n, 2 m], the low one first."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
-
-
-def powers(exponents: torch.Tensor) -> torch.Tensor:
-    """2^(exponent - 127) float32, NaN for 255; exponents are bytes, or the numbers they encode."""
-    whole = exponents.view(torch.uint8).int()
-    bits = whole << 23
-    # The least is no normal number.
-    bits[whole == 0], bits[whole == 255] = 1 << 22, 0x7FC00000
-    return bits.view(torch.float32)
 
 
 def scale_grid(
