@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +85,34 @@ class Corpus:
         for path in self._shards:
             yield from self._read(path)
 
-    def split(self, every: int = 20) -> tuple[list[int], list[int]]:
-        """Numbers of the training texts, and of held-out texts: one at a random place in every `every`.
+    def split(self, every: int = 20, images: Sequence[str] = ()) -> tuple[list[int], list[int]]:
+        """Numbers of the training texts, and of held-out texts: those of one prompt in `every`, at a random place.
 
-        Always at the same place they would all be of one temperature, which texts take in turns.
+        Always at the same place they would all be of one temperature, which texts take in turns. Of fewer prompts with
+        several texts each, two are held out where that leaves as many. Neighbours are of different prompts, so that
+        `HeldOut` does not choose by the prompts that it tests.
+
+        Args:
+            every: How many prompts one is held out of. A text without a prompt is one of its own.
+            images: What tells prompts with images apart, which have their tokens in common.
+
+        Raises:
+            SettingsError: All texts are of one prompt.
         """
-        held = [first + turn % every for turn, first in enumerate(range(0, len(self) - every + 1, every))]
-        out = set(held)
-        return [number for number in range(len(self)) if number not in out], held
+        of: dict[Any, list[int]] = {}
+        for number, text in enumerate(self):
+            prompt = images[number] if images else prompt_key(text.tokens[: text.written].tolist(), number)
+            of.setdefault(prompt, []).append(number)
+        prompts = list(of.values())
+        if len(prompts) < len(self) and len(self) >= every:
+            if len(prompts) == 1:
+                raise SettingsError(f"{self.folder} holds texts of one prompt: give two, one of which is held out")
+            every = min(every, max(2, len(prompts) // 2))
+        held = [prompts[first + turn % every] for turn, first in enumerate(range(0, len(prompts) - every + 1, every))]
+        out = {number for each in held for number in each}
+        even, odd = (list(chain(*held[side::2])) for side in (0, 1))
+        turns = [*chain(*zip(even, odd, strict=False)), *even[len(odd) :][: 1 if odd else None]]
+        return [number for number in range(len(self)) if number not in out], turns
 
     def split_for(self, vocab_size: int, name: str) -> tuple[list[int], list[int]]:
         """`split`, for a model.
@@ -113,6 +134,11 @@ class Corpus:
         """Raise SettingsError where the texts are of another vocabulary than that of a model."""
         if self.facts.get("vocab_size") != vocab_size:
             raise SettingsError(f"{self.folder} holds text of another vocabulary than that of {name}")
+
+
+def prompt_key(prompt: Sequence[int], number: int) -> Any:
+    """What tells the prompts of texts apart: its tokens, or the number of a text that begins with at most one."""
+    return tuple(prompt) if len(prompt) > 1 else number
 
 
 def claim(out: Path, facts: dict[str, Any], vocab_size: int) -> None:

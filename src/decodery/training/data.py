@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.embedded import Embeddings
 from decodery.step.sequence import Sequence as Decoded
 
-from .corpus import SHARD, Corpus, TrainingText, claim, shard_path, write_shard
+from .corpus import SHARD, Corpus, TrainingText, claim, prompt_key, shard_path, write_shard
 from .lines import read_lines
 from .prompts import instructions
 
@@ -54,8 +55,9 @@ def write_texts(
 ) -> Corpus:
     """Let `target` continue each of `prompts` (token ids) and keep what it writes in the folder `out`.
 
-    TrainingText i is drawn at temperatures[i % len(temperatures)] with the seed `seed + i`. A folder that was begun
-    with the same settings is continued; with others refused.
+    Text i is drawn with the seed `seed + i`, at the temperature with the number of the first text of its prompt, plus
+    how many that prompt had before it: a prompt that is repeated takes all in turns. A folder that was begun with the
+    same settings is continued; with others refused.
 
     Args:
         top: How many of the most likely tokens to keep beside each one but the first, see `TrainingText`.
@@ -85,11 +87,12 @@ def write_texts(
     }
     claim(out, facts, target.model.vocab_size)
     samplers = [Sampler.from_settings(temperature=temperature) for temperature in temperatures]
+    turns = list(_turns(prompts, [each.digest for each in embeddings]))
     requests = [
         Request(
             prompt,
             max_new_tokens=max_new_tokens,
-            sampler=samplers[number % len(samplers)],
+            sampler=samplers[turns[number] % len(samplers)],
             drafter=_Recorder(top) if top else None,
             seed=nth_seed(seed, number),
             eos_ids=target.tokenizer.eos_ids,
@@ -156,6 +159,15 @@ def read_prompts(path: Path) -> list[str]:
     if not lines:
         raise PromptError(f"{path} holds no prompts: write one a line")
     return lines
+
+
+def _turns(prompts: Sequence[Sequence[int]], images: Sequence[str]) -> Iterator[int]:
+    """Of each text, the number of its prompt's first one plus how many that prompt had before."""
+    last: dict[Any, int] = {}
+    for number, prompt in enumerate(prompts):
+        key = prompt_key(prompt, number), images[number] if images else ""
+        last[key] = last.get(key, number - 1) + 1
+        yield last[key]
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def train_head(
     seen = None
     if shown is not None:
         check_texts(len(shown.corpus))
-        learned_of, held_of = shown.corpus.split()
+        learned_of, held_of = shown.corpus.split(images=[each.digest for each in shown.embeddings])
         features = FeatureStore(
             model, shown.corpus, head.taps, out / "shown", TOP, progress, shown.embeddings, model.device
         )

@@ -20,6 +20,7 @@ from decodery.testing import tiny_transformer
 from decodery.training import data
 from decodery.training.adadec_thresholds import read_solutions
 from decodery.training.data import Corpus, cut_files, read_prompts, write_texts
+from decodery.training.held_out import HeldOut
 from decodery.training.loop import CHECKPOINT, TrainingPlan, batches, train
 from tiny_models import VOCAB, whole_tokenizer
 
@@ -90,6 +91,35 @@ def test_what_is_written_of_texts_in_progress_counts(target: LoadedModel, tmp_pa
     done = [each[1] for each in told]
     # After the first pass of a batch no text is whole yet.
     assert done[0] == 0 and done == sorted(done) and done[-1] == told[-1][2] == len(PROMPTS)
+
+
+def test_a_prompt_that_is_held_out_is_not_learned_from(target: LoadedModel, tmp_path: Path) -> None:
+    for count in (2, 3, 12, 40):
+        prompts = [[256, 1 + number // 8, number % 8] for number in range(count)]
+        asked = [prompts[number % count] for number in range(3 * count + 20)]
+        corpus = write_texts(target, asked, tmp_path / str(count), max_new_tokens=1)
+        learned, held = corpus.split()
+        known = HeldOut.of(held)
+        seen, unseen = ({number % count for number in part} for part in (learned, held))
+        assert not seen & unseen and seen | unseen == set(range(count))
+        chose, tested = ({number % count for number in part} for part in (known.choosing, known.tested))
+        assert count <= 3 or (chose and tested and not chose & tested)
+    one = write_texts(target, [[256, 1]] * 20, tmp_path / "one", max_new_tokens=1)
+    with pytest.raises(SettingsError, match="texts of one prompt"):
+        one.split()
+    alone = write_texts(target, [[256]] * 20, tmp_path / "alone", max_new_tokens=1)
+    assert len(alone.split()[1]) == 1
+
+
+def test_a_prompt_that_is_repeated_takes_all_temperatures(target: LoadedModel, tmp_path: Path) -> None:
+    asked = [PROMPTS[number % 2] for number in range(4)]
+    texts = [
+        text.tokens.tolist()
+        for text in write_texts(target, asked, tmp_path / "text", max_new_tokens=9, temperatures=(0.0, 1.0))
+    ]
+    greedy = write_texts(target, asked[:2], tmp_path / "greedy", max_new_tokens=9, temperatures=(0.0,))
+    assert [texts[0], texts[3]] == [text.tokens.tolist() for text in greedy]
+    assert texts[0] != texts[2] and texts[1] != texts[3]
 
 
 def test_files_are_cut_into_texts(target: LoadedModel, tmp_path: Path) -> None:
