@@ -21,7 +21,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, silent
+from decodery.models.loaders.store import Progress, sha256, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.step.draft_length_policy import Budget
@@ -128,7 +128,7 @@ def cut_files(
         raise SettingsError(f"a text to learn from needs at least 2 tokens, not length={length}")
     facts = {
         "kind": "cut from files",
-        "files": [[str(path), path.stat().st_size] for path in files],
+        "files": [[str(path), sha256(path, "checking files", progress)] for path in files],
         "length": length,
     }
     claim(out, facts, vocab_size)

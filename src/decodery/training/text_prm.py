@@ -18,6 +18,7 @@ from .bounds import Bounded
 from .evaluation import figures
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
+from .loop import content
 from .published_prm import train_published_prm
 from .ranking import auc
 from .reward_head import PRM, fitted
@@ -130,7 +131,7 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
         (torch.cat(s), torch.tensor(y, dtype=torch.float32, device="cpu"))
         for s, y in zip(parts[:2], labels[:2], strict=True)
     )
-    settings = {"recipe": asdict(recipe), "model": model.fingerprint, "beginnings": len(learned[1])}
+    settings = {"recipe": asdict(recipe), "model": model.fingerprint, "texts": content([vars(each) for each in judged])}
     head, scores, costs = fitted(
         model, tap, learned, held_out, recipe, run.out, settings=settings, weight_decay=recipe.weight_decay,
         progress=run.progress,

@@ -131,6 +131,9 @@ def test_files_are_cut_into_texts(target: LoadedModel, tmp_path: Path) -> None:
     spelled = b"".join(target.tokenizer.piece(int(id)) for text in corpus for id in text.tokens)
     assert spelled == b"0123456789" * 3 + b"</s>" + b"xy</s>"
     assert corpus.split(every=2) == ([1, 2], [0])
+    files[1].write_text("yx")
+    with pytest.raises(SettingsError, match="another setting of files"):
+        cut_files(files, tmp_path / "text", tokenizer=target.tokenizer, vocab_size=VOCAB, length=16)
 
 
 def test_what_cannot_be_learned_from_is_refused(target: LoadedModel, tmp_path: Path) -> None:

@@ -62,8 +62,10 @@ def test_a_head_learns_from_judged_texts_which_beginnings_promise(tmp_path: Path
     # It goes on from what is there, and refuses what belongs to other texts.
     again = train_text_prm(run(tmp_path), judged(20))
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in head.tensors.items())
-    with pytest.raises(SettingsError, match="other settings or other data"):
-        train_text_prm(run(tmp_path), judged(24))
+    corrected = [replace(judged(20)[0], reward=0.5), *judged(20)[1:]]
+    for other_texts in (judged(24), corrected):
+        with pytest.raises(SettingsError, match="other settings or other data"):
+            train_text_prm(run(tmp_path), other_texts)
 
 
 def test_texts_that_teach_nothing_are_refused(tmp_path: Path) -> None:
