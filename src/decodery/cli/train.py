@@ -184,7 +184,8 @@ def _run(name: str, kind: Kind, values: dict[str, Any]) -> None:
     from decodery.training.card import check_folder, write_card
     from decodery.training.kind import Data, Run
 
-    model, out, hours = values.pop("model", ""), Path(values.pop("out", None) or "."), values.pop("limit_hours")
+    model, named, hours = values.pop("model", ""), values.pop("out", None), values.pop("limit_hours")
+    out = Path(named or ".")
     try:
         settings = given(kind.settings, values)
     except SettingsError as error:
@@ -194,11 +195,11 @@ def _run(name: str, kind: Kind, values: dict[str, Any]) -> None:
     for each in settings:
         if isinstance(each, Data):
             each.check()
-    clock = Clock(out)
+    say, single = (lambda text: click.echo(text, err=True)), kind.out == "file"
+    run = Run(model, out, settings, command=command_line(), say=say, single=single)
+    clock = Clock(run if named else None)
     with resumable(out) as progress:
-        shown = clock.kept(progress if hours is None else within(progress, hours))
-        say, single = (lambda text: click.echo(text, err=True)), kind.out == "file"
-        run = Run(model, out, settings, shown, command_line(), say, single)
+        run.progress = clock.kept(progress if hours is None else within(progress, hours))
         try:
             figures = kind.learn(run)
         finally:

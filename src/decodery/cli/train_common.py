@@ -18,6 +18,7 @@ from .options import OUT_FOLDER
 
 if TYPE_CHECKING:
     from decodery.models.loaders.store import Progress
+    from decodery.training.kind import Run
 
 _MEASURED_SECONDS, _MEASURED_PARTS = 10.0, 20
 """How long something must have gone on before anything is said of its end, and into how many such parts it falls."""
@@ -80,15 +81,18 @@ def within(progress: Progress, hours: float) -> Progress:
 
 
 class Clock:
-    """The hours of a command over all of its interruptions, kept in the folder of its checkpoints where it has one.
+    """The hours of a command over all of its interruptions, kept beside its checkpoints where it has some.
 
     Args:
-        out: What the command makes.
+        run: What the command runs; None where it writes nothing.
     """
 
-    def __init__(self, out: Path) -> None:
-        self._path, self._begun, self._kept = out / "training" / HOURS, monotonic(), monotonic()
-        self._before = float(json.loads(self._path.read_text("utf-8"))) if self._path.is_file() else 0.0
+    def __init__(self, run: Run | None) -> None:
+        from decodery.models.loaders.fields import read_json
+
+        self._path = None if run is None else run.training / HOURS
+        self._begun = self._kept = monotonic()
+        self._before = float(read_json(self._path)) if self._path and self._path.is_file() else 0.0
 
     @property
     def hours(self) -> float:
@@ -97,8 +101,10 @@ class Clock:
 
     def keep(self) -> None:
         """Write them down."""
-        if self._path.parent.is_dir():
-            self._path.write_text(json.dumps(self.hours), "utf-8")
+        from decodery.models.loaders.store import write_text
+
+        if self._path and self._path.parent.is_dir():
+            write_text(self._path, json.dumps(self.hours))
         self._kept = monotonic()
 
     def kept(self, progress: Progress) -> Progress:

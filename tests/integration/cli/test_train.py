@@ -13,8 +13,10 @@ import transformers
 
 from commands import inside
 from decodery.cli.main import main
+from decodery.cli.train import _run
 from decodery.cli.train_common import with_time_left
 from decodery.models.loaders.load import load
+from decodery.training.kind import Kind, Run
 from tiny_models import VOCAB, make_model, save
 
 
@@ -82,6 +84,43 @@ def test_a_training_ends_after_its_hours_and_goes_on(tmp_path: Path) -> None:
     assert not (out / "contexts.safetensors").exists()
     code, output, errors = inside(*arguments, "--limit-hours", "1")
     assert code == 0 and f"--drafter auto:warm={out}/contexts.safetensors" in output, errors
+
+
+def test_the_hours_of_a_file_are_kept_beside_it_and_a_kill_leaves_them_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, out = [0.0], tmp_path / "part.bin"
+    monkeypatch.setattr("decodery.cli.train_common.monotonic", lambda: now[0])
+
+    def learn(run: Run) -> dict[str, int]:
+        run.training.mkdir(exist_ok=True)
+        now[0] += 3600.0
+        run.progress("learning", 1, 2)
+        return {"figure": 1}
+
+    def killed(path: Path, text: str, encoding: str | None = None) -> None:
+        path.open("w").close()
+        raise KeyboardInterrupt
+
+    kind = Kind("About.", learn, "ready", (), "", out="file")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        _run("kind", kind, {"out": out, "limit_hours": None})
+        patched.setattr(Path, "write_text", killed)
+        _run("kind", kind, {"out": out, "limit_hours": None})
+    capsys.readouterr()
+    _run("kind", kind, {"out": out, "limit_hours": None})
+    assert '"hours": 2.0' in capsys.readouterr().out
+
+
+def test_a_training_without_an_output_leaves_the_folder_of_its_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "hours.json").write_text("5.0")
+    _run("kind", Kind("About.", lambda run: {"figure": 1}, "ready", (), "", out=""), {"limit_hours": None})
+    assert '"hours": 0.0' in capsys.readouterr().out
+    assert (tmp_path / "training" / "hours.json").read_text() == "5.0"
 
 
 @pytest.mark.parametrize("kind", ["sae", "direction", "sequential", "los", "value"])
