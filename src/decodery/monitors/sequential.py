@@ -66,8 +66,8 @@ class Sequential(Probed):
         turns = state.turns.read(rows)
         new = turns.found[len(state.scores) :]
         found = [self.trained.read_row(each[self.trained.site]) for each in new]
-        scores, apart = (score for score, _ in found), (apart for _, apart in found)
-        return _State(turns, (*state.scores, *scores), max(state.apart, *apart))
+        scores, apart = [score for score, _ in found], [apart for _, apart in found]
+        return _State(turns, (*state.scores, *scores), max((state.apart, *apart)))
 
     def unlike_training(self, state: _State) -> bool:
         return state.apart > self.trained.usual
