@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from turns import OTHERS, SERVED, TURNS, name_of, off_turn, recorded, take_turns
+from turns import OTHERS, SERVED, TOGETHER, TURNS, name_of, off_turn, recorded, take_turns
 
 TESTS = Path(__file__).parents[2]
 ROWS = [f"tests/unit/a/test_a.py::test_long[{row}-{column}]" for row in range(9) for column in range(TURNS)]
 ONE = "tests/unit/b/test_b.py::test_one"
 SHORT = "tests/unit/b/test_b.py::test_short[0]"
-SHORTS = [f"tests/unit/b/test_b.py::test_shorts[{row}]" for row in range(10)]
+SHORTS = [f"tests/unit/b/test_b.py::test_shorts[{row}]" for row in range(4 * OTHERS)]
 COSTS = {"test_a.py::test_long": [0.5, 63], "test_b.py::test_one": [2.0, 1]}
 
 
@@ -32,6 +32,13 @@ def test_every_row_of_a_long_test_runs_for_one_of_the_seeds_in_a_row() -> None:
     assert sum(map(len, apart)) == len(served) and set.union(*apart) == set(served)
     # Rows are not those of one column.
     assert all(len({node[-2] for node in run & set(ROWS)}) > 1 for run in runs)
+
+
+def test_tests_that_share_a_long_run_have_one_turn() -> None:
+    kit = [f"tests/integration/test_gpu_kit.py::test_{name}" for name in ("a", "b[1]", "b[2]", "c")]
+    days = [on_turn([*kit, ONE], seed) for seed in range(SERVED)]
+    assert sorted(len(day & set(kit)) for day in days) == [0] * (SERVED - 1) + [len(kit)]
+    assert {path.name for path in TESTS.rglob("test_*.py")} >= TOGETHER
 
 
 def test_the_rows_of_a_test_do_not_depend_on_the_others() -> None:
