@@ -1,13 +1,13 @@
 """Draft heads of three kinds, trained alike: on the same texts for the same processor time, and what each is worth.
 
     OMP_NUM_THREADS=1 python benchmarks/draft/alike.py --work DIR [--texts 3072] [--minutes 60] [--steps N]
-        [--start HEAD] [--half] [NAME ...]
+        [--start HEAD] [--half] [--out FILE] [NAME ...]
 
 NAMEs of HEADS, by default all of them. The embedded model writes the texts (see task_prompts.py), greedy and at
 temperature 0.7, and the answers to held-out prompts of the same kinds. Every head learns for `minutes` of processor
 time. What is finished stays in DIR, and what was interrupted goes on. Then every head is unrolled over the held-out
 answers: how often its most likely token is the model's, by depth and by kind of prompt, beside the untrained heads, the
-shipped one and a control whose states belong to another text. Writes benchmarks/results/draft-alike.json.
+shipped one and a control whose states belong to another text.
 
 --steps counts steps in place of minutes. --start is the head that those "from the shipped" begin with, by default the
 shipped one. --half leaves beside each of them `half.safetensors`: the mean of its weights and of those it began with.
@@ -68,6 +68,7 @@ class Kind:
 
 HEADS = {
     "eagle-3": Kind("eagle-3", {}),
+    "eagle-3, lk_hybrid": Kind("eagle-3", {}, loss="lk_hybrid"),
     "eagle-3 from the shipped": Kind("eagle-3", {}, lr=3e-4, goes_on=True),
     "eagle-3 from the shipped, lk_hybrid": Kind("eagle-3", {}, lr=3e-4, loss="lk_hybrid", goes_on=True),
     "dflash": Kind("dflash", {"layers": 1}),
@@ -149,7 +150,9 @@ def halve(target: LoadedModel, begin: TrainedHead, out: Path, store: FeatureStor
 
 
 def floating(head: TrainedHead) -> TrainedHead:
-    return replace(head, tensors=Parts(head.tensors).floating())
+    """The head in floats of its own: a training of the same tensors leaves their gradients there."""
+    parts = Parts(head.tensors).floating()
+    return replace(head, tensors={name: each.detach().clone() for name, each in parts.items()})
 
 
 def by_kind(head: BoundHead, shown: dict[str, list[FeatureRows]], *, shuffled: bool = False) -> dict[str, Any]:
@@ -183,6 +186,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--start", type=Path, metavar="HEAD")
     parser.add_argument("--half", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS / "draft-alike.json")
     parser.add_argument("--held", type=int, default=HELD)
     parser.add_argument("--train", action="store_true", help="train alone, measure nothing")
     options = parser.parse_args()
@@ -230,7 +234,7 @@ def main() -> None:
             if each in rows:
                 print(each, rows[each]["all"], flush=True)
     write_result(
-        RESULTS / "draft-alike.json",
+        options.out,
         {
             "command": command_line(),
             "texts": len(texts),
