@@ -43,7 +43,7 @@ from llama_cpp_speed import ours, theirs
 from random_gguf import WRITERS
 
 RESULTS = Path(__file__).parent / "results" / "hybrid-passes.json"
-FILES = ("qwen3.5-0.8B", "lfm2-1.2B", "falcon-h1-0.5B", "granite-4-h-350M", "gpt-oss-layers")
+FILES = ("qwen3.5-0.8B", "qwen3.5-4B", "lfm2-1.2B", "falcon-h1-0.5B", "granite-4-h-350M", "gpt-oss-layers")
 _HEADS = {"linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-next": {

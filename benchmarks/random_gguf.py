@@ -3,6 +3,7 @@
     python benchmarks/random_gguf.py 0.5B DIR/qwen-shaped-0.5B.gguf
     python benchmarks/random_gguf.py 1.5B DIR/qwen-shaped-1.5B.gguf
     python benchmarks/random_gguf.py qwen3.5-0.8B DIR/qwen3.5-shaped-0.8B.gguf
+    python benchmarks/random_gguf.py qwen3.5-4B DIR/qwen3.5-shaped-4B.gguf
     python benchmarks/random_gguf.py lfm2-1.2B DIR/lfm2-shaped-1.2B.gguf
     python benchmarks/random_gguf.py gpt-oss-layers DIR/gpt-oss-shaped.gguf
     python benchmarks/random_gguf.py falcon-h1-0.5B DIR/falcon-h1-shaped-0.5B.gguf
@@ -165,27 +166,29 @@ def _mlp(prefix: str, layer: int, inner: int, hidden: int) -> dict[str, tuple[Ki
     return found | {f"{prefix}ffn_down": (down, (hidden, inner))}
 
 
-def write_qwen35(path: Path) -> None:
-    """Qwen3.5-0.8B: three Gated DeltaNet layers, one that attends, and so on."""
-    hidden, layers, inner, dim, states, size = 1024, 24, 3584, 256, 16, 128
+def write_qwen35(path: Path, *, hidden: int, layers: int, inner: int, heads: int, kv_heads: int, values: int) -> None:
+    """Qwen3.5: three Gated DeltaNet layers of 16 key heads and `values` value heads, one that attends, and so on."""
+    dim, keys, size = 256, 16, 128
+    mixed = (2 * keys + values) * size
     writer = _begun(
-        path, "qwen35", 248_320, block_count=layers, embedding_length=hidden, feed_forward_length=inner, head_count=8,
-        head_count_kv=2, key_length=dim, value_length=dim, ssm_conv_kernel=4, ssm_state_size=size,
-        ssm_group_count=states, ssm_time_step_rank=states, ssm_inner_size=states * size, full_attention_interval=4,
-        rope_dimension_count=dim // 4, rope_dimension_sections=[11, 11, 10, 0], rope_freq_base=10_000_000,
+        path, "qwen35", 248_320, block_count=layers, embedding_length=hidden, feed_forward_length=inner,
+        head_count=heads, head_count_kv=kv_heads, key_length=dim, value_length=dim, ssm_conv_kernel=4,
+        ssm_state_size=size, ssm_group_count=keys, ssm_time_step_rank=values, ssm_inner_size=values * size,
+        full_attention_interval=4, rope_dimension_count=dim // 4, rope_dimension_sections=[11, 11, 10, 0],
+        rope_freq_base=10_000_000,
     )  # fmt: skip
     matrices: dict[str, tuple[Kind, tuple[int, ...]]] = {"token_embd": (Kind.Q6_K, (248_320, hidden))}
     vectors: dict[str, tuple[float, tuple[int, ...]]] = {"output_norm.weight": (1.0, (hidden,))}
     for layer in range(layers):
         at = f"blk.{layer}."
-        sizes = {"attn_q": 16 * dim, "attn_k": 2 * dim, "attn_v": 2 * dim}
+        sizes = {"attn_q": 2 * heads * dim, "attn_k": kv_heads * dim, "attn_v": kv_heads * dim}
         if (layer + 1) % 4:
-            sizes = {"attn_qkv": 3 * states * size, "attn_gate": states * size, "ssm_beta": states, "ssm_alpha": states}
-            matrices[f"{at}ssm_out"] = (Kind.Q4_K, (hidden, states * size))
-            vectors |= {f"{at}ssm_conv1d.weight": (0.3, (3 * states * size, 4)), f"{at}ssm_dt.bias": (1.0, (states,))}
-            vectors |= {f"{at}ssm_a": (-1.0, (states,)), f"{at}ssm_norm.weight": (1.0, (size,))}
+            sizes = {"attn_qkv": mixed, "attn_gate": values * size, "ssm_beta": values, "ssm_alpha": values}
+            matrices[f"{at}ssm_out"] = (Kind.Q4_K, (hidden, values * size))
+            vectors |= {f"{at}ssm_conv1d.weight": (0.3, (mixed, 4)), f"{at}ssm_dt.bias": (1.0, (values,))}
+            vectors |= {f"{at}ssm_a": (-1.0, (values,)), f"{at}ssm_norm.weight": (1.0, (size,))}
         else:
-            matrices[f"{at}attn_output"] = (Kind.Q4_K, (hidden, 8 * dim))
+            matrices[f"{at}attn_output"] = (Kind.Q4_K, (hidden, heads * dim))
             vectors |= {f"{at}attn_{each}_norm.weight": (1.0, (dim,)) for each in "qk"}
         matrices |= {f"{at}{name}": (Kind.Q4_K, (rows, hidden)) for name, rows in sizes.items()}
         matrices |= _mlp(at, layer, inner, hidden)
@@ -339,7 +342,24 @@ def _vocabulary(writer: gguf.GGUFWriter, count_of_tokens: int = TOKENS) -> None:
 
 WRITERS: dict[str, Callable[[Path], None]] = {
     **{name: partial(write, shape=shape) for name, shape in SHAPES.items()},
-    "qwen3.5-0.8B": write_qwen35,
+    "qwen3.5-0.8B": partial(
+        write_qwen35,
+        hidden=1024,
+        layers=24,
+        inner=3584,
+        heads=8,
+        kv_heads=2,
+        values=16,
+    ),
+    "qwen3.5-4B": partial(
+        write_qwen35,
+        hidden=2560,
+        layers=32,
+        inner=9216,
+        heads=16,
+        kv_heads=4,
+        values=32,
+    ),
     "lfm2-1.2B": write_lfm2,
     "gpt-oss-layers": write_gpt_oss,
     "falcon-h1-0.5B": write_falcon_h1,
