@@ -27,12 +27,13 @@ WIDEST = 100
 Node = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _public(body: list[ast.stmt]) -> Iterator[Node]:
+def _public(body: list[ast.stmt], *, private: bool = False) -> Iterator[Node]:
+    """The public classes and functions of a body, and those of its classes. private: the others as well."""
     for node in body:
-        if isinstance(node, Node) and (not node.name.startswith("_") or node.name == "__init__"):
+        if isinstance(node, Node) and (private or not node.name.startswith("_") or node.name == "__init__"):
             yield node
             if isinstance(node, ast.ClassDef):
-                yield from _public(node.body)
+                yield from _public(node.body, private=private)
 
 
 def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
@@ -102,12 +103,13 @@ def modules() -> dict[Path, ast.Module]:
 def classes(modules: dict[Path, ast.Module]) -> dict[str, list[ast.ClassDef]]:
     found: dict[str, list[ast.ClassDef]] = {}
     for module in modules.values():
-        for node in ast.walk(module):
+        for node in _public(module.body, private=True):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(node)
     return found
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("package", PACKAGES)
 def test_parameters_are_documented_in_sections(
     package: str, modules: dict[Path, ast.Module], classes: dict[str, list[ast.ClassDef]]

@@ -14,7 +14,7 @@ HEADER_BYTES = 64 << 10
 
 
 class TimedProtocol(H11Protocol):
-    """Uvicorn's protocol, which waits for headers only so long. Between requests its keep-alive time holds.
+    """Uvicorn's protocol, with a limit of the time that headers take. Between requests keep-alive's holds.
 
     It is the one of h11, also where httptools is installed, which takes headers without a limit.
     """

@@ -29,7 +29,7 @@ WHOLE = 1 << 40
 
 @dataclass(slots=True, eq=False)
 class ScoredRow:
-    """Where a row of logits lies until the next pass, and what monitors asked of it: computed once for all.
+    """Where a row of logits lies until the next pass, and what monitors asked of it, computed once.
 
     Attributes:
         logits: [n, vocab] of the pass; None once the next pass may have written over it.

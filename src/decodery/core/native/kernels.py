@@ -164,7 +164,14 @@ def threads_at_most(count: int) -> Iterator[None]:
 
 
 def check_layout(lib: object, path: Path) -> None:
-    """Raise CorruptFile unless `lib` has the structs and forms of this file: it would read and write wrong places."""
+    """Raise CorruptFile unless a library has the structs and forms of this file.
+
+    It would read and write wrong places.
+
+    Args:
+        lib: The library.
+        path: Where it lies.
+    """
     # A library without the newest functions is older than this file.
     size = getattr(lib, "decodery_size", None) if all(hasattr(lib, name) for name in _NEWEST) else None
     ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [len(Form), 0]

@@ -87,7 +87,7 @@ class Float4Linear(Native):
 
 @dataclass
 class MXFP4Linear(Native):
-    """A linear layer of E2M1 weights, 32 of which share a power of two, as the OCP's microscaling formats have them.
+    """A linear layer of E2M1 weights, 32 of which share a power of two, as in microscaling formats.
 
     Attributes:
         weight: [out, in / 2] uint8 codes, the even input in the low half.
