@@ -297,6 +297,7 @@ def train_ahead(
     target = run.loaded
     learned, held = shares(corpus, target, trainee.alpha, every)
     known = HeldOut.of([corpus[number] for number in held[:_HELD]])
+    counted = [*known.tested, *(corpus[number] for number in held[_HELD:])]
     batch = batches(len(learned), recipe.batch, recipe.seed)
 
     def loss(step: int) -> torch.Tensor:
@@ -315,7 +316,7 @@ def train_ahead(
         settings={"recipe": asdict(recipe), "corpus": corpus.facts},
         what=what,
     )
-    rates = trainee.rates([corpus[number] for number in held], run.progress) if rated else None
+    rates = trainee.rates(counted, run.progress) if rated else None
     told = {"vocabulary": target.model.config.vocabulary, "texts": len(corpus), "steps": fitted.history.step}
     facts = fitted.facts(recipe, **told)
     found = made(facts, rates)

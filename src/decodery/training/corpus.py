@@ -6,10 +6,9 @@ A shard is written whole or not at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from decodery.core.errors import CorruptFile, SettingsError
 from decodery.models.loaders.fields import read_json
 from decodery.models.loaders.store import replacing, write_text
 from decodery.models.trained.artifact import read_tensors
+
+from .held_out import hold_out
 
 FORMAT = 1
 SHARD = 256
@@ -86,33 +87,26 @@ class Corpus:
             yield from self._read(path)
 
     def split(self, every: int = 20, images: Sequence[str] = ()) -> tuple[list[int], list[int]]:
-        """Numbers of the training texts, and of held-out texts: those of one prompt in `every`, at a random place.
+        """Numbers of the training texts, and of held-out texts: those of one prompt in `every`; none of fewer texts.
 
-        Always at the same place they would all be of one temperature, which texts take in turns. Of fewer prompts with
-        several texts each, two are held out where that leaves as many. Neighbours are of different prompts, so that
-        `HeldOut` does not choose by the prompts that it tests.
+        They stand at random places: always at the same place they would all be of one temperature, which texts take in
+        turns.
 
         Args:
-            every: How many prompts one is held out of. A text without a prompt is one of its own.
+            every: How many prompts one is held out of, see `hold_out`. A text without a prompt is one of its own.
             images: What tells prompts with images apart, which have their tokens in common.
 
         Raises:
             SettingsError: All texts are of one prompt.
         """
-        of: dict[Any, list[int]] = {}
-        for number, text in enumerate(self):
-            prompt = images[number] if images else prompt_key(text.tokens[: text.written].tolist(), number)
-            of.setdefault(prompt, []).append(number)
-        prompts = list(of.values())
-        if len(prompts) < len(self) and len(self) >= every:
-            if len(prompts) == 1:
-                raise SettingsError(f"{self.folder} holds texts of one prompt: give two, one of which is held out")
-            every = min(every, max(2, len(prompts) // 2))
-        held = [prompts[first + turn % every] for turn, first in enumerate(range(0, len(prompts) - every + 1, every))]
-        out = {number for each in held for number in each}
-        even, odd = (list(chain(*held[side::2])) for side in (0, 1))
-        turns = [*chain(*zip(even, odd, strict=False)), *even[len(odd) :][: 1 if odd else None]]
-        return [number for number in range(len(self)) if number not in out], turns
+        if len(self) < every:
+            return list(range(len(self))), []
+        prompts: Sequence[Hashable] = images or [
+            prompt_key(each.tokens[: each.written].tolist(), n) for n, each in enumerate(self)
+        ]
+        if len(set(prompts)) == 1:
+            raise SettingsError(f"{self.folder} holds texts of one prompt: give two, one of which is held out")
+        return hold_out(prompts, every)
 
     def split_for(self, vocab_size: int, name: str) -> tuple[list[int], list[int]]:
         """`split`, for a model.
@@ -136,7 +130,7 @@ class Corpus:
             raise SettingsError(f"{self.folder} holds text of another vocabulary than that of {name}")
 
 
-def prompt_key(prompt: Sequence[int], number: int) -> Any:
+def prompt_key(prompt: Sequence[int], number: int) -> Hashable:
     """What tells the prompts of texts apart: its tokens, or the number of a text that begins with at most one."""
     return tuple(prompt) if len(prompt) > 1 else number
 

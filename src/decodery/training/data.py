@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -163,7 +162,7 @@ def read_prompts(path: Path) -> list[str]:
 
 def _turns(prompts: Sequence[Sequence[int]], images: Sequence[str]) -> Iterator[int]:
     """Of each text, the number of its prompt's first one plus how many that prompt had before."""
-    last: dict[Any, int] = {}
+    last: dict[Hashable, int] = {}
     for number, prompt in enumerate(prompts):
         key = prompt_key(prompt, number), images[number] if images else ""
         last[key] = last.get(key, number - 1) + 1

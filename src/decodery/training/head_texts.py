@@ -129,7 +129,7 @@ def evaluated(
         known = part_of(items, group, seed, "train", "validation", "calibration")
         texts = [each.rows.float() for each in known]
         rows, labels = torch.stack([each[0] for each in texts]), [each.example.positive for each in known]
-        return train(rows, labels, texts=texts, seed=seed)
+        return train(rows, labels, groups=list(map(group, known)), texts=texts, seed=seed)
 
     trial = Evaluation[Read, HeadCodes](
         learn,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -30,6 +31,28 @@ def bootstrap(values: Sequence[float], weights: Sequence[float] | None = None, *
     drawn = np.random.default_rng(seed).integers(0, len(each), (_DRAWS, len(each)))
     means = (each * counts)[drawn].sum(axis=1) / counts[drawn].sum(axis=1).clip(min=1e-12)
     return [round(float(edge), 4) for edge in np.percentile(means, (2.5, 97.5))]
+
+
+def hold_out(groups: Sequence[Hashable], every: int) -> tuple[list[int], list[int]]:
+    """Numbers of items to learn from and of held-out items: those of one group in `every`, at a random place.
+
+    Of fewer groups two are held out, where that leaves as many. Neighbours are of different groups, so that `HeldOut`
+    does not choose by the groups that it tests.
+
+    Args:
+        groups: Of each item.
+        every: How many groups one is held out of.
+    """
+    numbers: dict[Hashable, list[int]] = {}
+    for number, group in enumerate(groups):
+        numbers.setdefault(group, []).append(number)
+    whole = list(numbers.values())
+    every = min(every, max(2, len(whole) // 2))
+    held = [whole[first + turn % every] for turn, first in enumerate(range(0, len(whole) - every + 1, every))]
+    out = {number for each in held for number in each}
+    even, odd = (list(chain(*held[side::2])) for side in (0, 1))
+    turns = [*chain(*zip(even, odd, strict=False)), *even[len(odd) :][: 1 if odd else None]]
+    return [number for number in range(len(groups)) if number not in out], turns
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from .adapter import LoRARemaking
 from .adapter_learner import HELD, AdapterLearner
 from .bounds import NON_NEGATIVE, Bounded, bounded
 from .data import TrainingText
+from .held_out import hold_out
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .lines import read_texts
@@ -52,20 +53,21 @@ def _log_odds(means: torch.Tensor) -> torch.Tensor:
 
 
 def train_orpo(run: Run, pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Train an adapter on (prompt, chosen, rejected) in the folder of a run. One pair in ten is held out.
+    """Train an adapter on (prompt, chosen, rejected) in the folder of a run. One prompt in ten is held out.
 
     Returns:
         Of held-out pairs that chose nothing the `loss` and the share whose chosen text is more likely per token
         (`preferred`), see `HeldOut.report`.
 
     Raises:
-        SettingsError: For too few pairs.
+        SettingsError: For pairs of fewer than 2 prompts.
     """
     recipe, learner = run.of(ORPORecipe), AdapterLearner(run)
     texts = [(learner.text(prompt, chosen), learner.text(prompt, rejected)) for prompt, chosen, rejected in pairs]
-    held, learned = texts[::HELD], [pair for number, pair in enumerate(texts) if number % HELD]
-    if not learned:
-        raise SettingsError(f"orpo learns from 2 pairs or more, not {len(texts)}")
+    # Pairs of one prompt have texts in common.
+    learned, held = ([texts[at] for at in part] for part in hold_out([prompt for prompt, _, _ in pairs], HELD))
+    if not held:
+        raise SettingsError(f"orpo learns from pairs of 2 prompts or more, not from {len(texts)} of one")
     batch = batches(len(learned), min(recipe.batch, len(learned)), recipe.seed)
 
     def means(found: Sequence[tuple[TrainingText, TrainingText]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,7 +104,8 @@ KINDS = {
     "orpo": Kind(
         """Train a LoRA adapter of MODEL on PAIRS of a chosen and a rejected text (ORPO).
 
-        PAIRS holds one JSON object a line: {"prompt": ..., "chosen": ..., "rejected": ...}. One in ten is held out.""",
+        PAIRS holds one JSON object a line: {"prompt": ..., "chosen": ..., "rejected": ...}. One prompt in ten is
+        held out.""",
         lambda run: train_orpo(run, read_texts(run.of(Preferences).pairs, "prompt", "chosen", "rejected")),
         "The adapter is ready: --logits-source adapter:file={out}",
         (Preferences(), ORPORecipe(), LoRARemaking()),

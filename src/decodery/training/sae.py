@@ -85,6 +85,7 @@ def train_sae(
     positive: Ordered[bool],
     *,
     heads: int,
+    groups: Ordered[str] | None = None,
     texts: Ordered[torch.Tensor] | None = None,
     rate: float = 0.1,
     top: int = 10,
@@ -95,11 +96,12 @@ def train_sae(
     seed: int = 0,
     context: MonitorContext = ALONE,
 ) -> HeadCodes:
-    """Codes of all heads, from half of the examples; the threshold is set on the others of the other half.
+    """Codes of all heads, from half of the groups; the others' examples without the behaviour set the threshold.
 
     Args:
         rows: [examples, layers * heads, dim], see `head_rows`. One autoencoder for all heads, which is what makes them
             comparable: a head that writes much the same everywhere has one code.
+        groups: What must not be both learned from and used for the threshold; by default each example by itself.
         texts: What heads write in the whole text of each example, [tokens, layers * heads, dim]: the threshold is set
             on the highest score of each, or without them on that of the example's own row.
         rate: Of examples without the behaviour that it flags at most.
@@ -109,13 +111,15 @@ def train_sae(
         SettingsError: If a half lacks one of the two kinds, or is too small for the rate.
     """
     labels = torch.tensor(list(positive), dtype=torch.bool, device="cpu")
-    for kind in (True, False):
-        if int((labels == kind).sum()) < 2:
-            raise SettingsError("a behaviour needs at least two examples with it and two without it")
-    # Every other one of each kind.
-    learned = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
-    for kind in (True, False):
-        learned[torch.nonzero(labels == kind)[::2, 0]] = True
+    of = list(range(len(labels))) if groups is None else list(groups)
+    kinds: dict[Any, set[bool]] = {}
+    for group, label in zip(of, labels.tolist(), strict=True):
+        kinds.setdefault(group, set()).add(label)
+    # Every other group of those with the behaviour, of those without it, and of those with both kinds.
+    known = {each for some in ({True}, {False}, {True, False}) for each in [g for g in kinds if kinds[g] == some][::2]}
+    learned = torch.tensor([group in known for group in of], dtype=torch.bool, device="cpu")
+    if any(len(set(labels[half].tolist())) < 2 for half in (learned, ~learned)):
+        raise SettingsError("a behaviour needs at least two groups of examples with it and two without it")
     tensors = _encoder(rows[learned].flatten(0, 1), features, sparsity, steps, lr, seed, context)
     about = {**context.facts, "layers": rows.shape[1] // heads, "heads": heads, "dim": rows.shape[2]}
     unset = HeadCodes(tensors, context.unset(rate), about)

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from decodery.monitors.program_probe import ProgramProbe
 from decodery.monitors.sae import SAE
 from decodery.monitors.threshold import Threshold
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.training import direction, head_texts, sequential
+from decodery.training import direction, head_texts, sae, sequential
 from decodery.training.activations import Answered, collect
 from decodery.training.checkable import CheckableQuestion, built_in
 from decodery.training.codebook import CodebookSettings, train_codebook
@@ -172,6 +173,28 @@ def test_a_threshold_is_of_the_decision_that_is_used() -> None:
     goal = (2, 0, 1)
     assert ProgramProbe(always, goal, "always").limit == 0.75 and ProgramProbe(always, goal).limit == 0.5
     assert ProgramProbe(always, goal, "always", threshold=0.25).limit == 0.25
+
+
+def test_the_threshold_of_head_codes_is_of_groups_that_were_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, positive = [str(at // 2) for at in range(40)], [at // 2 % 2 == 0 for at in range(40)]
+    rows = torch.arange(40.0)[:, None, None].div(2, rounding_mode="floor").expand(40, 8, 8)
+    learned, others, encoder = set[float](), set[float](), sae._encoder
+
+    def noted(rows: torch.Tensor, *given: object) -> dict[str, torch.Tensor]:
+        learned.update(rows[:, 0].tolist())
+        return encoder(rows, *given)
+
+    def highest(codes: object, texts: Ordered[torch.Tensor], top: int) -> list[float]:
+        others.update(float(text.flatten()[0]) for text in texts)
+        return [0.0] * len(texts)
+
+    monkeypatch.setattr(sae, "_encoder", noted)
+    monkeypatch.setattr(sae, "highest", highest)
+    how: dict[str, Any] = {"heads": 4, "features": 4, "steps": 1, "rate": 0.4}
+    train_sae(rows, positive, groups=groups, **how)
+    assert len(learned) == 10 and others and not learned & others
+    with pytest.raises(SettingsError, match="at least two groups"):
+        train_sae(rows, positive, groups=["one" if kind else "two" for kind in positive], **how)
 
 
 def test_heads_are_reported_on_held_out_examples_and_the_threshold_is_of_whole_texts() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,10 +32,11 @@ from decodery.speculative.drafters.ppd import PPD
 from decodery.step.draft_tree import DraftTree
 from decodery.testing import check_identical
 from decodery.testing.models import to_int8
-from decodery.training import loop
+from decodery.training import ahead, loop
 from decodery.training.ahead import AheadTrainee
-from decodery.training.corpus import Corpus
+from decodery.training.corpus import Corpus, TrainingText
 from decodery.training.data import write_texts
+from decodery.training.held_out import HeldOut
 from decodery.training.hidden_transfer import TransferRecipe, TransferTrainee, train_transfer
 from decodery.training.kind import Run
 from decodery.training.placeholders import PlaceholderTrainee, PPDRecipe, train_ppd
@@ -96,15 +98,15 @@ def test_what_is_taught_falls_off_and_is_what_the_model_expects(target: LoadedMo
     assert text.likely is not None and text.logprobs is not None
     for row, segment in enumerate(training_batch.segments):
         place = int(segment.positions[0]) - 1
-        for ahead in range(3):
-            there = place + ahead + 2 < len(text.tokens)
-            assert float(training_batch.weight[row, ahead]) == pytest.approx(0.8**ahead if there else 0.0)
+        for offset in range(3):
+            there = place + offset + 2 < len(text.tokens)
+            assert float(training_batch.weight[row, offset]) == pytest.approx(0.8**offset if there else 0.0)
             if there:
-                share = np.exp(text.logprobs[place + 1 + ahead].astype(float))
-                assert training_batch.share[row, ahead].tolist() == pytest.approx(
+                share = np.exp(text.logprobs[place + 1 + offset].astype(float))
+                assert training_batch.share[row, offset].tolist() == pytest.approx(
                     (share / share.sum()).tolist(), abs=1e-3
                 )
-                assert int(training_batch.right[row, ahead]) == text.tokens[place + 2 + ahead]
+                assert int(training_batch.right[row, offset]) == text.tokens[place + 2 + offset]
 
 
 def test_rates_are_how_often_ranks_are_right(target: LoadedModel, written: Corpus) -> None:
@@ -124,6 +126,26 @@ def test_rates_are_how_often_ranks_are_right(target: LoadedModel, written: Corpu
                 hits += (row.topk(10).indices == right).numpy()
     assumed = 16 / (np.arange(1, 11) * np.arange(2, 12))
     assert rates[0].tolist() == pytest.approx(sorted((hits + assumed) / (seen + 32), reverse=True), abs=1e-6)
+
+
+def test_rates_are_counted_on_texts_that_chose_nothing(
+    target: LoadedModel, written: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, counted = list[HeldOut[TrainingText]](), list[TrainingText]()
+
+    def held_out(items: Sequence[TrainingText]) -> HeldOut[TrainingText]:
+        known.append(HeldOut.of(items))
+        return known[-1]
+
+    def rates(self: AheadTrainee, texts: Sequence[TrainingText], progress: object) -> torch.Tensor:
+        counted.extend(texts)
+        return torch.tensor([[0.3, 0.1]] * 3)
+
+    monkeypatch.setattr(ahead, "HeldOut", SimpleNamespace(of=held_out))
+    monkeypatch.setattr(AheadTrainee, "rates", rates)
+    train_ppd(Run(target, tmp_path, (PPDRecipe(steps=1, places=4, batch=4),)), written)
+    chose, seen = ({tuple(text.tokens) for text in some} for some in (known[0].choosing, counted))
+    assert chose and seen and not chose & seen
 
 
 @pytest.mark.integration

@@ -13,7 +13,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.training import loop
 from decodery.training.card import CARD, check_folder, write_card
-from decodery.training.held_out import HeldOut, bootstrap
+from decodery.training.held_out import HeldOut, bootstrap, hold_out
 
 
 def test_half_chooses_and_the_other_half_is_tested() -> None:
@@ -26,6 +26,22 @@ def test_half_chooses_and_the_other_half_is_tested() -> None:
     assert "shuffled labels" not in report
     mixed = known.report(found, {}, control={"mean": 1.00001, "interval of mean": [0.5, 1.5]})
     assert mixed["shuffled labels"] == {"mean": 1.0, "interval of mean": [0.5, 1.5]}
+
+
+def test_whole_groups_are_held_out_and_none_both_chooses_and_is_tested() -> None:
+    for groups, every in (
+        ([0, 1] * 8, 20),
+        ([0, 1, 2] * 9, 10),
+        (list(range(12)) * 3, 20),
+        ([*range(60), *[5] * 9], 20),
+    ):
+        learned, held = hold_out(groups, every)
+        seen, unseen = ({groups[number] for number in part} for part in (learned, held))
+        assert held and seen and not seen & unseen and seen | unseen == set(groups)
+        known = HeldOut.of(held)
+        sides = [{groups[number] for number in part} for part in (known.choosing, known.tested)]
+        assert len(unseen) == 1 or not sides[0] & sides[1]
+    assert hold_out([3, 3], 10) == ([0, 1], [])
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.models.batch import Batch, Segment
 from decodery.training import grpo, orpo
 from decodery.training.adapter import LoRARemaking
 from decodery.training.adapter_learner import AdapterLearner
+from decodery.training.corpus import TrainingText
 from decodery.training.grpo import GRPORecipe, advantages, train_grpo
+from decodery.training.held_out import HeldOut
 from decodery.training.kind import Run
 from decodery.training.lines import read_texts
 from decodery.training.orpo import ORPORecipe, train_orpo
@@ -75,8 +78,33 @@ def test_orpo_prefers_what_was_chosen_and_goes_on_where_it_stopped(tmp_path: Pat
         for source in (None, f"adapter:file={tmp_path / 'a'}")
     )
     assert plain.text != tuned.text or plain.logprobs != tuned.logprobs
-    with pytest.raises(SettingsError, match="2 pairs"):
+    with pytest.raises(SettingsError, match="2 prompts"):
         train_orpo(Run(tiny_lm(), tmp_path / "b", (recipe, FORM)), pairs[:1])
+
+
+def test_pairs_of_a_held_out_prompt_are_not_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(f"{number // 10}?", f"yes {number}", "no") for number in range(40)]
+    learned, known = set[str](), list[HeldOut[Any]]()
+
+    def prompt(text: TrainingText) -> str:
+        return lm.tokenizer.decode(text.tokens[: text.written].tolist())
+
+    def logprobs(self: AdapterLearner, texts: list[TrainingText]) -> list[torch.Tensor]:
+        learned.update(map(prompt, texts))
+        return [torch.full((2,), -1.0)] * len(texts)
+
+    def train(self: AdapterLearner, loss: Any, figures: Any, held: Any, *rest: Any, **more: Any) -> dict[str, Any]:
+        known.append(HeldOut.of(held))
+        for step in range(20):
+            loss(step)
+        return {}
+
+    monkeypatch.setattr(AdapterLearner, "logprobs", logprobs)
+    monkeypatch.setattr(AdapterLearner, "train", train)
+    lm = tiny_lm()
+    train_orpo(Run(lm, tmp_path, (ORPORecipe(batch=4), FORM)), pairs)
+    chose, tested = ({prompt(better) for better, _ in some} for some in (known[0].choosing, known[0].tested))
+    assert len(learned) == 2 and len(chose) == len(tested) == 1 and not learned & chose | tested & (learned | chose)
 
 
 def test_grpo_learns_what_is_rewarded(tmp_path: Path) -> None:
