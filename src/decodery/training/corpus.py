@@ -87,10 +87,10 @@ class Corpus:
             yield from self._read(path)
 
     def split(self, every: int = 20, images: Sequence[str] = ()) -> tuple[list[int], list[int]]:
-        """Numbers of the training texts, and of held-out texts: those of one prompt in `every`; none of fewer texts.
+        """Numbers of the training texts, and of held-out texts, of one prompt in `every`.
 
-        They stand at random places: always at the same place they would all be of one temperature, which texts take in
-        turns.
+        None are held out of fewer texts. They stand at random places: always at the same place they would all be of
+        one temperature, which texts take in turns.
 
         Args:
             every: How many prompts one is held out of, see `hold_out`. A text without a prompt is one of its own.
@@ -131,7 +131,12 @@ class Corpus:
 
 
 def prompt_key(prompt: Sequence[int], number: int) -> Hashable:
-    """What tells the prompts of texts apart: its tokens, or the number of a text that begins with at most one."""
+    """What tells the prompts of texts apart.
+
+    Args:
+        prompt: Its tokens, which do where there are two or more.
+        number: The number of the text, which does otherwise.
+    """
     return tuple(prompt) if len(prompt) > 1 else number
 
 

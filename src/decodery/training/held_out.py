@@ -34,10 +34,10 @@ def bootstrap(values: Sequence[float], weights: Sequence[float] | None = None, *
 
 
 def hold_out(groups: Sequence[Hashable], every: int) -> tuple[list[int], list[int]]:
-    """Numbers of items to learn from and of held-out items: those of one group in `every`, at a random place.
+    """Numbers of items to learn from, and of held-out items, of one group in `every`.
 
-    Of fewer groups two are held out, where that leaves as many. Neighbours are of different groups, so that `HeldOut`
-    does not choose by the groups that it tests.
+    The groups stand at random places. Of fewer groups two are held out, where that leaves as many. Neighbours are of
+    different groups, so that `HeldOut` does not choose by the groups that it tests.
 
     Args:
         groups: Of each item.

@@ -53,7 +53,9 @@ def _log_odds(means: torch.Tensor) -> torch.Tensor:
 
 
 def train_orpo(run: Run, pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Train an adapter on (prompt, chosen, rejected) in the folder of a run. One prompt in ten is held out.
+    """Train an adapter on prompts, chosen and rejected texts. One prompt in ten is held out.
+
+    It is left in the folder of the run.
 
     Returns:
         Of held-out pairs that chose nothing the `loss` and the share whose chosen text is more likely per token

@@ -96,7 +96,9 @@ def train_sae(
     seed: int = 0,
     context: MonitorContext = ALONE,
 ) -> HeadCodes:
-    """Codes of all heads, from half of the groups; the others' examples without the behaviour set the threshold.
+    """Codes of all heads, from half of the groups.
+
+    Examples of the other groups without the behaviour set the threshold.
 
     Args:
         rows: [examples, layers * heads, dim], see `head_rows`. One autoencoder for all heads, which is what makes them
