@@ -41,9 +41,9 @@ test-matrix: $(VENV)/installed-test
 	DECODERY_MATRIX=full $(BIN)/python -m pytest
 
 # The CPU time of every test, by which the long ones take turns: tests/costs.json. All rows, so that none is left out of
-# turn; one process, an idle machine.
+# turn; one process, an idle machine. TESTS: files alone whose costs are recorded, beside those of the others.
 test-costs: $(VENV)/installed-test
-	DECODERY_MATRIX=full PYTHONPATH=tests/support $(BIN)/python -m pytest -n 0 -p record_costs
+	DECODERY_MATRIX=full PYTHONPATH=tests/support $(BIN)/python -m pytest -n 0 -p record_costs $(TESTS)
 
 # The same with longer texts and many more draws, for hours.
 soak: $(VENV)/installed-test
