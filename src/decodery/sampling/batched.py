@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
@@ -192,6 +193,12 @@ class BatchedSampling:
             else:
                 picks[rows] = choice.picks(logits[rows], noise[rows], settings)
         return like.answer(logits, picks, trees.view(nodes.shape))
+
+
+@lru_cache(maxsize=64)
+def batched_sampling(texts: tuple[BatchedProcessors, ...]) -> BatchedSampling:
+    """How the rows of these texts choose their tokens, made once for all passes over such texts."""
+    return BatchedSampling(texts)
 
 
 def _widths(kinds: tuple[type[LogitsProcessor], ...], values: np.ndarray) -> tuple[int, ...]:

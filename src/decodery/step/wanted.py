@@ -11,7 +11,7 @@ import torch
 
 from decodery.core import noise
 from decodery.models.torch.one_pass import to_device
-from decodery.sampling.batched import BatchedProcessors, BatchedSampling, Choice, batched_processors
+from decodery.sampling.batched import BatchedProcessors, Choice, batched_processors, batched_sampling
 
 from .draft_tree import MASK_TOKEN, DraftTree
 
@@ -66,7 +66,8 @@ class RowChoices:
     Attributes:
         picks: [m] the token after each, -1 where its largest logit is no finite number; of no rows where none are
             wanted.
-        ids, chances: [m, ranks] the most likely tokens and their probabilities at temperature 1.
+        ids, chances: [m, ranks] the most likely tokens and their probabilities at temperature 1; of no rows where none
+            are wanted.
     """
 
     picks: list[int]
@@ -95,28 +96,36 @@ def row_choices_of(logits: torch.Tensor, bounds: list[int], wanted: Ordered[Want
     sizes = [len(each.keys) for each in asked.values()]
     for each, own in zip(asked.values(), rows.split(sizes), strict=True):
         each.seq.writable(own)
-    most, parts = max(each.ranks for each in asked.values()), list[torch.Tensor]()
-    drawing = [each.processors for each in asked.values()]
+    parts, drawing = list[torch.Tensor](), [each.processors for each in asked.values()]
     draws = np.repeat([each is not None for each in drawing], sizes)
     if draws.any():
-        processors = [each for each in drawing if each is not None]
+        processors = tuple(each for each in drawing if each is not None)
         owners = np.repeat(np.arange(len(processors)), [n for n, each in zip(sizes, drawing, strict=True) if each])
         keys = np.concatenate([each.keys for each in asked.values()])
-        own = rows if draws.all() else rows[to_device(np.flatnonzero(draws), rows.device)]
-        sampling = BatchedSampling(processors)
+        own, sampling = _some(rows, draws), batched_sampling(processors)
         parts.append(sampling.choose(own, owners, keys[draws], _ROOTS, Choice(False, (), ())).double())
+    most = min(max(each.ranks for each in asked.values()), rows.shape[1])
+    ranked = np.repeat([each.ranks > 0 for each in asked.values()], sizes)
     if most:
-        values, places_of = rows.topk(min(most, rows.shape[1]), dim=-1)
-        shares = (values - rows.logsumexp(dim=-1, keepdim=True)).exp()
-        parts += [places_of.double().flatten(), shares.double().flatten()]
-    found = torch.cat(parts).cpu().numpy()
-    drawn = int(draws.sum())
-    picks, best, said = np.split(found, np.cumsum([drawn, (len(found) - drawn) // 2]))
-    ids, chances = (each.reshape(len(rows), -1) for each in (best.astype(np.int64), said.astype(np.float32)))
+        own = _some(rows, ranked)
+        # The largest is found by one look at each row, where several are sorted out.
+        values, best = own.max(dim=-1, keepdim=True) if most == 1 else own.topk(most, dim=-1)
+        shares = (values - own.logsumexp(dim=-1, keepdim=True)).exp()
+        parts += [best.double().flatten(), shares.double().flatten()]
+    found, drawn, count = torch.cat(parts).cpu().numpy(), int(draws.sum()), int(ranked.sum())
+    picks, ids, chances = np.split(found, (drawn, drawn + count * most))
+    picks, ids = picks.astype(np.int64), ids.astype(np.int64).reshape(count, most)
+    chances = chances.astype(np.float32).reshape(count, most)
     answers: list[RowChoices | None] = [None] * len(wanted)
-    row = pick = 0
+    rank = pick = 0
     for (number, each), size in zip(asked.items(), sizes, strict=True):
-        own_picks = [] if each.processors is None else picks[pick : pick + size].astype(np.int64).tolist()
-        answers[number] = RowChoices(own_picks, ids[row : row + size], chances[row : row + size])
-        row, pick = row + size, pick + len(own_picks)
+        drawn, count = size * (each.processors is not None), size * (each.ranks > 0)
+        own, own_picks = np.s_[rank : rank + count, : most * (count > 0)], picks[pick : pick + drawn].tolist()
+        answers[number] = RowChoices(own_picks, ids[own], chances[own])
+        rank, pick = rank + count, pick + drawn
     return answers
+
+
+def _some(rows: torch.Tensor, wanted: np.ndarray) -> torch.Tensor:
+    """The rows [n, vocab] that are wanted [n]."""
+    return rows if wanted.all() else rows[to_device(np.flatnonzero(wanted), rows.device)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
-from decodery.sampling.batched import batched_processors
+from decodery.sampling.batched import BatchedProcessors, BatchedSampling, batched_processors, batched_sampling
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.heads.drafter import TrainedDrafter
 from decodery.speculative.heads.head import TrainedHead
@@ -95,10 +96,21 @@ def written(name: str, sampler: Sampler, count: int) -> list[list[int]]:
 def test_a_step_waits_once_a_pass_for_all_texts(
     name: str, sampler: Sampler, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    made, real = list[int](), BatchedSampling.__init__
+
+    def init(self: BatchedSampling, texts: Sequence[BatchedProcessors]) -> None:
+        made.append(len(texts))
+        real(self, texts)
+
+    monkeypatch.setattr(BatchedSampling, "__init__", init)
     for count in (1, 5):
+        batched_sampling.cache_clear()
+        made.clear()
         found, counts = waits(name, sampler, count, monkeypatch)
         assert found == written(name, sampler, count)
         assert counts and max(counts[:-1], default=0) <= passes
+        # How texts choose is made once for each number of them that are left, here and in arrays.
+        assert len(made) <= 2 * count
 
 
 def test_texts_by_themselves_wait_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +151,9 @@ def test_what_texts_are_told_together_is_what_each_finds() -> None:
             rows = logits[last - len(each.keys) : last]
             best = rows.softmax(dim=-1).sort(dim=-1, descending=True)
             assert found.ids.shape[1] >= each.ranks
-            assert (found.ids == best.indices[:, : found.ids.shape[1]].numpy()).all()
-            assert np.allclose(found.chances, best.values[:, : found.ids.shape[1]].numpy(), atol=1e-6)
+            if each.ranks:
+                assert (found.ids == best.indices[:, : found.ids.shape[1]].numpy()).all()
+                assert np.allclose(found.chances, best.values[:, : found.ids.shape[1]].numpy(), atol=1e-6)
             if each.processors is None:
                 assert not found.picks
                 continue
@@ -148,3 +161,22 @@ def test_what_texts_are_told_together_is_what_each_finds() -> None:
             law = seq.request.sampler.law(rows, [seq.context()] * len(rows))
             positions = [seq.position + place for place in range(len(rows))]
             assert found.picks == seq.request.sampler.pick(law, seq.request.seed, positions).tolist()
+
+
+def test_only_what_is_wanted_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose tokens alone are wanted are not sorted, and one look at a row finds the most likely token."""
+    engine, sorted_rows, real = Engine(TARGET), list[tuple[int, int]](), torch.Tensor.topk
+
+    def topk(rows: torch.Tensor, k: int, dim: int) -> Any:
+        sorted_rows.append((len(rows), k))
+        return real(rows, k, dim)
+
+    monkeypatch.setattr(torch.Tensor, "topk", topk)
+    seqs: list[Any] = [engine.submit(Request([1, 2], sampler=GREEDY, seed=seed)) for seed in range(3)]
+    logits, tree = torch.randn(6, TARGET.vocab_size), DraftTree.chain(2, [3])
+    for ranks, expected in (((0, 0, 0), []), ((0, 1, 1), []), ((0, 1, 3), [(4, 3)]), ((3, 0, 0), [(2, 3)])):
+        wanted = [Wanted.after(seq, tree, range(2), ranks=each) for seq, each in zip(seqs, ranks, strict=True)]
+        told = [each for each in row_choices_of(logits, [0, 2, 4, 6], wanted) if each is not None]
+        assert sorted_rows == expected and [len(each.ids) for each in told] == [2 * (each > 0) for each in ranks]
+        assert [pick for each in told for pick in each.picks] == logits.argmax(dim=-1).tolist()
+        sorted_rows.clear()
