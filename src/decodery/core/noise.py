@@ -55,8 +55,6 @@ _NEAR = 4.0
 """How far below the top, in nats, tokens are tried first."""
 _DIRECT = 4096
 """Up to this many candidates, hashing them costs less than bounding them by the noise of all tokens."""
-_TOGETHER = 64
-"""Rows whose noise is made at a time on a device."""
 _TIES = 8
 """Tokens at most between which a native sweep leaves the choice; of more there are ties without noise."""
 
@@ -134,12 +132,8 @@ def keyed_argmax(log_probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         [n] int64.
     """
     tokens = torch.arange(log_probs.shape[1], device=log_probs.device) * _signed(_STEP)
-    chosen = []
-    # A few rows at a time, whose noise takes less memory than their logits.
-    for rows, own in zip(log_probs.split(_TOGETHER), keys.split(_TOGETHER), strict=True):
-        uniforms = _hash(tokens + own[:, None]).double().add_(0.5).mul_(2.0**-52)
-        chosen.append(uniforms.log_().neg_().log_().neg_().add_(rows).argmax(dim=-1))
-    return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
+    uniforms = _hash(tokens + keys[:, None]).double().add_(0.5).mul_(2.0**-52)
+    return uniforms.log_().neg_().log_().neg_().add_(log_probs).argmax(dim=-1)
 
 
 def gumbel_argmax(log_probs: torch.Tensor, seed: int, positions: Sequence[int], stream: int = TOKEN) -> torch.Tensor:

@@ -20,6 +20,8 @@ from .temperature import Temperature
 from .top_k import TopK
 from .top_p import TopP, keep_prefix
 
+_TOGETHER = 64
+"""Rows that are truncated and drawn at a time."""
 _NAMES: dict[type[LogitsProcessor], str] = {Temperature: "t", TopK: "k", TopP: "p", MinP: "p"}
 
 
@@ -86,10 +88,19 @@ class Choice:
 
     def picks(self, logits: torch.Tensor, keys: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
         """[n] int64 tokens by logits [n, V], keys [n] and settings [kinds, n] float64."""
-        law = logits
-        for kind, width, values in zip(self.kinds, self.widths, settings, strict=True):
-            law = _through(kind, law, values[:, None], width)
-        return law.argmax(dim=-1) if self.greedy else keyed_argmax(law, keys)
+        if self.greedy:
+            return logits.argmax(dim=-1)
+        chosen = []
+        # A few rows at a time: what is sorted and drawn takes several times the memory of their logits.
+        for law, own, given in zip(
+            logits.split(_TOGETHER), keys.split(_TOGETHER), settings.split(_TOGETHER, dim=1), strict=True
+        ):
+            most: int | None = None
+            for kind, width, values in zip(self.kinds, self.widths, given, strict=True):
+                # Of what top-k leaves, top-p sorts no more.
+                law, most = _through(kind, law, values[:, None], width or most), width or most
+            chosen.append(keyed_argmax(law, own))
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
 
     def answer(self, logits: torch.Tensor, picks: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
         """All that a step is to know of its rows, one after another in one int64: see `Chosen`.
@@ -208,14 +219,22 @@ def _widths(kinds: tuple[type[LogitsProcessor], ...], values: np.ndarray) -> tup
     )
 
 
-def _through(kind: type[LogitsProcessor], logits: torch.Tensor, values: torch.Tensor, bound: int) -> torch.Tensor:
-    """One processor with settings [n, 1] float64 of the rows' own, none of which is above `bound`."""
+def _through(kind: type[LogitsProcessor], logits: torch.Tensor, values: torch.Tensor, most: int | None) -> torch.Tensor:
+    """One processor with settings [n, 1] float64 of the rows' own.
+
+    Args:
+        kind: Of the processor.
+        logits: [n, V].
+        values: Its settings.
+        most: What top-k leaves of each row at most, equals at the border left aside; None where it is not applied.
+    """
     if kind is Temperature:
         return logits / values.float()
     if kind is TopK:
-        best = logits.topk(min(bound, logits.shape[1]), dim=-1).values
+        assert most is not None
+        best = logits.topk(min(most, logits.shape[1]), dim=-1).values
         return logits.masked_fill(logits < best.gather(1, values.long() - 1), -torch.inf)
     if kind is TopP:
-        return keep_prefix(logits, values)
+        return keep_prefix(logits, values, most)
     probs = logits.softmax(dim=-1)
     return logits.masked_fill(probs < values.float() * probs.amax(dim=-1, keepdim=True), -torch.inf)

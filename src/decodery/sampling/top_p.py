@@ -65,14 +65,23 @@ def _nucleus(row: np.ndarray, probs: np.ndarray, p: float) -> np.ndarray:
     return np.concatenate([ids[values > -negated], equal[:needed]])
 
 
-def keep_prefix(logits: torch.Tensor, p: float | torch.Tensor) -> torch.Tensor:
-    """The nucleus of each row by a full sort, without waiting for the device.
+def keep_prefix(logits: torch.Tensor, p: float | torch.Tensor, most: int | None = None) -> torch.Tensor:
+    """The nucleus of each row by a sort, without waiting for the device.
 
     Args:
         logits: [n, V].
         p: One for all rows, or float64 [n, 1].
+        most: So many logits of a row are sorted; of the others, all are -inf or equal to the least of these. None sorts
+            all.
     """
-    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
-    mass = logits.softmax(dim=-1).gather(-1, ids).cumsum(dim=-1, dtype=torch.float64)
-    ordered[:, 1:].masked_fill_(mass[:, :-1] >= p, -torch.inf)
-    return torch.empty_like(logits).scatter_(-1, ids, ordered)
+    ordered, ids = logits.sort(dim=-1, descending=True) if most is None else logits.topk(min(most, logits.shape[1]))
+    probs = logits.softmax(dim=-1)
+    mass = probs.gather(-1, ids).cumsum(dim=-1, dtype=torch.float64)
+    last = (mass[:, :-1] < p).sum(dim=-1, keepdim=True)
+    border, share = ordered.gather(-1, last), probs.gather(-1, ids.gather(-1, last)).double()
+    above = (ordered > border).sum(dim=-1, keepdim=True)
+    before = mass.gather(-1, (above - 1).clamp(min=0)).where(above > 0, 0.0)
+    # Among equals at the border a token is kept where those with lower ids leave something of the share.
+    equal = logits == border
+    kept = (logits > border) | (equal & (before + (equal.cumsum(dim=-1) - 1) * share < p))
+    return logits.masked_fill(~kept, -torch.inf)
