@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,24 @@ class Pair:
         for twins in self.twins:
             twins.agree()
 
+    def grow(self) -> None:
+        """Score a tree in passes, whose rows stay in the cache from one to the next."""
+        twins, size = self.twins[self.random.integers(len(self.twins))], int(self.random.integers(2, 30))
+        tree = self._tree(size)
+        cuts = sorted({0, size, *self.random.integers(1, size, 2).tolist()})
+        for first, last in pairwise(cuts):
+            mask = tree.ancestor_mask()[first:last, :last]
+            logits = []
+            for model, cache in ((self.static, twins.static), (self.ordinary, twins.ordinary)):
+                positions = cache.next_position + tree.depths[first:last]
+                segment = Segment(positions, tree.tokens[first:last], mask=mask, cache=cache, retained=first)
+                logits.append(forward(model, Batch([segment])).logits)
+            assert torch.allclose(*logits, rtol=0, atol=1e-10)
+        path = [0, *tree.path(int(self.random.integers(size)))]
+        twins.static.keep(path)
+        twins.ordinary.keep(path)
+        twins.agree()
+
     def _tree(self, nodes: int) -> DraftTree:
         chain = self.random.random() < 0.4
         parents = [node - 1 if chain else int(self.random.integers(0, max(node, 1))) for node in range(nodes)]
@@ -164,11 +183,11 @@ def _segment(cache: KVCache, tree: DraftTree, logit_rows: list[int] | None) -> S
 
 
 def go_through_everything(pair: Pair, steps: int) -> None:
-    operations = [pair.score] * 6 + [pair.add, pair.fork, pair.truncate, pair.drop]
+    operations = [pair.score] * 6 + [pair.grow] * 2 + [pair.add, pair.fork, pair.truncate, pair.drop]
     pair.add()
     for _ in range(steps):
         operation = operations[pair.random.integers(len(operations))]
-        if len(pair.twins) > 1 or operation in (pair.score, pair.add, pair.fork):
+        if len(pair.twins) > 1 or operation in (pair.score, pair.grow, pair.add, pair.fork):
             operation()
 
 
@@ -342,8 +361,10 @@ def test_a_displaced_cache_keeps_the_rows_of_its_last_pass() -> None:
     Twins(first, expected).agree()
 
 
-def test_rows_stay_in_a_cache_that_the_arena_holds() -> None:
-    """What a pass of fixed shape left tentative, the ordinary pass that grows the tree goes on from."""
+@pytest.mark.parametrize("most", [MOST_APART, 4])
+def test_a_tree_grows_from_one_pass_to_the_next(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of fixed shapes go on from what they left tentative, and so does the ordinary pass."""
+    monkeypatch.setattr(graphs, "MOST_APART", most)
     model, other = tiny(), tiny(static=False)
     caches = [model.new_cache(), other.new_cache()]
     tree = DraftTree.from_paths(4, [[1, 2], [3, 9]])
@@ -353,8 +374,15 @@ def test_rows_stay_in_a_cache_that_the_arena_holds() -> None:
         grown = Segment(np.array([3]), np.array([7]), mask=np.ones((1, 6), dtype=bool), cache=cache, retained=5)
         logits.append(forward(each, Batch([grown])).logits)
         cache.keep([0, *tree.path(4), 5])
-    assert torch.allclose(*logits, rtol=0, atol=1e-10) and shapes(model)
+    assert torch.allclose(*logits, rtol=0, atol=1e-10) and shapes(model) == {(1, 1), *([(1, 8)] if most > 4 else [])}
     Twins(*caches).agree()
+    held = model.new_cache()
+    for first in range(33):
+        grown = Segment(np.array([first]), np.array([7]), cache=held, retained=first)
+        model.static = StaticPasses()
+        forward(model, Batch([grown]))
+        # A shape of one row has bits for 32 tentative ones.
+        assert bool(shapes(model)) == (first < 32)
 
 
 def test_padding_leaves_the_pages_of_others_alone() -> None:

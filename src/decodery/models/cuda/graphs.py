@@ -72,8 +72,8 @@ class StaticPasses:
         """What the model's own pass returns; None, and nothing done, where the batch does not fit.
 
         It fits if it has at most `MOST_ROWS` padded rows, or `MOST_APART` without a kernel for attention, all tokens
-        with complete caches, in a causal model and without gradients, and if nothing is changed, and nothing read but
-        the residual stream.
+        with complete caches and few rows of earlier passes, in a causal model and without gradients, and if nothing is
+        changed, and nothing read but the residual stream.
         """
         if hooks.changes() or any(place.name != "residual" for place in hooks.where.values()):
             return None
@@ -84,10 +84,10 @@ class StaticPasses:
         taps = tuple(sorted(set(hooks.where.values())))
         rows, pages = SegmentRows.of(batch.segments), [cache.pages for cache in caches]
         shape = self._shape(model, pages[0], rows, len(wanted), taps)
-        if shape is None:
+        if shape is None or any(segment.retained + len(segment) > shape.tentative for segment in batch.segments):
             return None
         for segment, cache in zip(batch.segments, caches, strict=True):
-            cache.reserve(segment.positions)
+            cache.reserve(segment.positions, segment.retained)
         tokens = np.concatenate([segment.tokens for segment in batch.segments if segment.tokens is not None])
         found = self._run(model, pages, Inputs(rows, tokens, wanted), shape)
         if found is None:
@@ -202,7 +202,7 @@ def _caches(model: Transformer, batch: Batch) -> list[KVCache]:
         return []
     caches = []
     for segment in batch.segments:
-        if segment.states is not None or segment.retained or not serves(segment, model.config):
+        if segment.states is not None or not serves(segment, model.config):
             return []
         assert segment.cache is not None
         caches.append(segment.cache)

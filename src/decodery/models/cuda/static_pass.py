@@ -12,7 +12,7 @@ from ..cache.page_pool import TensorPool
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import WHOLE, layer_steps
 from ..torch.paged_rows import PagedRows, rows_of_tile, windows_of
-from ..torch.row_layout import Layout, TextRows
+from ..torch.row_layout import BITS, Layout, TextRows
 
 if TYPE_CHECKING:
     from ..torch.transformer import Transformer
@@ -59,6 +59,11 @@ class Shape:
     taps: tuple[HookPoint, ...] = ()
     choice: Choice | None = None
     closed: int = 0
+
+    @property
+    def tentative(self) -> int:
+        """Tentative rows that a text may have at most, those of earlier passes among them."""
+        return max(self.rows // BITS, 1) * BITS
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ class StaticPass:
         self.shape, self._pool, self._angles, self._memory = shape, pool, angles, memory
         self._windows = windows_of(config)
         tile_rows = rows_of_tile(-(-shape.rows // shape.texts), config)
-        words, kinds = max(shape.rows // 32, 1), len(self._windows)
+        words, kinds = shape.tentative // BITS, len(self._windows)
         self.layout = Layout(shape.rows, words, kinds, shape.texts + shape.rows // tile_rows, tile_rows)
         # What is of 64 bits lies first.
         self._wide = [shape.rows] * _wide_columns(shape.choice)
