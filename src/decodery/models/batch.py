@@ -36,6 +36,8 @@ class Segment:
         retained: How many tentative rows of earlier passes remain, from the first on; the new ones are written after
             them.
         interventions: What changes these rows on their way, in this order where several meet at one hook point.
+        chosen: [n] int64 token ids on the model's device that the host does not know, -1 for what may be read as any;
+            `tokens` hold no ids then. For models with `Capabilities.chosen`.
     """
 
     positions: np.ndarray
@@ -46,6 +48,7 @@ class Segment:
     logit_rows: Sequence[int] | None = None
     retained: int = 0
     interventions: tuple[Intervention, ...] = ()
+    chosen: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -147,6 +150,14 @@ class Batch:
         if len(self.segments) == 1:
             return self.segments[0].positions
         return np.concatenate([segment.positions for segment in self.segments])
+
+    def with_chosen(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Ids [N] of all rows, of `tokens` [N] on the device where they are known on the host."""
+        if all(segment.chosen is None for segment in self.segments):
+            return tokens
+        parts = tokens.split([len(segment) for segment in self.segments])
+        given = [part if each.chosen is None else each.chosen for each, part in zip(self.segments, parts, strict=True)]
+        return torch.cat(given).clamp(min=0)
 
     @cached_property
     def logit_rows(self) -> tuple[np.ndarray, list[int]]:

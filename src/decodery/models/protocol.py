@@ -25,6 +25,7 @@ class Capabilities:
         chains: Rows of one text share a call; without it each is a call of its own, so that drafts do not pay.
         exact_rows: A row's result is the same, bit for bit, whatever other rows share the pass.
         states: Takes embeddings or hidden states for rows, and gives the embeddings of tokens, see `EmbeddingModel`.
+        chosen: Takes tokens that lie on its device alone, see `Segment.chosen`.
         layer_plans: Enters and leaves at any layer and skips sublayers.
         sites: Names of those that can be read and changed, see `sites.site`.
         interventions: They can be changed, too, before the logits.
@@ -42,6 +43,7 @@ class Capabilities:
     chains: bool = True
     exact_rows: bool = False
     states: bool = False
+    chosen: bool = False
     layer_plans: bool = False
     sites: frozenset[str] = frozenset()
     interventions: bool = True

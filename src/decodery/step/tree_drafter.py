@@ -93,6 +93,19 @@ class TreeDrafter(Drafter):
             nodes: Nodes of the tree whose children are predicted.
         """
 
+    def drawn(self, seq: Sequence, length: int) -> list[int] | ForwardCoroutine[list[int]]:
+        """The first tokens of a chain of up to `length`, as far as they can be drawn without waiting for each.
+
+        Args:
+            seq: The sequence.
+            length: How many are to be drafted.
+
+        Returns:
+            What the text's sampler and noise choose after the text and these tokens by the drafter's own logits, up to
+            an end token.
+        """
+        return []
+
     def row_choices(self, seq: Sequence) -> RowChoices | None:
         """What is known on the host of the nodes that `logits` was asked for last, None where nothing is.
 
@@ -161,7 +174,7 @@ class TreeDrafter(Drafter):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
         # Only the k best tokens of each distribution are needed, so the rest is not copied.
         logits = yield from self.writable(seq, tree, nodes)
-        if (known := self.row_choices(seq)) is not None and known.ids.shape[1] >= k:
+        if (known := self.row_choices(seq)) is not None and known.ids.shape >= (len(nodes), k):
             return logged((known.ids[:, :k], known.chances[:, :k]))
         return logged(most_likely(logits, k))
 
@@ -172,14 +185,16 @@ class TreeDrafter(Drafter):
         if isinstance(self.tree_policy, TreePolicy):
             return (yield from self.tree_policy.grow(self, seq, replace(budget, depth=depth)))
         length = min(self.length, budget.nodes, depth)
-        if seq.request.sampler.plain and budget.ask is None and not seq.request.acceptance_rule.requirements.laws:
-            return (yield from self._most_likely_chain(seq, length))
-        return (yield from self._chain(seq, budget, length))
+        laws, drafted = seq.request.acceptance_rule.requirements.laws, list[int]()
+        if budget.ask is None and not laws:
+            drafted = yield from as_coroutine(self.drawn(seq, length))
+            if seq.request.sampler.plain:
+                return (yield from self._most_likely_chain(seq, drafted, length))
+        return (yield from self._chain(seq, drafted, budget, length))
 
-    def _most_likely_chain(self, seq: Sequence, length: int) -> ForwardCoroutine[DraftTree]:
+    def _most_likely_chain(self, seq: Sequence, drafted: list[int], length: int) -> ForwardCoroutine[DraftTree]:
         """`_chain` where only the most likely token of each distribution is needed."""
-        drafted: list[int] = []
-        tree = DraftTree.root(seq.last_token)
+        tree = DraftTree.chain(seq.last_token, drafted, origin="sampled")
         while len(drafted) < length and (not drafted or drafted[-1] not in seq.request.eos_ids):
             ids, logprobs = yield from self.most_likely(seq, tree, [len(drafted)], 1)
             if not logprobs[0, 0] > -np.inf:
@@ -188,11 +203,12 @@ class TreeDrafter(Drafter):
             tree = DraftTree.chain(seq.last_token, drafted, origin="sampled")
         return tree
 
-    def _chain(self, seq: Sequence, budget: Budget, length: int) -> ForwardCoroutine[DraftTree]:
-        sampler, context = seq.request.sampler, seq.request.sampler.ahead(seq.context(), ())
-        drafted: list[int] = []
+    def _chain(self, seq: Sequence, drafted: list[int], budget: Budget, length: int) -> ForwardCoroutine[DraftTree]:
+        """A chain that begins with `drafted`, token by token."""
+        sampler, context = seq.request.sampler, seq.request.sampler.ahead(seq.context(), drafted)
         laws: dict[int, torch.Tensor] = {}
-        tree, logits = DraftTree.root(seq.last_token), torch.empty(0, dtype=torch.float32, device="cpu")
+        tree = DraftTree.chain(seq.last_token, drafted, origin="sampled")
+        logits = torch.empty(0, dtype=torch.float32, device="cpu")
         read, laws_wanted = -1, seq.request.acceptance_rule.requirements.laws
 
         def law() -> ForwardCoroutine[torch.Tensor]:
@@ -202,7 +218,7 @@ class TreeDrafter(Drafter):
             with one_thread():
                 return sampler.law(logits.clamp(min=UNSAID), [context])[0]
 
-        while len(drafted) < length:
+        while len(drafted) < length and (not drafted or drafted[-1] not in seq.request.eos_ids):
             outlook = Outlook(len(drafted), self.state(seq) if drafted else None, law)
             if not (yield from as_coroutine(budget.goes_on(outlook))):
                 break
@@ -221,8 +237,6 @@ class TreeDrafter(Drafter):
                     laws[len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
             tree = DraftTree.chain(seq.last_token, drafted, origin="sampled", distributions=laws)
-            if drafted[-1] in seq.request.eos_ids:
-                break
             context = sampler.extend(context, drafted[-1], logits[0])
         return tree
 

@@ -89,7 +89,7 @@ class StaticPasses:
         for segment, cache in zip(batch.segments, caches, strict=True):
             cache.reserve(segment.positions, segment.retained)
         tokens = np.concatenate([segment.tokens for segment in batch.segments if segment.tokens is not None])
-        found = self._run(model, pages, Inputs(rows, tokens, wanted), shape)
+        found = self._run(model, pages, Inputs(rows, tokens, wanted, batch=batch), shape)
         if found is None:
             return None
         for cache in caches:

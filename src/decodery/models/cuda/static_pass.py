@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 import torch
 
+from ..batch import Batch
 from ..cache.page_pool import TensorPool
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import WHOLE, layer_steps
@@ -94,12 +95,14 @@ class Inputs:
         tokens: [rows].
         wanted: Rows whose logits are.
         choosing: How they choose their tokens, None where logits alone are wanted.
+        batch: Whose segments may have tokens that the host does not know, None where it knows all.
     """
 
     rows: TextRows
     tokens: np.ndarray
     wanted: np.ndarray
     choosing: Choosing | None = None
+    batch: Batch | None = None
 
 
 class Capture(Protocol):
@@ -178,6 +181,11 @@ class StaticPass:
                 columns[-1] = np.arange(self.shape.rows)
                 own[-2:] = choosing.nodes
         self._inputs.copy_(host, non_blocking=True)
+        if inputs.batch is not None:
+            first = self._sizes[0]
+            known = self._inputs[first : first + count]
+            if (tokens_here := inputs.batch.with_chosen(known)) is not known:
+                known.copy_(tokens_here)
 
     def run(self, model: Transformer) -> Result:
         """Logits [outputs, vocab] of the wanted rows, tapped states [rows, hidden] and what rows choose.

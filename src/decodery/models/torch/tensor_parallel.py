@@ -106,7 +106,9 @@ class SplitTransformer(Transformer):
     def capabilities(self) -> Capabilities:
         """What no process can do by itself is left out."""
         known = super().capabilities
-        return replace(known, sites=SITES - {"head_out"}, policies=False, parts=False, gradients=False, costs=False)
+        # Processes compare the tokens of their passes on the host.
+        known = replace(known, chosen=False, costs=False)
+        return replace(known, sites=SITES - {"head_out"}, policies=False, parts=False, gradients=False)
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel.forward`.

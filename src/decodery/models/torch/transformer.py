@@ -74,6 +74,7 @@ class Transformer(TorchLayers):
         return Capabilities(
             exact_rows=exact,
             states=not self.config.layer_inputs,
+            chosen=self.device.type != "cpu" and not self.config.layer_inputs,
             layer_plans=not (self.config.shortcuts or self.config.keeps_order or self.config.unit_values),
             sites=SITES,
             # Some turn the keys that they keep, which norms after the rotation do not allow.
@@ -202,14 +203,15 @@ class Transformer(TorchLayers):
         given = [segment.tokens for segment in batch.segments if segment.tokens is not None and segment.states is None]
         if len(given) == len(batch.segments):
             # One look for all: of many texts with a row each, looking costs more than copying.
-            return self.embed_tokens(to_device(np.concatenate(given), self.device))
+            return self.embed_tokens(batch.with_chosen(to_device(np.concatenate(given), self.device)))
         parts = []
         for segment in batch.segments:
             if segment.states is not None:
                 parts.append(segment.states.to(self.device, self.dtype))
             else:
                 assert segment.tokens is not None
-                parts.append(self.embed_tokens(to_device(segment.tokens, self.device)))
+                own = to_device(segment.tokens, self.device)
+                parts.append(self.embed_tokens(own if segment.chosen is None else segment.chosen.clamp(min=0)))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from decodery.models.protocol import Reader
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine, score
-from decodery.step.wanted import RowChoices, Wanted
+from decodery.step.wanted import RowChoices, Wanted, row_choices_of
 
 from .rows import TreeRows
 
@@ -114,6 +114,35 @@ class Follower:
             # Other rows, or in another order.
             self.row_choices = None
         return found
+
+    def drawn(self, text: list[int], wanted: Ordered[Wanted]) -> ForwardCoroutine[list[int]]:
+        """The tokens that follow a text, each chosen after those before it, by one copy of all.
+
+        Args:
+            text: The text.
+            wanted: Of each row in turn, for models with `Capabilities.chosen`. What of it stays on the device is read
+                there by the next pass.
+
+        Returns:
+            One for each row, -1 where its largest logit is no finite number, and of what follows that nothing is known.
+        """
+        self.row_choices, before = None, list[torch.Tensor]()
+        root, last = (yield from self.text(text, wanted[0])), len(wanted) - 1
+        if self.row_choices is None:
+            (self.row_choices,) = row_choices_of(root, [0, 1], wanted[:1])
+        self.drafts.clear()
+        for row, own in enumerate(wanted[1:]):
+            assert self.row_choices is not None and self.row_choices.there is not None
+            before.append(self.row_choices.there)
+            positions, unknown = np.array([self.cache.next_position + row]), np.zeros(1, dtype=np.int64)
+            segment = Segment(positions, unknown, cache=self.cache, retained=row, chosen=before[-1])
+            told = replace(own, before=() if row + 1 < last else tuple(before))
+            yield from self._read(segment, self.layer_plan, told)
+        assert self.row_choices is not None
+        tokens = self.row_choices.picks
+        for row, token in enumerate(tokens[:last]):
+            self.drafts.rows[row - 1, token] = row
+        return tokens
 
     def __deepcopy__(self, memo: dict[int, object]) -> Follower:
         clone = replace(self, cache=self.cache.fork(), tokens=list(self.tokens), drafts=TreeRows())

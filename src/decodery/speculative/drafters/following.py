@@ -12,7 +12,7 @@ from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter
-from decodery.step.wanted import RowChoices, Wanted
+from decodery.step.wanted import RowChoices, Wanted, up_to_end
 
 from .follower import Follower
 
@@ -34,6 +34,13 @@ class Following(TreeDrafter):
         draws = self.tree_policy is None and not seq.request.sampler.plain
         wanted = Wanted.after(seq, tree, nodes, ranks=reading.ranks, draws=draws)
         return reading.after(seq.tokens, tree, nodes, wanted)
+
+    def drawn(self, seq: Sequence, length: int) -> ForwardCoroutine[list[int]]:
+        reading = seq.states[self]
+        if length < 2 or not isinstance(reading, Follower) or not reading.model.capabilities.chosen:
+            return []
+        rows = Wanted.chain(seq, length)
+        return up_to_end(seq, (yield from reading.drawn(seq.tokens, rows))) if rows else []
 
     def row_choices(self, seq: Sequence) -> RowChoices | None:
         reading = seq.states[self]

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from decodery.core import noise
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
+from decodery.models.batch import Batch
+from decodery.models.cuda.graphs import StaticPasses
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
 from decodery.sampling.batched import BatchedProcessors, BatchedSampling, batched_processors, batched_sampling
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.follower import Follower
 from decodery.speculative.heads.drafter import TrainedDrafter
 from decodery.speculative.heads.head import TrainedHead
-from decodery.step import forward_request
+from decodery.step import forward_request, wanted
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.wanted import RowChoices, Wanted, row_choices_of
@@ -29,10 +34,11 @@ from methods import DRAFTERS
 TARGET, DRAFT = tiny_transformer(0, num_layers=4), tiny_transformer(0, num_layers=3)
 GREEDY, NUCLEUS = Sampler.from_settings(temperature=0.0), Sampler.from_settings(temperature=0.8, top_p=0.9)
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 4, 5], [9], [3, 3, 2, 1], [7, 1]]
-# Passes of a step at most: those that draft, level by level, and the target's.
+# Waits of a step at most: for drafts, level by level where they are trees, and for the target's pass.
 CASES = [
-    ("draft-model, chain", GREEDY, 4),
-    ("draft-model, chain", NUCLEUS, 4),
+    ("draft-model, chain", GREEDY, 2),
+    ("draft-model, chain", NUCLEUS, 2),
+    ("draft-model, chain at fixed shapes", NUCLEUS, 2),
     ("draft-model, tree", GREEDY, 4),
     ("dflash", GREEDY, 2),
     ("dspark", GREEDY, 8),
@@ -42,6 +48,8 @@ CASES = [
 def made(name: str, device: str) -> Drafter:
     if name.startswith("draft-model"):
         model = Transformer(DRAFT.config, moved(DRAFT.weights, device)) if device != "cpu" else DRAFT
+        if "fixed" in name and device != "cpu":
+            model.static = StaticPasses()
         return (
             DraftModel(model, length=3)
             if "chain" in name
@@ -58,16 +66,21 @@ def made(name: str, device: str) -> Drafter:
     return replace(drafter, head=TrainedHead(own.kind, tensors, own.settings))
 
 
-def waits(
-    name: str, sampler: Sampler, count: int, monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[list[int]], list[int]]:
+def of(texts: list[Any]) -> list[Any]:
+    """What was written, and the drafts of all steps."""
+    return [(text.generated, [step.tree and step.tree.tokens for step in text.trace.steps]) for text in texts]
+
+
+def waits(name: str, sampler: Sampler, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[int]]:
     """Texts of so many prompts on a device that is none, and the waits of steps in which all of them draft."""
     with Watched() as watched:
         monkeypatch.setattr(FarTensor, "tolist", lambda far: [watched.waits.update(["tolist"]), far.near.tolist()][1])
         drafter = made(name, "meta:0")
         engine = Engine(Transformer(TARGET.config, moved(TARGET.weights, "meta:0")))
         asked = [
-            engine.submit(Request(prompt, sampler=sampler, seed=seed, drafter=drafter, max_new_tokens=12))
+            engine.submit(
+                Request(prompt, sampler=sampler, seed=seed, drafter=drafter, max_new_tokens=12, return_draft_trees=True)
+            )
             for seed, prompt in enumerate(PROMPTS[:count])
         ]
         while not all(any(step.nodes for step in text.trace.steps) for text in asked):
@@ -79,17 +92,26 @@ def waits(
             engine.step()
             counts.append(watched.waits.total() - before)
         engine.run(asked)
-    return [text.generated for text in asked], counts
+    return of(asked), counts
 
 
-def written(name: str, sampler: Sampler, count: int) -> list[list[int]]:
+def written(name: str, sampler: Sampler, count: int) -> list[Any]:
     engine = Engine(TARGET)
     asked = [
-        engine.submit(Request(prompt, sampler=sampler, seed=seed, drafter=made(name, "cpu"), max_new_tokens=12))
+        engine.submit(
+            Request(
+                prompt,
+                sampler=sampler,
+                seed=seed,
+                drafter=made(name, "cpu"),
+                max_new_tokens=12,
+                return_draft_trees=True,
+            )
+        )
         for seed, prompt in enumerate(PROMPTS[:count])
     ]
     engine.run(asked)
-    return [text.generated for text in asked]
+    return of(asked)
 
 
 @pytest.mark.parametrize(("name", "sampler", "passes"), CASES)
@@ -113,8 +135,27 @@ def test_a_step_waits_once_a_pass_for_all_texts(
         assert len(made) <= 2 * count
 
 
+def test_tokens_that_are_not_those_that_were_chosen_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = waits("draft-model, chain", NUCLEUS, 2, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "with_chosen", lambda batch, tokens: tokens)
+        found, _ = waits("draft-model, chain", NUCLEUS, 2, monkeypatch)
+        assert found != expected and [text for text, _ in found] == [text for text, _ in expected]
+    real = noise.keys
+    monkeypatch.setattr(wanted, "noise", SimpleNamespace(keys=lambda seeds, places: real(seeds, places + 1)))
+    found, _ = waits("draft-model, chain", NUCLEUS, 2, monkeypatch)
+    assert found != expected
+
+
+def no_chain(reading: Follower, text: list[int], rows: list[Wanted]) -> Any:
+    """Nothing is drawn on the device."""
+    yield from ()
+    return []
+
+
 def test_texts_by_themselves_wait_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The count can fail."""
+    monkeypatch.setattr(Follower, "drawn", no_chain)
     monkeypatch.setattr(forward_request, "row_choices_of", lambda logits, bounds, wanted: [None] * len(wanted))
     found, counts = waits("draft-model, chain", GREEDY, 5, monkeypatch)
     assert found == written("draft-model, chain", GREEDY, 5) and min(counts[:-1]) >= 15
@@ -132,18 +173,16 @@ def test_what_texts_are_told_together_is_what_each_finds() -> None:
     seqs: list[Any] = [engine.submit(Request([1, 2], sampler=each, seed=seed)) for seed, each in enumerate(samplers)]
     size = TARGET.vocab_size
     for _ in range(20):
-        wanted, bounds = list[Wanted | None](), [0]
+        asked, bounds = list[Wanted | None](), [0]
         for seq in seqs:
             n = int(random.integers(1, 6))
             tree = DraftTree.chain(2, random.integers(0, size, n - 1).tolist())
             ranks, draws = int(random.integers(0, 4)), bool(random.random() < 0.6)
-            wanted.append(Wanted.after(seq, tree, range(n), ranks=ranks, draws=draws))
+            asked.append(Wanted.after(seq, tree, range(n), ranks=ranks, draws=draws))
             # A text may have rows before those that it wants to know of.
             bounds.append(bounds[-1] + n + int(random.integers(0, 3)))
         logits = torch.from_numpy(random.normal(0, 3, (bounds[-1], size))).float()
-        for seq, each, found, last in zip(
-            seqs, wanted, row_choices_of(logits, bounds, wanted), bounds[1:], strict=True
-        ):
+        for seq, each, found, last in zip(seqs, asked, row_choices_of(logits, bounds, asked), bounds[1:], strict=True):
             if each is None:
                 assert found is None
                 continue
@@ -175,8 +214,8 @@ def test_only_what_is_wanted_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> N
     seqs: list[Any] = [engine.submit(Request([1, 2], sampler=GREEDY, seed=seed)) for seed in range(3)]
     logits, tree = torch.randn(6, TARGET.vocab_size), DraftTree.chain(2, [3])
     for ranks, expected in (((0, 0, 0), []), ((0, 1, 1), []), ((0, 1, 3), [(4, 3)]), ((3, 0, 0), [(2, 3)])):
-        wanted = [Wanted.after(seq, tree, range(2), ranks=each) for seq, each in zip(seqs, ranks, strict=True)]
-        told = [each for each in row_choices_of(logits, [0, 2, 4, 6], wanted) if each is not None]
+        asked = [Wanted.after(seq, tree, range(2), ranks=each) for seq, each in zip(seqs, ranks, strict=True)]
+        told = [each for each in row_choices_of(logits, [0, 2, 4, 6], asked) if each is not None]
         assert sorted_rows == expected and [len(each.ids) for each in told] == [2 * (each > 0) for each in ranks]
         assert [pick for each in told for pick in each.picks] == logits.argmax(dim=-1).tolist()
         sorted_rows.clear()

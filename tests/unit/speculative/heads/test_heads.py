@@ -245,8 +245,8 @@ def whole_laws(
     return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
 
 
-def whole_chain(self: TreeDrafter, seq: Sequence, length: int) -> ForwardCoroutine[DraftTree]:
-    return (yield from self._chain(seq, Budget(length, length), length))
+def whole_chain(self: TreeDrafter, seq: Sequence, drafted: list[int], length: int) -> ForwardCoroutine[DraftTree]:
+    return (yield from self._chain(seq, drafted, Budget(length, length), length))
 
 
 @pytest.mark.parametrize(
