@@ -163,6 +163,10 @@ class DFlashHead(DraftHead):
         """What `project` takes of the next tokens of texts [n, width], after last tokens `anchors` [n]."""
         return torch.cat([memory.guessed[:1] for memory in memories])
 
+    @property
+    def by_depth(self) -> bool:
+        return True
+
     def computed(self, memory: BlockMemory) -> bool:
         return memory.logits is not None
 

@@ -96,11 +96,15 @@ class DSparkHead(DFlashHead):
             memory.states = state[None]
         return torch.cat((rows, made), dim=1)
 
+    @property
+    def by_depth(self) -> bool:
+        return self.variant is None
+
     def ahead(self, memories: Ordered[BlockMemory]) -> list[torch.Tensor] | None:
-        return super().ahead(memories) if self.variant is None else None
+        return super().ahead(memories) if self.by_depth else None
 
     def computed(self, memory: BlockMemory) -> bool:
-        return self.variant is None and super().computed(memory)
+        return self.by_depth and super().computed(memory)
 
     def grow_all(self, nodes: Ordered[Nodes]) -> list[torch.Tensor]:
         if self.variant is None:

@@ -30,7 +30,7 @@ from decodery.step.tree_policy import TreePolicy
 
 from .grown import DraftHead
 from .head import MADE, BoundHead, TrainedHead
-from .head_pass import after
+from .head_pass import after, drawn
 from .reading import HeadReading
 
 K = TypeVar("K", bound=BoundHead)
@@ -109,6 +109,9 @@ class HeadDrafter(TrainedDrafter):
     def reach(self, seq: Sequence) -> int:
         reading: HeadReading = seq.states[self]
         return 0 if reading.empty else min(seq.remaining, reading.head.reach)
+
+    def drawn(self, seq: Sequence, length: int) -> ForwardCoroutine[list[int]]:
+        return drawn(seq.states[self], seq, length)
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         reading: HeadReading = seq.states[self]

@@ -69,6 +69,11 @@ class DraftHead(BoundHead):
         """Whether what follows every node of a draft is known already, so that `grow` takes no pass."""
         return False
 
+    @property
+    def by_depth(self) -> bool:
+        """Whether what follows a node depends on its depth alone."""
+        return False
+
     def ahead(self, memories: Ordered[Any]) -> list[torch.Tensor] | None:
         """By depth, what follows the nodes of drafts of texts just read: logits [depths, outputs] of each.
 

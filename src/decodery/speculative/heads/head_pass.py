@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -19,10 +19,14 @@ from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import LanguageModel
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
+from decodery.step.sequence import Sequence
+from decodery.step.wanted import Wanted, row_choices_of, up_to_end
 
 from .grown import DraftHead, Nodes
 from .reading import HeadReading, read_all
 
+Rows = tuple[HeadReading, Nodes | None, Wanted | None]
+"""Of one text in a pass."""
 ROLE = "draft"
 """What rows of a head go by in ledgers."""
 _passes: WeakKeyDictionary[DraftHead, HeadPass] = WeakKeyDictionary()
@@ -36,12 +40,13 @@ class HeadPass:
     Attributes:
         head: The head.
         texts: Those that draft with it. One alone needs no engine to run the head.
-        waiting: The reading whose rows a segment is, and the nodes where it is no text, by the segment's identity.
+        waiting: The reading whose rows a segment is, the nodes where it is no text, and what is wanted of its rows, by
+            the segment's identity.
     """
 
     head: DraftHead
     texts: WeakSet[HeadReading] = field(default_factory=WeakSet)
-    waiting: dict[int, tuple[HeadReading, Nodes | None]] = field(default_factory=dict)
+    waiting: dict[int, Rows] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -50,25 +55,37 @@ class HeadPass:
     def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:
         """See `LanguageModel`: one pass over the texts and one over the nodes of all segments."""
         items = [self.waiting[id(segment)] for segment in batch.segments]
-        read_all([reading for reading, nodes in items if nodes is None])
-        grown = iter(self.head.grown([nodes for _, nodes in items if nodes is not None]))
-        found = [self.root(reading) if nodes is None else next(grown) for reading, nodes in items]
+        read_all([reading for reading, nodes, _ in items if nodes is None])
+        given = [nodes for _, nodes, _ in items if nodes is not None]
+        if any(nodes.tokens.device.type != "cpu" for nodes in given):
+            given = [nodes._replace(tokens=nodes.tokens.to(self.device, non_blocking=True)) for nodes in given]
+        grown = iter(self.head.grown(given))
+        found = [self.root(reading) if nodes is None else next(grown) for reading, nodes, _ in items]
         logits, bounds = torch.cat(found), np.cumsum([0, *map(len, found)]).tolist()
+        self._choose(items, logits, bounds)
         self._rank(items, logits, bounds)
         return Scores(logits, bounds)
 
-    def _rank(
-        self, items: Ordered[tuple[HeadReading, Nodes | None]], logits: torch.Tensor, bounds: Ordered[int]
-    ) -> None:
+    def _choose(self, items: Ordered[Rows], logits: torch.Tensor, bounds: list[int]) -> None:
+        """Let readings on a device know what of their rows is wanted."""
+        wanted = [each for _, _, each in items]
+        if all(each is None for each in wanted):
+            return
+        with torch.no_grad(), one_thread():
+            found = row_choices_of(self.head.spread(logits), bounds, wanted)
+        for (reading, _, _), choices in zip(items, found, strict=True):
+            reading.choices = choices
+
+    def _rank(self, items: Ordered[Rows], logits: torch.Tensor, bounds: Ordered[int]) -> None:
         """Let readings on a device know what is most likely, by one copy for all of them."""
-        most = max([reading.most for reading, _ in items])
+        most = max([reading.most for reading, _, wanted in items if wanted is None], default=0)
         if not most or logits.device.type == "cpu":
             return
-        read = [reading for reading, nodes in items if nodes is None]
+        read = [reading for reading, nodes, _ in items if nodes is None]
         with torch.no_grad(), one_thread():
             ahead = (self.head.ahead([reading.memory for reading in read]) if read else None) or []
             places, chances = most_likely(torch.cat([logits, *ahead]), most)
-        for (reading, nodes), first, last in zip(items, bounds, bounds[1:], strict=False):
+        for (reading, nodes, _), first, last in zip(items, bounds, bounds[1:], strict=False):
             reading.rank(nodes, reading.named(places[first:last], chances[first:last]))
         first = len(logits)
         for reading, rows in zip(read, ahead, strict=False):
@@ -91,16 +108,50 @@ class HeadPass:
         except StopIteration as stop:
             return cast(torch.Tensor, stop.value)
 
-    def _scored(self, reading: HeadReading, nodes: Nodes | None) -> ForwardCoroutine[torch.Tensor | None]:
+    def drawn(self, reading: HeadReading, wanted: Ordered[Wanted]) -> ForwardCoroutine[list[int]]:
+        """The tokens that follow a text, each chosen after those before it, by one copy of all.
+
+        Args:
+            reading: Of the text.
+            wanted: Of each token in turn, see `Wanted.chain`.
+
+        Returns:
+            One for each, -1 where the largest logit is no finite number, and of what follows that nothing is known.
+        """
+        self.texts.add(reading)
+        if reading.fresh:
+            yield from self._scored(reading, None, wanted[0])
+        else:
+            self._choose([(reading, None, wanted[0])], self.root(reading), [0, 1])
+        reading.rows.clear()
+        count, before = len(wanted), list[torch.Tensor]()
+        alone = [range(node, node + 1) for node in range(1, count)]
+        for nodes in [range(1, count)] if self.head.by_depth and alone else alone:
+            assert reading.choices is not None and reading.choices.there is not None
+            before.append(reading.choices.there)
+            rows, final = np.array(nodes), nodes.stop == count
+            # Where nodes are read together, nothing depends on their tokens.
+            tokens = before[-1].clamp(min=0).expand(len(rows))
+            mask = np.tri(len(rows), nodes.stop - 1, nodes.start - 1, dtype=bool)
+            keys = np.concatenate([wanted[node].keys for node in nodes])
+            own = replace(wanted[-1], keys=keys, stay=not final, before=tuple(before) if final else ())
+            yield from self._scored(reading, Nodes(reading.memory, tokens, rows - 2, rows, mask), own)
+        assert reading.choices is not None
+        return reading.choices.picks
+
+    def _scored(
+        self, reading: HeadReading, nodes: Nodes | None, wanted: Wanted | None = None
+    ) -> ForwardCoroutine[torch.Tensor | None]:
         rows = reading.unread if nodes is None else len(nodes.tokens)
         if len(self.texts) < 2:
             charged().spend(ROLE, rows, 0.0, first=True)
             found = reading.answer(nodes)
             logits = self.root(reading) if found is None else found
-            self._rank([(reading, nodes)], logits, [0, len(logits)])
+            self._choose([(reading, nodes, wanted)], logits, [0, len(logits)])
+            self._rank([(reading, nodes, wanted)], logits, [0, len(logits)])
             return found
         segment = Segment(np.zeros(rows, dtype=np.int64), tokens=np.zeros(rows, dtype=np.int64))
-        self.waiting[id(segment)] = reading, nodes
+        self.waiting[id(segment)] = reading, nodes, wanted
         try:
             (scored,) = yield [ForwardRequest(cast(LanguageModel, self), segment, role=ROLE)]
         finally:
@@ -114,9 +165,20 @@ class HeadPass:
         return reading.root.logits[None]
 
 
+def drawn(reading: HeadReading, seq: Sequence, length: int) -> ForwardCoroutine[list[int]]:
+    """The tokens of a chain that passes of a head can draw on its device, see `TreeDrafter.drawn`."""
+    if not reading.head.joint or reading.head.model.device.type == "cpu":
+        return []
+    wanted = Wanted.chain(seq, length)
+    return up_to_end(seq, (yield from _pass_of(reading.head).drawn(reading, wanted))) if wanted else []
+
+
 def after(reading: HeadReading, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
     """The logits [k, outputs] after `nodes` of a tree below the end of a text."""
     if not reading.head.joint:
         return reading.after(tree, nodes)
-    shared = _passes.get(reading.head) or _passes.setdefault(reading.head, HeadPass(reading.head))
-    return (yield from shared.after(reading, tree, nodes))
+    return (yield from _pass_of(reading.head).after(reading, tree, nodes))
+
+
+def _pass_of(head: DraftHead) -> HeadPass:
+    return _passes.get(head) or _passes.setdefault(head, HeadPass(head))

@@ -18,6 +18,7 @@ from decodery.models.hooks import Tap
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
 from decodery.step.sequence import Sequence
+from decodery.step.wanted import RowChoices
 
 from ..drafters.advice import Opinion
 from ..drafters.rows import TreeRows
@@ -39,6 +40,7 @@ class HeadReading:
         told: Of each node whose logits were asked for last its row, -1 of the root.
         ranks: The most likely tokens after rows and their probabilities, where a pass of several texts has ranked them.
         ahead: The same by depth, where nodes change nothing of it.
+        choices: What a pass has found of what was wanted of its rows.
         most: How many of these were asked for at most.
     """
 
@@ -50,6 +52,7 @@ class HeadReading:
     told: list[int] = field(default_factory=list)
     ranks: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
     ahead: list[tuple[list[int], list[float]]] = field(default_factory=list)
+    choices: RowChoices | None = None
     most: int = 0
 
     @classmethod
