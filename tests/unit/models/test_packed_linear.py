@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import linear
 
 from card_kernels import machine_code
 from decodery.core.native.kernels import Form
 from decodery.models.batch import Batch, Segment
-from decodery.models.config import CLAMPED, ModelConfig
+from decodery.models.config import CLAMPED, GatedDelta, Mamba, ModelConfig, Selective
 from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.floats import Float4Linear, Float8Linear, MXFP4Linear, NF4Linear
 from decodery.models.native.int4 import Int4Linear
@@ -29,6 +30,7 @@ from decodery.models.torch.packed_linear import PackedLinear, packed_linear, pac
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Weights, floating
 from decodery.testing import check_identical, tiny_transformer, to_int8
+from drawn_models import PARENTS, after, tree_logits
 from drawn_models import made as drawn
 from far import Devices, FarTensor
 
@@ -52,6 +54,25 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
     "clamped": {"activation": CLAMPED, "router_bias": True, "expert_bias": True, "sinks": True},
     "without gates": {"gated": False, "activation": "relu2", "shared_inner": 32, "sigmoid_router": True},
+}  # fmt: skip
+
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "gated delta": {
+        "delta": GatedDelta(heads=4, head_dim=20, groups=2, state=12, kernel=3), "gated_attention": True,
+        "qk_norm": True, "state_layers": (True, False), "experts": 0,
+    },
+    "mamba beside attention": {
+        "mamba": Mamba(heads=4, head_dim=18, groups=2, state=12, kernel=4), "state_layers": (True, True),
+        "attending_layers": (True, True), "experts": 0,
+    },
+    "mamba and experts": {
+        "mamba": Mamba(heads=4, head_dim=18, groups=2, state=12, kernel=4), "state_layers": (True, False),
+    },
+    "channels that decay apart": {
+        "selective": Selective(70, 1, 1, 12, 4, rank=5, step_eps=1e-4, weighted=True), "state_layers": (True, False),
+        "experts": 0,
+    },
+    "gated convolution": {"gated_conv": 3, "conv_layers": (True, False), "experts": 0},
 }  # fmt: skip
 
 Make = Callable[[np.random.Generator, int, int], Any]
@@ -219,14 +240,42 @@ def test_mixtures_over_packed_experts_are_those_of_their_weights(changes: str) -
     assert (other.forward(batch(other)).logits.double() - wanted).norm() > 1e-3 * wanted.norm()
 
 
+@pytest.mark.parametrize("changes", HYBRIDS)
+def test_hybrids_over_packed_weights_are_those_of_their_weights(changes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device, in the bits of its rows; kernels get rows of the shape that they take."""
+    base, device, called = drawn(ModelConfig(**MIXED | HYBRIDS[changes])), torch.device("meta:0"), list[int]()
+    assert packs(base.config) and not packs(replace(base.config, layer_inputs=8))
+
+    def kernel(layer: PackedLinear, rows: torch.Tensor) -> torch.Tensor:
+        called.append(rows.dim())
+        return linear(rows, layer.dense().to(rows.dtype), layer.bias)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        found = []
+        with Devices():
+            for weights in (base.weights, floated(base.weights)):
+                model = Transformer(base.config, packed_weights(weights, dtype, device))
+                monkeypatch.setattr(of_device, "packed_kernel", lambda rows: kernel)
+                cache = after(model, 9, 3)
+                found.append(tree_logits(model, cache, PARENTS, list(range(len(PARENTS)))).double().cpu())
+        assert model.dtype == dtype and (found[0] - found[1]).norm() <= 1e-6 * found[1].norm()
+    assert len(called) > 8 and set(called) == {2}
+    # Other weights of a recurrent layer give other logits.
+    layer = base.weights.layers[0]
+    layer.qkv = layer.qkv.some(torch.arange(layer.qkv.shape[0]).roll(1))
+    with Devices():
+        model = Transformer(base.config, packed_weights(base.weights, torch.bfloat16, device))
+        other = tree_logits(model, after(model, 9, 3), PARENTS, list(range(len(PARENTS)))).double().cpu()
+    assert (other - found[1]).norm() > 1e-2 * found[1].norm()
+
+
 def floated(weights: Weights) -> Weights:
     """Weights with all quantized layers written out."""
 
     def written(part: Any) -> Any:
         return floating(part) if hasattr(part, "dense") and not isinstance(part, Dense) else part
 
-    names = ("qkv", "output", "gate_up", "down", "shared_gate_up", "shared_down")
-    layers = [replace(layer, **{name: written(getattr(layer, name)) for name in names}) for layer in weights.layers]
+    layers = [replace(layer, **{name: written(part) for name, part in vars(layer).items()}) for layer in weights.layers]
     return replace(weights, layers=layers, head=written(weights.head))
 
 

@@ -192,6 +192,6 @@ def packed_weights(weights: Weights, dtype: torch.dtype, device: torch.device) -
 
 def packs(config: ModelConfig) -> bool:
     """Whether a model's layers multiply by whole matrices or experts, which may then stay packed."""
-    apart = config.experts_beside or config.keeps_order or config.layer_inputs or config.alternating
+    apart = config.experts_beside or config.short_conv or config.layer_inputs or config.alternating
     apart = apart or config.kept_tokens
     return not (apart or config.latent or config.shared or config.shortcuts or config.reused_layers)
