@@ -28,6 +28,7 @@ from decodery.models.cuda.graphs import StaticPasses
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
 from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
@@ -36,6 +37,9 @@ from far import FarTensor, Watched, moved
 
 COMMAND = "python benchmarks/device_steps.py --out benchmarks/results/device-steps.json"
 DRAFTERS: dict[str, Drafter | None] = {"none": None, "prompt-lookup": PromptLookup(), "auto": Auto(head=None)}
+DRAFT_MODEL = "draft-model"
+DRAFT_LAYERS, LENGTH = 2, 3
+"""Of the draft model, and of its chains."""
 TEXTS = (1, 16)
 STEPS = 4
 
@@ -50,31 +54,38 @@ def main() -> None:
     known["command"], known["layers"], known["rows"] = COMMAND, options.layers, []
     shape = replace(SHAPES["SmolLM2-135M"], hidden=72, inner=96, vocab=256, layers=options.layers, context=512)
     base = random_model(shape, torch.device("cpu"), torch.float32)
-    for drafter in DRAFTERS:
+    draft = random_model(replace(shape, layers=DRAFT_LAYERS), torch.device("cpu"), torch.float32)
+    for drafter in (*DRAFTERS, DRAFT_MODEL):
         for texts in TEXTS:
             for static in (False, True):
-                found = counted(base, drafter, texts, static=static)
+                found = counted(base, draft, drafter, texts, static=static)
                 known["rows"].append({"drafter": drafter, "texts": texts, "fixed shapes": static, **found})
                 print(known["rows"][-1], flush=True)
                 write_result(options.out, known, summary=[])
 
 
-def counted(base: Transformer, drafter: str, texts: int, *, static: bool) -> dict[str, float]:
+def far(model: Transformer, *, static: bool) -> Transformer:
+    """The model on a device that is none."""
+    moved_there = Transformer(model.config, moved(model.weights, "meta:0"))
+    moved_there.static = StaticPasses() if static else None
+    return moved_there
+
+
+def counted(base: Transformer, draft: Transformer, name: str, texts: int, *, static: bool) -> dict[str, float]:
     """Medians over steps: rows, operations on the device, copies to it; and the most waits of a step."""
     with Watched() as watched:
         read = FarTensor.tolist
         FarTensor.tolist = lambda far: [watched.waits.update(["tolist"]), read(far)][1]  # type: ignore[method-assign]
         try:
-            model = Transformer(base.config, moved(base.weights, "meta:0"))
-            model.static = StaticPasses() if static else None
-            engine, sampler = Engine(model), Sampler.from_settings(temperature=0.6, top_p=0.9)
+            drafter = DraftModel(far(draft, static=static), length=LENGTH) if name == DRAFT_MODEL else DRAFTERS[name]
+            engine, sampler = Engine(far(base, static=static)), Sampler.from_settings(temperature=0.6, top_p=0.9)
             written = [
                 engine.submit(
                     Request(
                         [5, 6, 7, 8] * 3 + [number % 200],
                         sampler=sampler,
                         seed=number,
-                        drafter=DRAFTERS[drafter],
+                        drafter=drafter,
                         max_new_tokens=64,
                     )
                 )
