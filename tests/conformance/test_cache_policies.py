@@ -84,7 +84,7 @@ class Counting(Evicting):
 
     def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
         worths = self._worths
-        lost = 0 if worths is None or worths.rows is None else len(worths.rows) - len(rows)
+        lost = 0 if worths is None or worths.added is None else len(worths.added) - len(rows)
         super().kept(cache, rows, layers)
         for held in self._held.values() if lost else ():
             held.scores[:] += lost * (np.arange(held.scores.shape[1]) % 3)
@@ -92,7 +92,7 @@ class Counting(Evicting):
 
 class Counted(H2O):
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        return Counting(self, model.config, prompt)
+        return Counting(self, model.config, prompt, by_kernel=model.capabilities.cache_kernels)
 
 
 class OfTheBlock(Quest):

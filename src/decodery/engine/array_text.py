@@ -23,7 +23,6 @@ from decodery.sampling.native_processors import NativeProcessors, native_process
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.coupled import Coupled
 from decodery.step.acceptance_rule import NodeDistributions
-from decodery.step.bound_request import BoundRequest
 from decodery.step.draft_tree import DraftTree
 from decodery.step.monitor import ScoredRow
 from decodery.step.sequence import Sequence
@@ -81,14 +80,6 @@ def is_open(seq: Sequence, pool: type[PagePool]) -> bool:
     return isinstance(cache.pages.pool, pool) and OpenRows.serves(cache)
 
 
-def _most_drafted(request: BoundRequest) -> int:
-    """Rows that a draft of a text takes at most."""
-    if request.drafter is None:
-        return 0
-    own = request.drafter.largest()
-    return request.max_draft_tokens if own is None else min(own, request.max_draft_tokens)
-
-
 def as_left(texts: Ordered[ArrayText]) -> list[bool]:
     """Whether each text, with its cache, is as the last step left it.
 
@@ -141,7 +132,7 @@ class ArrayText:
         self.sampler, self.stateful = request.sampler, request.sampler.stateful
         self.eos, self.ledger = frozenset(request.eos_ids), seq.trace.ledger
         # One more row in each step, and those that are drafted.
-        self.room = 1 + _most_drafted(request)
+        self.room = 1 + request.most_drafted
         self.most = request.prompt_length + request.max_new_tokens
         self.follow()
 

@@ -143,7 +143,7 @@ def needed_by(seq: Sequence) -> int:
 
     Where it must not stop, all that it will write counts, too.
     """
-    return sum(cache.more_for(_tokens(seq)) for cache in caches_of(seq))
+    return sum(cache.more_for(_tokens(seq), 1 + seq.request.most_drafted) for cache in caches_of(seq))
 
 
 def _due(runs: Ordered[SchedulerEntry]) -> int:
@@ -153,8 +153,9 @@ def _due(runs: Ordered[SchedulerEntry]) -> int:
 
 def _missing(seq: Sequence) -> int:
     """Bytes of its tokens, and of a step with its largest draft, that a text has not taken yet."""
-    room = _tokens(seq) + (0 if seq.request.drafter is None or reads(seq) else seq.request.max_draft_tokens)
-    return sum(cache.more_for(room) for cache in caches_of(seq))
+    drafted = seq.request.most_drafted
+    room = _tokens(seq) + (0 if reads(seq) else drafted)
+    return sum(cache.more_for(room, 1 + drafted) for cache in caches_of(seq))
 
 
 def _tokens(seq: Sequence) -> int:

@@ -120,7 +120,7 @@ class Noting(State):
         noted = [each for parts in self._queries.values() for each in parts]
         return sum(each.nbytes for each in (*noted, *(queries for _, queries in self._read.values())))
 
-    def more_for(self, cache: KVCache, slots: int) -> int:
+    def more_for(self, cache: KVCache, slots: int, rows: int) -> int:
         if self.settled:
             return 0
         config = self.config

@@ -70,7 +70,12 @@ class D2O(Scored):
             raise SettingsError(f"d2o: merge must be softmax, mean or none, not {self.merge!r}")
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        return Evicting(self, model.config, prompt) if self.merge == "none" else Merging(self, model.config, prompt)
+        kind = Evicting if self.merge == "none" else Merging
+        return kind(self, model.config, prompt, by_kernel=model.capabilities.cache_kernels)
+
+    def most(self, length: int) -> int:
+        # Which layer gets how much is known after the prompt.
+        return length
 
     def protected(self, count: int) -> tuple[int, int]:
         # Sinks are the first slots of every head, because they are never evicted.
@@ -161,6 +166,10 @@ class Folded(Held):
     tau: np.ndarray | None = None
     merged: bool = False
 
+    @property
+    def beside(self) -> int:
+        return sum(each.nbytes for each in (self.keys, self.values) if each is not None)
+
 
 class Merging(Evicting):
     """State of a policy that evicts tokens and changes kept keys and values.
@@ -170,8 +179,8 @@ class Merging(Evicting):
 
     method: D2O
 
-    def __init__(self, method: D2O, config: ModelConfig, prompt: int) -> None:
-        super().__init__(method, config, prompt)
+    def __init__(self, method: D2O, config: ModelConfig, prompt: int, *, by_kernel: bool) -> None:
+        super().__init__(method, config, prompt, by_kernel=by_kernel)
         self._contexts: dict[int, dict[int, torch.Tensor]] = {}
 
     @property
@@ -184,6 +193,14 @@ class Merging(Evicting):
             if isinstance(held, Folded) and held.tau is not None:
                 known[layer] = held.tau
         return Merges(known, self.method.beta, self.method.threshold, self.method.merge == "softmax")
+
+    def _after_prompt(self, cache: KVCache, evicting: int, slots: int, rows: int) -> int:
+        known, kv_heads = super()._after_prompt(cache, evicting, slots, rows), self.config.num_kv_heads
+        row = cache.pages.pool.row * cache.pages.pool.dtype.itemsize
+        if self.kernels:
+            return known + Merges.most_bytes(self.config.num_layers, evicting, kv_heads, row, rows)
+        number = torch.float32.itemsize if cache.coded else cache.pages.pool.dtype.itemsize
+        return known + 2 * (evicting * rows + 1) * kv_heads * (slots - rows + 1) * self.config.head_dim * number
 
     def _alike(self, worths: Worths, lengths: np.ndarray) -> dict[int, Held]:
         assert worths.merges is not None

@@ -22,6 +22,8 @@ from .after_prompt import SPARE, retain
 from .merges import Merges
 from .worths import Worths
 
+_SCORE = np.dtype(np.float64).itemsize
+
 
 @dataclass(frozen=True)
 class Scored(CachePolicy):
@@ -96,8 +98,12 @@ class Scored(CachePolicy):
         """
         return dict.fromkeys(scores, getattr(self, "budget"))  # noqa: B009
 
+    def most(self, length: int) -> int:
+        """How many slots of a head stay, at most, after a text of so many tokens."""
+        return entries(getattr(self, "budget"), length)  # noqa: B009
+
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
-        return Evicting(self, model.config, prompt)
+        return Evicting(self, model.config, prompt, by_kernel=model.capabilities.cache_kernels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +117,16 @@ class Held:
 
     slots: np.ndarray
     scores: np.ndarray
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What it holds in memory."""
+        return self.slots, self.scores
+
+    @property
+    def beside(self) -> int:
+        """Bytes of keys and values that it holds beside the cache."""
+        return 0
 
     @classmethod
     def content(cls, scores: np.ndarray) -> Held:
@@ -144,11 +160,12 @@ class Evicting(State):
 
     Attributes:
         settled: Whether the prompt is read.
+        kernels: Whether kernels score and evict after the prompt.
     """
 
-    def __init__(self, method: Scored, config: ModelConfig, prompt: int) -> None:
+    def __init__(self, method: Scored, config: ModelConfig, prompt: int, *, by_kernel: bool) -> None:
         super().__init__(config, prompt)
-        self.method = method
+        self.method, self.kernels = method, by_kernel and method.kernels
         self.settled = False
         self._budgets: dict[int, float] = {}
         self._held: dict[int, Held] = {}
@@ -173,10 +190,17 @@ class Evicting(State):
             return KernelPolicy(summed_from=self.summed_from(segment))
         if not self.method.kernels or not self._held or self._behind:
             return None
-        if self._worths is None:
+        worths = self._worths
+        if worths is None:
             scores = {layer: held.scores for layer, held in self._held.items()}
-            self._worths = Worths(scores, self.config.num_layers, self._merges())
-        return KernelPolicy(eviction=self._worths.open(segment, *self._counts(segment), newest=self.method.newest))
+            worths = Worths(scores, self.config.num_layers, self._merges(), newest=self.method.newest)
+        known = None if self._worths is None else worths.held
+        eviction, self._worths = worths.open(segment, *self._counts(segment)), worths
+        if known is not worths.held:
+            assert segment.cache is not None
+            # Nothing holds the arrays before it any more.
+            self._held = self._within(worths, segment.cache.lengths)
+        return KernelPolicy(eviction=eviction)
 
     def _merges(self) -> Merges | None:
         """What becomes of evicted tokens, None where they are lost."""
@@ -197,22 +221,42 @@ class Evicting(State):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the scores, those after tentative rows included."""
+        """Bytes of the scores, and of what tentative rows hold beside the cache."""
         held = [*self._held.values(), *(each for _, states in self._behind.values() for each in states)]
+        arrays = [*self._read.values(), *(part for each in held for part in each.arrays)]
+        # Scores may be parts of larger arrays, and one row for all heads.
+        owners = {id(each): each for each in (part if part.base is None else part.base for part in arrays)}
+        if self._worths is not None:
+            owners.pop(id(self._worths.held), None)
         rows = 0 if self._worths is None else self._worths.bytes
-        return rows + sum(each.scores.nbytes for each in held) + sum(each.nbytes for each in self._read.values())
+        return rows + sum(each.nbytes for each in owners.values()) + sum(each.beside for each in held)
 
-    def more_for(self, cache: KVCache, slots: int) -> int:
-        layers = self._held if self.settled else self.full_layers
-        # Those before a pass are still there when those after it are.
-        wanted = 2 * len(layers) * self.config.num_kv_heads * slots * np.dtype(np.float64).itemsize
+    def more_for(self, cache: KVCache, slots: int, rows: int) -> int:
+        wanted = 0
+        length = cache.next_position + max(slots - cache.length, 0)
+        if not self.settled:
+            # Of the prompt, scores before a pass and after it, what its rows pay, and two copies of one layer.
+            arrays = 2 * len(self.full_layers) + self.config.num_layers + 2
+            wanted = arrays * self.config.num_kv_heads * min(slots, self.prompt) * _SCORE
+        most = max((entries(each, length) for each in self._budgets.values()), default=self.method.most(length))
+        evicting = len(self._held) if self.settled else len(self.full_layers)
+        if evicting:
+            wanted = max(wanted, self._after_prompt(cache, evicting, most + rows, rows))
         return max(wanted - self.bytes, 0)
+
+    def _after_prompt(self, cache: KVCache, evicting: int, slots: int, rows: int) -> int:
+        """Bytes, at most, where heads of so many layers hold so many slots, tentative rows included."""
+        layers, kv_heads = self.config.num_layers, self.config.num_kv_heads
+        if self.kernels:
+            return Worths.most_bytes(layers, evicting, kv_heads, slots, rows, newest=self.method.newest)
+        # By row a number and a score for each slot; one more set while a row is computed.
+        return (evicting * (rows + 1) + 1) * kv_heads * (slots - rows + 1) * (_SCORE + np.dtype(np.int64).itemsize)
 
     def take_sums(self, layer: int, paid: np.ndarray) -> None:
         kv_heads, slots = paid.shape
         known = self._held[layer].scores if layer in self._held else np.zeros((kv_heads, 0))
-        mean = paid * (self.config.num_kv_heads / self.config.num_heads)
-        self._read[layer] = self.method.read(np.pad(known, ((0, 0), (0, slots - known.shape[1]))), mean)
+        paid *= self.config.num_kv_heads / self.config.num_heads
+        self._read[layer] = self.method.read(np.pad(known, ((0, 0), (0, slots - known.shape[1]))), paid)
 
     def select(self, attention: Attention) -> np.ndarray | None:
         layer, segment = attention.layer, attention.segment
@@ -240,7 +284,7 @@ class Evicting(State):
             if cache.next_position >= self.prompt:
                 self._settle(cache)
             return
-        if self._worths is not None and self._worths.rows is not None:
+        if self._worths is not None and self._worths.added is not None:
             if rows:
                 self._worths.keep(cache, rows)
                 self._held = self._alike(self._worths, cache.lengths)
@@ -284,7 +328,11 @@ class Evicting(State):
         self._held[layer] = Held.content(held.scores)
 
     def _alike(self, worths: Worths, lengths: np.ndarray) -> dict[int, Held]:
-        """What layers hold after kernels; numbers of slots are shared by layers that hold as many."""
+        """What layers hold after kernels."""
+        return self._within(worths, lengths)
+
+    def _within(self, worths: Worths, lengths: np.ndarray) -> dict[int, Held]:
+        """What layers hold, by scores of all of them; numbers of slots are shared by layers that hold as many."""
         scores = worths.scores(lengths)
         shapes = {each.shape for each in scores.values()}
         slots = {shape: np.broadcast_to(np.arange(shape[1]), shape) for shape in shapes}

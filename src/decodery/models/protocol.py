@@ -29,6 +29,7 @@ class Capabilities:
         layer_plans: Enters and leaves at any layer and skips sublayers.
         sites: Names of those that can be read and changed, see `sites.site`.
         interventions: They can be changed, too, before the logits.
+        cache_kernels: Native kernels apply policies of caches by themselves.
         policies: Attention asks the policy of a cache what to read, and caches may lose slots of some heads only.
         parts: Final norm and vocabulary projection can be called apart, see `OpenModel`.
         gradients: Passes can be differentiated.
@@ -47,6 +48,7 @@ class Capabilities:
     layer_plans: bool = False
     sites: frozenset[str] = frozenset()
     interventions: bool = True
+    cache_kernels: bool = False
     policies: bool = False
     parts: bool = False
     gradients: bool = False

@@ -91,3 +91,11 @@ class BoundRequest:
     user_spans: tuple[tuple[int, int], ...] | None = None
     padding: Padding | None = None
     record: SearchRecord | None = None
+
+    @property
+    def most_drafted(self) -> int:
+        """Nodes that a draft has at most."""
+        if self.drafter is None:
+            return 0
+        own = self.drafter.largest()
+        return self.max_draft_tokens if own is None else min(own, self.max_draft_tokens)

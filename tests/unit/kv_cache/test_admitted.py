@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,13 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.kv_cache.after_prompt import Noting
 from decodery.kv_cache.coprocessor import Augmented
+from decodery.kv_cache.d2o import D2O
 from decodery.kv_cache.evicting import Evicting
 from decodery.kv_cache.h2o import H2O
 from decodery.kv_cache.quantized import Quantized, Storing
+from decodery.kv_cache.tova import TOVA
+from decodery.kv_cache.worths import Worths
+from decodery.models.batch import Batch, Segment
 from decodery.models.cache.account import resident
 from decodery.models.cache.attention_policy import AttentionPolicy
 from decodery.models.protocol import LanguageModel
@@ -75,3 +81,69 @@ def test_queries_that_are_kept_of_a_prompt_count() -> None:
         assert beside[-1] == 0
         row = model.config.num_layers * model.config.num_heads * model.config.head_dim * 8
         assert max(beside) == (0 if name == "snapkv" else 32 * row)
+
+
+LONG = {
+    "float64": tiny_transformer(0, num_layers=4, max_positions=2048),
+    "int8": to_int8(tiny_transformer(0, num_layers=6, max_positions=2048)),
+}
+SCORED = {"h2o": H2O(0.9), "tova": TOVA(0.9), "d2o": D2O(0.9, dense=1), "d2o, nothing merged": D2O(0.9, merge="none")}
+READ = 1500
+
+
+def tree_pass(model: LanguageModel, kv: CachePolicy) -> tuple[int, int, int]:
+    """What a pass with a tree of 64 drafted nodes is expected to take beside pages, takes at most, and is said to."""
+    cache, draw = model.new_cache(), np.random.default_rng(5)
+    cache.policy = policy = kv.state(model, READ)
+    tokens = draw.integers(0, 64, READ + 65)
+    for first in (*range(0, READ, 500), READ, READ + 1):
+        last = min(first + 500, READ) if first < READ else first + 1
+        model.forward(Batch([Segment.chunk(tokens[first:last], cache)]))
+        cache.keep(range(last - first))
+    # Three nodes below each: most rows are of no path that is accepted.
+    parents = (np.arange(65) - 1) // 3
+    mask = np.eye(65, dtype=bool)
+    for row in range(1, 65):
+        mask[row] |= mask[parents[row]]
+    segment = Segment(cache.next_position + mask.sum(axis=1) - 1, tokens[-65:], mask=mask, cache=cache)
+    promised = policy.more_for(cache, cache.length + 65, 65)
+    tracemalloc.start()
+    try:
+        before = policy.bytes
+        model.forward(Batch([segment]))
+        said = policy.bytes - before
+        cache.keep([0, 1, 4, 13])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    return promised, peak, said
+
+
+# Slots, mask and logits of 65 rows.
+SLACK = 400_000
+
+
+@pytest.mark.parametrize("kv", SCORED.values(), ids=SCORED)
+@pytest.mark.parametrize("dtype", LONG)
+def test_a_tree_takes_no_more_than_is_announced(kv: CachePolicy, dtype: str) -> None:
+    promised, peak, said = tree_pass(LONG[dtype], kv)
+    assert said <= promised
+    assert peak <= promised + SLACK
+    # Nor much less, or texts would wait for memory that nobody takes.
+    assert said > promised / 2
+
+
+def test_scores_of_one_row_alone_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Worths.most_bytes
+    monkeypatch.setattr(Worths, "most_bytes", lambda *about, newest: right(*about[:-1], 1, newest=newest))
+    promised, peak, _ = tree_pass(LONG["int8"], SCORED["h2o"])
+    assert peak > promised + SLACK
+
+
+@pytest.mark.parametrize(("kv", "heads"), [(SCORED["h2o"], 2), (SCORED["tova"], 1)], ids=["h2o", "tova"])
+def test_what_rows_add_to_scores_is_kept_once(kv: CachePolicy, heads: int) -> None:
+    """In 32 bits, of one head where all have the same; sums are there for one layer at a time."""
+    _, _, said = tree_pass(LONG["int8"], kv)
+    slots = READ + 2 - int(0.1 * (READ + 2)) + 65
+    # Scores of content have got room for 64 slots more.
+    assert said == 65 * slots * (6 * heads * 4 + 2 * 8) + 64 * 6 * 2 * 8

@@ -160,22 +160,20 @@ class Unprotected(Evicting):
 
 class WithoutWindow(H2O):
     def state(self, model: Any, prompt: int) -> AttentionPolicy:
-        return Unprotected(self, model.config, prompt)
+        return Unprotected(self, model.config, prompt, by_kernel=True)
 
 
 class Summing(Evicting):
-    """Counts what all rows pay, each head its own."""
+    """Counts what all rows after the prompt pay, each head its own."""
 
-    def by_kernel(self, segment: Segment) -> KernelPolicy | None:
-        found = super().by_kernel(segment)
-        if found is None or found.eviction is None:
-            return found
-        return replace(found, eviction=replace(found.eviction, newest=False))
+    def _settle(self, cache: KVCache) -> None:
+        super()._settle(cache)
+        self.method = H2O(0.3, recent=0.0)
 
 
 class OfAllRows(TOVA):
     def state(self, model: Any, prompt: int) -> AttentionPolicy:
-        return Summing(self, model.config, prompt)
+        return Summing(self, model.config, prompt, by_kernel=True)
 
 
 class RaisedElsewhere(Dialled):

@@ -58,12 +58,12 @@ def check_steps(method: D2O, dtype: torch.dtype, steps: int = 60) -> int:
     found = 0
     for at in range(PROMPT, PROMPT + steps):
         model.forward(Batch([Segment.chunk(TOKENS[at : at + 1], cache)]))
-        assert state._worths is not None and state._worths.rows is not None
-        worths, before, wanted = state._worths.rows[0].copy(), dict(state._held), {}
-        for layer, held in before.items():
+        assert state._worths is not None and state._worths.added is not None
+        added, before, wanted = state._worths.added[0].copy(), dict(state._held), {}
+        for place, (layer, held) in enumerate(before.items()):
             assert isinstance(held, Folded)
             keys, values = (part.float() for part in cache.view(layer))
-            chosen = worths[layer, :, : keys.shape[1]] >= 0
+            chosen = added[place, :, : keys.shape[1]] >= 0
             if chosen.all():
                 wanted[layer] = keys, values, held.tau
                 continue
@@ -100,7 +100,7 @@ class Otherwise(Merging):
 )
 def test_another_rule_would_show(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Otherwise, "wrong", wrong, raising=False)
-    monkeypatch.setattr(D2O, "state", lambda self, model, prompt: Otherwise(self, model.config, prompt))
+    monkeypatch.setattr(D2O, "state", lambda self, model, prompt: Otherwise(self, model.config, prompt, by_kernel=True))
     with pytest.raises(AssertionError):
         check_steps(METHODS[0], torch.float32)
 

@@ -100,8 +100,14 @@ class AttentionPolicy(Contract):
         """Pages that it holds beside the cache's."""
         return ()
 
-    def more_for(self, cache: KVCache, slots: int) -> int:
-        """Bytes of pages that it takes beside those it holds until the cache has so many slots."""
+    def more_for(self, cache: KVCache, slots: int, rows: int) -> int:
+        """Bytes that it takes, at most at once, beside what it holds and the cache's pages.
+
+        Args:
+            cache: The cache.
+            slots: How many the cache will have.
+            rows: The most that are tentative at once after the prompt.
+        """
         return 0
 
     def wanted(self, segment: Segment) -> bool:

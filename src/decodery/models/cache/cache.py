@@ -190,14 +190,19 @@ class KVCache:
         """Slots that memory is taken for when a text of so many tokens is read."""
         return -(-max(self._slots_of(tokens), self.capacity, self._first) // SLOTS) * SLOTS
 
-    def more_for(self, tokens: int) -> int:
-        """Bytes that have yet to be taken, copies of shared pages included, where a text has so many tokens."""
+    def more_for(self, tokens: int, rows: int = 1) -> int:
+        """Bytes that have yet to be taken, copies of shared pages included.
+
+        Args:
+            tokens: How many the text has.
+            rows: The most that are tentative at once after its prompt.
+        """
         ends = self.store.ends(self.lengths)
         slots = self.room_for(tokens)
         # Where content is evicted, pages that are shared with others are copied.
         evicts = self.policy is not None and (self.policy.most is not None or not self.policy.anew)
         pages = self.pages.wanting(np.zeros_like(ends) if evicts else ends, ends + max(slots - self.length, 0))
-        beside = 0 if self.policy is None else self.policy.more_for(self, slots)
+        beside = 0 if self.policy is None else self.policy.more_for(self, slots, rows)
         return pages * self.pages.pool.page_bytes + beside
 
     def expect(self, tokens: int) -> None:

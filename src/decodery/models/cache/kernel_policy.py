@@ -220,7 +220,7 @@ class KernelPolicy:
 
     def _acts(self, layer: int, config: ModelConfig, policy: AttentionPolicy) -> bool:
         chosen = self.choice is None or bool(self.choice.store.layers[layer])
-        evicts = self.eviction is None or bool(self.eviction.layers[layer])
+        evicts = self.eviction is None or bool(self.eviction.places[layer] >= 0)
         return chosen and evicts and (policy.windows or config.window(layer) is None)
 
     def _choose(self, struct: PolicyStruct, choice: Choice, segment: Segment, kv_heads: int) -> None:

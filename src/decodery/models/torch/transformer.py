@@ -88,6 +88,7 @@ class Transformer(TorchLayers):
             # What leaves the last layer is several streams.
             parts=self.config.alternating is None,
             gradients=not exact,
+            cache_kernels=isinstance(self._stack, NativeStack),
         )
 
     @cached_property

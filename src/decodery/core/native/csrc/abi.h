@@ -175,13 +175,14 @@ struct SealedGroups {
 // that a head holds after its parent, parents [stays + rows], -1: after content. A row's weights are added to what these slots are worth,
 // their mean over the heads of a group; or are all that they are worth, their mean over all heads, where `newest` is set. Of
 // the slots then the least worthy go until keeps [layers][rows] are left, but the first `firsts` and the last lasts
-// [layers][rows] go after all others; of equals the later one. worths: [stays + rows][layers][kv_heads][worth_slots] after
-// each row, -1: not held; those of the rows that stay are given.
+// [layers][rows] go after all others; of equals the later one. added: [stays + rows][evicting][kv_heads, or 1 of `newest`]
+// [worth_slots] what each row adds, in 32 bits, -1: not held; those of the rows that stay are given. places: [layers] which of
+// the `evicting` layers each is. worths: [stays + rows][kv_heads][worth_slots], room for what slots of the layer at hand are worth.
 // targets: null, or a slot that goes is merged into the one that stays whose key is most similar, if their cosine reaches a limit,
 // or without `threshold` always. The limit is beta times the mean cosine of the slots that a row leaves out, and 1 - beta times
-// the limit before: known_limits [layers][kv_heads] after content, not a number: none; limits [stays + rows][layers][kv_heads]
+// the limit before: known_limits [layers][kv_heads] after content, not a number: none; limits [stays + rows][evicting][kv_heads]
 // after each row. Where `weighted` is set a slot that goes counts by the exponential of its cosine, and the other by e; else
-// the mean is taken of both, the first times its cosine. The slots that a row has changed, targets [stays + rows][layers]
+// the mean is taken of both, the first times its cosine. The slots that a row has changed, targets [stays + rows][evicting]
 // [kv_heads][merge_room], -1 after the last, become merged [..][2 (keys, values)], rows as pages have them.
 // lowered: [rows][2] or null. lowered_by is added to a row's scores of what it sees from the first of these to before the
 // second, counted from the first slot that it sees.
@@ -201,9 +202,9 @@ struct Policy {
     int32_t stored, group, block_groups, block_count, code_bits;
     const double* held;
     double* worths;
-    const int32_t *parents, *keeps, *lasts;
-    int64_t worth_layers;
-    int32_t held_slots, worth_slots, firsts, newest;
+    float* added;
+    const int32_t *places, *parents, *keeps, *lasts;
+    int32_t evicting, held_slots, worth_slots, firsts, newest;
     const int32_t* lowered;
     float lowered_by;
     const double* known_limits;

@@ -97,7 +97,7 @@ struct Merges {
 
     int32_t dim() const { return model.head_dim; }
     int64_t row_bytes() const { return int64_t(dim()) * int64_t(sizeof(E)) + (is_coded<E> ? scale_bytes : 0); }
-    int64_t at(int32_t place) const { return (int64_t(place) * policy.worth_layers + layer) * model.kv_heads + kv_head; }
+    int64_t at(int32_t place) const { return (int64_t(place) * policy.evicting + policy.places[layer]) * model.kv_heads + kv_head; }
     int32_t* targets(int32_t place) const { return policy.targets + at(place) * policy.merge_room; }
     char* row(int32_t place, int32_t i, int32_t kind) const {
         return policy.merged + ((at(place) * policy.merge_room + i) * 2 + kind) * row_bytes();

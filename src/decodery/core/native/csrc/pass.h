@@ -647,12 +647,14 @@ struct Runner {
         for (const Group* group = state.groups; group < state.groups + state.group_count; ++group) {
             const Policy* policy = in_turn(*group, index);
             if (policy == nullptr) continue;
+            const Worths worths = {model, pass.segments[state.order[group->first]], *policy, index};
+            for (int32_t kv_head = thread; kv_head < model.kv_heads; kv_head += team.threads) worths.recall(kv_head);
             for (int32_t row = 0; row < group->rows; ++row) {
                 for (int32_t kv_head = thread; kv_head < model.kv_heads; kv_head += team.threads)
                     by_kind(*group, [&](auto element) { attend_next<decltype(element)>(index, *group, *policy, kv_head, row); });
                 if (policy->newest == 0) continue;
                 meet(stage_attention);
-                if (thread == 0) Worths{model, pass.segments[state.order[group->first]], *policy, index}.share_out(row);
+                if (thread == 0) worths.share_out(row);
                 meet(stage_attention);
             }
         }
