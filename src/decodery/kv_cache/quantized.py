@@ -19,6 +19,7 @@ from decodery.models.batch import Segment
 from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.kernel_policy import KernelPolicy, Sealed
+from decodery.models.cache.page_pool import SLOTS
 from decodery.models.config import ModelConfig
 from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import CachePolicy, State
@@ -62,10 +63,10 @@ class Quantized(CachePolicy):
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Storing(self, model.config, prompt)
 
-    def token_bytes(self, dim: int) -> int:
-        """Bytes, at most, of one head's integers for a token."""
-        ranges = 2 * torch.float32.itemsize
-        return 2 * (dim * self.bits // 8 + 1) + -(-ranges * dim // self.group) + ranges
+    def group_bytes(self, dim: int) -> int:
+        """Bytes of one head's integers for a group, with their ranges."""
+        keys, values = (-(-count * self.bits // 8) + 2 * torch.float32.itemsize for count in (self.group, dim))
+        return dim * keys + self.group * values
 
     def sealed(self, position: int) -> int:
         """Number of first tokens that a row at `position` reads in integers."""
@@ -201,9 +202,12 @@ class Storing(State):
         sealed = self.method.sealed(self.stored + slots - 1)
         tokens = max(sealed - self.stored, 0) if self.stored + slots >= self.prompt else 0
         layers, heads = len(self.full_layers), self.config.num_kv_heads
-        codes = layers * heads * tokens * self.method.token_bytes(self.config.head_dim)
-        # Pages of a layer go once its codes are there.
-        return max(codes - tokens * cache.slot_bytes, 0) + codes // layers
+        if not tokens or not layers:
+            return 0
+        codes = heads * (tokens // self.method.group) * self.method.group_bytes(self.config.head_dim)
+        # Whole pages of a layer go once its codes are there; those of layers with a window are not the policy's.
+        pages = heads * (tokens // SLOTS) * cache.pages.pool.page_bytes
+        return layers * max(codes - pages, 0) + codes
 
     def fork(self) -> Storing:
         clone = Storing(self.method, self.config, self.prompt)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ from decodery.kv_cache.worths import Worths
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.account import resident
 from decodery.models.cache.attention_policy import AttentionPolicy
+from decodery.models.cache.cache import KVCache
 from decodery.models.protocol import LanguageModel
+from decodery.models.torch.transformer import Transformer
 from decodery.step.cache_policy import CachePolicy
 from decodery.testing import tiny_transformer, to_int8
 from methods import KVS
@@ -67,6 +71,46 @@ def test_what_is_not_announced_would_show(
     monkeypatch.setattr(kind, "more_for", AttentionPolicy.more_for)
     promised, found = held(CODED, POLICIES[name])
     assert max(found) > promised
+
+
+def sealed(model: LanguageModel, method: Quantized) -> tuple[int, int, int]:
+    """What a prompt and its policy are expected to take, take while it is read, and integers take afterwards."""
+    cache = model.new_cache()
+    cache.policy = policy = method.state(model, 100)
+    promised, page, most = cache.more_for(100), cache.pages.pool.page_bytes, 0
+    right = KVCache.evict
+
+    def evict(cache: KVCache, *about: Any) -> None:
+        nonlocal most
+        most = max(most, cache.pages.held.size * page + policy.bytes)
+        right(cache, *about)
+
+    model.forward(Batch([Segment.chunk(np.arange(100) % 64, cache)]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KVCache, "evict", evict)
+        cache.keep(range(100))
+    return promised, most, policy.bytes
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group", [1, 3, 32])
+@pytest.mark.parametrize("dtype", MODELS)
+def test_integers_take_what_is_announced(bits: Literal[8, 4], group: int, dtype: str) -> None:
+    model, method = MODELS[dtype], Quantized(bits, group, residual=2)
+    promised, most, integers = sealed(model, method)
+    config, groups = model.config, 99 // group
+    assert integers == config.num_layers * config.num_kv_heads * groups * method.group_bytes(config.head_dim)
+    assert integers <= most <= promised
+
+
+def test_pages_that_stay_for_a_window_pay_for_no_integers() -> None:
+    model = MODELS["int8"]
+    assert isinstance(model, Transformer)
+    config = replace(model.config, num_layers=2, sliding_window=80, sliding_layers=(True, False))
+    windowed = to_int8(Transformer(config, tiny_transformer(0, max_positions=256).weights))
+    windowed.narrow_caches(torch.int8)
+    promised, most, _ = sealed(windowed, Quantized(8, 1, residual=2))
+    assert most <= promised
 
 
 def test_queries_that_are_kept_of_a_prompt_count() -> None:
