@@ -124,6 +124,8 @@ class UnmaskingPolicy(DiffusionDecoder):
                 view = yield from run.look(region)
                 commit, memory = self.select(view, memory)
                 run.write(view, commit)
+                # Its distributions would still be there while those of the next pass are made.
+                del view
 
 
 def require_share(method: str, name: str, value: float) -> None:

@@ -80,3 +80,4 @@ class Edit(DiffusionDecoder):
             positions = view.positions[found]
             canvas.reopen(positions[changed[found]])
             run.write(view, Commit(positions, view.tokens[found]))
+            del view

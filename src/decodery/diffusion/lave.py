@@ -146,6 +146,7 @@ class LAVE(DiffusionDecoder):
                         "a constraint does not work with a policy that cuts its canvas: give it cut=never"
                     )
                 self._write(run, held, view, commit)
+                del view
 
     def _write(self, run: Run, held: Held, view: View, commit: Commit) -> None:
         """Write the tokens of a commit that the constraint allows, or else another token that it allows."""

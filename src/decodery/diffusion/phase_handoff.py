@@ -88,6 +88,7 @@ class PhaseHandoff(DiffusionDecoder):
                 view = yield from run.look(region)
                 commit, memory = self.policy.select(view, memory)
                 run.write(view, commit)
+                del view
 
     def _by_model(self, canvas: Canvas) -> bool:
         return (canvas.passes < self.steps) == (self.begins == "model")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from .cache.base import NOTHING, DiffusionCache, Kept, Plan
 from .canvas import Canvas
 from .experts.base import ExpertSharing
 from .held import Hold
-from .view import Commit, Truncation, View
+from .view import Commit, Truncation, View, blocks
 
 if TYPE_CHECKING:
     from .base import DiffusionDecoder
@@ -87,6 +88,8 @@ class Run:
         self._own = model.config.block_length
         self._passes: list[_Passed] = []
         self._pending: _Passed | None = None
+        self._views: WeakSet[View] = WeakSet()
+        self._widest = 0
         self._check()
 
     def _check(self) -> None:
@@ -162,17 +165,20 @@ class Run:
                 ForwardRequest(self.model, segment, role=self.role, layer_plan=self.layer_plan) for segment in segments
             ]
             counts.append(len(segments))
+        self._widest = max(self._widest, sum(map(len, opens)))
         scored = yield requests
         self._note(plan)
         self.canvas.experts += sum(each.cost.experts for each in scored if each.cost is not None)
         found = iter(scored)
         logits = [self._guided([next(found).logits for _ in range(count)]) for count in counts]
+        # Each goes once nobody looks at it any more.
+        del scored, found
         self._count([request.segment for request in requests], plan)
         first, passed = self.canvas.prompt_length, self.kept.passed
         fresh = self.method.noise == "pass"
         seed = mix(self.canvas.seed, PASS, self.canvas.passes) if fresh else self.canvas.seed
         self._remember(region, plan)
-        return [
+        views = [
             View.of(
                 each,
                 places,
@@ -188,6 +194,8 @@ class Run:
             )
             for each, places in zip(logits, opens, strict=True)
         ]
+        self._views.update(views)
+        return views
 
     def write(self, view: View, commit: Commit) -> None:
         """Write the tokens that a method has chosen from a view."""
@@ -276,6 +284,19 @@ class Run:
             self._passes = [each for each in self._passes if each.fresh] if len(plan.keys) else []
         self._passes.append(passed)
 
+    @property
+    def bytes(self) -> int:
+        """See `Recoverable`: distributions that somebody still looks at."""
+        return sum(each.bytes for each in self._views)
+
+    @property
+    def awaited(self) -> int:
+        """See `Recoverable`: distributions at all positions of a block, or at as many as a pass has had."""
+        length = len(self.canvas) - self.canvas.prompt_length
+        rows = max(min(self.method.block or self._own or length, length), self._widest)
+        copies = 1 + bool(self.method.guidance) + self.method.tempered
+        return rows * copies * self.model.vocab_size * max(self.model.dtype.itemsize, torch.float32.itemsize)
+
     def give_back(self) -> int | None:
         """See `Recoverable`: drop all keys and values, unless a pass over several states shares them."""
         if not self._kv or (self._pending is not None and not self._pending.alone):
@@ -325,10 +346,10 @@ class Run:
         return segments
 
     def _guided(self, logits: list[torch.Tensor]) -> torch.Tensor:
-        """[m, vocab] logits, with guidance; -inf for tokens that may not be written."""
-        found = logits[0].clone()
-        if len(logits) == 2:
-            found += self.method.guidance * (logits[0] - logits[1])
+        """[m, vocab] logits, the first of these, with guidance; -inf for tokens that may not be written."""
+        found = logits[0]
+        for part in blocks(found) if len(logits) == 2 else ():
+            found[part] += self.method.guidance * (found[part] - logits[1][part])
         found = excluded(self.model, found)
         found[:, self.canvas.mask_id] = -torch.inf
         if self.method.eos == "never":

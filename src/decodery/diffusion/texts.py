@@ -13,7 +13,7 @@ from decodery.step.sequence import FinishReason
 from .base import DiffusionDecoder
 from .canvas import Canvas
 from .held import Hold
-from .run import Run, filled, finished
+from .run import Run, finished
 
 Decode = Callable[[list[int], list[int]], str]
 """The text of tokens after those of a prompt."""
@@ -125,5 +125,5 @@ def fill_all(
     hold: Hold | None = None,
 ) -> None:
     """Fill canvases in shared passes; each gets the same result as on its own."""
-    runs = [filled(model, canvas, method, temperature, hold) for canvas in canvases]
-    engine.run([engine.enter(run, canvas.trace) for run, canvas in zip(runs, canvases, strict=True)])
+    runs = [Run(model, canvas, method, temperature, hold) for canvas in canvases]
+    engine.run([engine.enter(finished(run), run.canvas.trace, memory=run) for run in runs])

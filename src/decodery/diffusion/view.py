@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -12,7 +12,10 @@ import torch
 
 from decodery.core.noise import gumbel_argmax
 
-__all__ = ["Commit", "Measure", "Truncation", "View"]
+__all__ = ["Commit", "Measure", "Truncation", "View", "blocks"]
+
+_AT_ONCE = 1 << 22
+"""Numbers of distributions that are computed with at once."""
 
 Measure = Literal["probability", "margin", "entropy"]
 
@@ -102,7 +105,8 @@ class View:
         At a temperature above 0, seed and position decide the noise of a draw.
 
         Args:
-            logits: [m, vocab] of the open positions, -inf for tokens that cannot be written.
+            logits: [m, vocab] of the open positions, -inf for tokens that cannot be written; they become the view's
+                log-probabilities.
             positions: [m], ascending.
             region: See `View`.
             measure: How confidence is measured, see `View`.
@@ -114,18 +118,23 @@ class View:
             truncation: The tokens that may be proposed.
             tempered: Whether confidence is measured on the distribution that proposals are drawn from.
         """
-        logprobs = logits.log_softmax(dim=-1)
-        drawn = truncation.applied(logprobs / temperature if temperature > 0 else logprobs)
-        if temperature > 0:
-            tokens = gumbel_argmax(drawn, seed, [int(place) - first for place in positions])
-        else:
-            tokens = logprobs.argmax(dim=-1)
-        shown = drawn.log_softmax(dim=-1) if tempered else logprobs
-        confidence = _confidence(shown, tokens, measure).double().cpu().numpy()
-        ids = tokens.cpu().numpy()
+        found = logits.new_empty(len(logits), dtype=torch.int64)
+        sure, shown = logits.new_empty(len(logits)), torch.empty_like(logits) if tempered else None
+        for part in blocks(logits):
+            logprobs = logits[part].log_softmax(dim=-1)
+            drawn = truncation.applied(logprobs / temperature if temperature > 0 else logprobs)
+            if temperature > 0:
+                tokens = gumbel_argmax(drawn, seed, [int(place) - first for place in positions[part]])
+            else:
+                tokens = logprobs.argmax(dim=-1)
+            seen = drawn.log_softmax(dim=-1) if tempered else logprobs
+            found[part], sure[part], logits[part] = tokens, _confidence(seen, tokens, measure), logprobs
+            if shown is not None:
+                shown[part] = seen
+        confidence, ids = sure.double().cpu().numpy(), found.cpu().numpy()
         if late:
             confidence = np.where(np.isin(ids, list(late)), -np.inf, confidence)
-        return cls(positions, ids, confidence, logprobs, region, passed, shown)
+        return cls(positions, ids, confidence, logits, region, passed, shown)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -138,7 +147,14 @@ class View:
     @cached_property
     def entropy(self) -> np.ndarray:
         """[m] in nats."""
-        return _entropy(self.logprobs if self.shown is None else self.shown).double().cpu().numpy()
+        shown = self.logprobs if self.shown is None else self.shown
+        parts = [_entropy(shown[part]).double().cpu().numpy() for part in blocks(shown)]
+        return np.concatenate([np.zeros(0), *parts])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the distributions."""
+        return self.logprobs.nbytes + (0 if self.shown is None else self.shown.nbytes)
 
     def likely(self, count: int) -> tuple[list[list[int]], list[list[float]]]:
         """The `count` most likely tokens of every row and their log-probabilities, computed once."""
@@ -166,6 +182,13 @@ class View:
         rows = torch.from_numpy(np.searchsorted(self.positions, commit.positions)).to(self.logprobs.device)
         ids = torch.from_numpy(commit.tokens).to(self.logprobs.device)
         return self.logprobs[rows, ids].double().cpu().numpy()
+
+
+def blocks(rows: torch.Tensor) -> Iterator[slice]:
+    """Parts of rows [m, vocab], so that what is computed of them is never there for all at once."""
+    size = max(_AT_ONCE // max(rows.shape[1], 1), 1)
+    for first in range(0, len(rows), size):
+        yield slice(first, first + size)
 
 
 def _confidence(logprobs: torch.Tensor, tokens: torch.Tensor, measure: Measure) -> torch.Tensor:

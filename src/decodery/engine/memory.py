@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from decodery.core.errors import OutOfMemory
 from decodery.models.cache.account import resident, resident_beside
@@ -54,7 +55,7 @@ class MemoryBudget:
         """
         read = [cache for run in runs for cache in caches(run)]
         tables = self._prefixes.tables if kept and self._prefixes is not None else []
-        return resident(read, tables) + _due(runs)
+        return resident(read, tables) + _beside(runs) + _due(runs)
 
     def by_owner(self, runs: Ordered[SchedulerEntry]) -> dict[str, int]:
         """Bytes that the tasks of each owner hold."""
@@ -77,7 +78,8 @@ class MemoryBudget:
     def count(self, runs: Ordered[SchedulerEntry]) -> None:
         """Count what tasks hold outside of pages."""
         if self.limit is not None:
-            self.limit.beside = resident_beside(cache for run in runs if _holds_beside(run) for cache in caches(run))
+            stored = resident_beside(cache for run in runs if _holds_beside(run) for cache in caches(run))
+            self.limit.beside = stored + _beside(runs)
 
     def _give_back(self) -> bool:
         """Free some of what is kept for later texts; False where nothing is."""
@@ -109,7 +111,8 @@ class MemoryBudget:
 
     def require_possible(self, run: SchedulerEntry) -> None:
         """Raise OutOfMemory for a task that would not fit alone."""
-        if self._own is not None and needed(run) > self._own and (self._shared or isinstance(run.task, Sequence)):
+        bounded = self._shared or isinstance(run.task, Sequence) or run.task.memory is not None
+        if self._own is not None and needed(run) > self._own and bounded:
             raise self.refusal(run, needed(run))
 
     def refusal(self, run: SchedulerEntry, bytes_: int) -> OutOfMemory:
@@ -117,6 +120,11 @@ class MemoryBudget:
         assert self._own is not None
         whose = "one key" if self._shared else "the engine"
         if isinstance(run.task, CoroutineTask):
+            if run.task.memory is not None:
+                return OutOfMemory(
+                    f"a pass over this canvas needs {bytes_ / 2**20:.1f} MiB of logits, and {whose} "
+                    f"may hold {self._own / 2**20:.1f}: take a shorter canvas or a smaller block, or raise cache_bytes"
+                )
             return OutOfMemory(
                 f"this search needs {bytes_ / 2**20:.1f} MiB of keys and values, and {whose} may hold "
                 f"{self._own / 2**20:.1f}: ask for fewer or shorter texts, or raise cache_bytes"
@@ -135,7 +143,7 @@ class MemoryBudget:
 
 def needed(run: SchedulerEntry) -> int:
     """Bytes that a task which waits will take at once."""
-    return needed_by(run.task) if isinstance(run.task, Sequence) else run.owed
+    return needed_by(run.task) if isinstance(run.task, Sequence) else run.owed + _awaited(run.task)
 
 
 def needed_by(seq: Sequence) -> int:
@@ -148,7 +156,18 @@ def needed_by(seq: Sequence) -> int:
 
 def _due(runs: Ordered[SchedulerEntry]) -> int:
     """Bytes that tasks take for what they read next."""
-    return sum(_missing(run.task) if isinstance(run.task, Sequence) else run.owed for run in runs)
+    return sum(_missing(run.task) if isinstance(run.task, Sequence) else needed(run) for run in runs)
+
+
+def _awaited(task: CoroutineTask[Any]) -> int:
+    """Bytes that the results of a task's next pass take."""
+    return 0 if task.memory is None or task.finished else task.memory.awaited
+
+
+def _beside(runs: Ordered[SchedulerEntry]) -> int:
+    """Bytes that tasks hold of results of earlier passes."""
+    tasks = [run.task for run in runs if isinstance(run.task, CoroutineTask)]
+    return sum(task.memory.bytes for task in tasks if task.memory is not None)
 
 
 def _missing(seq: Sequence) -> int:

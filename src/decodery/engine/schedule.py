@@ -131,10 +131,9 @@ class Schedule:
         """A new task.
 
         Raises:
-            OutOfMemory: For a text whose prompt alone would not fit.
+            OutOfMemory: For a text whose prompt alone would not fit, or a canvas of which a pass would not.
         """
-        if isinstance(run.task, Sequence):
-            self.memory.require_possible(run)
+        self.memory.require_possible(run)
         run.ledger.side_limit = inf if self.limits.side_seconds is None else self.limits.side_seconds
         self._waiting.append(run)
         self.changes += 1

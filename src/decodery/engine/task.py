@@ -19,7 +19,18 @@ T = TypeVar("T")
 
 
 class Recoverable(Protocol):
-    """What a task remembers of its model apart from any text, and can have computed again."""
+    """What a task remembers of its model apart from any text, and can have computed again.
+
+    Attributes:
+        bytes: Bytes that it holds beside caches.
+        awaited: Bytes, at most, that the results of its next pass take.
+    """
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def awaited(self) -> int: ...
 
     def give_back(self) -> int | None:
         """Let go of it; returns the bytes that was, None where it must stay for what is being asked."""

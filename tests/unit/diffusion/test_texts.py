@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from decodery.core.errors import SettingsError
+from decodery.core.errors import OutOfMemory, SettingsError
+from decodery.diffusion import view
+from decodery.diffusion.canvas import Canvas
+from decodery.diffusion.run import Run, finished
 from decodery.diffusion.texts import Fill, Filling
 from decodery.engine.engine import Engine
+from decodery.engine.schedule import Limits
 from decodery.llm.llm import LLM
 from decodery.models.batch import Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
-from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
+from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, run_sync
 from decodery.testing import tiny_transformer
-from diffusing import MASK, PROMPT, denoiser, named
+from diffusing import MASK, PROMPT, denoiser, fill, named, nats, order
+from largest import Largest
 from tiny_models import make_tokenizer
 
 TOKENS = 260
@@ -29,6 +36,65 @@ TOKENS = 260
 def begun(spec: str, length: int = 12) -> tuple[Engine, Filling]:
     engine = Engine(model := denoiser())
     return engine, Filling(engine, model, Fill(PROMPT, length, named(spec)), (), lambda _, tokens: str(tokens))
+
+
+class Peak:
+    """The most bytes of distributions that a canvas has held at once, that of its passes' results included."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.most, right = run, 0, run._guided
+
+        def guided(logits: list[torch.Tensor]) -> torch.Tensor:
+            found = right(logits)
+            self.most = max(self.most, run.bytes + found.nbytes * (len(logits) + run.method.tempered))
+            return found
+
+        run._guided = guided  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("spec", ["random", "static:guidance=1.5,block=4", "threshold:tau=0.2,tempered=true", "edit"])
+def test_distributions_at_open_positions_take_what_is_announced(spec: str) -> None:
+    model = denoiser()
+    run = Run(model, Canvas.of(model, PROMPT, 12), named(spec), 0.7)
+    peak, announced = Peak(run), run.awaited
+    run_sync(finished(run))
+    assert announced / 2 < peak.most <= announced
+    assert run.bytes == 0
+
+
+@pytest.mark.parametrize("spec", ["random", "threshold:tau=0.2,tempered=true,top_p=0.9", "static:guidance=1.5"])
+def test_what_is_made_of_distributions_is_made_in_blocks(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fill(denoiser(), spec, 24, temperature=0.7)
+    monkeypatch.setattr(view, "_AT_ONCE", 5 * (MASK + 1))
+    right, largest = view.View.of.__func__, 0  # type: ignore[attr-defined]
+
+    def of(cls: Any, logits: torch.Tensor, *about: Any, **more: Any) -> view.View:
+        nonlocal largest
+        with Largest() as found:
+            made: view.View = right(cls, logits, *about, **more)
+        # What there are two of is kept as a whole, and is not computed as one.
+        largest = max(largest, found.numbers if not more["tempered"] else 0)
+        return made
+
+    monkeypatch.setattr(view.View, "of", classmethod(of))
+    parts = fill(denoiser(), spec, 24, temperature=0.7)
+    assert order(parts) == order(whole) and nats(parts).equal(nats(whole))
+    assert largest <= 5 * (MASK + 1)
+
+
+def test_a_canvas_waits_for_memory_of_its_distributions() -> None:
+    """One at a time where two do not fit, and never where one does not."""
+    model = denoiser()
+    most, size = 0, 40 * (MASK + 1) * 8
+    engine = Engine(model, limits=Limits(cache_bytes=size * 3 // 2))
+    fills = [Filling(engine, model, Fill(PROMPT, 40, named("static")), (), lambda _, tokens: "") for _ in range(3)]
+    while any(not each.work.finished for each in fills):
+        engine.step()
+        most = max(most, sum(each.canvas.passes > 0 and not each.work.finished for each in fills))
+    assert most == 1 and all(each.work.error is None for each in fills)
+    with pytest.raises(OutOfMemory, match="a pass over this canvas needs"):
+        Filling(engine, model, Fill(PROMPT, 80, named("static")), (), lambda _, tokens: "")
+    Filling(engine, model, Fill(PROMPT, 80, named("static:block=40")), (), lambda _, tokens: "")
 
 
 @pytest.mark.parametrize("spec", ["random", "threshold:tau=0.2", "static:block=4", "dystruct:least=2,mean=4,most=6"])
