@@ -29,13 +29,14 @@ class MemoryBudget:
         most: Bytes of all, None for no bound.
         owner_part: What one owner may hold of them.
         prefixes: What is kept for later texts, which goes first.
+        chunk: Rows of a prompt in one pass.
     """
 
-    def __init__(self, most: int | None, owner_part: float, prefixes: PrefixCache | None) -> None:
+    def __init__(self, most: int | None, owner_part: float, prefixes: PrefixCache | None, chunk: int) -> None:
         self.limit = None if most is None else MemoryLimit(most, self._give_back)
         self._prefixes = prefixes
         self._own = None if most is None else int(most * owner_part)
-        self._shared = owner_part < 1
+        self._shared, self._chunk = owner_part < 1, chunk
 
     def within(self) -> AbstractContextManager[None]:
         """A block whose caches count towards the limit."""
@@ -55,7 +56,7 @@ class MemoryBudget:
         """
         read = [cache for run in runs for cache in caches(run)]
         tables = self._prefixes.tables if kept and self._prefixes is not None else []
-        return resident(read, tables) + _beside(runs) + _due(runs)
+        return resident(read, tables) + _beside(runs) + self._due(runs)
 
     def by_owner(self, runs: Ordered[SchedulerEntry]) -> dict[str, int]:
         """Bytes that the tasks of each owner hold."""
@@ -69,7 +70,7 @@ class MemoryBudget:
         if self.limit is None:
             return True
         self.count(runs)
-        wanted = _due(runs) + more
+        wanted = self._due(runs) + more
         while self.limit.used + wanted > self.limit.most:
             if not self._give_back():
                 return False
@@ -91,9 +92,9 @@ class MemoryBudget:
 
     def fits_owner(self, own: Ordered[SchedulerEntry], run: SchedulerEntry) -> bool:
         """Whether a task fits beside those of its owner."""
-        if self._own is None or not self._shared or self._surely(own, needed(run), self._own):
+        if self._own is None or not self._shared or self._surely(own, self.needed(run), self._own):
             return True
-        return self.held(own) + needed(run) <= self._own
+        return self.held(own) + self.needed(run) <= self._own
 
     def too_large(self, runs: Ordered[SchedulerEntry]) -> str | None:
         """The owner whose tasks hold more than one owner may; None where there is none."""
@@ -112,8 +113,8 @@ class MemoryBudget:
     def require_possible(self, run: SchedulerEntry) -> None:
         """Raise OutOfMemory for a task that would not fit alone."""
         bounded = self._shared or isinstance(run.task, Sequence) or run.task.memory is not None
-        if self._own is not None and needed(run) > self._own and bounded:
-            raise self.refusal(run, needed(run))
+        if self._own is not None and self.needed(run) > self._own and bounded:
+            raise self.refusal(run, self.needed(run))
 
     def refusal(self, run: SchedulerEntry, bytes_: int) -> OutOfMemory:
         """The error of a task that needs so many bytes."""
@@ -134,29 +135,32 @@ class MemoryBudget:
             f"and {whose} may hold {self._own / 2**20:.1f}: raise cache_bytes, or shorten the prompt"
         )
 
+    def needed(self, run: SchedulerEntry) -> int:
+        """Bytes that a task which waits will take at once.
+
+        Of a text what reading its tokens takes; where it must not stop, all that it will write counts, too.
+        """
+        if isinstance(run.task, Sequence):
+            return self._more(run.task, _tokens(run.task))
+        return run.owed + _awaited(run.task)
+
+    def _due(self, runs: Ordered[SchedulerEntry]) -> int:
+        """Bytes that tasks take for what they read next."""
+        return sum(self._missing(run.task) if isinstance(run.task, Sequence) else self.needed(run) for run in runs)
+
+    def _missing(self, seq: Sequence) -> int:
+        """Bytes of its tokens, and of a step with its largest draft, that a text has not taken yet."""
+        return self._more(seq, _tokens(seq) + (0 if reads(seq) else seq.request.most_drafted))
+
+    def _more(self, seq: Sequence, tokens: int) -> int:
+        rows = 1 + seq.request.most_drafted
+        return sum(cache.more_for(tokens, rows, self._chunk) for cache in caches_of(seq))
+
     def _surely(self, runs: Ordered[SchedulerEntry], more: int, most: int) -> bool:
         """Whether it fits if all pages were theirs, which is known without looking at each text."""
         if self.limit is None or any(_holds_beside(run) for run in runs):
             return False
-        return self.limit.used + _due(runs) + more <= most
-
-
-def needed(run: SchedulerEntry) -> int:
-    """Bytes that a task which waits will take at once."""
-    return needed_by(run.task) if isinstance(run.task, Sequence) else run.owed + _awaited(run.task)
-
-
-def needed_by(seq: Sequence) -> int:
-    """Bytes of keys and values that reading a text's tokens takes.
-
-    Where it must not stop, all that it will write counts, too.
-    """
-    return sum(cache.more_for(_tokens(seq), 1 + seq.request.most_drafted) for cache in caches_of(seq))
-
-
-def _due(runs: Ordered[SchedulerEntry]) -> int:
-    """Bytes that tasks take for what they read next."""
-    return sum(_missing(run.task) if isinstance(run.task, Sequence) else needed(run) for run in runs)
+        return self.limit.used + self._due(runs) + more <= most
 
 
 def _awaited(task: CoroutineTask[Any]) -> int:
@@ -168,13 +172,6 @@ def _beside(runs: Ordered[SchedulerEntry]) -> int:
     """Bytes that tasks hold of results of earlier passes."""
     tasks = [run.task for run in runs if isinstance(run.task, CoroutineTask)]
     return sum(task.memory.bytes for task in tasks if task.memory is not None)
-
-
-def _missing(seq: Sequence) -> int:
-    """Bytes of its tokens, and of a step with its largest draft, that a text has not taken yet."""
-    drafted = seq.request.most_drafted
-    room = _tokens(seq) + (0 if reads(seq) else drafted)
-    return sum(cache.more_for(room, 1 + drafted) for cache in caches_of(seq))
 
 
 def _tokens(seq: Sequence) -> int:

@@ -16,7 +16,7 @@ from decodery.models.cache.cache import KVCache
 from decodery.step.sequence import Sequence
 from decodery.step.writer import writes
 
-from .memory import MemoryBudget, needed
+from .memory import MemoryBudget
 from .monitoring import monitors_of
 from .pace import LEAST_ROWS, Pace
 from .preempt import caches, drop, let_go, withdraw
@@ -90,7 +90,7 @@ class Schedule:
         self.preemptions = 0
         self.pace = Pace()
         self.budget = PassBudget(limits.rows, limits.seconds, chunk)
-        self.memory = MemoryBudget(limits.cache_bytes, limits.owner_part, prefixes)
+        self.memory = MemoryBudget(limits.cache_bytes, limits.owner_part, prefixes, chunk)
         self.runs: list[SchedulerEntry] = []
         self.changes = 0
         self._chunk = chunk
@@ -253,11 +253,11 @@ class Schedule:
             fits_owner = self.memory.fits_owner(own, run)
             if not own and not fits_owner:
                 # A search that was put off, and would never be admitted.
-                run.task.fail(self.memory.refusal(run, needed(run)))
+                run.task.fail(self.memory.refusal(run, self.memory.needed(run)))
                 continue
             if len(own) >= most or (self.runs and run.starved) or not fits_owner:
                 blocked.add(run.owner)
-            elif self.runs and not self.memory.fits(self.runs, needed(run)):
+            elif self.runs and not self.memory.fits(self.runs, self.memory.needed(run)):
                 held = self.memory.by_owner(self.runs)
                 blocked |= {run.owner, *(owner for owner in held if held[owner] >= held.get(run.owner, 0))}
             else:
@@ -316,7 +316,7 @@ class Schedule:
             # One task goes on in any case, the earliest.
             those = own[::-1] if len(own) < len(self.runs) and owner is None else own[:0:-1]
             candidates = (run for run in those if _holds(run) and _guarded(run, partial(drop, run)))
-            youngest = next((run for run in candidates if needed(run)), None)
+            youngest = next((run for run in candidates if self.memory.needed(run)), None)
             if youngest is None:
                 return
             self.preemptions += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 from typing import Literal
 
 import numpy as np
@@ -84,6 +85,8 @@ class Fetching(Noting):
     def __init__(self, method: ActQKV, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt, prompt)
         self.method = method
+        # Probes are made of queries of a window, and blocks are represented by their own ones.
+        self._span = lcm(method.window, method.block)
         self._picked: dict[int, np.ndarray] = {}
         self._entropies: dict[int, float] = {}
         self._budgets: dict[int, float] = {}
@@ -135,32 +138,47 @@ class Fetching(Noting):
         return worth
 
     def _history(self, attention: Attention) -> torch.Tensor | None:
-        """[heads, m, head_dim] the queries of the prompt so far, None after it."""
+        """[heads, m, head_dim] the queries of the prompt so far that are still noted, None after it."""
         if self.settled:
             return None
-        parts = [*self._queries.get(attention.layer, []), attention.queries]
-        return torch.cat(parts)[: self.prompt].double().transpose(0, 1)
+        layer = attention.layer
+        parts = [*self._queries.get(layer, []), attention.queries]
+        return torch.cat(parts)[: self.prompt - self._gone.get(layer, 0)].double().transpose(0, 1)
+
+    def _noted(self, layer: int) -> None:
+        gone = self._gone.get(layer, 0)
+        known = gone + sum(map(len, self._queries[layer]))
+        if (needed := known // self._span * self._span) > gone:
+            self._let_go(layer, needed - gone)
+
+    def more_for(self, cache: KVCache, slots: int, rows: int, chunk: int) -> int:
+        if self.settled:
+            return 0
+        layers, noted = max(len(self.full_layers), 1), self._span - 1
+        # Of one layer they are there together as well, and in double precision.
+        queries = self._query_bytes(cache, min(self.prompt, noted + chunk)) // layers * (layers + 3)
+        return max(queries - self.bytes, 0)
 
     def _asking(self, attention: Attention, history: torch.Tensor | None) -> torch.Tensor:
         """[kv_heads, rows, head_dim] probe of each row, summed over the heads of a group."""
         own = attention.queries.double().transpose(0, 1)
         if history is not None and self.method.probe != "last":
-            first = int(attention.segment.positions[0])
+            first, gone = int(attention.segment.positions[0]), self._gone.get(attention.layer, 0)
             parts, size = [], self.method.window
-            for begin in range(first // size * size, history.shape[1], size):
-                weighted = self.method.probe == "weighted"
-                parts.append(probes(history[:, begin : begin + size], max(first - begin, 0), weighted))
+            for begin in range(first // size * size, gone + history.shape[1], size):
+                asked, weighted = history[:, begin - gone : begin - gone + size], self.method.probe == "weighted"
+                parts.append(probes(asked, max(first - begin, 0), weighted))
             own = torch.cat([*parts, own[:, sum(part.shape[1] for part in parts) :]], dim=1)
         return own.unflatten(0, (len(attention.keys), -1)).sum(dim=1)
 
     def _represent(self, attention: Attention, history: torch.Tensor) -> None:
         """Choose the representative keys of the complete blocks of the prompt."""
-        size, kv_heads = self.method.block, len(attention.keys)
-        whole, known = history.shape[1] // size, self._picked.get(attention.layer)
+        size, kv_heads, gone = self.method.block, len(attention.keys), self._gone.get(attention.layer, 0)
+        whole, known = (gone + history.shape[1]) // size, self._picked.get(attention.layer)
         done = 0 if known is None else known.shape[1]
         if whole == done:
             return
-        queries = history[:, done * size : whole * size].unflatten(1, (-1, size)).mean(dim=2)
+        queries = history[:, done * size - gone : whole * size - gone].unflatten(1, (-1, size)).mean(dim=2)
         keys = attention.keys[:, done * size : whole * size].double().unflatten(1, (-1, size))
         grouped = queries.unflatten(0, (kv_heads, -1)).sum(dim=1)
         answers = torch.einsum("kbd,kbsd->kbs", grouped, keys).cpu().numpy()

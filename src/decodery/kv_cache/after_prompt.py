@@ -112,6 +112,7 @@ class Noting(State):
         self.settled = False
         self._first = self.untouched = prompt - min(watched, prompt)
         self._queries: dict[int, list[torch.Tensor]] = {}
+        self._gone: dict[int, int] = {}
         self._read: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
 
     @property
@@ -120,13 +121,14 @@ class Noting(State):
         noted = [each for parts in self._queries.values() for each in parts]
         return sum(each.nbytes for each in (*noted, *(queries for _, queries in self._read.values())))
 
-    def more_for(self, cache: KVCache, slots: int, rows: int) -> int:
-        if self.settled:
-            return 0
-        config = self.config
-        numbers = len(self.full_layers) * (self.prompt - self._first) * config.num_heads * config.head_dim
-        # Queries are never in fewer bits than float32 on the CPU, whatever caches hold.
-        return max(numbers * max(cache.pages.nothing.dtype.itemsize, 4) - self.bytes, 0)
+    def more_for(self, cache: KVCache, slots: int, rows: int, chunk: int) -> int:
+        return 0 if self.settled else max(self._query_bytes(cache, self.prompt - self._first) - self.bytes, 0)
+
+    def _query_bytes(self, cache: KVCache, rows: int) -> int:
+        """Bytes of the queries of so many rows."""
+        numbers = len(self.full_layers) * rows * self.config.num_heads * self.config.head_dim
+        # Never in fewer bits than float32 on the CPU, whatever caches hold.
+        return numbers * max(cache.pages.nothing.dtype.itemsize, 4)
 
     def wanted(self, segment: Segment) -> bool:
         return not self.settled and bool(segment.positions.max(initial=-1) >= self._first)
@@ -140,18 +142,33 @@ class Noting(State):
     def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
         if self.settled:
             return
-        for layer, (read, queries) in self._read.items():
+        for layer in [*self._read]:
+            # Layer by layer, so that two copies are there of one layer's alone.
+            read, queries = self._read.pop(layer)
             kept = np.isin(read, np.asarray(rows))
             self._queries.setdefault(layer, []).append(queries[torch.from_numpy(kept)])
-        self._read = {}
+            self._noted(layer)
         if cache.next_position >= self.prompt:
             self._settle(cache)
             self._queries, self.settled = {}, True
 
+    def _noted(self, layer: int) -> None:
+        """Queries of more rows of a layer's prompt are known."""
+
+    def _let_go(self, layer: int, count: int) -> None:
+        """Forget the first queries of a layer that are still noted."""
+        self._queries[layer] = [torch.cat(self._queries[layer])[count:].clone()]
+        self._gone[layer] = self._gone.get(layer, 0) + count
+
     def cut(self, cache: KVCache) -> None:
         self._read = {}
         known = max(cache.next_position - self._first, 0)
-        self._queries = {layer: [torch.cat(parts)[:known]] for layer, parts in self._queries.items()}
+        if not known:
+            self._gone = {}
+        gone = max(self._gone.values(), default=0)
+        if not self.settled and known < gone:
+            raise ValueError(f"queries of the first {self._first + gone} tokens are gone, so that these cannot be cut")
+        self._queries = {layer: [torch.cat(parts)[: known - gone]] for layer, parts in self._queries.items()}
 
     @abstractmethod
     def _settle(self, cache: KVCache) -> None:
@@ -173,8 +190,11 @@ class AfterPrompt(Noting):
             at = np.arange(self._first, self._first + queries.shape[1])
             if budgets[layer] < keys.shape[1]:
                 seen = Prompt(self.config, layer, queries, at, precise(keys), precise(values))
-                retain(cache, layer, best(self.method.scores(seen), budgets[layer]))
+                retain(cache, layer, best(self._scores(seen), budgets[layer]))
         cache.shrink(SPARE)
+
+    def _scores(self, seen: Prompt) -> np.ndarray:
+        return self.method.scores(seen)
 
 
 def observing(window: int, budget: float, prompt: int) -> int:

@@ -115,7 +115,7 @@ class Augmented(State):
         """Bytes of the latent keys and values."""
         return sum(part.nbytes for entries in self.entries.values() for part in entries)
 
-    def more_for(self, cache: KVCache, slots: int, rows: int) -> int:
+    def more_for(self, cache: KVCache, slots: int, rows: int, chunk: int) -> int:
         if self.entries:
             return 0
         config, known = self.config, len(self.weights)

@@ -231,7 +231,7 @@ class Evicting(State):
         rows = 0 if self._worths is None else self._worths.bytes
         return rows + sum(each.nbytes for each in owners.values()) + sum(each.beside for each in held)
 
-    def more_for(self, cache: KVCache, slots: int, rows: int) -> int:
+    def more_for(self, cache: KVCache, slots: int, rows: int, chunk: int) -> int:
         wanted = 0
         length = cache.next_position + max(slots - cache.length, 0)
         if not self.settled:

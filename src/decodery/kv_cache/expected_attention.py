@@ -9,9 +9,48 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.models.cache.attention_policy import AttentionPolicy
+from decodery.models.cache.cache import KVCache
+from decodery.models.config import ModelConfig
+from decodery.models.protocol import LanguageModel
 from decodery.step.cache_policy import require_budget
 
-from .after_prompt import Compressing, Prompt, angles
+from .after_prompt import AfterPrompt, Compressing, Prompt, angles, turned
+
+_BLOCK = 64
+"""Queries that are added up at once, so that sums do not depend on how a prompt is cut into passes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Mean and spread of a layer's queries before rotation.
+
+    Attributes:
+        count: Number of queries.
+        mean: [heads, head_dim] float64.
+        spread: [heads, head_dim, head_dim] float64, the sum of products of their differences from the mean.
+    """
+
+    count: int
+    mean: torch.Tensor
+    spread: torch.Tensor
+
+    @classmethod
+    def of(cls, queries: torch.Tensor) -> Moments:
+        """Those of queries [heads, n, head_dim]."""
+        mean = queries.mean(dim=1)
+        apart = queries - mean[:, None]
+        return cls(queries.shape[1], mean, apart.transpose(1, 2) @ apart)
+
+    def joined(self, other: Moments) -> Moments:
+        """Those of both."""
+        count, step = self.count + other.count, other.mean - self.mean
+        between = step[:, :, None] * step[:, None, :] * (self.count * other.count / count)
+        return Moments(count, self.mean + step * (other.count / count), self.spread + other.spread + between)
+
+    @property
+    def bytes(self) -> int:
+        return self.mean.nbytes + self.spread.nbytes
 
 
 @register(
@@ -49,9 +88,21 @@ class ExpectedAttention(Compressing):
     def watched(self, prompt: int) -> int:
         return prompt
 
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return Expecting(self, model.config, prompt)
+
+    def skipped(self, prompt: int) -> int:
+        """How many of the first queries do not count."""
+        return self.sinks if prompt > self.sinks + 1 else 0
+
     def scores(self, seen: Prompt) -> np.ndarray:
+        still = seen.turned(seen.queries.double(), -seen.at)
+        return self.expected(seen, Moments.of(still[:, self.skipped(len(seen.at)) :]))
+
+    def expected(self, seen: Prompt, moments: Moments) -> np.ndarray:
+        """`scores` by the mean and the spread of the prompt's queries."""
         kv_heads, _, dim = seen.keys.shape
-        mean, covariance = self.outlook(seen)
+        mean, covariance = self.outlook(seen, moments)
         # Sinks are always kept and receive most of the attention, so the softmax leaves them out.
         keys, values = (part[:, self.sinks :].double() for part in (seen.keys, seen.values))
         grouped = mean.reshape(kv_heads, -1, dim)
@@ -62,14 +113,64 @@ class ExpectedAttention(Compressing):
         scores = ((paid + self.epsilon) * values.norm(dim=-1)).cpu().numpy()
         return np.concatenate((np.full((kv_heads, seen.keys.shape[1] - scores.shape[1]), np.inf), scores), axis=1)
 
-    def outlook(self, seen: Prompt) -> tuple[torch.Tensor, torch.Tensor]:
+    def outlook(self, seen: Prompt, moments: Moments) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean [heads, head_dim] and covariance [heads, head_dim, head_dim] of the expected queries, scaled."""
-        start = self.sinks if len(seen.at) > self.sinks + 1 else 0
-        still = seen.turned(seen.queries.double(), -seen.at)[:, start:]
-        mean = still.mean(dim=1)
-        apart = still - mean[:, None]
-        covariance = apart.transpose(1, 2) @ apart / still.shape[1]
+        mean, covariance = moments.mean, moments.spread / moments.count
         cos, sin = angles(seen.config, seen.layer, seen.keys.shape[1] + np.arange(self.future))
         along, across = (torch.diag(each.double().mean(dim=0)) for each in (cos, sin))
         turn = torch.cat((torch.cat((along, -across), dim=1), torch.cat((across, along), dim=1)))
         return mean @ turn.T, turn @ covariance @ turn.T
+
+
+class Expecting(AfterPrompt):
+    """State of the policy: mean and spread of the prompt's queries so far, and queries of the block at hand."""
+
+    method: ExpectedAttention
+
+    def __init__(self, method: ExpectedAttention, config: ModelConfig, prompt: int) -> None:
+        super().__init__(method, config, prompt)
+        self._moments: dict[int, Moments] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the queries and their moments."""
+        return super().bytes + sum(each.bytes for each in self._moments.values())
+
+    def more_for(self, cache: KVCache, slots: int, rows: int, chunk: int) -> int:
+        if self.settled:
+            return 0
+        config, layers = self.config, max(len(self.full_layers), 1)
+        moments = layers * config.num_heads * (config.head_dim + 1) * config.head_dim * torch.float64.itemsize
+        # Those of a block that is not whole yet and of a pass, two of them once more in one layer.
+        queries = self._query_bytes(cache, min(self.prompt, _BLOCK - 1 + chunk)) // layers * (layers + 2)
+        return max(moments + queries - self.bytes, 0)
+
+    def _noted(self, layer: int) -> None:
+        queries, start = torch.cat(self._queries[layer]), self._gone.get(layer, 0)
+        whole = len(queries) // _BLOCK * _BLOCK
+        for first in range(0, whole, _BLOCK):
+            self._add(layer, start + first, queries[first : first + _BLOCK])
+        if whole:
+            self._let_go(layer, whole)
+
+    def _add(self, layer: int, start: int, queries: torch.Tensor) -> None:
+        """Count queries [n, heads, head_dim] of the prompt's tokens from `start` on."""
+        skipped = max(self.method.skipped(self.prompt) - start, 0)
+        if skipped < len(queries):
+            at = np.arange(start + skipped, start + len(queries))
+            own = Moments.of(turned(self.config, layer, queries[skipped:].double().transpose(0, 1), -at))
+            known = self._moments.get(layer)
+            self._moments[layer] = own if known is None else known.joined(own)
+
+    def cut(self, cache: KVCache) -> None:
+        super().cut(cache)
+        if not self._gone:
+            self._moments = {}
+
+    def _settle(self, cache: KVCache) -> None:
+        super()._settle(cache)
+        self._moments = {}
+
+    def _scores(self, seen: Prompt) -> np.ndarray:
+        self._add(seen.layer, self._gone.get(seen.layer, 0), seen.queries.transpose(0, 1))
+        return self.method.expected(seen, self._moments[seen.layer])

@@ -198,7 +198,7 @@ class Storing(State):
             part.bytes for blocks in self.groups.values() for each in blocks for part in (each.keys, each.values)
         )
 
-    def more_for(self, cache: KVCache, slots: int, rows: int) -> int:
+    def more_for(self, cache: KVCache, slots: int, rows: int, chunk: int) -> int:
         sealed = self.method.sealed(self.stored + slots - 1)
         tokens = max(sealed - self.stored, 0) if self.stored + slots >= self.prompt else 0
         layers, heads = len(self.full_layers), self.config.num_kv_heads

@@ -78,7 +78,7 @@ class Selecting(State):
         clone._store = None if self._store is None else self._store.fork()
         return clone
 
-    def more_for(self, cache: KVCache, slots: int, rows: int) -> int:
+    def more_for(self, cache: KVCache, slots: int, rows: int, chunk: int) -> int:
         if not isinstance(cache.pages.pool, MappedPool) or not whole(cache):
             return 0
         choice = self.method.choice(self.config, np.zeros(1, dtype=np.int64), self._store)

@@ -12,10 +12,10 @@ import torch
 
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.kv_cache.after_prompt import Noting
 from decodery.kv_cache.coprocessor import Augmented
 from decodery.kv_cache.d2o import D2O
 from decodery.kv_cache.evicting import Evicting
+from decodery.kv_cache.expected_attention import Expecting
 from decodery.kv_cache.h2o import H2O
 from decodery.kv_cache.quantized import Quantized, Storing
 from decodery.kv_cache.tova import TOVA
@@ -59,7 +59,7 @@ def test_a_text_holds_no_more_than_it_is_admitted_for(kv: CachePolicy, dtype: st
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("actqkv", Noting),
+        ("expected-attention", Expecting),
         ("coprocessor", Augmented),
         ("h2o, nearly all", Evicting),
         ("quantized, small groups", Storing),
@@ -115,7 +115,8 @@ def test_pages_that_stay_for_a_window_pay_for_no_integers() -> None:
 
 def test_queries_that_are_kept_of_a_prompt_count() -> None:
     model = tiny_transformer(0)
-    for name in ("snapkv", "expected-attention", "actqkv"):
+    # Of the last window and block, of a block of sums, and of the observed end.
+    for name, rows in (("actqkv", 16), ("expected-attention", 32), ("snapkv", 0)):
         engine = Engine(model, prefill_chunk=16)
         text = engine.submit(Request(PROMPT[:40], max_new_tokens=2, cache_policy=KVS[name]))
         beside = []
@@ -124,7 +125,7 @@ def test_queries_that_are_kept_of_a_prompt_count() -> None:
             beside.append(resident([text.cache]) - text.cache.pages.held.size * text.cache.pages.pool.page_bytes)
         assert beside[-1] == 0
         row = model.config.num_layers * model.config.num_heads * model.config.head_dim * 8
-        assert max(beside) == (0 if name == "snapkv" else 32 * row)
+        assert max(beside) == rows * row
 
 
 LONG = {
@@ -150,7 +151,7 @@ def tree_pass(model: LanguageModel, kv: CachePolicy) -> tuple[int, int, int]:
     for row in range(1, 65):
         mask[row] |= mask[parents[row]]
     segment = Segment(cache.next_position + mask.sum(axis=1) - 1, tokens[-65:], mask=mask, cache=cache)
-    promised = policy.more_for(cache, cache.length + 65, 65)
+    promised = policy.more_for(cache, cache.length + 65, 65, 512)
     tracemalloc.start()
     try:
         before = policy.bytes

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from decodery.kv_cache.after_prompt import Prompt, turned
-from decodery.kv_cache.expected_attention import ExpectedAttention
+from decodery.kv_cache.after_prompt import AfterPrompt, Prompt, turned
+from decodery.kv_cache.expected_attention import _BLOCK, ExpectedAttention, Expecting, Moments
+from decodery.models.batch import Batch, Segment
+from decodery.models.cache.cache import KVCache
 from decodery.testing import tiny_transformer
 
 HEADS, LENGTH, DRAWS = 2, 24, 20_000
@@ -80,3 +83,57 @@ def test_scores_are_the_published_ones_with_sinks_and_groups() -> None:
     wanted = (paid + 0.01) * values[:, sinks:].norm(dim=-1)
     assert np.isposinf(found[:, :sinks]).all()
     np.testing.assert_allclose(found[:, sinks:], wanted.numpy(), rtol=1e-9)
+
+
+MODEL, READ = tiny_transformer(0), 300
+
+
+def compressed(kind: type[AfterPrompt], *sizes: int) -> tuple[KVCache, int]:
+    """A prompt that is read in passes of these sizes, in turn, and the most bytes that were noted between them."""
+    cache, tokens, most = MODEL.new_cache(), np.random.default_rng(8).integers(0, 64, READ), 0
+    cache.policy = policy = kind(ExpectedAttention(0.3), MODEL.config, READ)
+    while cache.next_position < READ:
+        for size in sizes:
+            part = tokens[cache.next_position : cache.next_position + size]
+            if len(part):
+                MODEL.forward(Batch([Segment.chunk(part, cache)]))
+                cache.keep(range(len(part)))
+                most = max(most, policy.bytes)
+    return cache, most
+
+
+def test_sums_choose_what_all_queries_do() -> None:
+    """However a prompt is cut: of its queries, only those of one block are kept beside the sums."""
+    whole, every = compressed(AfterPrompt, 50)
+    caches, config = [], MODEL.config
+    for sizes in ((50,), (300,), (1, 63, 100), (64, 7)):
+        cache, most = compressed(Expecting, *sizes)
+        moments = config.num_layers * config.num_heads * (config.head_dim + 1) * config.head_dim * 8
+        assert most <= moments + config.num_layers * (_BLOCK - 1) * config.num_heads * config.head_dim * 8 < every
+        caches.append(cache)
+    for cache in caches:
+        for layer in range(config.num_layers):
+            assert cache.lengths[layer] == whole.lengths[layer]
+            length = int(cache.lengths[layer])
+            assert (cache.positions[layer, :length] == whole.positions[layer, :length]).all()
+            assert torch.allclose(cache.view(layer)[0], whole.view(layer)[0], atol=1e-9)
+
+
+def test_sums_of_parts_are_those_of_all() -> None:
+    rows = torch.randn(3, 100, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64) + 2.0
+    whole, parts = Moments.of(rows), [Moments.of(rows[:, first : first + 30]) for first in range(0, 100, 30)]
+    joined = parts[0].joined(parts[1]).joined(parts[2]).joined(parts[3])
+    assert joined.count == whole.count == 100
+    assert torch.allclose(joined.mean, whole.mean, rtol=1e-12) and torch.allclose(joined.spread, whole.spread)
+    # Without what lies between the parts' means it is not.
+    assert not torch.allclose(sum(part.spread for part in parts), whole.spread)  # type: ignore[arg-type]
+
+
+def test_queries_that_are_added_up_are_not_cut() -> None:
+    cache = MODEL.new_cache()
+    cache.policy = Expecting(ExpectedAttention(0.3), MODEL.config, READ)
+    MODEL.forward(Batch([Segment.chunk(np.arange(100) % 64, cache)]))
+    cache.keep(range(100))
+    cache.truncate(_BLOCK)
+    with pytest.raises(ValueError, match="the first 64 tokens are gone"):
+        cache.truncate(_BLOCK - 1)

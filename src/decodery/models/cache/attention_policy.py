@@ -100,13 +100,14 @@ class AttentionPolicy(Contract):
         """Pages that it holds beside the cache's."""
         return ()
 
-    def more_for(self, cache: KVCache, slots: int, rows: int) -> int:
+    def more_for(self, cache: KVCache, slots: int, rows: int, chunk: int) -> int:
         """Bytes that it takes, at most at once, beside what it holds and the cache's pages.
 
         Args:
             cache: The cache.
             slots: How many the cache will have.
             rows: The most that are tentative at once after the prompt.
+            chunk: The most of the prompt that are.
         """
         return 0
 

@@ -190,19 +190,21 @@ class KVCache:
         """Slots that memory is taken for when a text of so many tokens is read."""
         return -(-max(self._slots_of(tokens), self.capacity, self._first) // SLOTS) * SLOTS
 
-    def more_for(self, tokens: int, rows: int = 1) -> int:
+    def more_for(self, tokens: int, rows: int = 1, chunk: int | None = None) -> int:
         """Bytes that have yet to be taken, copies of shared pages included.
 
         Args:
             tokens: How many the text has.
             rows: The most that are tentative at once after its prompt.
+            chunk: The most of its prompt that are, None for no bound.
         """
         ends = self.store.ends(self.lengths)
         slots = self.room_for(tokens)
         # Where content is evicted, pages that are shared with others are copied.
         evicts = self.policy is not None and (self.policy.most is not None or not self.policy.anew)
         pages = self.pages.wanting(np.zeros_like(ends) if evicts else ends, ends + max(slots - self.length, 0))
-        beside = 0 if self.policy is None else self.policy.more_for(self, slots, rows)
+        chunk = tokens if chunk is None else chunk
+        beside = 0 if self.policy is None else self.policy.more_for(self, slots, rows, chunk)
         return pages * self.pages.pool.page_bytes + beside
 
     def expect(self, tokens: int) -> None:
