@@ -75,7 +75,7 @@ class Merges:
             found.limits[:retained] = self._rows.limits[:retained]
             found.targets[:retained, ..., :wide] = self._rows.targets[:retained]
             found.rows[:retained, ..., :wide, :, :] = self._rows.rows[:retained]
-        if places > 1:
+        if places > 1 and cache.pages.shared:
             # Later rows are read with the changes in place.
             stops = np.zeros((len(self.known), 1), dtype=np.int64)
             stops[acting, 0] = lengths + places

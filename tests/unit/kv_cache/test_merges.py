@@ -15,6 +15,7 @@ from decodery.kv_cache.merges import Merges
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.attention_policy import AttentionPolicy
 from decodery.models.cache.cache import KVCache
+from decodery.models.cache.pages import PageTable
 from decodery.models.torch.transformer import Transformer
 from decodery.testing import tiny_transformer, to_int8
 from in_16_bits import in_16_bits
@@ -144,6 +145,24 @@ def test_rows_that_are_rejected_leave_nothing(dtype: torch.dtype) -> None:
         assert cache.stored(layer).equal(known) and clone.stored(layer).equal(known)
     path = [read(model, alone, np.array([token])) for token in (*TOKENS[at[[0, 2, 3]]], TOKENS[0])]
     assert torch.cat(path).equal(torch.cat((first[[0, 2, 3]], second)))
+
+
+def test_pages_are_looked_through_where_others_hold_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cache, _ = begun(METHODS[0])
+    right, whole = PageTable._wanting, 0
+
+    def wanting(self: PageTable, span: np.ndarray, begin: int, *about: Any) -> Any:
+        nonlocal whole
+        whole += begin == 0
+        return right(self, span, begin, *about)
+
+    monkeypatch.setattr(PageTable, "_wanting", wanting)
+    at = cache.next_position + TREE.sum(axis=1) - 1
+    for shared in (0, 1):
+        clones = [cache.fork() for _ in range(shared)]
+        model.forward(Batch([Segment(at, TOKENS[at], mask=TREE, cache=cache)]))
+        cache.keep([])
+        assert whole == shared == len(clones)
 
 
 @pytest.mark.parametrize("method", [METHODS[0], METHODS[3]], ids=str)

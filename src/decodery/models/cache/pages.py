@@ -79,6 +79,11 @@ class PageTable:
             self._held = table[table >= 0]
         return self._held
 
+    @property
+    def shared(self) -> bool:
+        """Whether other texts hold some of its pages."""
+        return bool((self.pool.holders[self.held] > 1).any())
+
     def read(self, start: int, stop: int, layers: int | slice = slice(None)) -> torch.Tensor:
         """A copy of slots [start, stop): [layers, 2, kv_heads, n, row]; zeros where there is no page."""
         one = isinstance(layers, int)
