@@ -194,7 +194,9 @@ def _type(of: Parameter) -> click.ParamType:
         return Literals(of.choices)
     if of.type == "integers":
         return Integers()
-    return click.Path(exists=True, file_okay=of.type != "folder", dir_okay=of.type != "file", path_type=Path)
+    # What may be a dataset of the Hub is checked by its settings.
+    exists = of.type != "any"
+    return click.Path(exists=exists, file_okay=of.type != "folder", dir_okay=of.type != "file", path_type=Path)
 
 
 def _shown(default: Any) -> str | bool:

@@ -220,8 +220,8 @@ def _ready(run: Run) -> str:
 
 
 _IMITATE = (
-    "\n\nFILES are text files, or one folder of texts that another model wrote, such as DIR/text/written of `decodery "
-    "train draft`. With such a folder MODEL learns to imitate the other model, as a draft model should."
+    "\n\nWith one folder of texts that another model wrote, such as DIR/text/written of `decodery train draft`, MODEL "
+    "learns to imitate the other model, as a draft model should."
 )
 _DATA = (CutFiles(), CopyRecipe(500, 1, 2e-4))
 KINDS = {

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -116,11 +117,13 @@ def cut_files(
     tokenizer: Tokenizer,
     vocab_size: int,
     length: int = 256,
+    chats: Callable[[Path], Iterable[TrainingText]] | None = None,
     progress: Progress = silent,
 ) -> Corpus:
     """Cut UTF-8 text files, each a document, into texts of at most `length` tokens, kept in `out`.
 
     Args:
+        chats: Reads the texts of `.jsonl` files, which come last; without it they are text as others are.
         progress: Told how many bytes of how many are read.
     """
     if length < 2:
@@ -133,7 +136,9 @@ def cut_files(
     claim(out, facts, vocab_size)
     waiting: list[TrainingText] = []
     number = 0
-    for text in _windows(files, tokenizer, length, progress):
+    plain = [path for path in files if chats is None or path.suffix != ".jsonl"]
+    of_chats = (text for path in files if chats and path not in plain for text in chats(path))
+    for text in chain(_windows(plain, tokenizer, length, progress), of_chats):
         waiting.append(text)
         if len(waiting) == SHARD:
             write_shard(shard_path(out, number), waiting, 0)

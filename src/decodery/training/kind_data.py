@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from decodery.core.errors import PromptError, SettingsError
+from decodery.models.loaders import hub
 from decodery.models.loaders.load import LoadedModel
 
-from .corpus import Corpus, check_texts
+from .corpus import Corpus, TrainingText, check_texts
 from .data import built_in_prompts, cut_files, read_prompts, write_texts
 from .kind import Data, Run
+from .labelled import as_chat, written_tokens
+from .lines import read_objects
 
 ARGUMENT: dict[str, Any] = {"argument": True}
 """Metadata of a field that is an argument of the command, not an option."""
@@ -157,17 +162,27 @@ def shown(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CutFiles(Data):
-    """Text files, cut into texts of at most a length; or one folder of texts that a model wrote.
+    """Text files, cut into texts of at most a length; chats; or one folder of texts that a model wrote.
 
     Attributes:
-        files: Text files, or one folder of texts, such as DIR/text/written of `decodery train draft`.
+        files: Text files; `.jsonl` files of chats; datasets of the Hub, OWNER/NAME; or one folder of texts, such as
+            DIR/text/written of `decodery train draft`.
         length: Tokens of a text piece.
     """
 
-    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+    NOTE = """FILES are text, `.jsonl` of chats, {"messages": [{"role": ..., "content": text}, ...]} a line, or datasets
+    OWNER/NAME of the Hub that hold such files. Of a chat, the last answer is learned. Interrupt it with Ctrl-C: the
+    same command continues."""
 
     files: tuple[Path, ...] = field(default=(), metadata={**ARGUMENT, "path": "any"})
     length: int = 256
+
+    def check(self) -> None:
+        for file in self.files:
+            if file.is_dir() and len(self.files) > 1:
+                raise SettingsError(f"{file} is a folder: give it alone, or files")
+            if not file.exists() and not hub.is_hub_id(str(file)):
+                raise SettingsError(f"{file} does not exist: give text files, .jsonl files of chats, or OWNER/NAME")
 
 
 def cut_texts(run: Run, files: tuple[Path, ...] | None = None, folder: str = "text") -> Corpus:
@@ -177,16 +192,51 @@ def cut_texts(run: Run, files: tuple[Path, ...] | None = None, folder: str = "te
         run: The run, whose settings hold `CutFiles` unless files are given.
         files: Other files, each cut into texts of 256 tokens.
         folder: Where.
+
+    Raises:
+        SettingsError: A folder of texts is not finished.
     """
     given = CutFiles(files) if files is not None else run.of(CutFiles)
     if len(given.files) == 1 and given.files[0].is_dir():
-        return Corpus(given.files[0])
-    tokenizer, size = run.loaded.tokenizer, run.loaded.model.vocab_size
+        found = Corpus(given.files[0])
+        if len(found) < (whole := found.facts.get("texts", 0)):
+            raise SettingsError(
+                f"{found.folder} holds {len(found)} of {whole} texts: finish the command that writes it"
+            )
+        return found
     return cut_files(
-        given.files,
+        [part for file in given.files for part in ([file] if file.exists() else hub.dataset(str(file)))],
         run.out / folder,
-        tokenizer=tokenizer,
-        vocab_size=size,
+        tokenizer=run.loaded.tokenizer,
+        vocab_size=run.loaded.model.vocab_size,
         length=given.length,
+        chats=lambda file: chat_texts(run, file, given.length),
         progress=run.progress,
     )
+
+
+def chat_texts(run: Run, file: Path, length: int) -> Iterator[TrainingText]:
+    """The chats of a `.jsonl` file by the chat template, of which the last answer is to be learned.
+
+    Args:
+        run: The run, whose model reads them.
+        file: Its lines are {"messages": [...]}, which end with an answer; other names are passed over.
+        length: Maximum tokens of a text. Longer answers are cut; chats whose prompt takes as many are left out.
+
+    Raises:
+        CorruptFile: A line is something else.
+        SettingsError: The model has no chat template.
+    """
+    if run.lm.chat_template is None:
+        raise SettingsError(f"{run.loaded.name} has no chat template, which the chats of {file} need: use a chat model")
+    chats = read_objects(file, '{"messages": [{"role": ..., "content": text}, ...]} that ends with an answer', as_chat)
+    left_out = 0
+    for chat in chats:
+        prompt = run.lm.encode(chat.prompt)
+        if len(prompt) < length:
+            tokens = [*prompt, *written_tokens(run.lm, chat)][:length]
+            yield TrainingText(np.asarray(tokens, dtype=np.int32), len(prompt))
+        else:
+            left_out += 1
+    if left_out:
+        run.say(f"{file}: {left_out:,} of {len(chats):,} chats are left out, as no answer begins in {length} tokens")

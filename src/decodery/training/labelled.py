@@ -107,6 +107,15 @@ def read_chats(path: Path, *, answers: bool = False) -> list[LabelledChat]:
     return found
 
 
+def as_chat(entry: dict[str, Any]) -> LabelledChat | None:
+    """The conversation of an object without a label; None where it ends without an answer."""
+    messages = entry.get("messages")
+    if not isinstance(messages, list) or not messages or not all(_is_message(each) for each in messages):
+        return None
+    chat = LabelledChat(tuple(messages), False, "")
+    return chat if chat.answer and any(each["role"] == "user" for each in chat.prompt) else None
+
+
 _NAMES = {"messages", "label", "group"}
 
 

@@ -1,4 +1,4 @@
-"""Models from the Hugging Face Hub, through `huggingface_hub`."""
+"""Models and datasets from the Hugging Face Hub, through `huggingface_hub`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from decodery.core.errors import CorruptFile, DecoderyError, ModelNotFound
 
@@ -77,6 +78,21 @@ def gguf_file(name: str, quant: str, revision: str | None = None, *, refresh: bo
     return files[0]
 
 
+def dataset(name: str) -> list[Path]:
+    """The `.jsonl` files of a Hub dataset, or its `.txt` files where it has none.
+
+    What is here already is brought up to date.
+
+    Raises:
+        ModelNotFound: There is no such dataset, or it has none of both.
+    """
+    folder = fetched(name, ["*.jsonl", "*.txt"], lambda folder: False, refresh=True, kind="dataset")
+    found = sorted(folder.rglob("*.jsonl")) or sorted(folder.rglob("*.txt"))
+    if not found:
+        raise ModelNotFound(f"the dataset {name} has no .jsonl and no .txt files here or on the Hub: name one that has")
+    return found
+
+
 def fetched(
     name: str,
     files: list[str],
@@ -84,6 +100,7 @@ def fetched(
     revision: str | None = None,
     *,
     refresh: bool = False,
+    kind: str = "model",
 ) -> Path:
     """The local folder with those of a Hub repository's `files` that it has, names or patterns.
 
@@ -93,23 +110,24 @@ def fetched(
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    wanted: dict[str, Any] = {"repo_type": kind, "revision": revision, "allow_patterns": files}
     if not refresh:
         try:
-            folder = Path(snapshot_download(name, revision=revision, allow_patterns=files, local_files_only=True))
+            folder = Path(snapshot_download(name, **wanted, local_files_only=True))
             if complete(folder):
                 return folder
         except LocalEntryNotFoundError:
             pass
     at = f"{name} at {revision}" if revision else name
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
+        return Path(snapshot_download(name, **wanted))
     except GatedRepoError as error:
         raise ModelNotFound(
             f"the Hub requires permission to use {at}: request it there and run `hf auth login`"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelNotFound(
-            f"the Hub has no model {at}, or it is private: check the name or run `hf auth login`"
+            f"the Hub has no {kind} {at}, or it is private: check the name or run `hf auth login`"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
         if (unwritten := _storage_error(error)) is not None:
@@ -118,8 +136,8 @@ def fetched(
                 "folder that you may write to"
             ) from error
         raise ModelNotFound(
-            f"cannot fetch {at} from the Hub ({type(error).__name__}): check the network, or copy the model's folder "
-            "here and give its path"
+            f"cannot fetch {at} from the Hub ({type(error).__name__}): check the network, or copy the {kind}'s "
+            "folder here and give its path"
         ) from error
 
 

@@ -1,0 +1,100 @@
+"""What kinds of training learn from: text files, chats, datasets of the Hub, folders of texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.llm.llm import LLM
+from decodery.models.loaders.load import LoadedModel
+from decodery.training.corpus import Corpus
+from decodery.training.data import write_texts
+from decodery.training.kind import Run
+from decodery.training.kind_data import CutFiles, cut_texts
+from serving import tiny_lm
+
+
+def chat(question: str, answer: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}], "id": 3}
+
+
+def written(path: Path, *lines: Any) -> Path:
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def loaded(lm: LLM) -> LoadedModel:
+    return LoadedModel(lm.model, lm.tokenizer, lm.chat_template, "tiny", "float64")
+
+
+def cut(lm: LLM, out: Path, *files: Path, length: int = 60, said: list[str] | None = None) -> Corpus:
+    given = CutFiles(files, length)
+    given.check()
+    return cut_texts(Run(loaded(lm), out, (given,), say=(said if said is not None else []).append))
+
+
+def test_of_chats_the_last_answer_is_learned_after_the_chat_template(tmp_path: Path) -> None:
+    lm, said = tiny_lm(), list[str]()
+    chats = written(tmp_path / "chats.jsonl", chat("one?", "yes"), chat("x" * 60, "no"), chat("two?", "n" * 60))
+    (tmp_path / "notes.txt").write_text("tide")
+    corpus = cut(lm, tmp_path / "out", chats, tmp_path / "notes.txt", said=said)
+    assert corpus[0].written == 0 and len(corpus) == 3
+    for number, (question, answer) in enumerate((("one?", "yes"), ("two?", "n" * 60)), start=1):
+        text, prompt = corpus[number], lm.encode([{"role": "user", "content": question}])
+        assert text.tokens[: text.written].tolist() == prompt
+        learned = [*lm.tokenizer.encode_after(answer), lm.tokenizer.eos_ids[0]]
+        assert text.tokens[text.written :].tolist() == learned[: 60 - len(prompt)]
+    assert said == [f"{chats}: 1 of 3 chats are left out, as no answer begins in 60 tokens"]
+
+
+def test_what_is_no_chat_and_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    lm, text = tiny_lm(), written(tmp_path / "text.jsonl", {"text": "tide"})
+    asked = written(tmp_path / "asked.jsonl", {"messages": [{"role": "user", "content": "one?"}]})
+    for file in (text, asked):
+        with pytest.raises(CorruptFile, match=f"line 1 of {file} is not .* that ends with an answer"):
+            cut(lm, tmp_path / file.stem, file)
+    with pytest.raises(SettingsError, match="no chat template"):
+        cut(tiny_lm(None), tmp_path / "plain", written(tmp_path / "chats.jsonl", chat("one?", "yes")))
+    with pytest.raises(SettingsError, match=r"none\.txt does not exist"):
+        cut(lm, tmp_path / "none", tmp_path / "none.txt")
+    with pytest.raises(SettingsError, match="give it alone"):
+        cut(lm, tmp_path / "two", tmp_path, text)
+
+
+def test_a_folder_of_texts_that_is_not_finished_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(what: str, done: int, total: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    lm, prompts = tiny_lm(), [[256, number] for number in range(6)]
+    monkeypatch.setattr("decodery.training.data.SHARD", 2)
+    with pytest.raises(KeyboardInterrupt):
+        write_texts(loaded(lm), prompts, tmp_path / "written", max_new_tokens=4, batch=1, progress=stop)
+    with pytest.raises(SettingsError, match="holds 2 of 6 texts"):
+        cut(lm, tmp_path / "out", tmp_path / "written")
+    write_texts(loaded(lm), prompts, tmp_path / "written", max_new_tokens=4, batch=1)
+    assert len(cut(lm, tmp_path / "out", tmp_path / "written")) == 6
+
+
+def test_a_dataset_of_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def download(name: str, **how: Any) -> str:
+        asked.append({"name": name, **how})
+        return str(tmp_path / "snapshot")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "snapshot" / "data").mkdir(parents=True)
+    with pytest.raises(ModelNotFound, match=r"dataset owner/chats has no \.jsonl"):
+        cut(tiny_lm(), tmp_path / "out", Path("owner/chats"))
+    (tmp_path / "snapshot" / "licence.txt").write_text("tide")
+    written(tmp_path / "snapshot" / "data" / "chats.jsonl", chat("one?", "yes"))
+    corpus = cut(tiny_lm(), tmp_path / "out", Path("owner/chats"))
+    assert len(corpus) == 1 and corpus[0].written > 0
+    assert asked[-1]["name"] == "owner/chats" and asked[-1]["repo_type"] == "dataset"
