@@ -22,6 +22,8 @@ from .kept_files import keep, kept
 
 CHECKPOINT = "checkpoint.safetensors"
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_BETWEEN = 20
+"""How many times as long as the last checkpoint took passes before the next one."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class TrainingPlan:
         clip: Largest norm of the gradient, infinity for any.
         validate_every: Steps between validations.
         patience: Validations without gain after which it ends; None for all of the steps.
-        save_seconds: Between checkpoints.
+        save_seconds: Minimum time between checkpoints.
     """
 
     steps: int
@@ -77,6 +79,7 @@ class History:
         best: The best value of the metric so far, at step `best_step`.
         losses: {step: mean training loss since the last validation}.
         metrics: {step: {name: value}}.
+        total: The sum of the `counted` training losses since the last validation.
     """
 
     step: int = 0
@@ -84,6 +87,8 @@ class History:
     best_step: int = 0
     losses: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    total: float = 0.0
+    counted: int = 0
 
     @property
     def before(self) -> dict[str, float]:
@@ -149,56 +154,67 @@ def train(
     path, history = None if out is None else out / CHECKPOINT, History()
     if path is not None and path.is_file():
         history = _restore(path, made, parameters, best, optimizer)
-    written, total, counted = monotonic(), 0.0, 0
+    saved_step, save_at, stepping = history.step, monotonic() + plan.save_seconds, False
 
-    def over(values: Mapping[str, float]) -> bool:
+    def over() -> bool:
+        """Whether the run ends after this step, which is validated first if that is due and has not been done."""
+        last, at = history.step == plan.steps, str(history.step)
+        if history.step % plan.validate_every and not last:
+            return False
+        if at not in history.metrics:
+            with torch.no_grad():
+                values = {} if validate is None else {name: float(value) for name, value in validate().items()}
+            if (
+                validate is None
+                or history.best is None
+                or (values[metric] > history.best if higher else values[metric] < history.best)
+            ):
+                for name, value in parameters.items():
+                    best[name].copy_(value.detach())
+                history.best, history.best_step = values.get(metric), history.step
+            if history.counted:
+                history.losses[at] = history.total / history.counted
+            # The metrics come last: a run that was interrupted in here validates the step again.
+            history.total, history.counted, history.metrics[at] = 0.0, 0, values
         waited = (history.step - history.best_step) // plan.validate_every
-        return enough(values) or (plan.patience is not None and waited >= plan.patience)
+        return last or enough(history.metrics[at]) or (plan.patience is not None and waited >= plan.patience)
 
-    def judge() -> bool:
-        with torch.no_grad():
-            values = {} if validate is None else {name: float(value) for name, value in validate().items()}
-        history.metrics[str(history.step)] = values
-        if (
-            validate is None
-            or history.best is None
-            or (values[metric] > history.best if higher else values[metric] < history.best)
-        ):
-            history.best, history.best_step = values.get(metric), history.step
-            for name, value in parameters.items():
-                best[name].copy_(value.detach())
-        return over(values)
-
-    if not history.metrics:
-        judge()
-    # A run that was interrupted after its last step had ended.
-    ended = over(history.metrics[str(history.step)]) if str(history.step) in history.metrics else False
-    while history.step < plan.steps and not ended:
-        for group in optimizer.param_groups:
-            group["lr"] = plan.rate(history.step) * group["share"]
-        value = loss(history.step)
-        if not torch.isfinite(value):
-            raise NumericalError(f"the loss is {float(value.detach())} in step {history.step}: use a smaller lr")
-        optimizer.zero_grad(set_to_none=True)
-        value.backward()
-        torch.nn.utils.clip_grad_norm_(list(parameters.values()), plan.clip)
-        optimizer.step()
-        # Inside a caller's autocast, copies of the weights before this step would serve all later ones.
-        torch.clear_autocast_cache()
-        history.step += 1
-        total, counted = total + float(value.detach()), counted + 1
-        due = history.step % plan.validate_every == 0 or history.step == plan.steps
-        if due:
-            history.losses[str(history.step)] = total / counted
-            total, counted = 0.0, 0
-            ended = judge()
-        # Only where the mean loss starts anew, so that a resumed run reports the same one.
-        last = history.step == plan.steps or ended
-        if path is not None and due and (last or monotonic() - written > plan.save_seconds):
+    def save() -> None:
+        nonlocal saved_step, save_at
+        if path is not None:
+            begun = monotonic()
             _save(path, made, history, parameters, best, optimizer)
+            saved_step = history.step
             saved(best, history)
-            written = monotonic()
-        progress(what, history.step, plan.steps)
+            save_at = monotonic() + max(plan.save_seconds, _BETWEEN * (monotonic() - begun))
+
+    try:
+        ended = over()
+        while not ended:
+            for group in optimizer.param_groups:
+                group["lr"] = plan.rate(history.step) * group["share"]
+            value = loss(history.step)
+            if not torch.isfinite(value):
+                raise NumericalError(f"the loss is {float(value.detach())} in step {history.step}: use a smaller lr")
+            optimizer.zero_grad(set_to_none=True)
+            value.backward()
+            torch.nn.utils.clip_grad_norm_(list(parameters.values()), plan.clip)
+            stepping = True
+            optimizer.step()
+            # Inside a caller's autocast, copies of the weights before this step would serve all later ones.
+            torch.clear_autocast_cache()
+            history.step += 1
+            history.total, history.counted = history.total + float(value.detach()), history.counted + 1
+            stepping = False
+            ended = over()
+            if ended or monotonic() > save_at:
+                save()
+            progress(what, history.step, plan.steps)
+    except KeyboardInterrupt:
+        # Parameters that a step of the optimizer has changed in part are not kept.
+        if history.step > saved_step and not stepping:
+            save()
+        raise
     with torch.no_grad():
         for name, tensor in parameters.items():
             tensor.copy_(best[name])

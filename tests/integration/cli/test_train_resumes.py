@@ -40,6 +40,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         object.__setattr__(plan, "validate_every", 1)
 
     monkeypatch.setattr(loop, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(loop, "_BETWEEN", 0)
     # Hours are said of a run, and two runs take different ones.
     monkeypatch.setattr(train_common, "monotonic", lambda: 0.0)
     monkeypatch.setattr(loop.TrainingPlan, "__post_init__", often)

@@ -20,7 +20,6 @@ from decodery.core.errors import SettingsError
 from decodery.models.loaders.load import LoadedModel, load
 from decodery.models.native.ternary import TernaryLinear
 from decodery.models.torch.weights import Dense
-from decodery.training import loop
 from decodery.training.bitnet import TernaryRemaking, rounded
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
@@ -139,7 +138,7 @@ def test_schedules_end_in_n_of_m_and_sr_ste_makes_the_others_smaller() -> None:
 
 @pytest.mark.parametrize("name", some(list(REMAKINGS), 1))
 def test_a_copy_learns_back_what_its_form_takes(
-    name: str, target: LoadedModel, written: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, target: LoadedModel, written: Corpus, tmp_path: Path
 ) -> None:
     before = [each.clone() for each in tensors(target)]
     recipe = CopyRecipe(steps=40, batch=8, lr=3e-3)
@@ -155,8 +154,6 @@ def test_a_copy_learns_back_what_its_form_takes(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        # Nothing is kept of the last steps: checkpoints are written where the mean loss starts anew.
-        monkeypatch.setattr(loop, "monotonic", iter(itertools.count(0.0, 100.0)).__next__)
         train_copy(Run(target, tmp_path / "again", (recipe,), progress=stop), written, REMAKINGS[name])
     assert train_copy(Run(target, tmp_path / "again", (recipe,)), written, REMAKINGS[name]) == scores
     for old, new in zip(tensors(copy), tensors(load(tmp_path / "again")), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.testing import tiny_transformer
-from decodery.training import data
+from decodery.training import data, loop
 from decodery.training.adadec_thresholds import read_solutions
 from decodery.training.data import Corpus, cut_files, read_prompts, write_texts
 from decodery.training.held_out import HeldOut
@@ -165,13 +166,18 @@ def test_batches_pass_over_everything_before_they_repeat() -> None:
 
 
 def line(
-    out: Path, steps: int = 12, stop: int | None = None, **plan: float
+    out: Path,
+    steps: int = 12,
+    stop: int | None = None,
+    error: type[BaseException] = KeyboardInterrupt,
+    interrupted: int | None = None,
+    **plan: float,
 ) -> tuple[torch.Tensor, list[float], object]:
-    """Fit y = 3 x - 1 by gradient descent; `stop` raises as Ctrl-C does after that many steps."""
+    """Fit y = 3 x - 1 by gradient descent; the error comes after `stop` steps, or in a validation."""
     weight = torch.zeros(2, 1, requires_grad=True)
     points = torch.tensor(np.random.default_rng(0).normal(size=(16, 1)), dtype=torch.float32)
     inputs, wanted = torch.cat((points, torch.ones_like(points)), 1), 3 * points - 1
-    batch, losses = batches(16, 4, seed=2), []
+    batch, losses, validations = batches(16, 4, seed=2), [], []
 
     def loss(step: int) -> torch.Tensor:
         rows = batch(step)
@@ -181,14 +187,20 @@ def line(
 
     def interrupt(what: str, done: int, total: int) -> None:
         if done == stop:
-            raise KeyboardInterrupt
+            raise error
+
+    def validate() -> dict[str, float]:
+        validations.append(None)
+        if len(validations) == interrupted:
+            raise error
+        return {"error": float((inputs @ weight - wanted).square().mean().detach())}
 
     history = train(
         {"weight": weight},
         loss,
         TrainingPlan(steps, **({"lr": 0.3, "validate_every": 2, "save_seconds": 0.0} | plan)),
         out,
-        validate=lambda: {"error": float((inputs @ weight - wanted).square().mean().detach())},
+        validate=validate,
         metric="error",
         progress=interrupt,
     )
@@ -202,9 +214,60 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path) -> None:
         line(tmp_path / "parts", stop=7)
     resumed, rest, after = line(tmp_path / "parts")
     assert torch.equal(whole, resumed)
-    assert rest == losses[6:]
+    assert rest == losses[7:]
     assert after == history and set(history.metrics) == {"0", "2", "4", "6", "8", "10", "12"}
     assert line(tmp_path / "whole")[1] == []
+
+
+RARE = {"validate_every": 100, "save_seconds": 30.0}
+"""Intervals that no short run reaches, as plans have them by default."""
+
+
+def test_a_run_that_is_interrupted_between_validations_keeps_its_steps(tmp_path: Path) -> None:
+    whole, losses, history = line(tmp_path / "whole", **RARE)
+    with pytest.raises(KeyboardInterrupt):
+        line(tmp_path / "parts", stop=7, **RARE)
+    resumed, rest, after = line(tmp_path / "parts", **RARE)
+    assert rest == losses[7:] and torch.equal(whole, resumed) and after == history
+
+
+def test_a_run_that_is_killed_between_validations_goes_on_from_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, losses, history = line(tmp_path / "whole", **RARE)
+    monkeypatch.setattr(loop, "monotonic", itertools.count(step=10).__next__)
+    with pytest.raises(SystemExit):
+        line(tmp_path / "parts", stop=11, error=SystemExit, **RARE)
+    # Step 4 is the first one after more than 30 seconds. Its checkpoint took 20 of them: the next one would be far off.
+    resumed, rest, after = line(tmp_path / "parts", **RARE)
+    assert rest == losses[4:] and torch.equal(whole, resumed) and after == history
+
+
+def test_a_step_that_is_interrupted_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, losses, history = line(tmp_path / "whole")
+    step, calls = torch.optim.AdamW.step, []
+
+    def interrupted(*given: object) -> None:
+        step(*given)
+        calls.append(given)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "_BETWEEN", 0)
+    monkeypatch.setattr(torch.optim.AdamW, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        line(tmp_path / "parts")
+    resumed, rest, after = line(tmp_path / "parts")
+    assert rest == losses[4:] and torch.equal(whole, resumed) and after == history
+
+
+def test_a_validation_that_is_interrupted_is_done_again(tmp_path: Path) -> None:
+    whole, losses, history = line(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        # After steps 0, 2, 4 and 6.
+        line(tmp_path / "parts", interrupted=4)
+    resumed, rest, after = line(tmp_path / "parts")
+    assert rest == losses[6:] and torch.equal(whole, resumed) and after == history
 
 
 def test_steps_inside_autocast_read_the_weights_of_the_step_before(tmp_path: Path) -> None:
