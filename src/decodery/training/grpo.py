@@ -23,6 +23,9 @@ from .bounds import COUNT, NON_NEGATIVE, POSITIVE, Bounded, bounded
 from .kind import Run
 from .loop import batches, content
 
+_TOGETHER = 32
+"""How many held-out prompts are decoded together."""
+
 
 @dataclass(frozen=True)
 class GRPORecipe(Bounded):
@@ -108,7 +111,7 @@ def train_grpo(
         rewarded: What the reward depends on, as JSON can hold it: an interrupted run goes on only with the same.
 
     Returns:
-        The mean `reward` of one text of each held-out prompt that chose nothing, drawn at the same seeds, see
+        The mean `reward` of one text of each held-out prompt that chose nothing, drawn by the prompt's own seed, see
         `HeldOut.report`.
     """
     recipe, learner = run.of(GRPORecipe), AdapterLearner(run)
@@ -118,12 +121,14 @@ def train_grpo(
         raise SettingsError(f"grpo learns from 2 prompts or more, not {len(prompts)}")
     batch = batches(len(learned), min(recipe.batch, len(learned)), recipe.seed)
 
-    def drawn(numbers: Sequence[int], each: int, seed: int) -> list[list[Text]]:
-        return _draw(learner, [prompts[number] for number in numbers], each, seed, recipe)
+    def drawn(numbers: Sequence[int], each: int, seeds: Sequence[int]) -> list[list[Text]]:
+        return _draw(learner, [prompts[number] for number in numbers], each, seeds, recipe)
 
     def loss(step: int) -> torch.Tensor:
         numbers = [learned[int(each)] for each in batch(step)]
-        groups = drawn(numbers, recipe.group, nth_seed(recipe.seed, (step + 1) << 20))
+        first = (step + 1) << 20
+        seeds = [nth_seed(recipe.seed, first + place * recipe.group) for place in range(len(numbers))]
+        groups = drawn(numbers, recipe.group, seeds)
         texts, wanted = [], []
         for number, group in zip(numbers, groups, strict=True):
             outputs = [seq.generated for seq in group]
@@ -138,10 +143,21 @@ def train_grpo(
             losses.append((recipe.beta * distance - torch.from_numpy(worth).to(own) * own).mean())
         return torch.stack(losses).mean()
 
+    known: dict[int, float] = {}
+
     def figures(numbers: Sequence[int]) -> dict[str, float]:
-        groups = drawn(numbers, 1, nth_seed(recipe.seed, 1))
-        found = [value for number, group in zip(numbers, groups, strict=True) for value in reward(number, group)]
-        return {"reward": float(np.mean(found))}
+        if len(numbers) == 1 and numbers[0] in known:
+            # `HeldOut.measured` reads each prompt's reward after all of them: its text has been drawn.
+            return {"reward": known[numbers[0]]}
+        found: dict[int, float] = {}
+        for begun in range(0, len(numbers), _TOGETHER):
+            some = numbers[begun : begun + _TOGETHER]
+            groups = drawn(some, 1, [nth_seed(recipe.seed, 1 + number) for number in some])
+            found |= {number: reward(number, group)[0] for number, group in zip(some, groups, strict=True)}
+        known.clear()
+        if len(found) > 1:
+            known.update(found)
+        return {"reward": float(np.mean(list(found.values())))}
 
     data = content([list(prompts), rewarded])
     return learner.train(loss, figures, held, "reward", recipe, higher=True, prompts=len(prompts), data=data)
@@ -149,20 +165,18 @@ def train_grpo(
 
 @torch.no_grad()
 def _draw(
-    learner: AdapterLearner, prompts: Sequence[str], each: int, seed: int, recipe: GRPORecipe
+    learner: AdapterLearner, prompts: Sequence[str], each: int, seeds: Sequence[int], recipe: GRPORecipe
 ) -> list[list[Text]]:
-    """Texts of the model as it is, `each` of a prompt."""
+    """Texts of the model as it is, `each` of a prompt; `seeds` are those of the first one of each."""
     # Kernels run what was learned as it will be used.
     model = tuned(learner.original, adapter_of(learner.remade, {}))
     engine = Engine(model, detokenizer=learner.lm.tokenizer.stream)
     sampler, ends = Sampler.from_settings(temperature=recipe.temperature), sorted(learner.lm.tokenizer.eos_ids)
     found: list[list[Text]] = []
-    for number, prompt in enumerate(prompts):
+    for prompt, seed in zip(prompts, seeds, strict=True):
         tokens, group = learner.lm.encode(prompt), list[Text]()
         for at in range(each):
-            request = Request(
-                tokens, recipe.max_new_tokens, sampler, seed=nth_seed(seed, number * each + at), eos_ids=ends
-            )
+            request = Request(tokens, recipe.max_new_tokens, sampler, seed=nth_seed(seed, at), eos_ids=ends)
             group.append(engine.submit(request, like=group[0] if group else None))
         found.append(group)
     engine.run([seq for group in found for seq in group])

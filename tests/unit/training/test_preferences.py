@@ -18,7 +18,7 @@ from decodery.training.adapter import LoRARemaking
 from decodery.training.adapter_learner import AdapterLearner
 from decodery.training.corpus import TrainingText
 from decodery.training.grpo import GRPORecipe, advantages, train_grpo
-from decodery.training.held_out import HeldOut
+from decodery.training.held_out import HeldOut, bootstrap
 from decodery.training.kind import Run
 from decodery.training.lines import read_texts
 from decodery.training.orpo import ORPORecipe, train_orpo
@@ -131,6 +131,33 @@ def test_grpo_learns_what_is_rewarded(tmp_path: Path) -> None:
     assert len(held) == 2 * (1 + 1 + recipe.steps + 1), "held-out texts are drawn no more often than that"
     with pytest.raises(SettingsError, match="other data"):
         train_grpo(Run(tiny_lm(), tmp_path / "reward", (recipe, FORM)), prompts, reward, "other answers")
+
+
+def test_an_interval_of_rewards_is_of_the_texts_of_their_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpo, "_TOGETHER", 2)
+    recipe = GRPORecipe(group=2, batch=1, steps=1, lr=1e-9, max_new_tokens=4)
+    together, held = [], []
+    draw = grpo._draw
+
+    def drawing(learner: Any, prompts: Any, each: int, seeds: Any, recipe: Any) -> Any:
+        together.append(len(prompts))
+        return draw(learner, prompts, each, seeds, recipe)
+
+    def reward(number: int, texts: Any) -> list[float]:
+        if number % 10 == 0:
+            held.append((number, texts[0].generated, number // 10 % 4 / 2))
+        return [number // 10 % 4 / 2] * len(texts)
+
+    monkeypatch.setattr(grpo, "_draw", drawing)
+    found = train_grpo(Run(tiny_lm(), tmp_path, (recipe, FORM)), ["a"] * 61, reward)
+    # Of prompts 0, 10, ... 60 those at odd places are reported: 10, 30 and 50.
+    assert found["reward"] == pytest.approx(np.mean([0.5, 1.5, 0.5]))
+    assert found["interval of reward"] == bootstrap([0.5, 1.5, 0.5])
+    assert max(together) == 2
+    # Prompts of the same words are drawn by their own seeds, which a part of others beside them does not change.
+    texts = {number: {tuple(text) for n, text, _ in held if n == number} for number, _, _ in held}
+    assert all(len(each) == 1 for each in texts.values()) and len({next(iter(each)) for each in texts.values()}) > 1
+    assert len(held) == 3 + 4 + 4 + 3
 
 
 def test_passes_are_bounded_and_at_the_temperature_of_the_texts(tmp_path: Path, monkeypatch: Any) -> None:
