@@ -74,7 +74,7 @@ def layer(form: Form) -> BlockKind | Int8Linear | TernaryLinear | Dense:
     scales = torch.rand(OUTPUTS, INPUTS // BLOCK, 2).half() / 100
     if form == Form.BLOCKS4:
         return Int4Linear(weight, scales[..., 0].contiguous(), scales[..., 1].contiguous())
-    return BlockLinear(weight, scales)
+    return BlockLinear(weight, scales[..., :1].contiguous() if form == Form.BLOCKS8 else scales)
 
 
 def main() -> None:

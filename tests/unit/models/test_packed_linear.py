@@ -102,7 +102,7 @@ def super_blocks(form: Form) -> Make:
 
 def blocks(bits: int) -> Make:
     return lambda random, outputs, inputs: BlockLinear(
-        codes(random, outputs, inputs * bits // 8), halves(random, outputs, inputs // 32, 2)
+        codes(random, outputs, inputs * bits // 8), halves(random, outputs, inputs // 32, 1 if bits == 8 else 2)
     )
 
 

@@ -54,6 +54,10 @@ class Form(IntEnum):
     FLOAT4, FLOAT8, CODES4, MXFP4 = range(13, 17)
 
 
+LAYOUT = 1
+"""`form_layout` in csrc/abi.h: libraries that lay forms out in another way are refused."""
+
+
 class Rule(IntEnum):
     """How a layer's state goes on from row to row: `Rule` in csrc/abi.h."""
 
@@ -174,7 +178,7 @@ def check_layout(lib: object, path: Path) -> None:
     """
     # A library without the newest functions is older than this file.
     size = getattr(lib, "decodery_size", None) if all(hasattr(lib, name) for name in _NEWEST) else None
-    ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [len(Form), 0]
+    ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [len(Form), LAYOUT, 0]
     if size is None or [size(i) for i in range(len(ours))] != ours:
         raise CorruptFile(f"{path} was built from other sources: build it again (make demo, or pip install -e .)")
 

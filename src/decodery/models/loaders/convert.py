@@ -207,7 +207,7 @@ def _layout(slot: Slot, kept: _Kept) -> Layout:
         return {slot.name: weight, f"{stem}exponents": (torch.uint8, blocks)}
     if kept == Form.BLOCKS4:
         return {slot.name: weight, f"{stem}step": (torch.float16, blocks), f"{stem}least": (torch.float16, blocks)}
-    return {slot.name: weight, f"{stem}scales": (torch.float16, (*blocks, 2))}
+    return {slot.name: weight, f"{stem}scales": (torch.float16, (*blocks, 1 if kept == Form.BLOCKS8 else 2))}
 
 
 def _tensors(slot: Slot, kept: _Kept, parts: Parts, name: str, begin: int, end: int) -> dict[str, torch.Tensor]:

@@ -225,7 +225,7 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
     elif f"{stem}scales" in tensors:
         sizes = [(outputs, inputs * bits // 8) for bits in BITS.values()]
         fitting = tuple(found.shape) if tuple(found.shape) in sizes else sizes[0]
-        wanted = {"weight": fitting, "scales": (outputs, inputs // BLOCK, 2)}
+        wanted = {"weight": fitting, "scales": (outputs, inputs // BLOCK, 1 if fitting == slot.shape else 2)}
     else:
         blocks = (outputs, inputs // BLOCK)
         wanted = {"weight": (outputs, inputs // 2), "step": blocks, "least": blocks}

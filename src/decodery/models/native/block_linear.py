@@ -1,8 +1,8 @@
 """Linear layers with weights of 4, 5, 6 or 8 bits in blocks of 32 and int8 activations, summed in integers.
 
 They hold what GGUF files keep in blocks of 32 without further loss. How many
-bits a number has says what it stands for: with five, `step * number + least`; with six and eight, `step * (number -
-32)` and `step * (number - 128)`, with a step for each half of a block; with four, `step * TABLE[number]` (IQ4_NL).
+bits a number has says what it stands for: with five, `step * number + least`; with eight, `step * (number - 128)`; with
+six, `step * (number - 32)`, and with four, `step * TABLE[number]` (IQ4_NL), with a step for each half of a block.
 Evenly spaced weights of four bits are an `Int4Linear`.
 """
 
@@ -31,11 +31,11 @@ class BlockLinear(Native):
 
     A row of the weight begins with the lowest four bits of all numbers, the even input in the low half, and goes on
     with the others, eight inputs a byte or four, the first lowest; numbers of eight bits are bytes. The two scales of a
-    block are its step and its least value, or the steps of its halves.
+    block are its step and its least value, or the steps of its halves; with eight bits it has a step alone.
 
     Attributes:
         weight: [out, in * bits / 8] uint8.
-        scales: [out, in / 32, 2] float16.
+        scales: [out, in / 32, 2] float16, of eight bits [out, in / 32, 1].
         bias: [out] float32 or None.
     """
 
@@ -105,15 +105,15 @@ class BlockLinear(Native):
         """[out, in] float32: the weights this layer stands for."""
         outputs, inputs = self.shape
         halves = self.values().view(outputs, -1, 2, _HALF)
-        first, second = self.scales.float()[..., None, None].unbind(2)
         if self.bits == 5:
+            first, second = self.scales.float()[..., None, None].unbind(2)
             return (halves * first + second).view(outputs, inputs)
         return (halves * self.scales.float()[..., None]).view(outputs, inputs)
 
     def portable(self, rows: torch.Tensor) -> torch.Tensor:
         """The same arithmetic in PyTorch alone."""
         outputs, inputs = self.shape
-        parts = 1 if self.bits == 5 else 2
+        parts = 1 if self.bits in (5, 8) else 2
         width = packed.BLOCK // parts
         whole, scale = quantize_rows(rows.float())
         whole = whole.view(len(rows), -1, width)
@@ -125,7 +125,7 @@ class BlockLinear(Native):
             # Sums of 32 products stay below 2^24: exact in float32, whatever the order.
             sums = whole[:, number] @ values[:, number].T
             result += sums * scales[:, block, number % parts] * of_group
-            if parts == 1:
+            if self.bits == 5:
                 result += scales[:, block, 1] * (of_group * whole[:, number].sum(dim=-1, keepdim=True))
         return result if self.bias is None else result + self.bias
 

@@ -145,7 +145,8 @@ class Packed:
             scales = (linear.exponents if mxfp4 else linear.scales).contiguous()  # type: ignore[union-attr]
             begin = address(weight, torch.uint8, outputs, inputs * BITS[form] // 8)
             blocks = (outputs, inputs // BLOCK)
-            scale = address(scales, torch.uint8, *blocks) if mxfp4 else address(scales, torch.float16, *blocks, 2)
+            count = 1 if form == Form.BLOCKS8 else 2
+            scale = address(scales, torch.uint8, *blocks) if mxfp4 else address(scales, torch.float16, *blocks, count)
             lib.decodery_pack_blocks(form, begin, scale, inputs, order.ctypes.data, len(order), packed)
         else:
             begin = address(weight, torch.bfloat16 if form == Form.BFLOAT16 else torch.float16, outputs, inputs)
@@ -235,5 +236,6 @@ def panel_bytes(form: Form, inputs: int) -> int:
     groups = -(-inputs // GROUP)
     if form in (Form.ROWS8, Form.ROWS2):
         return groups * PANEL * GROUP // (1 if form == Form.ROWS8 else 4)
-    # Two scales of half precision, or an exponent, and 32 numbers for each output of a block.
-    return groups * (GROUP // BLOCK) * PANEL * ((1 if form == Form.MXFP4 else 4) + BLOCK * BITS[form] // 8)
+    # Two scales of half precision, or one, or an exponent, and 32 numbers for each output of a block.
+    scales = {Form.MXFP4: 1, Form.BLOCKS8: 2}.get(form, 4)
+    return groups * (GROUP // BLOCK) * PANEL * (scales + BLOCK * BITS[form] // 8)

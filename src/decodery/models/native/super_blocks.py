@@ -168,4 +168,4 @@ def block_layer(form: Form, weight: torch.Tensor, first: torch.Tensor, second: t
         return Int4Linear(weight, first, second)
     if form == Form.MXFP4:
         return MXFP4Linear(weight, first)
-    return BlockLinear(weight, torch.stack((first, second), dim=-1))
+    return BlockLinear(weight, first[..., None] if form == Form.BLOCKS8 else torch.stack((first, second), dim=-1))

@@ -146,7 +146,8 @@ def _blocks(layer: BlockLinear, dtype: torch.dtype) -> PackedLinear:
         return PackedLinear(layer.weight, 5, 0, 32, dtype, steps=steps, leasts=leasts, bias=layer.bias)
     table = _table(TABLE, layer.weight) if layer.bits == 4 else None
     zero, steps = {4: 0, 6: 32, 8: _BYTES}[layer.bits], layer.scales.flatten(1)
-    return PackedLinear(layer.weight, layer.bits, zero, 16, dtype, table=table, steps=steps, bias=layer.bias)
+    group = 32 if layer.bits == 8 else 16
+    return PackedLinear(layer.weight, layer.bits, zero, group, dtype, table=table, steps=steps, bias=layer.bias)
 
 
 def _super_blocks(layer: SuperBlockLinear, dtype: torch.dtype) -> PackedLinear:

@@ -15,8 +15,9 @@
 //   the lowest bits four inputs of outputs 0-15, then the same of 16-31, then the next four inputs of both.
 // Blocks of 32 inputs, [panel][in / 32] of two numbers in half precision for each output, [2][32], and the weights' numbers:
 //   blocks4, blocks5: step and least value: a weight is step * number + least.
-//   table4, blocks6, blocks8: steps of the first and the second 16 inputs: a weight is step * (number - 32), (number -
-//   128), or of table4 what `table_values` has for the number.
+//   table4, blocks6: steps of the first and the second 16 inputs: a weight is step * (number - 32), or of table4 step times what
+//   `table_values` has for the number.
+//   blocks8: the step alone, [32]: a weight is step * (number - 128).
 //   Their lowest four bits are [8][64] bytes, whose low halves are outputs 0-15, the high ones 16-31, four inputs each. Of
 //   the 16 vectors [8][2][64] that these make, blocks5 has the fifth bits behind, [8][2][64] bits, and blocks6 two bits
 //   each, [4][64] bytes of four vectors' pairs. blocks8: [8][2][64] bytes.
@@ -35,6 +36,9 @@ enum Form : int32_t {
     rows8, rows2, blocks4, table4, blocks5, blocks6, blocks8, bfloat16s, float16s, super4, super_table4, super5, super6,
     float4, float8, codes4, mxfp4s
 };
+
+// Raised where a form is laid out in another way: LAYOUT in kernels.py.
+constexpr int32_t form_layout = 1;
 
 // Types of blocks in GGUF files, by GGML's numbers.
 enum Blocks : int32_t {

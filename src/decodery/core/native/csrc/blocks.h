@@ -245,7 +245,7 @@ static void pack_kind(const uint8_t* const* rows, int32_t in, int32_t out, uint8
             uint8_t* group = packed + (int64_t(first / panel_width) * blocks + b / 2 * 2) * block_bytes(form);
             uint8_t *own = group + scales_at(form, b % 2), *to = group + numbers_at(form, b % 2);
             if (b >= known) {
-                __builtin_memset(own, 0, block_bytes(form) - number_bytes(form));
+                __builtin_memset(own, 0, steps_bytes(form));
                 __builtin_memset(to, 0, number_bytes(form));
                 continue;
             }
@@ -257,7 +257,7 @@ static void pack_kind(const uint8_t* const* rows, int32_t in, int32_t out, uint8
                 scales[1][lane] = block.second;
                 if (form == mxfp4s) own[lane] = rows[first + lane] == nullptr ? 0 : rows[first + lane][b * bytes_of(kind)];
             }
-            for (int32_t side = 0; form != mxfp4s && side < 2; ++side)
+            for (int32_t side = 0; side < steps_bytes(form) / (2 * panel_width); ++side)
                 for (int32_t i = 0; i < panel_width; i += 16)
                     store(reinterpret_cast<Half*>(own) + side * panel_width + i, load(scales[side] + i), 16);
             place<form>(numbers, to);

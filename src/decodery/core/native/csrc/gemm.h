@@ -144,14 +144,14 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
 }
 
 // Parts of a block with steps of their own.
-constexpr int32_t halves_of(Form form) { return has_least(form) || form == super_table4 || form == mxfp4s ? 1 : 2; }
+constexpr int32_t halves_of(Form form) { return has_least(form) || form == super_table4 || form == blocks8 || form == mxfp4s ? 1 : 2; }
 // What sums of numbers as they are kept begin with, for what they stand for: block `b` of all rows', and its half.
 template <Form form>
 INLINE int32_t too_much(const int32_t* totals, int32_t b, int32_t part) {
     if (has_least(form)) return 0;
     if (form == rows2) return -(totals[4 * b] + totals[4 * b + 1] + totals[4 * b + 2] + totals[4 * b + 3]);
-    if (form == mxfp4s) return -e2m1_zero * (totals[2 * b] + totals[2 * b + 1]);
-    return -(form == blocks6 ? 32 : is_e2m1(form) ? e2m1_zero : weight_offset) * totals[2 * b + part];
+    const bool whole = form == blocks8 || form == mxfp4s;
+    return -(form == blocks6 ? 32 : is_e2m1(form) ? e2m1_zero : weight_offset) * (whole ? totals[2 * b] + totals[2 * b + 1] : totals[2 * b + part]);
 }
 
 // Which 16 outputs of a panel a vector is of, and where among the bytes of these.

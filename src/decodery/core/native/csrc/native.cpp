@@ -444,14 +444,14 @@ void note(State& state, const Sizes& sizes, const Notes& notes) {
 
 }  // namespace
 
-// Size of the i-th struct of abi.h, after the last the number of forms, and then 0: callers compare them with their own before
-// the first pass.
+// Size of the i-th struct of abi.h, after the last the number of forms, their layout, and then 0: callers compare them with their
+// own before the first pass.
 EXPORT int32_t decodery_size(int32_t i) {
     constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(PageRows), sizeof(Policy), sizeof(Segment), sizeof(Pass),
                                 sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
                                 sizeof(Proposed), sizeof(Drafting), sizeof(Happened), sizeof(Processor), sizeof(Sampling),
                                 sizeof(ArrayStep), sizeof(Prices), sizeof(Experts), sizeof(Latent),
-                                sizeof(TokenInputs), sizeof(Streams), sizeof(StreamLayer), sizeof(SealedGroups), sizeof(Lost), mxfp4s + 1};
+                                sizeof(TokenInputs), sizeof(Streams), sizeof(StreamLayer), sizeof(SealedGroups), sizeof(Lost), mxfp4s + 1, form_layout};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.
@@ -515,10 +515,11 @@ static void put_numbers(int32_t bits, const uint8_t* from, int32_t in, int32_t b
     }
 }
 
-// The same for blocks: weight as `put_numbers` has it; scales [.][in / 32][2] halves, of mxfp4s [.][in / 32] bytes.
+// The same for blocks: weight as `put_numbers` has it; scales [.][in / 32][2] halves, one of blocks8; of mxfp4s a byte.
 EXPORT void decodery_pack_blocks(Form form, const uint8_t* weight, const uint8_t* scales, int32_t in, const int32_t* rows,
                                  int32_t out, uint8_t* packed) {
     const int32_t blocks = round_up(in, group_size) / block_size, known = in / block_size, bits = bits_of(form);
+    const int32_t each = steps_bytes(form) / panel_width;
     memset(packed, 0, size_t(out / panel_width) * panel_bytes(form, in));
     for (int32_t o = 0; o < out; ++o) {
         if (rows[o] < 0) continue;
@@ -527,9 +528,9 @@ EXPORT void decodery_pack_blocks(Form form, const uint8_t* weight, const uint8_t
         for (int32_t b = 0; b < known; ++b) {
             uint8_t* group = packed + (int64_t(o / panel_width) * blocks + b / 2 * 2) * block_bytes(form);
             uint8_t* to = group + scales_at(form, b % 2);
-            const int64_t own = int64_t(rows[o]) * known + b;
-            if (form == mxfp4s) to[lane] = scales[own];
-            for (int32_t side = 0; form != mxfp4s && side < 2; ++side) memcpy(to + (side * panel_width + lane) * 2, scales + (own * 2 + side) * 2, 2);
+            const uint8_t* own = scales + (int64_t(rows[o]) * known + b) * each;
+            if (form == mxfp4s) to[lane] = *own;
+            for (int32_t side = 0; side < each / 2; ++side) memcpy(to + (side * panel_width + lane) * 2, own + 2 * side, 2);
             put_numbers(bits, from, in, b, lane, group + numbers_at(form, b % 2));
         }
     }

@@ -59,11 +59,12 @@ constexpr int32_t inputs_of(Form form) { return form == rows2 || form == rows8 ?
 constexpr int32_t ternary_bytes = group_size * panel_width / 4;
 // Of a panel's block.
 constexpr int32_t number_bytes(Form form) { return block_size * panel_width * bits_of(form) / 8; }
-constexpr int32_t block_bytes(Form form) { return (form == mxfp4s ? 1 : 2 * 2) * panel_width + number_bytes(form); }
+constexpr int32_t steps_bytes(Form form) { return (form == mxfp4s ? 1 : form == blocks8 ? 2 : 2 * 2) * panel_width; }
+constexpr int32_t block_bytes(Form form) { return steps_bytes(form) + number_bytes(form); }
 // Where scales and numbers of one of the two blocks of a group begin. Numbers begin with a cache line.
-constexpr int32_t scales_at(Form form, int32_t block) { return block * (form == mxfp4s ? panel_width : block_bytes(form)); }
+constexpr int32_t scales_at(Form form, int32_t block) { return block * (form == mxfp4s ? steps_bytes(form) : block_bytes(form)); }
 constexpr int32_t numbers_at(Form form, int32_t block) {
-    return form == mxfp4s ? 2 * panel_width + block * number_bytes(form) : block * block_bytes(form) + 4 * panel_width;
+    return form == mxfp4s ? 2 * steps_bytes(form) + block * number_bytes(form) : block * block_bytes(form) + steps_bytes(form);
 }
 // Of a panel's super-block: where integer scales begin and where numbers do, and all of it.
 constexpr int32_t super_scales(Form form) { return (has_least(form) ? 2 * 2 + 8 : 2) * panel_width; }

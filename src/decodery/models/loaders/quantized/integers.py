@@ -22,7 +22,6 @@ from .weight import Weight
 Read = Callable[[torch.Tensor], torch.Tensor]
 """Gives something of some outputs, by their numbers [n] int64."""
 
-_HALF = BLOCK // 2
 _MIDDLE = {Form.BLOCKS5: 16, Form.BLOCKS8: 128}
 """What is added to integers less their zeros to make them numbers of a form."""
 
@@ -75,13 +74,12 @@ class Integers(Weight):
             return ()
         steps, zeros = self.steps(every).float(), self.zeros(every).int()
         least, most = -int(zeros.max()), (1 << self.bits) - 1 - int(zeros.min())
-        halves = inputs % BLOCK == 0 and is_half(steps)
-        blocks = halves and self.group % BLOCK == 0
+        blocks = inputs % BLOCK == 0 and self.group % BLOCK == 0 and is_half(steps)
         found = {
             Form.BLOCKS4: blocks and self.bits <= 4 and is_half(steps * zeros),
             Form.BLOCKS5: blocks and least >= -16 and most <= 15 and is_half(steps * 16),
             Form.ROWS8: steps.shape[1] == 1 and least >= -128 and most <= 127,
-            Form.BLOCKS8: halves and self.group % _HALF == 0 and least >= -128 and most <= 127,
+            Form.BLOCKS8: blocks and least >= -128 and most <= 127,
         }
         return tuple(form for form, fits in found.items() if fits)
 
@@ -103,11 +101,11 @@ class Integers(Weight):
             scales = steps[:, first].half(), (-(steps * zeros))[:, first].half()
             return Int4Linear(pairs[..., 0] | pairs[..., 1] << 4, *scales)
         values = (numbers - zeros[:, each] + _MIDDLE[form]).to(torch.uint8)
+        step = self.steps(rows)[:, each[::BLOCK]].half()
         if form == Form.BLOCKS5:
-            step = self.steps(rows)[:, each[::BLOCK]].half()
             weight = torch.from_numpy(planes(values.numpy(), 5))
             return BlockLinear(weight, torch.stack((step, step * -_MIDDLE[form]), dim=-1))
-        return BlockLinear(values, self.steps(rows)[:, each[::_HALF]].half().reshape(len(rows), -1, 2))
+        return BlockLinear(values, step[..., None])
 
 
 def is_half(numbers: torch.Tensor) -> bool:
