@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from decodery.models.batch import Batch, Scores
 from decodery.models.protocol import LanguageModel
@@ -60,9 +59,27 @@ class Devices(TorchDispatchMode):
         return done(func, args, kwargs or {})
 
 
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments of an operation, which are values and lists of values."""
+    for each in values:
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _tensors(each)
+
+
+def _changed(value: Any, kind: type[torch.Tensor], change: Callable[[Any], torch.Tensor]) -> Any:
+    """A value, or a list of values, with its tensors of a kind changed. PyTorch's own takes any tree, and long."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_changed(each, kind, change) for each in value])
+    return value
+
+
 def done(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What an operation gives, on the device of its operands; raises RuntimeError where these are several."""
-    tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
+    tensors = [*_tensors(args), *_tensors([*kwargs.values()])]
     if any(each.is_meta and not isinstance(each, FarTensor) for each in tensors):
         raise RuntimeError(f"{func}: a tensor was made on a device that is none without a copy, and has no numbers")
     homes = {each.device for each in tensors if each.device != HERE or each.dim() > 0}
@@ -72,11 +89,12 @@ def done(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     home = torch.device(asked) if asked is not None else tensors[0].device if tensors else HERE
     if homes and asked is None and home not in homes and not str(func).startswith(_MIXES):
         (home,) = homes
-    near = tree_map_only(FarTensor, lambda each: each.near, (list(args), kwargs | ({"device": HERE} if asked else {})))
-    found = func(*near[0], **near[1])
+    named = kwargs | ({"device": HERE} if asked else {})
+    near = [_changed(each, FarTensor, lambda far: far.near) for each in ([*args], [*named.values()])]
+    found = func(*near[0], **dict(zip(named, near[1], strict=True)))
     if func._schema.is_mutable and tensors:
         return args[0] if args else found
-    return found if home == HERE else tree_map_only(torch.Tensor, lambda each: FarTensor(each, home), found)
+    return found if home == HERE else _changed(found, torch.Tensor, lambda each: FarTensor(each, home))
 
 
 class Watched(Devices):
