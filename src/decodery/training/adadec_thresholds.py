@@ -18,6 +18,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.entropy import entropy
 
+from .held_out import bootstrap
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .lines import named_texts, read_objects
@@ -34,7 +35,9 @@ class EntropyThreshold:
         tau: The entropy in nats above which the first choice is more likely wrong than right.
         weight, bias: Of the logistic regression P(right) = sigmoid(weight * H + bias).
         cutoff: The probability that tau stands for.
-        accuracy: Of telling right from wrong by it, on the balanced part held out.
+        accuracy: Of telling right from wrong by it, on a balanced part that chose nothing; 0.5 is chance.
+        interval: Of the accuracy, 95 %, over tokens.
+        tested: Tokens of that part.
         tokens: How many were looked at, and wrong: how many of these were not the model's first choice.
     """
 
@@ -43,6 +46,8 @@ class EntropyThreshold:
     bias: float
     cutoff: float
     accuracy: float
+    interval: tuple[float, float]
+    tested: int
     tokens: int
     wrong: int
 
@@ -86,7 +91,8 @@ def observe(
 def fit(entropies: np.ndarray, right: np.ndarray, *, seed: int = 0) -> EntropyThreshold:
     """The threshold from entropies [n] and whether the first choice was right [n], classes balanced.
 
-    A fifth is held out; the cut-off is the one of 0.01 to 0.99 that tells most of it right, the middle one of equals.
+    A fifth is held out. Of one half of it the cut-off of 0.01 to 0.99 tells most right, the middle one of equals. The
+    accuracy is that on the other half.
 
     Raises:
         SettingsError: If either kind is too rare to learn from, or a higher entropy is no sign of an error.
@@ -96,19 +102,23 @@ def fit(entropies: np.ndarray, right: np.ndarray, *, seed: int = 0) -> EntropyTh
     size = min(map(len, kinds))
     if size < 20:
         raise SettingsError(f"only {size} tokens are of the rarer kind, right or wrong, and 20 are needed: give more")
-    held = max(1, round(size * _HELD_OUT))
-    training = np.concatenate([kind[held:size] for kind in kinds])
-    testing = np.concatenate([kind[:held] for kind in kinds])
+    held = round(size * _HELD_OUT)
+    training, choosing, testing = (
+        np.concatenate([kind[first:end] for kind in kinds])
+        for first, end in ((held, size), (0, held // 2), (held // 2, held))
+    )
     weight, bias = _logistic(entropies[training], right[training])
     if weight >= 0:
         raise SettingsError("this model is not surer where it is right: no threshold of the entropy can be learned")
     cutoffs = np.arange(1, 100) / 100
     taus = (np.log(cutoffs / (1 - cutoffs)) - bias) / weight
-    scores = ((entropies[testing] < taus[:, None]) == right[testing]).mean(axis=1)
+    scores = ((entropies[choosing] < taus[:, None]) == right[choosing]).mean(axis=1)
     best = np.flatnonzero(scores == scores.max())
     chosen = int(best[len(best) // 2])
+    tested = (entropies[testing] < taus[chosen]) == right[testing]
+    low, high = bootstrap(tested.astype(float).tolist())
     return EntropyThreshold(
-        *(float(taus[chosen]), weight, bias, float(cutoffs[chosen]), float(scores[chosen])),
+        *(float(taus[chosen]), weight, bias, float(cutoffs[chosen]), float(tested.mean()), (low, high), len(tested)),
         tokens=len(right),
         wrong=int((~right).sum()),
     )
@@ -143,10 +153,11 @@ class Solutions(Data):
         read_solutions(self.solutions)
 
 
-def _learn(run: Run) -> dict[str, float]:
+def _learn(run: Run) -> dict[str, Any]:
     pairs, loaded = read_solutions(run.of(Solutions).solutions), run.loaded
-    run.made = fit(*observe(loaded.model, loaded.tokenizer, pairs, run.progress))
-    return asdict(run.made)
+    run.made = found = fit(*observe(loaded.model, loaded.tokenizer, pairs, run.progress))
+    said = {"tested on": f"{found.tested} tokens that chose nothing, as many right as wrong"}
+    return {**said, **asdict(found), "baselines": {"always the same": {"accuracy": 0.5}}}
 
 
 KINDS = {

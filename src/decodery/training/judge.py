@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from decodery.core.errors import PromptError
 from decodery.models.loaders.store import Progress, silent
 from decodery.speculative.acceptance.judge import Head
 
+from .held_out import CONTROL
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .loop import History, TrainingPlan, batches, train
@@ -36,8 +39,9 @@ def fit(
 ) -> tuple[Head, History]:
     """Weighted logistic regression on the examples of four questions in five; validated on the others.
 
-    Both labels weigh the same in all. The head's facts say how well it tells valid from invalid on the held-out
-    questions: auc (the probability that it ranks a pair rightly), and which threshold rejects 90% of the invalid ones.
+    Both labels weigh the same in all. The head's facts say how well it tells valid from invalid on held-out questions:
+    auc (the probability that it ranks a pair rightly), the same of a training on shuffled labels, and which threshold
+    rejects 90% of the invalid ones.
 
     Args:
         model: `fingerprint` of the model whose states the examples hold.
@@ -46,11 +50,10 @@ def fit(
     for part, name in ((~held, "train on"), (held, "validate with")):
         if not 0 < found.valid[part].sum() < part.sum():
             raise PromptError(f"the questions give no {name} examples of both kinds: give more or other questions")
-    states, labels = torch.from_numpy(found.states[~held]), torch.from_numpy(found.valid[~held]).float()
+    states = torch.from_numpy(found.states[~held])
     # Standardised for the optimizer; folded into the head afterwards.
     mean, spread = states.mean(dim=0), states.std(dim=0).clamp_min(1e-3)
     states = (states - mean) / spread
-    weights = torch.where(labels > 0, 0.5 / labels.mean(), 0.5 / (1 - labels.mean()))
     # Of the held-out questions every other one chooses the best step, and where both kinds allow it the rest nothing.
     testing = held & (found.question // HELD_OUT % 2 == 1)
     choosing = held & ~testing
@@ -58,37 +61,48 @@ def fit(
         testing = choosing = held
     others, truth = (torch.from_numpy(found.states[choosing]) - mean) / spread, found.valid[choosing]
     tested, right = (torch.from_numpy(found.states[testing]) - mean) / spread, found.valid[testing]
-    parameters = {
-        "weight": torch.zeros(states.shape[1], dtype=torch.float32, device="cpu"),
-        "bias": torch.zeros(1, dtype=torch.float32, device="cpu"),
-    }
     batch = batches(len(states), min(256, len(states)), seed=0)
 
-    def logits(rows: torch.Tensor) -> torch.Tensor:
-        return rows @ parameters["weight"] + parameters["bias"]
+    def trained(
+        valid: np.ndarray, where: Path
+    ) -> tuple[Callable[[torch.Tensor], torch.Tensor], History, dict[str, torch.Tensor]]:
+        """The logits of rows, after training on labels of the learned ones."""
+        labels = torch.from_numpy(valid).float()
+        weights = torch.where(labels > 0, 0.5 / labels.mean(), 0.5 / (1 - labels.mean()))
+        parameters = {
+            "weight": torch.zeros(states.shape[1], dtype=torch.float32, device="cpu"),
+            "bias": torch.zeros(1, dtype=torch.float32, device="cpu"),
+        }
 
-    def loss(step: int) -> torch.Tensor:
-        chosen = batch(step)
-        return (
-            torch.nn.functional.binary_cross_entropy_with_logits(
-                logits(states[chosen]), labels[chosen], weight=weights[chosen]
-            )
-            + 1e-3 * (parameters["weight"] ** 2).sum()
+        def logits(rows: torch.Tensor) -> torch.Tensor:
+            return rows @ parameters["weight"] + parameters["bias"]
+
+        def loss(step: int) -> torch.Tensor:
+            chosen = batch(step)
+            cost = binary_cross_entropy_with_logits(logits(states[chosen]), labels[chosen], weight=weights[chosen])
+            return cost + 1e-3 * (parameters["weight"] ** 2).sum()
+
+        history = train(
+            parameters,
+            loss,
+            TrainingPlan(steps, lr=lr, validate_every=max(1, steps // 20)),
+            where,
+            validate=lambda: {"auc": auc(logits(others).numpy(), truth)},
+            metric="auc",
+            higher=True,
+            settings={"examples": hashlib.sha256(found.states.tobytes() + found.valid.tobytes()).hexdigest()},
+            progress=progress,
         )
+        return logits, history, parameters
 
-    plan = TrainingPlan(steps, lr=lr, validate_every=max(1, steps // 20))
-    settings = {"examples": hashlib.sha256(found.states.tobytes() + found.valid.tobytes()).hexdigest()}
-    history = train(
-        parameters,
-        loss,
-        plan,
-        out,
-        validate=lambda: {"auc": auc(logits(others).numpy(), truth)},
-        metric="auc",
-        higher=True,
-        settings=settings,
-        progress=progress,
-    )
+    logits, history, parameters = trained(found.valid[~held], out)
+    shuffled = np.random.default_rng(0).permutation(found.valid[~held])
+    control, _, _ = trained(shuffled, out / "control")
+
+    def figures_of(scores: np.ndarray) -> dict[str, Any]:
+        edges = interval(scores.tolist(), right.tolist(), found.question[testing].tolist())
+        return {"auc": round(auc(scores, right), 4), "interval of auc": [round(each, 4) for each in edges]}
+
     with torch.no_grad():
         scores, chance = logits(tested).sigmoid().numpy(), float(np.quantile(logits(others).sigmoid()[~truth], 0.9))
         weight = parameters["weight"] / spread
@@ -99,12 +113,10 @@ def fit(
         "held_out": int(held.sum()),
         "tested on": f"{len(set(found.question[testing]))} questions that "
         + ("also chose the best step" if testing is choosing else "chose nothing"),
-        "auc": round(auc(scores, right), 4),
-        "interval of auc": [
-            round(each, 4) for each in interval(scores.tolist(), right.tolist(), found.question[testing].tolist())
-        ],
+        **figures_of(scores),
         "threshold_90": round(chance, 4),
         "kept_at_threshold_90": round(float((scores[right] > chance).mean()), 4),
+        CONTROL: figures_of(control(tested).numpy()),
     }
     head = Head(weight.detach(), bias, layer, {**(facts or {}), **figures}, model)
     head.save(out / JUDGE)

@@ -114,6 +114,7 @@ def test_training_separates_goes_on_and_reports(tmp_path: Path) -> None:
     head, history = fit(found, 2, tmp_path / "a", steps=200)
     assert head.facts["auc"] > 0.97 and history.step == 200
     assert head.facts["kept_at_threshold_90"] > 0.8
+    assert head.facts["shuffled labels"]["auc"] < 0.75
     agreed = (head.logits(torch.from_numpy(states)) > 0).numpy() == valid
     assert agreed.mean() > 0.9
     again, _ = fit(found, 2, tmp_path / "a", steps=200)

@@ -266,6 +266,23 @@ def test_a_fit_finds_the_threshold_its_data_was_drawn_with() -> None:
     )
 
 
+def test_the_accuracy_of_a_threshold_is_that_on_tokens_that_chose_nothing() -> None:
+    draw = np.random.default_rng(1)
+    gains = []
+    for _ in range(100):
+        entropies = draw.uniform(0, 4, 60)
+        right = draw.random(60) < 1 / (1 + np.exp(0.6 * (entropies - 2)))
+        try:
+            found = fit(entropies, right)
+        except SettingsError:
+            continue
+        # What the rule of these tokens allows: the mean over entropies of sigmoid(0.6 |H - 2|).
+        gains.append(found.accuracy - 0.642)
+        assert found.interval[0] <= found.accuracy <= found.interval[1] and found.tested >= 4
+    # The best of 99 cut-offs on the tokens that choose it is about 0.1 above what others are worth.
+    assert len(gains) > 80 and np.mean(gains) < 0.04
+
+
 def test_what_no_threshold_can_be_learned_from_is_refused() -> None:
     draw = np.random.default_rng(0)
     entropies = draw.uniform(0, 4, 500)
