@@ -19,6 +19,8 @@ from decodery.monitors.threshold import Threshold
 
 from .held_out import CONTROL
 from .kind import Run
+from .lines import read_lines
+from .loop import content
 from .ranking import auroc, interval, part_of, word_scores
 
 Item = TypeVar("Item")
@@ -53,8 +55,10 @@ class MonitorContext:
 
     @classmethod
     def of(cls, run: Run, **more: Any) -> MonitorContext:
-        """That of a run."""
-        return cls(run.lm.model.fingerprint, facts=run.facts, out=run.training, progress=run.progress, **more)
+        """That of a run; the facts know the files that it learns from, under any name."""
+        files = [each for given in run.settings for each in vars(given).values() if isinstance(each, Path)]
+        facts = {**run.facts, "learned from": [lines_content(each) for each in files if each.is_file()]}
+        return cls(run.lm.model.fingerprint, facts=facts, out=run.training, progress=run.progress, **more)
 
     def threshold(self, harmless: Ordered[float], rate: float) -> Threshold:
         """The threshold by the highest scores of harmless texts, of which it flags a share `rate` at most."""
@@ -63,6 +67,15 @@ class MonitorContext:
     def unset(self, rate: float) -> Threshold:
         """A threshold that is not known yet."""
         return Threshold(0.5, rate, 0, self.data)
+
+
+def lines_content(path: Path) -> str:
+    """What a file has in common with its copies: the SHA-256 of its lines, in any order.
+
+    Args:
+        path: The file.
+    """
+    return content(sorted(read_lines(path)))
 
 
 ALONE = MonitorContext()

@@ -16,7 +16,7 @@ from decodery.models.trained.artifact import TrainedPart
 from decodery.monitors.threshold import Threshold
 from decodery.step.monitor import Monitor
 
-from .evaluation import figures
+from .evaluation import figures, lines_content
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .labelled import LabelledChat, highest_scores, read_chats, written_tokens
@@ -116,7 +116,7 @@ def _learn(run: Run) -> dict[str, Any]:
             if known is None
             else f"--monitor {given.monitor} has a trained part, which keeps its threshold: give --out DIR"
         )
-    if known is not None and _learned_from(known[1]) == str(given.texts):
+    if known is not None and lines_content(given.texts) in known[1].facts.get("learned from", ()):  # type: ignore[attr-defined]
         raise SettingsError(
             f"--monitor {given.monitor} was trained on {given.texts}, and scores of texts that it knows promise "
             "nothing of others: give other texts"
@@ -130,11 +130,6 @@ def _learn(run: Run) -> dict[str, Any]:
         with_threshold(part, found, report | {"command": run.command}).save(run.out / part.FILE)
         run.made = "monitor", _with_setting(given.monitor, setting, str(run.out))
     return report | {"threshold": found.facts()}
-
-
-def _learned_from(part: Any) -> str | None:
-    """What a part was trained on; None where a later threshold took the place of the one that says it."""
-    return None if "calibration" in part.facts else part.threshold.data
 
 
 def _with_setting(monitor: str, setting: str, value: str) -> str:

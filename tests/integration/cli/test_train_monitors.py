@@ -33,9 +33,12 @@ def test_a_printed_monitor_has_the_settings_that_its_threshold_was_set_with(
     files = files | {"labelled": str(few)}
     code, _, errors = said("sae", *KINDS["sae"].format(**files).split(), "--out", str(codes))
     assert code == 0, errors
-    known = ("threshold", str(few), "-m", files["chat"], "--monitor", f"sae:codes={codes}", "--out", str(out))
-    code, _, errors = said(*known)
-    assert code == 1 and "scores of texts that it knows promise nothing of others: give other texts" in errors
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text("".join(reversed(lines[:24])))
+    for known in (few, tmp_path / "." / few.name, copy):
+        given = (str(known), "-m", files["chat"], "--monitor", f"sae:codes={codes}", "--out", str(out))
+        code, _, errors = said("threshold", *given)
+        assert code == 1 and "scores of texts that it knows promise nothing of others: give other texts" in errors
     texts = ("threshold", str(other), "-m", files["chat"], "--rate", "0.3")
     code, last, errors = said(*texts, "--monitor", f"sae:top=4,threshold=0.5,codes={codes}", "--out", str(out))
     assert code == 0, errors
