@@ -24,6 +24,8 @@ from .held_out import hold_out
 FORMAT = 1
 SHARD = 256
 """Texts per shard."""
+BYTES = 6
+"""Of one of the most likely tokens in a file: its id and its log-probability."""
 _FACTS = "corpus.json"
 
 

@@ -21,7 +21,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
-from decodery.models.loaders.store import Progress, sha256, silent
+from decodery.models.loaders.store import Progress, check_room, sha256, silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.step.draft_length_policy import Budget
@@ -30,7 +30,7 @@ from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.embedded import Embeddings
 from decodery.step.sequence import Sequence as Decoded
 
-from .corpus import SHARD, Corpus, TrainingText, claim, prompt_key, shard_path, write_shard
+from .corpus import BYTES, SHARD, Corpus, TrainingText, claim, prompt_key, shard_path, write_shard
 from .lines import read_lines
 from .prompts import instructions
 
@@ -100,6 +100,8 @@ def write_texts(
         )
         for number, prompt in enumerate(prompts)
     ]
+    missing = [n for n in range(len(prompts)) if not shard_path(out, n // SHARD).is_file()]
+    check_room(out, sum(len(prompts[n]) + max_new_tokens for n in missing) * (4 + BYTES * top))
     for first in range(0, len(requests), SHARD):
         path = shard_path(out, first // SHARD)
         if not path.is_file():

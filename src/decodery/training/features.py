@@ -13,11 +13,11 @@ import torch
 from decodery.core.topk import logsumexp, topk
 from decodery.models.batch import Batch
 from decodery.models.hooks import Tap
-from decodery.models.loaders.store import Progress
+from decodery.models.loaders.store import Progress, check_room
 from decodery.models.protocol import LanguageModel
 from decodery.step.embedded import Embeddings, chunk
 
-from .corpus import Corpus, TrainingText
+from .corpus import BYTES, Corpus, TrainingText
 from .kept_files import keep, kept
 
 SHARD = 32
@@ -57,6 +57,9 @@ class FeatureStore:
     Args:
         embeddings: What the prompts of the texts hold beside tokens, in turns; none for texts of tokens alone.
         device: Where they are wanted.
+
+    Raises:
+        DecoderyError: The disk has no room for those that are missing.
     """
 
     def __init__(
@@ -73,6 +76,9 @@ class FeatureStore:
         self.corpus, self.taps, self.embeddings = corpus, tuple(taps), embeddings
         made = f"{corpus.facts} {target.fingerprint} {list(taps)} {top}"
         self._paths = [out / f"{first // SHARD:05d}.safetensors" for first in range(0, len(corpus), SHARD)]
+        missing = [number for number, path in enumerate(self._paths) if not path.is_file()]
+        tokens = sum(len(text.tokens) for number in missing for text in _texts(corpus, number))
+        check_room(out, tokens * (2 * len(taps) * target.config.hidden_size + BYTES * top))
         for number, path in enumerate(self._paths):
             if not path.is_file():
                 held = [self._embeddings(text) for text in range(number * SHARD, (number + 1) * SHARD)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
+from decodery.models.loaders.store import silent
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.sampler import Sampler
 from decodery.testing import tiny_transformer
 from decodery.training import data, loop
 from decodery.training.adadec_thresholds import read_solutions
 from decodery.training.data import Corpus, cut_files, read_prompts, write_texts
+from decodery.training.features import FeatureStore
 from decodery.training.held_out import HeldOut
 from decodery.training.loop import CHECKPOINT, TrainingPlan, batches, train
 from tiny_models import VOCAB, whole_tokenizer
@@ -84,6 +87,28 @@ def test_an_interrupted_folder_is_continued_to_the_same_bytes(
     assert len(list((tmp_path / "parts").iterdir())) == 4
     with pytest.raises(SettingsError, match="another setting of seed"):
         write(target, tmp_path / "parts", seed=6)
+
+
+def test_texts_and_features_that_the_disk_has_no_room_for_are_refused_before_any_is_made(
+    target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write(target, tmp_path / "text")
+    # Ten prompts of 4 tokens and 9 more, with an id of 4 bytes and 4 likely tokens of 6 each.
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10 * 13 * 28 - 1))
+    with pytest.raises(DecoderyError, match=r"takes about .* and its disk has"):
+        write(target, tmp_path / "deep" / "other")
+    assert not list((tmp_path / "deep").rglob("*.safetensors"))
+    tokens, taps = sum(len(text.tokens) for text in corpus), [0, 1]
+    size = tokens * (2 * 2 * target.model.config.hidden_size + 6 * 4)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=size - 1))
+    with pytest.raises(DecoderyError, match="takes about"):
+        FeatureStore(target.model, corpus, taps, tmp_path / "features", 4, silent)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=size))
+    FeatureStore(target.model, corpus, taps, tmp_path / "features", 4, silent)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+    # What is there takes no more room.
+    assert len(FeatureStore(target.model, corpus, taps, tmp_path / "features", 4, silent)) == len(corpus)
+    assert len(write(target, tmp_path / "text")) == len(corpus)
 
 
 def test_what_is_written_of_texts_in_progress_counts(target: LoadedModel, tmp_path: Path) -> None:

@@ -64,6 +64,24 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
+def check_room(folder: Path, size: int) -> None:
+    """Refuse what a disk has no room for before any of it is made.
+
+    Args:
+        folder: Where it is to be written; it need not be there yet.
+        size: About how many bytes.
+
+    Raises:
+        DecoderyError: The disk has less.
+    """
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if (free := shutil.disk_usage(there).free) < size:
+        raise DecoderyError(
+            f"{folder} takes about {size / 1e9:,.1f} GB and its disk has {free / 1e9:,.1f}: free some space, name "
+            "another folder, or ask for less"
+        )
+
+
 def unwritable(path: Path, error: OSError) -> DecoderyError:
     """The sentence for a file or folder that cannot be written."""
     cache = _in_cache(path)
