@@ -206,7 +206,7 @@ def _run(name: str, kind: Kind, values: dict[str, Any]) -> None:
             clock.keep()
     ready = kind.ready(run) if callable(kind.ready) else _filled(kind.ready, out, model, settings)
     if figures is not None:
-        if kind.out == "folder":
+        if named and not single:
             use = ready.rpartition(": ")[2].replace(str(out), "THIS_FOLDER")
             if kind.model and "-m " not in use and "--model " not in use:
                 use = f"-m {run.model} {use}"

@@ -9,6 +9,7 @@ import pytest
 from commands import inside
 from decodery.core.registry import resolve
 from decodery.monitors.sparse_autoencoder import SparseAutoencoder
+from decodery.training.card import CARD
 from methods import untrained_autoencoder
 from trained_kinds import KINDS, made_files
 
@@ -42,6 +43,8 @@ def test_a_printed_monitor_has_the_settings_that_its_threshold_was_set_with(
     texts = ("threshold", str(other), "-m", files["chat"], "--rate", "0.3")
     code, last, errors = said(*texts, "--monitor", f"sae:top=4,threshold=0.5,codes={codes}", "--out", str(out))
     assert code == 0, errors
+    card = (out / CARD).read_text()
+    assert card.startswith("# Made by decodery train threshold") and "--monitor sae:top=4" in card
     monitor = resolve("monitor", last.partition("--monitor ")[2])
     assert monitor.top == 4 and monitor.threshold is None
     assert monitor.limit == resolve("monitor", f"sae:codes={out}").trained.threshold.value
