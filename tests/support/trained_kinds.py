@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from decodery.training import to_diffusion
+from decodery.training.diffusion import DiffusionRecipe, held_out, train_diffusion
+from decodery_benchmarks.training.seq2seq import Seq2SeqRecipe, train_seq2seq
+from decodery_benchmarks.training.transductions import sources, transduction
 from serving import TEMPLATE
 from tiny_models import make_model, save
 
@@ -53,11 +60,63 @@ KINDS = {
     "partial": "{sources} -m {model} --steps 3 --batch 2",
     "hyperfit": "{text} -m {model} --length 48 --texts 2 --epochs 2 --written 4 --batch 2",
     "sec": "{text} -m {model} --length 16 --every 1 --rank 2 --outputs 64 --epochs 1",
+    "calm": "-m {model} --texts 20 --max-new-tokens 6 --confidence softmax --every 1 --delta 0.4 --epsilon 0.1",
+    "ftp": f"{OWN} --steps 3 --population 4 --generations 1 --read 1 --length 12",
+    "sven": "{fixes} -m {model} --length 2 --epochs 1 --batch 6",
+    "judge": "{judged} -m {model} --steps 4",
+    "grpo": "{problems} -m {model} --steps 3 --group 4 --batch 1 --max-new-tokens 3 --rank 2 --pattern (?=[!-O])()",
+    "step-labels": "{solutions} -m {chat} --max-new-tokens 6",
+    "cppd": "{dates} -m {encoder} --texts 12 --steps 3 --batch 2 --longest 4",
+    "to-diffusion": "-m {words} --tasks copy --least 2 --most 3 --places 5 --rank 4 --steps 3 --batch 4",
+    "dscd": "{diffusion} --tasks copy --letters 3 --steps 3 --batch 4",
+    "r2": "{diffusion} --tasks copy --letters 3 --steps 3 --batch 4 --trajectories 16",
+    "learn2pd": "{lists} -m {diffusion} --no-chat-template --max-new-tokens 8 --block 8 --epochs 6",
 }
 """By kind: the arguments after `decodery train KIND`, without --out."""
 
 
-def made_files(folder: Path) -> dict[str, str]:
+class Files(dict[str, str]):
+    """Files and models by name. Models that have to be trained first are made when a command names them."""
+
+    def __init__(self, folder: Path, found: dict[str, str]) -> None:
+        super().__init__(found)
+        self.folder = folder
+
+    def __missing__(self, name: str) -> str:
+        out = self.folder / name
+        if name == "diffusion":
+            train_diffusion(DiffusionRecipe(("copy",), letters=3, steps=60, batch=16, lr=3e-3), out)
+        elif name == "lists":
+            tasks = held_out(DiffusionRecipe(("copy",), letters=3), 12)
+            out.write_text("\n".join(" ".join(each.prompt) for each in tasks))
+        elif name == "encoder":
+            shape = {"hidden": 16, "heads": 2, "inner": 16, "encoder_layers": 1, "decoder_layers": 1}
+            train_seq2seq(transduction("normalise"), out, recipe=Seq2SeqRecipe(**shape, batch=2, steps=1, held=1))
+        elif name == "dates":
+            out.write_text("\n".join(islice(sources(transduction("normalise"), "train"), 12)))
+        else:
+            assert name == "words"
+            save_word_model(out)
+        self[name] = str(out)
+        return self[name]
+
+
+def save_word_model(folder: Path) -> Path:
+    """A model of random weights whose tokenizer has a token for each word of the lists, and two special ones."""
+    model = make_model("llama")
+    special = ["<end>", "<spare>"]
+    words = [*special, "Copy:", "Reverse:", "Replace:", "Answer:", "new", *to_diffusion.WORDS]
+    assert len(words) <= model.config.vocab_size
+    made = Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="<end>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(special)
+    model.config.eos_token_id = model.generation_config.eos_token_id = 0
+    save(model, folder)
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def made_files(folder: Path) -> Files:
     """The files and the models of the commands, by name."""
     plain, chat = save(make_model("llama"), folder / "model"), save(make_model("llama", seed=1), folder / "chat")
     settings = {"chat_template": TEMPLATE, "bos_token": "<s>", "eos_token": "</s>"}
@@ -70,9 +129,13 @@ def made_files(folder: Path) -> dict[str, str]:
         "pairs": [{"prompt": f"Say {n}", "chosen": "tide", "rejected": "sand"} for n in range(12)],
         "sources": [{"source": f"say {n}", "target": "tide" * (n % 3 + 1)} for n in range(20)],
         "rewarded": [{"prompt": f"Say {n}", "text": "tide" * (n % 3 + 1), "reward": n % 2} for n in range(24)],
+        "fixes": [{"before": f"say({n})", "after": f"sing({n})"} for n in range(20)],
+        "judged": [{"prompt": f"Say {n}", "right": f"tide {n}", "wrong": f"tide {n + 1}"} for n in range(20)],
+        "problems": [{"question": f"Say {n}", "answer": "0"} for n in range(20)],
+        "solutions": [{"question": f"Say {n}", "reference": "a\n\n1", "solution": f"b\n\n{n}"} for n in range(3)],
     }
     (folder / "text.txt").write_text(TEXT * 60)
     for name, each in lines.items():
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, each)))
     found = {name: str(folder / f"{name}.jsonl") for name in lines}
-    return found | {"text": str(folder / "text.txt"), "model": str(plain), "chat": str(chat)}
+    return Files(folder, found | {"text": str(folder / "text.txt"), "model": str(plain), "chat": str(chat)})

@@ -82,9 +82,9 @@ class Watch:
 
 
 def steps_of(out: Path) -> dict[str, int]:
-    """The step of each checkpoint of the training loop below a folder."""
+    """The step of each checkpoint of the training loop in the folder that holds what is made."""
     found = {}
-    for path in out.rglob(loop.CHECKPOINT):
+    for path in out.parent.rglob(loop.CHECKPOINT):
         with safe_open(path, "pt") as file:
             history = (file.metadata() or {}).get("history")
         if history is not None:
@@ -113,7 +113,7 @@ def run(
     with pytest.MonkeyPatch.context() as patched:
         watch = Watch(patched)
         patched.setattr(store, "terminal_progress", counting)
-        arguments = KINDS[kind].format(**files).split()
+        arguments = KINDS[kind].format_map(files).split()
         try:
             code, _, errors = inside("train", *kind.split(), *arguments, "--out", str(out))
         except BaseException as ended:
@@ -127,9 +127,9 @@ def run(
 
 
 def contents(out: Path) -> dict[str, Any]:
-    """All that lies in a folder, or in a file: tensors and what is said of them."""
+    """All that lies in a folder: tensors and what is said of them."""
     found: dict[str, Any] = {}
-    for path in [out] if out.is_file() else sorted(each for each in out.rglob("*") if each.is_file()):
+    for path in sorted(each for each in out.rglob("*") if each.is_file()):
         name = str(path.relative_to(out))
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
@@ -149,9 +149,12 @@ def _read(value: str) -> Any:
 
 @pytest.mark.parametrize("kind", some(list(KINDS), 6))
 def test_a_kind_that_was_stopped_ends_with_the_same_bits(kind: str, files: dict[str, str], tmp_path: Path) -> None:
-    out, whole = tmp_path / "out", tmp_path / "whole"
+    # What is one file has its checkpoints beside it.
+    out, whole = tmp_path / "out" / "made", tmp_path / "whole"
+    out.parent.mkdir()
     first = run(kind, files, out, None, Killed)
-    out.rename(whole)
+    out.parent.rename(whole)
+    out.parent.mkdir()
     reports = len(first.said)
     assert reports >= 1
     run(kind, files, out, -(-reports // 3), KeyboardInterrupt)
@@ -162,7 +165,7 @@ def test_a_kind_that_was_stopped_ends_with_the_same_bits(kind: str, files: dict[
     kept = steps_of(out)
     run(kind, files, out, None, Killed)
     assert kept or not several
-    expected, found = contents(whole), contents(out)
+    expected, found = contents(whole), contents(out.parent)
     assert set(found) == set(expected)
     assert [name for name in expected if found[name] != expected[name]] == []
 
@@ -188,7 +191,7 @@ def starting_again(restore: Any) -> Any:
 def test_a_training_that_does_not_go_on_is_caught(
     wrong: Any, bits: bool, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, whole = tmp_path / "out", tmp_path / "whole"
+    out, whole = tmp_path / "out" / "made", tmp_path / "whole"
     first = run("hidden-transfer", files, out, None, Killed)
     out.rename(whole)
     run("hidden-transfer", files, out, len(first.reports) - 1, KeyboardInterrupt, saved=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.hooks import Hooks
@@ -26,26 +25,15 @@ from decodery.training.to_diffusion import (
     end_and_mask,
     held_out,
 )
-from tiny_models import make_model, save
+from trained_kinds import save_word_model
 
 SETTINGS = Adaptation(("copy", "replace"), 2, 3, 5, rank=4, steps=6, batch=4, lr=1e-2)
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model of random weights whose tokenizer has a token for each word of the lists, and two special ones."""
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
-    model = make_model("llama")
-    special = ["<end>", "<spare>"]
-    words = [*special, "Copy:", "Reverse:", "Replace:", "Answer:", "new", *to_diffusion.WORDS]
-    assert len(words) <= model.config.vocab_size
-    made = Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="<end>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens(special)
-    model.config.eos_token_id = model.generation_config.eos_token_id = 0
-    folder = save(model, tmp_path / "tiny")
-    made.save(str(folder / "tokenizer.json"))
-    return folder
+    return save_word_model(tmp_path / "tiny")
 
 
 def test_examples_say_what_is_right() -> None:
