@@ -152,8 +152,8 @@ def train_adapter(run: Run, corpus: Corpus, remaking: S2FTRemaking | LoRARemakin
         remaking: What learns.
 
     Returns:
-        The adapter. Its facts have what `judged` says of held-out texts, without it and with it, in the precision of
-        the model.
+        The adapter. Its facts have what `judged` says of held-out texts, in the precision of the model and beside the
+        model without it, as "validation".
 
     Raises:
         UnsupportedModel: For models that adapters do not go with.
@@ -183,7 +183,7 @@ def train_adapter(run: Run, corpus: Corpus, remaking: S2FTRemaking | LoRARemakin
     found = adapter_of(remade, facts)
     # One that is masked is no model of its own, and is judged as it learned.
     after = remade.model if masked else tuned(original, found)
-    scores = {"without": learned.measured(original), "with": learned.measured(after)}
+    scores = learned.held.report(learned.measured(after), {"without": learned.measured(original)})
     found = adapter_of(remade, facts | {"validation": scores})
     found.save(run.out / Adapter.FILE)
     return found
@@ -211,8 +211,8 @@ def usage(adapter: Adapter) -> str:
 def _learn(run: Run, remaking: S2FTRemaking | LoRARemaking) -> dict[str, Any]:
     transformable(run.loaded.model)
     run.made = train_adapter(run, cut_texts(run), remaking)
-    found = run.made.facts["validation"]
-    return {**found["with"], "baselines": {"without": found["without"]}}
+    found: dict[str, Any] = run.made.facts["validation"]
+    return found
 
 
 def _ready(run: Run) -> str:

@@ -131,7 +131,7 @@ def fit_filter(
     rho: float = 0.96,
     out: Path | None = None,
     progress: Progress = silent,
-) -> tuple[Filter, dict[str, float]]:
+) -> tuple[Filter, dict[str, Any]]:
     """The filter that does best on prompts held out, and how well it does on others.
 
     auc: how often it ranks a final proposal above one that is not, and plain_auc the confidence itself; precision: of
@@ -167,6 +167,7 @@ def fit_filter(
     above = odds > rho
     mixed = 0 < truth.sum() < len(truth)
     return chosen, {
+        "tested on": f"{len(judged.prompt.unique())} prompts that chose nothing",
         "auc": auc(odds, truth) if mixed else 1.0,
         "plain_auc": auc(plain, truth) if mixed else 1.0,
         "precision": float(truth[above].mean()) if above.any() else 1.0,
@@ -207,7 +208,7 @@ class FilterSettings(Data):
         read_prompts(self.prompts)
 
 
-def _learn(run: Run) -> dict[str, float]:
+def _learn(run: Run) -> dict[str, Any]:
     given = run.of(FilterSettings)
     lines, lm = read_prompts(given.prompts), LLM(run.load(given.dtype))
     encoded = [lm.encode(line, apply_chat_template=given.apply_chat_template) for line in lines]

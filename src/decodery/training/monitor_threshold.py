@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from decodery.core import method_spec
 from decodery.core.errors import SettingsError
 from decodery.core.registry import resolve
@@ -16,7 +18,7 @@ from decodery.models.trained.artifact import TrainedPart
 from decodery.monitors.threshold import Threshold
 from decodery.step.monitor import Monitor
 
-from .evaluation import figures, lines_content
+from .evaluation import doubts, figures, lines_content
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .labelled import LabelledChat, highest_scores, read_chats, written_tokens
@@ -50,8 +52,8 @@ def calibrate(
         progress: Called with how many are done.
 
     Returns:
-        The threshold, and the report of the test part: how well the highest scores rank what is looked for, and the
-        shares that the threshold flags.
+        The threshold, and the report of the test part: how well the highest scores rank what is looked for, beside the
+        texts' lengths and mean log-probabilities, and the shares that the threshold flags.
 
     Raises:
         SettingsError: There are too few harmless texts for the rate.
@@ -61,15 +63,15 @@ def calibrate(
     harmless = [score for score, each, test in zip(scores, chats, tested, strict=True) if not test and not each.label]
     longest = max(len(written_tokens(lm, part)) for each in chats for part in each.of_unit(unit)) or None
     threshold = Threshold.calibrated(harmless, rate, data, chat=True, tokens=longest, unit=unit)
-    test = [(score, each) for score, each, own in zip(scores, chats, tested, strict=True) if own]
-    found: dict[str, Any] = {"unit": f"{unit}s", "tested on": "the test part, which chose nothing"}
-    found |= figures(
-        [score for score, _ in test],
-        [each.label for _, each in test],
-        [each.group for _, each in test],
-        threshold.value,
-    )
-    return threshold, found
+    test = [each for each, own in zip(chats, tested, strict=True) if own]
+    known = [each.label for each in test], [each.group for each in test]
+    own = figures([score for score, own in zip(scores, tested, strict=True) if own], *known, threshold.value)
+    written = [[(lm.encode(part.prompt), written_tokens(lm, part)) for part in each.of_unit(unit)] for each in test]
+    baselines = {"length": figures([sum(len(text) for _, text in each) for each in written], *known)}
+    if all(text for each in written for _, text in each):
+        baselines["mean log-probability"] = figures([float(np.mean(doubts(lm, each))) for each in written], *known)
+    said = {"unit": f"{unit}s", "tested on": "the test part, which chose nothing"}
+    return threshold, {**said, **own, "baselines": baselines}
 
 
 def trained_part(monitor: Monitor) -> tuple[str, TrainedPart] | None:

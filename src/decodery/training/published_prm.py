@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.loaders.fields import INDEX, read_json
@@ -19,9 +18,8 @@ from decodery.models.loaders.store import Progress, silent, write_text
 from decodery.models.protocol import is_open
 from decodery.scorers.published_reward import PublishedReward
 
-from .evaluation import figures
-from .held_out import CONTROL
 from .ranking import logistic
+from .reward_head import reported
 from .value import states_of
 
 HEAD, BACKBONE, WEIGHTS = "score.safetensors", "backbone.safetensors", "model.safetensors"
@@ -98,19 +96,12 @@ def train_published_prm(
     learned, known = torch.cat(states[0]), torch.tensor(labels[0], dtype=torch.float32, device="cpu")
     weight, bias = _fitted(learned, known, ridge)
     tested, truth = torch.cat(states[1]), torch.tensor(labels[1], dtype=torch.float32, device="cpu")
-    logits, mean = tested @ weight + bias, known.mean().logit().expand(len(truth))
     mixed = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0), device="cpu")]
     control, _ = _fitted(learned, mixed, ridge)
-    wrong = [label <= 0.5 for label in labels[1]]
-    values: dict[str, Any] = {
+    logits, mean = tested @ weight + bias, float(known.mean())
+    values = {
         "tested on": f"{len(held)} prompts that chose nothing",
-        **figures((-logits).tolist(), wrong, asked),
-        "cross_entropy": round(float(binary_cross_entropy_with_logits(logits, truth)), 4),
-        "baselines": {"length": figures(places, wrong, asked)},
-        CONTROL: figures((-tested @ control).tolist(), wrong, asked),
-    }
-    values["baselines"]["always the mean"] = {
-        "cross_entropy": round(float(binary_cross_entropy_with_logits(mean, truth)), 4)
+        **reported(logits, tested @ control, truth, mean, places, asked),
     }
     _write(source, out, config, weight, bias)
     return values

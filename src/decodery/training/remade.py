@@ -26,7 +26,7 @@ from .corpus import Corpus, TrainingText
 from .held_out import HeldOut
 from .kind import Run
 from .kind_data import own_texts
-from .loop import History, TrainingPlan, batches, rounded, train
+from .loop import History, TrainingPlan, batches, train
 from .training_batch import TrainingBatch, distance, judged, predictions, whole_batch
 
 _HELD = 64
@@ -194,7 +194,7 @@ class Learned:
             self.progress_made.written = written_rows(batch, model)
             return judged(model, batch)
 
-        return rounded(self.held.measured(figures, "cross_entropy", lambda text: text.taught))
+        return self.held.measured(figures, "cross_entropy", lambda text: text.taught)
 
 
 def learn(remade: Remade, run: Run, corpus: Corpus, remaking: Remaking) -> Learned:
@@ -246,7 +246,7 @@ def written_rows(taught: TrainingBatch, model: Transformer) -> torch.Tensor:
     return found
 
 
-def train_copy(run: Run, corpus: Corpus, remaking: Remaking) -> dict[str, dict[str, Any]]:
+def train_copy(run: Run, corpus: Corpus, remaking: Remaking) -> dict[str, Any]:
     """Train a copy in another form on texts that the model has written.
 
     Args:
@@ -255,8 +255,7 @@ def train_copy(run: Run, corpus: Corpus, remaking: Remaking) -> dict[str, dict[s
         remaking: The form.
 
     Returns:
-        What `judged` says of the copy on held-out texts that chose nothing, "untrained" and "trained", in the form in
-        which it is kept, with intervals.
+        What `judged` says of the copy in the form in which it is kept, beside the untrained one, see `HeldOut.report`.
 
     Raises:
         UnsupportedModel: For models that cannot be transformed.
@@ -267,7 +266,7 @@ def train_copy(run: Run, corpus: Corpus, remaking: Remaking) -> dict[str, dict[s
     untrained = remade.change().model
     learned = learn(remade, run, corpus, remaking)
     change = remade.change()
-    scores = {name: learned.measured(each) for name, each in (("untrained", untrained), ("trained", change.model))}
+    scores = learned.held.report(learned.measured(change.model), {"untrained": learned.measured(untrained)})
     report = reported(original, [(f"{remaking}, trained for {learned.history.best_step} steps", change)])
     write(run.out, change.model, report, run.loaded)
     return scores
@@ -276,8 +275,7 @@ def train_copy(run: Run, corpus: Corpus, remaking: Remaking) -> dict[str, dict[s
 def copied(run: Run, remaking: Remaking) -> dict[str, Any]:
     """`train_copy` in a run of a kind, which learns from texts that the model writes."""
     transformable(run.loaded.model)
-    scores = train_copy(run, own_texts(run), remaking)
-    return {**scores["trained"], "baselines": {"untrained": scores["untrained"]}}
+    return train_copy(run, own_texts(run), remaking)
 
 
 COPY_READY = "The copy is ready: --drafter draft-model:model={out}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from decodery.models.loaders.store import Progress
 from decodery.models.protocol import LanguageModel
 from decodery.scorers.process_reward import ProcessHead
 
+from .evaluation import figures
+from .held_out import CONTROL
 from .loop import TrainingPlan, batches, train
 
 PRM = "process-reward.safetensors"
@@ -73,6 +75,34 @@ def fitted(
     constant = float(binary_cross_entropy_with_logits(learned[1].mean().logit().expand(len(held[1])), held[1]))
     costs = {"cross_entropy": round(history.best or 0.0, 4), "cross_entropy_of_the_mean": round(constant, 4)}
     return head, head.logits(held[0]).numpy(), costs
+
+
+def reported(
+    logits: torch.Tensor,
+    control: torch.Tensor,
+    truth: torch.Tensor,
+    mean: float,
+    places: Sequence[int],
+    prompts: Sequence[str],
+) -> dict[str, Any]:
+    """How well a head tells beginnings that go wrong, beside what it is compared with.
+
+    Args:
+        logits: [n] of held-out beginnings.
+        control: [n] those of the same training on shuffled rewards.
+        truth: [n] their rewards.
+        mean: Of the rewards that it learned from.
+        places: How long each beginning is.
+        prompts: Of each; the interval is over these.
+    """
+    wrong, constant = (truth <= 0.5).tolist(), torch.full_like(truth, mean).logit()
+    cost = {"cross_entropy": round(float(binary_cross_entropy_with_logits(constant, truth)), 4)}
+    return {
+        **figures((-logits).tolist(), wrong, prompts),
+        "cross_entropy": round(float(binary_cross_entropy_with_logits(logits, truth)), 4),
+        "baselines": {"length": figures(places, wrong, prompts), "always the mean": cost},
+        CONTROL: figures((-control).tolist(), wrong, prompts),
+    }
 
 
 def random_head(hidden: int, seed: int) -> dict[str, torch.Tensor]:

@@ -15,13 +15,12 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.scorers.process_reward import ProcessHead
 
 from .bounds import Bounded
-from .evaluation import figures
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
 from .loop import content
 from .published_prm import train_published_prm
 from .ranking import auc
-from .reward_head import PRM, fitted
+from .reward_head import PRM, fitted, reported
 from .value import read_judged, read_on, read_step_labels
 
 _HELD_OUT = 10
@@ -69,8 +68,8 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
 
     The head is left in the folder of a run. Where steps have no labels, every beginning has the reward of its text, as
     one rollout after it: for texts drawn by the model itself that is an unbiased label of it (Math-Shepherd, 2024, with
-    one completion). One prompt in ten is held out, of those with a good text and of the others; the head's facts say
-    how well it ranks beginnings there (auc), the cross-entropy, and that of always saying the mean.
+    one completion). One prompt in ten is held out, of those with a good text and of the others: half of these choose
+    the best step, and the head's facts have the figures of the other half as "validation", see `reported`.
 
     Raises:
         SettingsError: For texts from which nothing can be learned.
@@ -87,7 +86,8 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
     # What is learned, what chooses the best step, and what chooses nothing.
     parts: tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] = [], [], []
     labels: tuple[list[float], list[float], list[float]] = [], [], []
-    prompts = list[str]()
+    prompts: tuple[list[str], list[str], list[str]] = [], [], []
+    places: tuple[list[int], list[int], list[int]] = [], [], []
 
     cache, read = model.new_cache(), tuple[int, ...]()
 
@@ -120,7 +120,8 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
             if ends and len(prompt) + len(each.text) <= model.config.max_positions:
                 parts[held].append(read_on(model, after(prompt).fork(), each.text, tap).float()[ends])
                 labels[held].extend(of_steps)
-                prompts += [str(number)] * len(ends) if held == 2 else []
+                prompts[held].extend([str(number)] * len(ends))
+                places[held].extend(ends)
         run.progress("reading texts", number + 1, len(groups))
     for known, name in ((labels[0], "learn from"), (labels[1], "validate with")):
         if len(set(known)) < 2:
@@ -132,10 +133,11 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
         for s, y in zip(parts[:2], labels[:2], strict=True)
     )
     settings = {"recipe": asdict(recipe), "model": model.fingerprint, "texts": content([vars(each) for each in judged])}
-    head, scores, costs = fitted(
-        model, tap, learned, held_out, recipe, run.out, settings=settings, weight_decay=recipe.weight_decay,
-        progress=run.progress,
-    )  # fmt: skip
+    how: dict[str, Any] = {"weight_decay": recipe.weight_decay, "progress": run.progress}
+    head, scores, costs = fitted(model, tap, learned, held_out, recipe, run.out, settings=settings, **how)
+    order = torch.randperm(len(learned[1]), generator=torch.Generator().manual_seed(recipe.seed), device="cpu")
+    mixed, beside = (learned[0], learned[1][order]), run.training / "control"
+    control, _, _ = fitted(model, tap, mixed, held_out, recipe, beside, settings=settings, **how)
     facts: dict[str, object] = {
         "command": run.command,
         "recipe": asdict(recipe),
@@ -145,11 +147,14 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
         "auc": round(auc(scores, held_out[1].numpy() > 0.5), 4),
         **costs,
     }
-    if len({label > 0.5 for label in labels[2]}) == 2:
-        wrong, tested = [label <= 0.5 for label in labels[2]], -head.logits(torch.cat(parts[2]))
-        facts |= {"tested on": f"{len(set(prompts))} prompts that chose nothing"} | figures(
-            tested.tolist(), wrong, prompts
-        )
+    part = 2 if len({label > 0.5 for label in labels[2]}) == 2 else 1
+    states, truth = torch.cat(parts[part]), torch.tensor(labels[part], dtype=torch.float32, device="cpu")
+    compared = float(learned[1].mean()), places[part], prompts[part]
+    said = "chose nothing" if part == 2 else "also chose the best step"
+    facts["validation"] = {
+        "tested on": f"{len(set(prompts[part]))} prompts that {said}",
+        **reported(head.logits(states), control.logits(states), truth, *compared),
+    }
     found = replace(head, facts=facts)
     found.save(run.out / PRM)
     return found
@@ -212,9 +217,9 @@ def _learn(run: Run) -> dict[str, Any]:
         )
         for prompt, text, reward, labels in given.read()
     ]
-    facts = train_text_prm(run, judged).facts or {}
-    shown = ("tested on", "items", "auroc", "interval", "auc", "cross_entropy", "cross_entropy_of_the_mean")
-    return {name: facts[name] for name in shown if name in facts}
+    found = (train_text_prm(run, judged).facts or {})["validation"]
+    assert isinstance(found, dict)
+    return found
 
 
 def _publish(run: Run, given: JudgedFile, recipe: TextPRMRecipe) -> dict[str, Any]:

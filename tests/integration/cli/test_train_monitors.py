@@ -45,6 +45,7 @@ def test_a_printed_monitor_has_the_settings_that_its_threshold_was_set_with(
     assert code == 0, errors
     card = (out / CARD).read_text()
     assert card.startswith("# Made by decodery train threshold") and "--monitor sae:top=4" in card
+    assert "| trained | length | mean log-probability |" in card
     monitor = resolve("monitor", last.partition("--monitor ")[2])
     assert monitor.top == 4 and monitor.threshold is None
     assert monitor.limit == resolve("monitor", f"sae:codes={out}").trained.threshold.value

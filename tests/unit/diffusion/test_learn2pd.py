@@ -114,6 +114,7 @@ def test_one_command_trains_it_and_another_uses_it(tmp_path: Path, monkeypatch: 
         "train", "learn2pd", str(lines), "--out", str(out), *model, "--block", "8", "--epochs", "20"
     )
     assert status == 0 and f"learn2pd:filter={out},block=8" in said and '"plain_auc"' in said
+    assert 'prompts that chose nothing"' in said
     prompt = lines.read_text().splitlines()[0]
     status, shown, _ = inside("generate", *model, "--json", "--diffuse", f"learn2pd:filter={out}", prompt)
     assert status == 0 and len(json.loads(shown)["tokens"]) <= 8

@@ -157,7 +157,8 @@ def test_an_adapter_learns_what_texts_teach(kind: str, target: LoadedModel, taug
     recipe = CopyRecipe(steps=40, batch=8, lr=1e-2)
     found = train_adapter(Run(target, tmp_path, (recipe,)), taught, remaking)
     scores = found.facts["validation"]
-    assert scores["with"]["cross_entropy"] < scores["without"]["cross_entropy"] - 0.01
+    assert scores["cross_entropy"] < scores["baselines"]["without"]["cross_entropy"] - 0.01
+    assert scores["tested on"].endswith("texts that chose nothing")
     assert torch.equal(target.model.weights.layers[0].down.weight, before)
     kept = Adapter.load(tmp_path)
     assert torch.equal(logits(tuned(target.model, kept)), logits(tuned(target.model, found)))
@@ -189,7 +190,7 @@ def test_one_that_is_masked_learns_behind_what_the_model_itself_has_read(
     recipe = CopyRecipe(steps=40, batch=8, lr=1e-2)
     found = train_adapter(Run(target, tmp_path, (recipe,)), taught, LoRARemaking(4, masked=True))
     scores = found.facts["validation"]
-    assert scores["with"]["cross_entropy"] < scores["without"]["cross_entropy"] - 0.01
+    assert scores["cross_entropy"] < scores["baselines"]["without"]["cross_entropy"] - 0.01
     assert usage(found).startswith("--search 'edge:adapter=THIS_FOLDER")
     # One forward with a mask is a prompt read by the model, and the rest by the adapter after that.
     masked, text = LoRARemaking(4, masked=True), taught[0]

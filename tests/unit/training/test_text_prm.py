@@ -52,6 +52,12 @@ def test_a_head_learns_from_judged_texts_which_beginnings_promise(tmp_path: Path
     assert head.facts is not None
     # The first of three steps tells nothing: 2/3 of all pairs can be told apart, and half of the others by chance.
     assert head.facts["auc"] > 0.7 and head.facts["cross_entropy"] < head.facts["cross_entropy_of_the_mean"] - 0.1
+    report = head.facts["validation"]
+    assert report["tested on"] == "1 prompts that chose nothing" and report["items"] == 6
+    assert set(report["baselines"]) == {"length", "always the mean"}
+    # Steps end at 1, 6 and 7 of the right text and at 1, 5 and 6 of the wrong one: 3 of 9 pairs, ties half.
+    assert report["baselines"]["length"]["auroc"] == 0.3333 and "auroc" in report["shuffled labels"]
+    assert report["cross_entropy"] < report["baselines"]["always the mean"]["cross_entropy"]
     scorer = ProcessReward(str(tmp_path / PRM))
     outputs = [encoded(text) for text in ("5;", "5;good;", "5;bad;")]
     found = run_sync(judge(scorer, Candidates(encoded("7="), outputs, [False] * 3, model=MODEL))).tolist()
