@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import signature
 from typing import Any, ClassVar, Self, TypeVar, get_type_hints
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -34,8 +33,8 @@ from .head_pass import after, drawn
 from .reading import HeadReading
 
 K = TypeVar("K", bound=BoundHead)
-_bound: WeakKeyDictionary[Any, dict[int, BoundHead]] = WeakKeyDictionary()
-"""By target: the heads that read it. Its words are packed once for a head, not once for every text."""
+_BOUND = "_bound_heads"
+"""Where a target keeps the heads that read it. Its words are packed once for a head, not once for every text."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,8 @@ class HeadDrafter(TrainedDrafter):
 
 def bound(kind: type[K], trained: TrainedHead, model: Reader) -> K:
     """A trained head of a kind beside its target, on the target's device; the same one for all texts."""
-    heads = _bound.setdefault(model, {})
+    # A head holds its target: a table beside the target would never let go of it.
+    heads: dict[int, BoundHead] = vars(model).setdefault(_BOUND, {})
     if id(trained) not in heads:
         heads[id(trained)] = kind(trained, model)
         _warn_of_another(trained, model)

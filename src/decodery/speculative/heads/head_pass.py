@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from typing import cast
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ Rows = tuple[HeadReading, Nodes | None, Wanted | None]
 """Of one text in a pass."""
 ROLE = "draft"
 """What rows of a head go by in ledgers."""
-_passes: WeakKeyDictionary[DraftHead, HeadPass] = WeakKeyDictionary()
-"""By head: what runs it over several texts."""
+_PASS = "_shared_pass"
+"""Where a head keeps what runs it over several texts."""
 
 
 @dataclass(eq=False)
@@ -181,4 +181,5 @@ def after(reading: HeadReading, tree: DraftTree, nodes: Ordered[int]) -> Forward
 
 
 def _pass_of(head: DraftHead) -> HeadPass:
-    return _passes.get(head) or _passes.setdefault(head, HeadPass(head))
+    kept: dict[str, HeadPass] = vars(head)
+    return kept.get(_PASS) or kept.setdefault(_PASS, HeadPass(head))
