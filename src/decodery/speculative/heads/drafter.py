@@ -17,7 +17,7 @@ from decodery.core.method_spec import given, parts, spelled
 from decodery.core.registry import methods
 from decodery.core.requirements import Requirements
 from decodery.models.loaders.drafts import shipped_head
-from decodery.models.loaders.origins import origin_of
+from decodery.models.loaders.origins import origin_of, same_model
 from decodery.models.protocol import Reader
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
@@ -146,8 +146,7 @@ def bound(kind: type[K], trained: TrainedHead, model: Reader) -> K:
 def _warn_of_another(trained: TrainedHead, model: Reader) -> None:
     """Warn where a published head names another model than the one that it fits by its shape."""
     verifier, origin = trained.facts.get("verifier", ""), origin_of(model)
-    names = [each.rstrip("/").rpartition("/")[2].lower() for each in (verifier, origin)]
-    if all(names) and names[0] != names[1]:
+    if verifier and origin and not same_model(verifier, origin):
         warnings.warn(
             f"this head was made for {verifier}, and the model is {origin}: its drafts may be accepted less often",
             stacklevel=2,

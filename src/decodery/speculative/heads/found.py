@@ -11,11 +11,12 @@ from weakref import WeakKeyDictionary
 from decodery.core.errors import DecoderyError
 from decodery.models.loaders import drafts
 from decodery.models.loaders.fields import read_json
-from decodery.models.loaders.origins import origin_of
+from decodery.models.loaders.origins import origin_of, same_model
 from decodery.models.protocol import Reader
 
 from ..drafters.adviser_record import record_of
 from .checkpoint import CONFIG, weights_of
+from .gguf_head import names_head
 from .grown import DraftHead
 from .head import HEAD, TrainedHead
 from .own_mtp import gguf_mtp, own_layout, own_mtp
@@ -23,6 +24,8 @@ from .own_mtp import gguf_mtp, own_layout, own_mtp
 _MOST = 64
 """Folders that are looked at beside a model, and in the Hub's cache."""
 _HUB_FOLDERS = "models--*/snapshots/*"
+_OF_HEADS = ("dflash_config", "eagle_config", "draft_vocab_size")
+"""What configurations of heads say and those of models do not."""
 _known: WeakKeyDictionary[Reader, tuple[FoundHead, ...]] = WeakKeyDictionary()
 _identities: WeakKeyDictionary[TrainedHead, str] = WeakKeyDictionary()
 
@@ -64,7 +67,8 @@ def found_heads(model: Reader) -> tuple[FoundHead, ...]:
     """The heads that fit a model, those most likely made for it first.
 
     They are looked for once as long as the model lives. A folder holds a head for this model where its file names
-    the model's fingerprint, or where its configuration names the model as its verifier.
+    the model's fingerprint, or where its configuration names the model as its verifier. In the model's own folder a
+    head that names no model, as GGUF files of heads do, is one for this model where its shape fits.
     """
     if model not in _known:
         _known[model] = tuple(_fitting(model))
@@ -112,7 +116,10 @@ def _candidates(model: Reader) -> Iterator[tuple[str, TrainedHead]]:
         if (own := _read(folder, model, own=True)) is not None:
             yield f"in the model's own {'folder' if folder.is_dir() else 'file'}", own
         folder = folder if folder.is_dir() else folder.parent
-        for each in (*_folders(folder, "*"), *_folders(folder.parent, "*")):
+        for each in (*_folders(folder, "*"), *_files(folder)):
+            if (found := _read(each, model, inside=True)) is not None:
+                yield f"in {each}", found
+        for each in _folders(folder.parent, "*"):
             if (found := _read(each, model)) is not None:
                 yield f"in {each}", found
     for each in _folders(_hub_cache(), _HUB_FOLDERS):
@@ -136,8 +143,22 @@ def _folders(parent: Path, pattern: str) -> list[Path]:
     return sorted(found)
 
 
-def _read(folder: Path, model: Reader, *, own: bool = False) -> TrainedHead | None:
-    """The head of a folder, None where it holds none for this model."""
+def _files(folder: Path) -> list[Path]:
+    """The GGUF files of heads in a folder."""
+    try:
+        found = sorted(folder.glob("*.gguf"))[:_MOST]
+        return [each for each in found if names_head(each)]
+    except OSError:
+        return []
+
+
+def _read(folder: Path, model: Reader, *, own: bool = False, inside: bool = False) -> TrainedHead | None:
+    """The head of a folder or file, None where it holds none for this model.
+
+    Args:
+        own: Whether the folder or file is the model's.
+        inside: Whether it stands in the model's folder.
+    """
     try:
         if own and folder.is_file():
             return gguf_mtp(folder) if folder.suffix == ".gguf" else None
@@ -146,24 +167,24 @@ def _read(folder: Path, model: Reader, *, own: bool = False) -> TrainedHead | No
         if (folder / HEAD).is_file():
             trained = TrainedHead.load(folder)
             return trained if trained.model == model.fingerprint else None
-        if weights_of(folder) is None or not _names(folder, origin_of(model)):
+        if folder.is_dir() and (weights_of(folder) is None or not _names(folder, origin_of(model), inside=inside)):
             return None
         return TrainedHead.load(folder)
     except (DecoderyError, OSError):
         return None
 
 
-def _names(folder: Path, origin: str) -> bool:
-    """Whether the configuration of a published head names a model as its verifier."""
+def _names(folder: Path, origin: str, *, inside: bool) -> bool:
+    """Whether the configuration of a published head names a model as its verifier, or none inside its folder."""
     found = read_json(folder / CONFIG)
     if not isinstance(found, dict):
         return False
     speculators = found.get("speculators_config")
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else found.get("target_model_name_or_path")
-    if not isinstance(name, str) or not name or not origin:
-        return False
-    return name.rstrip("/").rpartition("/")[2].lower() == origin.rstrip("/").rpartition("/")[2].lower()
+    if not name:
+        return inside and any(each in found for each in _OF_HEADS)
+    return isinstance(name, str) and same_model(name, origin)
 
 
 def _hub_cache() -> Path:

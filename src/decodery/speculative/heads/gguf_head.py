@@ -13,6 +13,8 @@ from .gguf_eagle3 import gguf_eagle_3
 from .head import TrainedHead
 
 _READERS = {"eagle3": gguf_eagle_3, "dflash": gguf_dflash}
+_BEGINNING = 256
+"""Bytes within which converters name the architecture, which is the first key that they write."""
 
 
 @remembered
@@ -34,3 +36,10 @@ def gguf_head(path: Path) -> TrainedHead:
         return _READERS[architecture](file, path)
     finally:
         file.close()
+
+
+def names_head(path: Path) -> bool:
+    """Whether a GGUF file is one of a draft head, by its first bytes: whole models take long to read."""
+    with path.open("rb") as file:
+        beginning = file.read(_BEGINNING)
+    return any(len(name).to_bytes(8, "little") + name.encode() in beginning for name in _READERS)

@@ -17,6 +17,9 @@ from decodery.speculative.drafters.eagle_3 import EAGLE3Head
 from decodery.speculative.heads.found import chosen_head, found_heads, identity
 from decodery.speculative.heads.head import HEAD, TrainedHead
 from decodery.testing import tiny_transformer
+from head_gguf import EXACT, file_of
+from published import write
+from published_heads import block_config, block_tensors
 
 
 @pytest.fixture
@@ -50,6 +53,23 @@ def test_heads_beside_a_model_are_found_and_those_of_other_models_are_not(own_ho
     bound = Auto(head="found").bind(model)
     assert bound.head is found[0].trained
     assert Auto(head="found").bind(other).head is None
+
+
+def test_heads_that_name_no_model_are_found_in_its_folder_where_they_fit(own_home: Path) -> None:
+    """A GGUF file and a folder in z-lab's layout; not beside the folder, and not of another shape."""
+    here, tensors = own_home / "models" / "mine", block_tensors(EXACT)
+    (here / "nested").mkdir(parents=True)
+    model, other = tiny_transformer(0, num_layers=6), tiny_transformer(0, num_layers=6, hidden_size=48)
+    for each in (model, other):
+        origins.loaded_from(each, str(here / "model-q4_k_m.gguf"))
+    (here / "model-q4_k_m.gguf").write_bytes(b"GGUF" + bytes(400))
+    file_of(here / "draft.gguf", EXACT, tensors)
+    file_of(own_home / "models" / "beside.gguf", EXACT, tensors)
+    write(here / "zlab", block_config("dflash", False, EXACT), tensors)
+    write(own_home / "models" / "zlab", block_config("dflash", False, EXACT), tensors)
+    write(here / "another", block_config("dflash", False, EXACT) | {"target_model_name_or_path": "a/other"}, tensors)
+    assert [each.place for each in found_heads(model)] == [f"in {here / 'zlab'}", f"in {here / 'draft.gguf'}"]
+    assert found_heads(other) == ()
 
 
 def test_what_an_adviser_brought_is_remembered_and_decides(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
