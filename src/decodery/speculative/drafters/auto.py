@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -101,6 +101,7 @@ class Auto(Drafter):
     dtype: Precision = "auto"
     vocabulary: int | None = None
     keep: str | None = None
+    notes: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
 
     keeps_logits = False
 
@@ -132,17 +133,33 @@ class Auto(Drafter):
     def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
         if self.head not in (SHIPPED, FOUND):
             return self
-        # What a source shows in the model's place need not be what the head has learned to read.
-        reads = logits_source is None and is_open(model) and model.device.type == "cpu"
+        trained, notes = self._looked_for(model, logits_source)
+        found = replace(self, head=trained)
+        object.__setattr__(found, "notes", () if trained is not None else tuple(notes))
+        return found
+
+    def _looked_for(self, model: Reader, logits_source: LogitsSource | None) -> tuple[TrainedHead | None, Ordered[str]]:
+        """The head for a model, and why there is none where it is None."""
+        if logits_source is not None or not is_open(model):
+            # What a source shows in the model's place need not be what the head has learned to read.
+            return None, ["drafting with n-grams: a head needs the states of the model itself"]
+        if model.device.type != "cpu":
+            return None, ["drafting with n-grams: heads are not looked for on this device"]
         if self.head == FOUND:
-            return replace(self, head=chosen_head(model)[0] if reads and not is_untrusted() else None)
-        path = drafts.shipped_head(drafts.HEAD, model.config.vocabulary) if reads else None
-        return replace(self, head=None if path is None else TrainedHead.load(path))
+            if is_untrusted():
+                return None, ["drafting with n-grams: heads are not looked for in requests from a network"]
+            trained, notes = chosen_head(model)
+            return trained, notes or ["drafting with n-grams: no head was found that fits this model"]
+        path = drafts.shipped_head(drafts.HEAD, model.config.vocabulary)
+        trained = None if path is None else TrainedHead.load(path)
+        return trained, ["drafting with n-grams: no head comes along for this model"]
 
     def largest(self) -> int:
         return self.most
 
     def start(self, seq: Sequence) -> AutoText:
+        # A text that is taken back in part begins again.
+        seq.trace.notes += [note for note in self.notes if note not in seq.trace.notes]
         width = min(self.width, seq.request.vocab_size)
 
         def make() -> Tables:

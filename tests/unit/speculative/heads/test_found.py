@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 
 import decodery.speculative.drafters.adviser_record as record_module
+from decodery.core.method_spec import from_network
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
 from decodery.models.loaders import origins
 from decodery.speculative.drafters.advice import AskCosts
 from decodery.speculative.drafters.adviser_record import Record, keep_records, record_of, remembered
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.eagle_3 import EAGLE3Head
-from decodery.speculative.heads.found import chosen_head, found_heads, identity
+from decodery.speculative.heads.found import FoundHead, chosen_head, found_heads, identity
 from decodery.speculative.heads.head import HEAD, TrainedHead
+from decodery.step.drafter_memory import Memory
 from decodery.testing import tiny_transformer
 from head_gguf import EXACT, file_of
 from published import write
@@ -70,6 +74,31 @@ def test_heads_that_name_no_model_are_found_in_its_folder_where_they_fit(own_hom
     write(here / "another", block_config("dflash", False, EXACT) | {"target_model_name_or_path": "a/other"}, tensors)
     assert [each.place for each in found_heads(model)] == [f"in {here / 'zlab'}", f"in {here / 'draft.gguf'}"]
     assert found_heads(other) == ()
+
+
+def test_the_trace_says_why_there_is_no_head(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_transformer(0, num_layers=4)
+
+    def notes(place: str) -> list[str]:
+        engine = Engine(model, memory=Memory())
+        seq = engine.submit(Request([1, 2, 3], max_new_tokens=4, drafter=Auto(warm=None, head=place)))
+        engine.run([seq])
+        return seq.trace.notes
+
+    assert notes("found") == ["drafting with n-grams: no head was found that fits this model"]
+    assert notes("shipped") == ["drafting with n-grams: no head comes along for this model"]
+    with from_network():
+        assert Auto(head="found").bind(model).notes[0].endswith("not looked for in requests from a network")
+    bad = head_for(model)
+    monkeypatch.setattr("decodery.speculative.heads.found._known", {model: (FoundHead("here", bad),)})
+    keep = AskCosts(0.1)
+    recall = remembered(model, identity(bad))
+    assert recall is not None
+    recall(keep)
+    keep.taken, keep.passed = 2.0, 100.0
+    assert notes("found") == ["drafting with n-grams: the head for eagle-3 here would cost 2.0% more than it brings"]
+    keep.taken, keep.brought = 1.0, 2.0
+    assert len(notes("found")) == 1 and "would cost" not in notes("found")[0]
 
 
 def test_what_an_adviser_brought_is_remembered_and_decides(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
