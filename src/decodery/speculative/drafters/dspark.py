@@ -11,6 +11,7 @@ import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
+from decodery.core.requirements import Requirements
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 from decodery.models.torch.one_pass import to_device
@@ -28,6 +29,7 @@ from ..heads.reading import HeadReading
 from .dflash import BlockMemory, DFlashHead
 
 _RANK = 256
+_CONFIDENCE = "confidence.weight"
 _VARIANTS = ("vanilla", "gated", "rnn")
 
 
@@ -148,12 +150,10 @@ class DSparkHead(DFlashHead):
 
         Args:
             memory: What was read of the text.
-            tree: Rooted at its last token.
+            tree: Rooted at its last token, with drafted ones.
         """
         found = np.ones(len(tree))
         above, depths = tree.parents[1:], tree.depths[1:] - 1
-        if "confidence.weight" not in self.parts or not len(above):
-            return found
         rows = memory.guessed[to_device(depths, memory.guessed.device)]
         if self.parts.inputs("confidence") > self.shape.hidden:
             before = to_device(tree.tokens[above], rows.device)
@@ -189,12 +189,12 @@ class DSparkHead(DFlashHead):
 class DSpark(HeadDrafter):
     """Drafts a block of tokens in one pass, each with a bias by the token drafted before it.
 
-    Predictions depend on the path, so trees need no independence of their levels. A draft is cut where the head's own
-    confidence that all of it is accepted falls below `min_confidence`. Scope: the request; memory: keys and values of
-    the head's layers.
+    Predictions depend on the path, so trees need no independence of their levels. Heads with a confidence head can cut
+    a draft by what it expects to be accepted. Scope: the request; memory: keys and values of the head's layers.
 
     Attributes:
-        min_confidence: A node is dropped where the product of confidences on its path is less; 0 drops none.
+        min_confidence: A node is dropped where the product of confidences on its path is less; 0 drops none. None: as
+            many nodes stay as give most expected tokens per second by what passes take on this machine.
         length: Tokens of a chain, at most as many as a block predicts.
         tree_policy: How a tree is grown, a chain of `length` where it is None.
         head: A file or folder made by `decodery train head`, a folder or Hub id as SpecForge or vLLM's `speculators`
@@ -203,20 +203,43 @@ class DSpark(HeadDrafter):
 
     kind: ClassVar[type[DraftHead]] = DSparkHead
 
-    min_confidence: float = 0.0
+    min_confidence: float | None = 0.0
     length: int = field(default=15, kw_only=True)
     tree_policy: TreePolicy | str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.min_confidence < 1:
-            raise SettingsError(f"dspark needs min_confidence from 0 to below 1, not {self.min_confidence}")
+        least = self.min_confidence
+        if least is not None and not 0 <= least < 1:
+            raise SettingsError(f"dspark needs min_confidence from 0 to below 1, or None, not {least}")
+        if least != 0 and self.trained is not None and _CONFIDENCE not in self.trained.tensors:
+            raise SettingsError(
+                f"dspark with min_confidence={least} needs a head with a confidence head, and this one has none, as "
+                "those of decodery train head: leave min_confidence out, or give a published head that has one"
+            )
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements.merged((super().requirements, Requirements(costs=self.min_confidence is None)))
 
     def propose(self, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         tree = yield from super().propose(seq, budget)
-        if not self.min_confidence or len(tree) < 2:
+        if self.min_confidence == 0 or len(tree) < 2:
             return tree
         reading: HeadReading = seq.states[self]
         head = reading.head
         assert isinstance(head, DSparkHead)
-        return tree.prune(head.confidence(reading.memory, tree) >= self.min_confidence)
+        chances = head.confidence(reading.memory, tree)
+        if self.min_confidence is not None:
+            return tree.prune(chances >= self.min_confidence)
+        return tree.prune(_paying(chances, budget))
+
+
+def _paying(chances: np.ndarray, budget: Budget) -> np.ndarray:
+    """Which nodes [nodes] bool stay: of the most likely ones as many as give most tokens per second."""
+    # A node is at most as likely as the one above it, which stands before it.
+    order = np.argsort(-chances, kind="stable")
+    best = int((chances[order].cumsum() / budget.drafted(len(order) - 1)).argmax())
+    kept = np.zeros(len(chances), dtype=bool)
+    kept[order[: best + 1]] = True
+    return kept

@@ -18,12 +18,13 @@ from decodery.engine.request import Request
 from decodery.llm.resolve_settings import resolve_drafter
 from decodery.models.batch import Batch, Scores
 from decodery.speculative.drafters.dflash import DFlash
-from decodery.speculative.drafters.dspark import DSpark, DSparkHead
+from decodery.speculative.drafters.dspark import DSpark, DSparkHead, _paying
 from decodery.speculative.heads.drafter import TrainedDrafter
 from decodery.speculative.heads.head import TrainedHead
 from decodery.speculative.heads.head_pass import HeadPass
 from decodery.speculative.heads.recognise import published_drafter
 from decodery.speculative.trees.eagle_2 import EAGLE2
+from decodery.step.draft_length_policy import Budget
 from decodery.testing import check_identical, tiny_transformer
 from published import TARGET, TEXT, norm, tensors_of, write
 from published_blocks import attention, causal, eagle_rows, enter, mlp, sizes_of
@@ -241,13 +242,35 @@ def test_a_folder_is_recognised_and_its_drafts_change_nothing(kind: str, tree: b
 def test_unsure_drafts_of_dspark_are_cut(tmp_path: Path) -> None:
     head = str(write(tmp_path / "head", *FOLDERS["dspark"]()))
 
-    def drafted(**settings: float) -> int:
-        engine = Engine(TARGET)
+    def drafted(row: float = 0.01, **settings: float | None) -> int:
+        engine = Engine(TARGET, pass_seconds=lambda context: 1.0 + row * np.arange(512))
         seq = engine.submit(Request(TEXT, max_new_tokens=12, drafter=DSpark(head, **settings), return_draft_trees=True))
         engine.run([seq])
         return sum(len(step.tree.tokens) - 1 for step in seq.trace.steps if step.tree)
 
     assert drafted(min_confidence=0.9) < drafted(min_confidence=0.6) < drafted()
+    # By prices, nothing stays where a row costs more than a pass, and everything where rows are free.
+    prices = [drafted(row, min_confidence=None) for row in (0.0, 1.0, 2.0, 3.0, 4.0, 1000.0)]
+    assert prices[0] == drafted() and prices[-1] == 0 and prices == sorted(prices, reverse=True)
+    assert len({*prices}) > 2, prices
+
+
+def test_as_many_nodes_stay_as_give_most_tokens_per_second() -> None:
+    """Against all cuts of a chain, one by one."""
+    random = np.random.default_rng(3)
+    for _ in range(50):
+        own, row = random.random(6), random.random()
+        chances = np.concatenate(([1.0], own.cumprod()))
+        budget = Budget(6, 6, pass_seconds=lambda context, row=row: 1 + row * np.arange(64))
+        rates = [chances[: size + 1].sum() / (1 + row * (1 + size)) for size in range(7)]
+        assert _paying(chances, budget).tolist() == [node <= int(np.argmax(rates)) for node in range(7)]
+
+
+def test_a_head_without_confidence_cuts_nothing_in_silence() -> None:
+    tensors, settings = DSparkHead.untrained(TARGET, 0)
+    for least in (0.5, None):
+        with pytest.raises(SettingsError, match="needs a head with a confidence head, and this one has none"):
+            DSpark(TrainedHead("dspark", tensors, settings), min_confidence=least)
 
 
 IDS = {"mask_token_id": MASK, "target_layer_ids": [0, 2, 4]}
