@@ -245,7 +245,7 @@ class _HeadTraining:
         return rounded(self.held.measured(lambda texts: judged(head, texts, self.recipe.decay), "agreement.1"))
 
     def _training_batch(self, texts: Sequence[FeatureRows]) -> Taught:
-        steps = max(self.head.taught, DEPTHS)
+        steps = max(self.head.unrolled(1.0), DEPTHS)
         dtype = next(iter(self.parameters.values())).dtype
         return taught(texts, self._place, steps, self.recipe.length, dtype, self.head.lead)
 

@@ -71,7 +71,6 @@ class DFlashHead(DraftHead):
 
     kind = "dflash"
     joint = True
-    taught = 7
     # A block costs as much as `block` rows of another head, and its neighbours teach nearly the same.
     anchored = 0.15
 
@@ -123,6 +122,10 @@ class DFlashHead(DraftHead):
         settings = {"taps": taps, "mask_token": mask, "block": block, "heads": block - 1, "from_anchor": False}
         settings |= {"window_from_anchor": True, "bidirectional": False}
         return tensors, settings | {"layer": shapes[0], "further": shapes[1:]}
+
+    def unrolled(self, along: float) -> int:
+        # All rows of a block are run at once.
+        return self.block - self.first
 
     def begin(self) -> BlockMemory:
         like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))

@@ -21,8 +21,6 @@ from ..heads.native import NativeHead
 from ..heads.recurrent import TextRows
 from .eagle_3 import EAGLE3Head
 
-_DEPTHS = 8
-
 
 class PEAGLEHead(EAGLE3Head):
     """The first row is EAGLE-3's; the rows below it read a mask token and one learned state.
@@ -42,7 +40,7 @@ class PEAGLEHead(EAGLE3Head):
         drawn = torch.randn(width, generator=random, dtype=torch.float32, device="cpu")
         tensors["mask_states.weight"] = drawn.to(tensors["fc.weight"])
         mask = model.config.eos_ids[0] if model.config.eos_ids else 0
-        return tensors, settings | {"mask_token": mask, "heads": _DEPTHS}
+        return tensors, settings | {"mask_token": mask, "heads": cls.taught}
 
     @cached_property
     def native(self) -> NativeHead | None:

@@ -21,7 +21,7 @@ from decodery.models.loaders.drafts import SHIPPED
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.eagle_3 import EAGLE3
-from decodery.speculative.heads.drafter import HeadDrafter, TrainedDrafter, head_kind
+from decodery.speculative.heads.drafter import HeadDrafter, TrainedDrafter, head_kind, head_named
 from decodery.speculative.heads.grown import DraftHead, Nodes
 from decodery.speculative.heads.head import Heard, TextItems, TrainedHead
 from decodery.speculative.heads.parts import Parts
@@ -115,6 +115,17 @@ def test_what_was_read_does_not_hang_on_the_pieces(name: str) -> None:
             for each in (deepcopy(once), memory)
         ]
         assert float((grown[0] - grown[1]).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["chimera", "clover", "dflash", "dflash:block=16", "dspark", "dspark:block=16", "hydra", "medusa", "p-eagle"],
+)
+def test_training_teaches_every_depth_that_is_drafted(spec: str) -> None:
+    kind, shape = head_named(spec)
+    tensors, settings = kind.untrained(TARGET, 0, **shape)
+    head = kind(TrainedHead(kind.kind, tensors, settings), TARGET)
+    assert head.unrolled(1.0) == head.reach < 20
 
 
 JOINT = [name for name in HEADS if head_kind(name).joint]
