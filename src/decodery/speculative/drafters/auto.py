@@ -143,8 +143,6 @@ class Auto(Drafter):
         if logits_source is not None or not is_open(model):
             # What a source shows in the model's place need not be what the head has learned to read.
             return None, ["drafting with n-grams: a head needs the states of the model itself"]
-        if model.device.type != "cpu":
-            return None, ["drafting with n-grams: heads are not looked for on this device"]
         if self.head == FOUND:
             if is_untrusted():
                 return None, ["drafting with n-grams: heads are not looked for in requests from a network"]

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
+from decodery.speculative.drafters import auto
+from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.deer import Deer
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.eagle_3 import EAGLE3Head
 from decodery.speculative.drafters.easyspec import EasySpec
 from decodery.speculative.drafters.hierarchical import Hierarchical
 from decodery.speculative.drafters.nested import Nested
 from decodery.speculative.drafters.ngram import NGram
 from decodery.speculative.drafters.pearl import Pearl
+from decodery.speculative.heads.head import TrainedHead
+from decodery.speculative.heads.parts import Parts
 from decodery.step import forward_request as ask
 from decodery.step.drafter import Drafter
+from decodery.step.drafter_memory import Memory
 from decodery.testing import decode, tiny_transformer
-from far import Devices, Far
+from far import Devices, Far, moved
 from methods import blocked
 
 TARGET, DRAFT = tiny_transformer(0, num_layers=3), tiny_transformer(0, num_layers=2)
@@ -50,6 +61,29 @@ def test_texts_are_those_of_one_device(name: str, target: str, draft: str, monke
         with Devices():
             (far,) = decode(Far(TARGET, target), [[1, 2, 3]], drafter=MADE[name](Far(DRAFT, draft)), **asked)
         assert far.tokens == here.tokens and far.trace.passes == here.trace.passes
+
+
+@pytest.mark.parametrize("place", ["found", "shipped"])
+def test_auto_looks_for_a_head_wherever_its_model_is(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And asks it there, in int8 as files hold heads."""
+    tensors, settings = EAGLE3Head.untrained(TARGET, 0)
+    head = TrainedHead("eagle-3", Parts(tensors).quantized(), settings)
+    monkeypatch.setattr(auto, "chosen_head", lambda model: (head, []))
+    monkeypatch.setattr(auto.drafts, "shipped_head", lambda kind, vocabulary: Path("head"))
+    monkeypatch.setattr(TrainedHead, "load", lambda path: head)
+
+    def written(model: Any) -> tuple[list[int], float, list[int]]:
+        loop = Engine(model, memory=Memory(), pass_seconds=lambda context: 1.0 + 0.01 * np.arange(1024))
+        seq = loop.submit(Request([1, 2, 3], max_new_tokens=16, drafter=Auto(warm=None, head=place)))
+        costs = seq.states[seq.request.drafter].advice.costs
+        costs.share = 0.001
+        loop.run([seq])
+        return seq.generated, costs.taken, [step.nodes for step in seq.trace.steps]
+
+    here = written(TARGET)
+    with Devices():
+        assert written(Transformer(TARGET.config, moved(TARGET.weights, "meta:0"))) == here
+    assert here[1] > 0
 
 
 def test_tensors_of_two_devices_do_not_mix() -> None:
