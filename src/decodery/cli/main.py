@@ -39,6 +39,7 @@ SECTIONS = {
     "Train": {
         "train": Entry("Train what a method needs: draft models, heads, probes."),
         "compress-model": Entry("Make a smaller copy of a model."),
+        "export-head": Entry("Write a draft head for vLLM."),
     },
     "More": {
         "compress-text": Entry("Compress a file with a model's predictions."),
