@@ -13,11 +13,16 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.protocol import LanguageModel
 from decodery.sampling import Sampler
+from decodery.speculative.drafters.advice import Opinion
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.eagle_3 import EAGLE3Head
 from decodery.speculative.drafters.model_advice import ModelAdvice
+from decodery.speculative.heads.advice import HeadAdvice
+from decodery.speculative.heads.head import TrainedHead
 from decodery.speculative.stores.blending import Blending
 from decodery.step.draft_length_policy import Budget
+from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.drafter_memory import Memory
 from decodery.step.sequence import Sequence
@@ -152,6 +157,41 @@ def test_while_no_question_can_be_paid_the_text_is_in_arrays(
     assert share > 0.7 and none == 0
     # Questions come in other steps where other drafts end otherwise, but the same steps are accounted for.
     assert passed == pytest.approx(seconds, rel=0.05)
+
+
+def test_while_no_question_to_a_head_can_be_paid_the_text_is_in_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps in arrays show no states, so that the first question after them waits for those of another step."""
+    target, late = TARGETS[0], list[int]()
+    tensors, settings = EAGLE3Head.untrained(target, 0)
+    head, real = TrainedHead("eagle-3", tensors, settings), HeadAdvice.most_likely
+
+    def checked(advice: HeadAdvice, seq: Sequence, tree: DraftTree, nodes: list[int]) -> Opinion:
+        late.extend(len(seq.tokens) - each.start - 1 - len(each.tokens) for each in advice.head.fresh[-1:])
+        return real(advice, seq, tree, nodes)
+
+    monkeypatch.setattr(HeadAdvice, "most_likely", checked)
+
+    def found(silent: bool) -> tuple[list[list[int]], float, float]:
+        with monkeypatch.context() as patch:
+            if not silent:
+                patch.setattr(HeadAdvice, "silence", lambda advice, seq: 0)
+            loop, in_arrays, steps, tokens = engine(target), 0, 0, []
+            for number in range(2):
+                seq = loop.submit(Request([1, 2, 3, number], 150, drafter=Auto(warm=None, head=head)))
+                advice = seq.states[seq.request.drafter].advice
+                advice.costs.share = (0.5, 0.02)[number]
+                while not seq.finished:
+                    loop.step()
+                    in_arrays += len(loop._arrays)
+                    steps += 1
+                tokens.append(seq.tokens)
+            return tokens, in_arrays / steps, advice.costs.taken
+
+    texts, share, taken = found(True)
+    same, none, paid = found(False)
+    assert texts == same and taken > 0 and paid > 0
+    assert share > 0.7 and none == 0
+    assert late and {*late} == {0}
 
 
 def test_no_answer_saves_more_than_the_most() -> None:
