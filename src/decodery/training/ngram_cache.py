@@ -55,7 +55,11 @@ def learn_contexts(
     for order in CONTEXTS:
         contexts[order], rows[order] = _ranked(texts, likely, chances, order, width)
         progress("ranking", len(contexts), len(CONTEXTS))
-    known, store = HeldOut.of(held), _filled(contexts, rows, width)
+    # A text that ended at once has no share of its own.
+    known, store = (
+        HeldOut.of([number for number in held if _written(corpus[number])] or held),
+        _filled(contexts, rows, width),
+    )
     rates = SuccessorRates(len(CONTEXTS), width)
     for number in known.choosing:
         _hits(corpus[number], store, rates)
