@@ -88,7 +88,7 @@ def test_blocks_of_a_batch_are_those_that_will_be_drafted() -> None:
 
 def test_one_command_makes_a_drafter_that_learns_and_goes_on(tmp_path: Path) -> None:
     target = tiny_loaded()
-    prompts = [[256, 65 + number % 26] for number in range(24)]
+    prompts = [[256, 65 + number % 26] for number in range(60)]
     corpus: Corpus = write_texts(target, prompts, tmp_path / "text", max_new_tokens=12, temperatures=(0.7,), top=8)
     shape = DraftShape(1, 48, 80, 16)
     recipe = DeerRecipe(4, places=4, epochs=2, refining=1, batch=4, lr=3e-3)
