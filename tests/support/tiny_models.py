@@ -241,6 +241,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba, dense": ("jamba", _JAMBA | {"num_experts": 1, "attn_layer_period": 3, "attn_layer_offset": 1,
                                         "mamba_d_conv": 3, "mamba_dt_rank": 5, "tie_word_embeddings": True}),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral, every layer slides": (
+        "mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 5},
+    ),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 32, "pad_token_id": 0}),
     "olmoe, normed, biases": (
         "olmoe",
@@ -254,10 +257,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_moe": ("qwen3_moe", _EXPERTS),
     "qwen3_moe, normed": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),
+    "qwen3_moe, every layer slides": ("qwen3_moe", _EXPERTS | {"use_sliding_window": True, "sliding_window": 5}),
     "qwen2_moe": (
         "qwen2_moe",
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
          "shared_expert_intermediate_size": 64},
+    ),
+    "qwen2_moe, the first layer slides": (
+        "qwen2_moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "use_sliding_window": True,
+         "shared_expert_intermediate_size": 64, "sliding_window": 5, "max_window_layers": 2},
     ),
     "granitemoehybrid": (
         "granitemoehybrid",

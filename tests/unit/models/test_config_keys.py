@@ -87,7 +87,11 @@ def test_fields_that_nobody_knows_are_refused_by_their_name(family: str) -> None
     raw |= {"hybrid_layer_ids": [6]} if family == "zamba2" else {}
     raw |= {"layer_types": ["conv"] * 32} if family == "lfm2_moe" else {}
     read_config(raw | {"clip_qkv": None, "some_switch": False, "_name_or_path": "x", "unsloth_version": "2025.1"})
-    for change in ({"clip_qkv": 8.0}, {"some_switch": True}, {"quantization": {"bits": 4}}):
+    read_config(raw | {"is_causal": True})
+    changes: list[dict[str, Any]] = [{"clip_qkv": 8.0}, {"some_switch": True}, {"quantization": {"bits": 4}}]
+    # Rows of masked models see both ways whatever is said of it.
+    changes += [] if family in MASKED else [{"is_causal": False}]
+    for change in changes:
         with pytest.raises(UnsupportedModel, match=f"the field {next(iter(change))} = .* is not known here"):
             read_config(raw | change)
 
@@ -157,6 +161,7 @@ def test_what_published_files_have_beside_is_known(name: str) -> None:
     [
         ({"model_type": "llama", "rope_interleaved": True}, "rope_interleaved"),
         ({"model_type": "phi3", "full_attn_mod": 2}, "full_attn_mod"),
+        ({"model_type": "qwen3_5_text", "attn_output_gate": False}, "attn_output_gate"),
         ({"model_type": "llama", "layer_types": ["sliding_attention"] * 32, "sliding_window": 8}, "layer_types"),
         ({"model_type": "llama", "rope_scaling": {"rope_type": "default", "mrope_section": [8, 4]}}, "mrope_section"),
         ({"model_type": "qwen2", "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "new": 1}}, "new"),

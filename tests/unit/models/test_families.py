@@ -95,6 +95,12 @@ def test_the_language_model_beside_a_vision_tower(tied: bool, tmp_path: Path) ->
     ids = random_ids(16)
     logits = ours.forward(Batch([Segment(np.arange(16), ids)])).logits
     assert (logits - reference(theirs, ids)).abs().max() < 1e-4
+    # What is not known of the language model is refused, not left to transformers, which would leave it unread.
+    raw = json.loads((tmp_path / "model" / "config.json").read_text())
+    raw["text_config"]["clip_qkv"] = 8.0
+    (tmp_path / "model" / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(UnsupportedModel, match="the field clip_qkv"):
+        load(tmp_path / "model", device="cpu")
 
 
 _SIGHT = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
@@ -184,6 +190,15 @@ def test_gemma_ropes_in_the_old_form() -> None:
         ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm"),
         ({"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [1]}, "mlp_only_layers"),
         ({"model_type": "helium"}, "helium"),
+        ({"model_type": "mixtral", "layer_types": ["full_attention"] * 3, "sliding_window": 4}, "layer_types"),
+        *(
+            ({"model_type": family, "hidden_act": "gelu", "layer_types": kinds}, "hidden_act = 'gelu'")
+            for family, kinds in {
+                **dict.fromkeys(("mamba", "falcon_mamba", "jamba"), None),
+                "granitemoehybrid": ["mamba", "attention", "mamba"],
+                **{family: ["conv", "full_attention", "conv"] for family in ("lfm2", "lfm2_moe")},
+            }.items()
+        ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
         ({"quantization_config": {"quant_method": "vptq"}}, "vptq"),
         ({"hidden_act": "relu"}, "hidden_act"),

@@ -124,8 +124,17 @@ _RESTATED: dict[str, Iterable[str]] = {
 
 
 def refuse_unknown_fields(raw: Any, origin: str) -> None:
-    """Raise UnsupportedModel for an unknown configuration field of a family in `FAMILIES`."""
+    """Raise UnsupportedModel for an unknown configuration field of a family in `FAMILIES`.
+
+    Of a model with images, the part of its language model is looked at.
+    """
     named = "llada_moe" if is_moe(raw) else Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
+    if named in SEEING:
+        try:
+            named, raw = language_part(raw, origin)
+        except UnsupportedModel:
+            # A language model that this package does not run has no fields that are known here.
+            return
     if named in FAMILIES:
         refuse_unknown(raw, origin, {*_RESTATED.get(named, _CONFIG)})
 
@@ -168,7 +177,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     heads, hidden = fields.need("num_attention_heads"), fields.need("hidden_size")
     head_dim = fields.get("head_dim", max(hidden // heads, 1))
     layers = fields.need("num_hidden_layers")
-    window, sliding = _sliding(fields, family, layers)
+    window, sliding = _sliding(fields, named, family, layers)
     turned = turned_dims(fields, named, head_dim)
     rope, local_rope = gemma_ropes(fields) if gemma else (read_rope(rope_fields(fields), fields, turned), None)
     bias = fields.get("attention_bias", False)
@@ -257,7 +266,7 @@ def _activation(fields: Fields, name: str) -> str:
     return activation
 
 
-def _sliding(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+def _sliding(fields: Fields, named: str, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The window, None where no layer has one, and which layers see only that far."""
     never = family in ("llama", "glm4") or (family in ("qwen2", "qwen3") and not fields.get("use_sliding_window"))
     # A null says that there is none.
@@ -270,10 +279,13 @@ def _sliding(fields: Fields, family: str, layers: int) -> tuple[int | None, tupl
             if kind not in LAYER_TYPES or (kind == "sliding_attention" and window is None):
                 raise UnsupportedModel(f"{fields.origin}: layer_types has {kind!r}, which is not supported here")
         sliding = tuple(kind == "sliding_attention" for kind in types)
+        if named in _MIXTURES and sliding != (window is not None,) * layers:
+            # Their window is that of all layers.
+            raise fields.unsupported("layer_types")
     elif family == "gemma3_text":
         pattern = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern", 6))
         sliding = tuple((layer + 1) % pattern != 0 for layer in range(layers))
-    elif family in ("mistral", "phi3"):
+    elif family in ("mistral", "phi3") or named in _MIXTURES:
         sliding = (window is not None,) * layers
     else:
         first = fields.get("max_window_layers", 28)

@@ -13,7 +13,7 @@ from decodery.core.errors import CorruptFile
 from ..config import EPS, KERNEL, LAYERS, MOST_LAYERS, POSITIONS, SCALE, WIDTH, Rope, Temperature
 from ..loaders.fields import Either, Fields, Flag, Kind, Listed, Number, Text, Whole
 from ..torch.rope_config import read_rope, rope_fields, ropes_by_kind
-from .family import Family, Raw, forget_ropes, windows
+from .family import Family, Raw, forget_ropes, silu_alone, windows
 
 _CAP = Number(0.0, 1e6)
 _AFTER = {"norms_after": True, "qk_norm": True}
@@ -149,6 +149,7 @@ def _seed(fields: Fields, raw: Raw) -> Raw:
 def _lfm2(fields: Fields, raw: Raw) -> Raw:
     if fields.get("conv_bias", False):
         raise fields.unsupported("conv_bias")
+    silu_alone(fields, raw)
     layers, attending = fields.need("num_hidden_layers"), fields.get("full_attn_idxs")
     types = raw.get("layer_types")
     if types is None:

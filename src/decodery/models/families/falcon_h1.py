@@ -13,6 +13,7 @@ from decodery.core.errors import CorruptFile
 
 from ..config import HEAD_DIM, HEADS, KERNEL, LAYERS, WIDTH, Mamba, ModelConfig
 from ..loaders.fields import Fields, Flag, Kind, Listed, Number
+from .family import silu_alone
 from .mamba_fields import MIXER, limits
 
 _FACTOR = Number(-1e6, 1e6)
@@ -40,8 +41,7 @@ def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str
     for name, wanted in (*dict.fromkeys(_OFF, False).items(), ("mamba_conv_bias", True)):
         if fields.get(name, wanted) != wanted:
             raise fields.unsupported(name)
-    if (raw.get("hidden_act") or "silu") != "silu":
-        raise Fields(raw, origin, {}).unsupported("hidden_act")
+    silu_alone(fields, raw)
     normed = fields.get("mamba_rms_norm", False)
     if normed and fields.get("mamba_norm_before_gate", True):
         raise fields.unsupported("mamba_norm_before_gate")

@@ -77,6 +77,16 @@ def windows(fields: Fields, period: int = 0) -> Raw:
     return {"sliding_window": window if any(sliding) else None, "sliding_layers": sliding}
 
 
+def silu_alone(fields: Fields, raw: Raw) -> None:
+    """Raise UnsupportedModel for an activation other than that of convolutions here, which some families set as well.
+
+    Args:
+        raw: The configuration; a missing or null field is the default of all of them.
+    """
+    if (raw.get("hidden_act") or "silu") != "silu":
+        raise fields.unsupported("hidden_act")
+
+
 def first_dense(count: int, layers: int) -> tuple[bool, ...]:
     """`ModelConfig.dense_layers` of a model whose first `count` layers are dense."""
     return tuple(layer < count for layer in range(layers))

@@ -6,7 +6,7 @@ from decodery.core.errors import CorruptFile
 
 from ..config import HEAD_DIM, HEADS, KERNEL, LAYERS, GatedDelta
 from ..loaders.fields import Fields, Kind
-from .family import Family, Raw
+from .family import Family, Raw, silu_alone
 from .mixed import QWEN, QWEN_SHARED, every_layer
 from .seeing import of_text
 
@@ -20,8 +20,7 @@ _FIELDS: dict[str, Kind] = {
 
 
 def _derived(fields: Fields, raw: Raw) -> Raw:
-    if (raw.get("hidden_act") or "silu") != "silu":
-        raise fields.unsupported("hidden_act")
+    silu_alone(fields, raw)
     layers, interval = fields.need("num_hidden_layers"), fields.get("full_attention_interval", 4)
     kinds = fields.get("layer_types")
     if kinds is None:

@@ -105,8 +105,18 @@ def _qwen2(fields: Fields, raw: Raw) -> Raw:
         "normed_experts": fields.get("norm_topk_prob", False),
         "shared_inner": fields.need("shared_expert_intermediate_size"),
         "qkv_bias": fields.get("qkv_bias", True),
-        **(windows(fields, 2) if fields.get("use_sliding_window", False) else {}),
+        **(_qwen2_windows(fields) if fields.get("use_sliding_window", False) else {}),
     }
+
+
+def _qwen2_windows(fields: Fields) -> Raw:
+    """Every other layer slides, of the first ones; in Qwen2, `max_window_layers` counts those that do not."""
+    found = windows(fields, 2)
+    if fields.get("layer_types") is not None:
+        return found
+    most = fields.get("max_window_layers", 28)
+    sliding = tuple(slides and layer < most for layer, slides in enumerate(found["sliding_layers"]))
+    return {"sliding_window": found["sliding_window"] if any(sliding) else None, "sliding_layers": sliding}
 
 
 def _glm4(fields: Fields, raw: Raw) -> Raw:
@@ -261,7 +271,7 @@ MIXED: dict[str, Family] = {
         },
     ),
     "qwen2_moe": Family(
-        fields=QWEN,
+        fields={**QWEN, "max_window_layers": Whole(0, 2**31 - 1)},
         switches={"shared_gate": True},
         derived=_qwen2,
         parts=QWEN_SHARED,

@@ -9,7 +9,7 @@ from decodery.core.errors import CorruptFile
 from ..config import EPS, EXPERTS, HEAD_DIM, HEADS, KERNEL, LAYERS, MOST_LAYERS, SCALE, WIDTH, Mamba, Rope
 from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Text, Whole
 from .dense import GRANITE_SCALES, LFM2_CONVOLVING, LFM2_PARTS, granite_scales
-from .family import Family, Raw, first_dense
+from .family import Family, Raw, first_dense, silu_alone
 from .mamba_fields import MIXER, limits
 from .routed import GRANITE_EXPERTS, GRANITE_PARTS
 
@@ -39,6 +39,7 @@ def _granite(fields: Fields, raw: Raw) -> Raw:
     recurrent = tuple(_STATES[kind] for kind in kinds)
     own = granite_scales(fields, raw)
     if any(recurrent):
+        silu_alone(fields, raw)
         mamba = Mamba(*shape, *limits(raw.get("time_step_limit"), fields.origin))
         own |= {"mamba": mamba, "state_layers": recurrent}
     if fields.get("position_embedding_type", "nope") != "rope":
@@ -94,6 +95,7 @@ def _nemotron(fields: Fields, raw: Raw) -> Raw:
 
 def _lfm2(fields: Fields, raw: Raw) -> Raw:
     _wanted(fields, {"conv_bias": False})
+    silu_alone(fields, raw)
     layers, types = fields.need("num_hidden_layers"), fields.need("layer_types")
     if len(types) != layers or any(kind not in ("conv", "full_attention") for kind in types):
         raise CorruptFile(f"{fields.origin}: layer_types should name conv or full_attention for each layer")

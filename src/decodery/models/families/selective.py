@@ -8,7 +8,7 @@ from decodery.core.errors import CorruptFile, UnsupportedModel
 
 from ..config import EPS, EXPERTS, HEAD_DIM, KERNEL, MOST_LAYERS, WIDTH, Rope, Selective
 from ..loaders.fields import Anything, Either, Fields, Flag, Kind, Number, Text, Whole
-from .family import Family, Raw
+from .family import Family, Raw, silu_alone
 
 _ENDLESS = 1 << 20
 """Positions of a model that has none; no state grows with them."""
@@ -49,6 +49,7 @@ def _wanted(fields: Fields, **values: bool) -> None:
 
 def _pure(fields: Fields, raw: Raw, states: Selective) -> Raw:
     _wanted(fields, use_bias=False, use_conv_bias=True)
+    silu_alone(fields, raw)
     layers, hidden = fields.need("num_hidden_layers"), fields.need("hidden_size")
     # What older files repeat in other words.
     repeated = {"d_inner": states.inner, "d_model": hidden, "n_layer": layers}
@@ -84,6 +85,7 @@ def _jamba(fields: Fields, raw: Raw) -> Raw:
     recurrent = tuple(layer % period != first for layer in range(layers))
     own: Raw = {"rope": Rope(kind="none")}
     if any(recurrent):
+        silu_alone(fields, raw)
         eps = raw.get("rms_norm_eps", 1e-6)
         EPS.check(eps, f"{fields.origin}: rms_norm_eps")
         states = _states(fields, _JAMBA, float(eps), weighted=True)

@@ -511,15 +511,16 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "gated_linear_unit": (True,),
     "position_embedding_type": ("rope", "rotary", "absolute"),
     "reorder_and_upcast_attn": (True, False),
-    "use_qk_norm": (True,),
+    "use_qk_norm": (True, False),
     "use_rotary_pos_emb": (True,),
     "norm_type": ("rms", "hf_rms", "layer_norm"),
     "mlp_type": ("default",),
     "compression_ratio": (1.0,),
     "attn_output_gate": (True,),
     "mamba_ssm_dtype": ("float32",),
+    "is_causal": (True,),
 }
-"""What published files say of a forward pass and is known at these values alone."""
+"""What published files say of a forward pass and is known at these values alone; false may switch something off."""
 _GROUPS = {
     "what the model is called, and who wrote the file": (
         "architectures model_type auto_map tokenizer_class transformers_version torch_dtype dtype is_llama_config "
@@ -571,7 +572,7 @@ _UNREAD_PREFIXES = ("_", "unsloth_", "summary_", "generation_")
 def refuse_unknown(raw: dict[str, Any], origin: str, read: Collection[str]) -> None:
     """Raise UnsupportedModel for a field that is not known, by its name.
 
-    A field that is null, false, zero or empty switches nothing on.
+    A field that is null, false, zero or empty switches nothing on, unless it is known at other values.
 
     Args:
         raw: The configuration.
@@ -579,8 +580,8 @@ def refuse_unknown(raw: dict[str, Any], origin: str, read: Collection[str]) -> N
         read: Names of the fields that are read.
     """
     for name in sorted(raw.keys() - set(read) - _UNREAD):
-        value = raw[name]
-        if not value or name.startswith(_UNREAD_PREFIXES) or value in _FIXED.get(name, ()):
+        value, known = raw[name], _FIXED.get(name)
+        if value is None or name.startswith(_UNREAD_PREFIXES) or (value in known if known else not value):
             continue
         raise UnsupportedModel(
             f"{origin}: the field {name} = {shown(value)} is not known here, so the model might not run as it was "
