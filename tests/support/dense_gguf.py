@@ -486,6 +486,8 @@ def _add_experts(writer: Any, config: Any) -> None:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
 
 
 def _add_rope(writer: Any, config: Any, family: str, dim: int) -> None:

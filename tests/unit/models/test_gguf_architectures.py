@@ -41,6 +41,7 @@ WRITTEN = {
             "qwen2_moe",
             "qwen3_moe, normed",
             "glm4_moe",
+            "glm4_moe, in groups",
             "gpt_oss",
             "mixtral",
             "qwen3_5_moe",

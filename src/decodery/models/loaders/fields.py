@@ -215,6 +215,9 @@ class Either(Kind):
 class Fields:
     """The named values of a file, of the kinds that `kinds` says; other names are not looked at.
 
+    Attributes:
+        read: Names that were asked for.
+
     Args:
         origin: What errors call the file.
 
@@ -224,11 +227,12 @@ class Fields:
 
     def __init__(self, raw: Any, origin: str, kinds: Mapping[str, Kind]) -> None:
         Record(kinds).check(raw, origin)
-        self.raw, self.origin, self.kinds = raw, origin, kinds
+        self.raw, self.origin, self.kinds, self.read = raw, origin, kinds, set[str]()
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, or `default` where it is missing or null."""
         assert name in self.kinds, f"{name} would be read unchecked"
+        self.read.add(name)
         value = self.raw.get(name)
         return default if value is None else value
 

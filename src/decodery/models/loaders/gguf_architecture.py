@@ -12,6 +12,8 @@ from .gguf_file import GGUFFile
 
 Raw = dict[str, Any]
 MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+NORMED = {"expert_weights_norm": True}
+"""Of architectures whose chosen experts' weights sum to 1, whether files say so or not."""
 KINDS: dict[str, Kind] = {
     "attention.layer_norm_epsilon": Number(1e-20, 1.0),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), Number(0.0, 1e6)),
@@ -57,7 +59,9 @@ class Architecture:
         in_turns: Groups of Gated DeltaNet layers take turns from head to head.
         norm: What it calls the last norm.
         theta: Base of the rotation of a file that has none.
-        read: Keys that it reads and most architectures have no part for.
+        multiplied: YaRN's factor of queries and keys has a multiplier.
+        unread: Keys that files have and that say nothing of this architecture, or are read of some files alone.
+        fixed: Of keys that are not read, the values at which what they say is what is run.
         ropes: Whether `more` says how heads are turned and how many key-value heads each layer has.
     """
 
@@ -71,8 +75,20 @@ class Architecture:
     in_turns: bool = False
     norm: str = "output_norm"
     theta: float = 10_000.0
-    read: tuple[str, ...] = ()
+    multiplied: bool = False
+    unread: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     ropes: bool = False
+
+
+def refuse_other_widths(fields: Fields, head_dim: int) -> None:
+    """Refuse heads whose values, or whose rotated part, are of another width than their keys.
+
+    Raises UnsupportedModel.
+    """
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if fields.get(key, head_dim) != head_dim:
+            raise fields.unsupported(key)
 
 
 def turned(fields: Fields, raw: Raw) -> Raw:

@@ -13,7 +13,7 @@ from decodery.core.errors import CorruptFile
 from ..config import ModelConfig
 from ..families.config_json import read_config
 from .fields import Fields
-from .gguf_architecture import MULTIPLIER, Architecture, Raw, biased, experts, inner, turned
+from .gguf_architecture import NORMED, Architecture, Raw, biased, experts, inner, turned
 from .gguf_file import GGUFFile
 from .gguf_gemma import GEMMA
 from .gguf_hybrids import HYBRIDS
@@ -152,6 +152,8 @@ def _glm4moe(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
         "first_k_dense_replace": fields.get("leading_dense_block_count", 0),
         "routed_scaling_factor": fields.get("expert_weights_scale", 1.0),
         "norm_topk_prob": fields.get("expert_weights_norm", True),
+        "n_group": fields.get("expert_group_count", 1),
+        "topk_group": fields.get("expert_group_used_count", 1),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "attention_bias": biased(file),
         **turned(fields, raw),
@@ -190,7 +192,10 @@ def _llama4(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     layers, step = raw["num_hidden_layers"], fields.need("interleave_moe_layer_step")
     count = fields.get("expert_count", 0)
     # A window of zero says that all layers see everything and turn; else every fourth layer does not turn.
-    whole = fields.get("attention.sliding_window", _CHUNK) == 0
+    window = fields.get("attention.sliding_window", _CHUNK)
+    if window not in (0, _CHUNK):
+        raise fields.unsupported("attention.sliding_window")
+    whole = window == 0
     mixed = [layer for layer in range(layers) if count and step and (layer + 1) % step == 0]
     counts = {"num_local_experts": count, "num_experts_per_tok": fields.need("expert_used_count")} if mixed else {}
     return {
@@ -242,6 +247,8 @@ def _mixtral(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     return {"num_local_experts": counts["num_experts"], "num_experts_per_tok": counts["num_experts_per_tok"]}
 
 
+_STATES = tuple(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank"))
+"""Keys that converters write of hybrids of which all layers attend, too."""
 _AFTER = {"attention_norm": "post_attention_norm", "mlp_norm": "post_ffw_norm"}
 ARCHITECTURES: dict[str, Architecture] = {
     **HYBRIDS,
@@ -252,13 +259,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi2": Architecture("phi", more=_phi2, parts={"mlp_norm": "attn_norm"}),
     "olmo2": Architecture("olmo2", more=_olmo2, parts=_AFTER),
     "smollm3": Architecture("smollm3", paired=True, more=_smollm3),
-    "granite": Architecture("granite", paired=True, more=_granite),
+    "granite": Architecture("granite", paired=True, more=_granite, unread=_STATES),
     "exaone4": Architecture("exaone4", more=_exaone4, parts=_AFTER),
     "ernie4_5": Architecture("ernie4_5", paired=True, more=lambda fields, file, raw: {"use_bias": biased(file)}),
     "glm4": Architecture("glm4", paired=True, more=_glm4),
     "starcoder2": Architecture("starcoder2", more=_starcoder2),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", more=lambda fields, file, raw: {"attention_bias": biased(file)}),
-    "mistral3": Architecture("mistral", paired=True, more=_mistral3, read=(MULTIPLIER, "attention.temperature_scale")),
+    "mistral3": Architecture("mistral", paired=True, more=_mistral3, multiplied=True),
     "deepseek2": Architecture(
         "deepseek_v3",
         more=_deepseek2,
@@ -267,23 +274,29 @@ ARCHITECTURES: dict[str, Architecture] = {
             **{"kv": "attn_kv_a_mqa", "k_norm": "attn_kv_a_norm"},
         },
         exact={"choice_bias": "exp_probs_b.bias"},
-        read=(MULTIPLIER,),
+        multiplied=True,
+        unread=("attention.value_length",),
     ),
-    "llama4": Architecture("llama4_text", paired=True, more=_llama4),
+    "llama4": Architecture("llama4_text", paired=True, more=_llama4, fixed={"expert_gating_func": 2}),
     "olmoe": Architecture("olmoe", more=_olmoe),
-    "granitemoe": Architecture("granitemoeshared", paired=True, more=_granitemoe),
+    "granitemoe": Architecture("granitemoeshared", paired=True, more=_granitemoe, unread=_STATES, fixed=NORMED),
     "qwen2moe": Architecture("qwen2_moe", more=_qwen2moe),
-    "qwen3moe": Architecture("qwen3_moe", more=_qwen3moe),
+    "qwen3moe": Architecture("qwen3_moe", more=_qwen3moe, fixed=NORMED),
     "glm4moe": Architecture(
         "glm4_moe", more=_glm4moe, parts={"mlp_norm": "post_attention_norm"}, exact={"choice_bias": "exp_probs_b.bias"}
     ),
     "gpt-oss": Architecture(
-        "gpt_oss", more=_gpt_oss, parts={"mlp_norm": "post_attention_norm"}, exact={"router_bias": "ffn_gate_inp.bias"}
+        "gpt_oss",
+        more=_gpt_oss,
+        parts={"mlp_norm": "post_attention_norm"},
+        exact={"router_bias": "ffn_gate_inp.bias"},
+        # Weights are those of a softmax over the chosen experts.
+        fixed=NORMED | {"expert_gating_func": 3},
     ),
     "seed_oss": Architecture("seed_oss", more=_seed, parts={"mlp_norm": "post_attention_norm"}),
 }
 """By what files call them."""
-MIXTRAL = Architecture("mixtral", paired=True, more=_mixtral)
+MIXTRAL = Architecture("mixtral", paired=True, more=_mixtral, fixed=NORMED)
 """As files of Llama's architecture are read that have experts."""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +26,9 @@ from ..config import (
 from ..families.masked import MASKED
 from ..torch import latent
 from .config_check import check_config
-from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
+from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole, shown
 from .gguf_architecture import KINDS as OTHERS
+from .gguf_architecture import MULTIPLIER, Architecture, refuse_other_widths
 from .gguf_architectures import ARCHITECTURES, architecture_config, architecture_of
 from .gguf_file import GGUFFile
 from .gguf_rope import KINDS as ROPES
@@ -37,16 +40,6 @@ _FAMILIES = {
     **{"llada": "llada", "dream": "Dream"},
     **STATES,
 }
-# What these keys switch on is not in the forward pass; zero is how files say "off".
-_UNSUPPORTED = (
-    "expert_count",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "logit_scale",
-    "residual_scale",
-    "embedding_scale",
-)
-_NEVER = ("rope.scaling.yarn_log_multiplier", "attention.temperature_scale", "attention.temperature_length")
 _GENERAL: dict[str, Kind] = {
     "general.architecture": Text(64),
     "diffusion.shift_logits": Flag(),
@@ -70,14 +63,24 @@ _CONFIG: dict[str, Kind] = {
     "attention.scale": SCALE,
     "attention.sliding_window": Whole(0, POSITIONS.most),
     "attention.sliding_window_pattern": Either(Whole(0, LAYERS.most), Array(LAYERS.most)),
-    **dict.fromkeys((*_UNSUPPORTED, *_NEVER), Number(-1e9, 1e9)),
+    **dict.fromkeys(("attention.temperature_scale", MULTIPLIER), Number(-1e9, 1e9)),
     **KINDS,
 }
-_UNREAD = (
+UNREAD = (
     *("vocab_size", "rope.scaling.finetuned", "pooling_type", "tensor_data_layout", "expert_used_count"),
-    *("attention.layer_norm_epsilon", "decoder_start_token_id", "use_parallel_residual"),
+    *("attention.layer_norm_epsilon", "decoder_start_token_id", "use_parallel_residual", "context_length"),
+    # Tensors say how wide experts are.
+    *("expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_shared_count"),
+    # All sections are one and the same place of a text.
+    "rope.dimension_sections",
 )
-"""Keys that say nothing of the forward pass of any architecture that is read here."""
+"""Keys that say nothing of the forward pass where they are not read."""
+NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale", "expert_weights_scale"), 1.0),
+    **dict.fromkeys(("expert_group_count", "expert_group_used_count", "expert_gating_func"), 1),
+    **{"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "rope.scaling.attn_factor": 1.0},
+}
+"""Values that change nothing, of keys that are not read; zero, false and empty ones do not, either."""
 
 
 def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
@@ -96,18 +99,34 @@ def read_gguf_config(file: GGUFFile, origin: str) -> ModelConfig:
     prefix = f"{architecture}."
     named = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     if architecture in PURE:
-        named = {key: value for key, value in named.items() if value != 0}
+        named = {key: value for key, value in named.items() if isinstance(value, bool | np.ndarray) or value != 0}
     other = architecture_of(file)
     fields = Fields(named, origin, _CONFIG if other is None else _CONFIG | OTHERS)
-    for key in (*_UNSUPPORTED, *_NEVER) if other is None else {*_NEVER} - {*other.read}:
-        if fields.get(key):
-            raise fields.unsupported(key)
-    for key in sorted(named.keys() - fields.kinds.keys() - {*_UNREAD}):
-        if not isinstance(named[key], np.ndarray) and not named[key]:
+    if named.get(MULTIPLIER) and (other is None or not other.multiplied):
+        raise fields.unsupported(MULTIPLIER)
+    config = _config(architecture, other, file, fields, general)
+    _refuse_unread(named, origin, prefix, fields.read, other or Architecture(config.family))
+    return config
+
+
+def _refuse_unread(named: Mapping[str, Any], origin: str, prefix: str, read: set[str], own: Architecture) -> None:
+    """Raise UnsupportedModel for a key that was not read, by its name, unless its value changes nothing."""
+    fixed = {"attention.causal": True, **own.fixed}
+    for key in sorted(named.keys() - read - {*UNREAD, *own.unread}):
+        value = named[key]
+        plain = not isinstance(value, np.ndarray)
+        if plain and (value == fixed[key] if key in fixed else not value or value == NEUTRAL.get(key)):
             continue
         raise UnsupportedModel(
-            f"{origin}: the key {prefix}{key} is not known here, so the model might not run as it was trained"
+            f"{origin}: the key {prefix}{key} = {shown(value)} is not known here, so the model might not run as it "
+            "was trained"
         )
+
+
+def _config(
+    architecture: str, other: Architecture | None, file: GGUFFile, fields: Fields, general: Fields
+) -> ModelConfig:
+    origin = fields.origin
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CorruptFile(f"{origin} has no token embedding: the file is incomplete")
@@ -179,7 +198,7 @@ def _with_rope(config: ModelConfig, file: GGUFFile, fields: Fields, theta: float
         found = replace(config, rope=replace(rope, truncate=False))
     elif config.family == "olmo3":
         # Sliding layers are turned as if nothing were stretched.
-        found = replace(config, rope=rope, local_rope=Rope(theta=rope.theta))
+        found = replace(config, rope=rope, local_rope=Rope(theta=fields.get("rope.freq_base_swa", rope.theta)))
     elif config.rope.kind == "none":
         found = replace(config, local_rope=rope)
     else:
@@ -192,16 +211,6 @@ def _turned(file: GGUFFile, fields: Fields, config: ModelConfig) -> ModelConfig:
     """A configuration of layers that keep a state, with the rotation of those that attend as well."""
     refuse_other_widths(fields, config.head_dim)
     return replace(config, rope=read_rope(file, fields, 10_000.0, config.head_dim))
-
-
-def refuse_other_widths(fields: Fields, head_dim: int) -> None:
-    """Refuse heads whose values, or whose rotated part, are of another width than their keys.
-
-    Raises UnsupportedModel.
-    """
-    for key in ("rope.dimension_count", "attention.value_length"):
-        if fields.get(key, head_dim) != head_dim:
-            raise fields.unsupported(key)
 
 
 def _sliding(fields: Fields, gemma: bool, layers: int) -> tuple[int | None, tuple[bool, ...]]:

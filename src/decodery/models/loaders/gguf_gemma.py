@@ -10,7 +10,7 @@ from decodery.core.errors import CorruptFile
 
 from ..config import ModelConfig
 from .fields import Fields
-from .gguf_architecture import Architecture, Raw
+from .gguf_architecture import Architecture, Raw, refuse_other_widths
 from .gguf_file import GGUFFile
 from .gguf_rope import FREQUENCIES
 
@@ -66,6 +66,7 @@ def _gemma3n(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     layers, heads = raw["num_hidden_layers"], fields.need("attention.head_count_kv")
     if not isinstance(heads, int):
         raise fields.unsupported("attention.head_count_kv")
+    refuse_other_widths(fields, raw["head_dim"])
     # Files say how many spreads beyond the middle the bound lies.
     reaches = fields.get("activation_sparsity_scale", np.full(layers, -np.inf))
     shares = [0.5 * (1.0 + math.erf(float(each) / math.sqrt(2.0))) for each in reaches]

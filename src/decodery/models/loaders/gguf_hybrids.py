@@ -5,7 +5,7 @@ from __future__ import annotations
 from decodery.core.errors import CorruptFile, UnsupportedModel
 
 from .fields import Fields
-from .gguf_architecture import Architecture, Raw, experts, inner, turned
+from .gguf_architecture import NORMED, Architecture, Raw, experts, inner, turned
 from .gguf_file import GGUFFile
 
 
@@ -79,10 +79,11 @@ def _jamba(fields: Fields, file: GGUFFile, raw: Raw) -> Raw:
     attends = [f"blk.{layer}.attn_q.weight" in file.tensors for layer in layers]
     mixes = [f"blk.{layer}.ffn_gate_inp.weight" in file.tensors for layer in layers]
     attention, mixing = regular(origin, attends), regular(origin, mixes)
+    count = fields.get("expert_count", 0)
     return {
         **dict(zip(("attn_layer_period", "attn_layer_offset"), attention, strict=True)),
         **dict(zip(("expert_layer_period", "expert_layer_offset"), mixing, strict=True)),
-        "num_experts": fields.get("expert_count", 0) if any(mixes) else 1,
+        "num_experts": count if any(mixes) else 1,
         "num_experts_per_tok": fields.get("expert_used_count", 0) or 1,
         # Rounded down when it is used.
         "mamba_expand": (fields.need("ssm.inner_size") + 0.5) / raw["hidden_size"],
@@ -177,6 +178,7 @@ _NEMOTRON = Architecture(
     parts={"mlp_norm": "attn_norm"},
     exact={"choice_bias": "exp_probs_b.bias"},
     recurrent=_MAMBA,
+    fixed={"expert_gating_func": 2},
 )
 _DELTA = {
     "output": "ssm_out.weight",
@@ -205,7 +207,7 @@ HYBRIDS: dict[str, Architecture] = {
         norm="token_embd_norm",
         theta=1_000_000.0,
     ),
-    "granitehybrid": Architecture("granitemoehybrid", paired=True, more=_granitehybrid, recurrent=_MAMBA),
+    "granitehybrid": Architecture("granitemoehybrid", paired=True, more=_granitehybrid, recurrent=_MAMBA, fixed=NORMED),
     "jamba": Architecture("jamba", more=_jamba, recurrent=_SELECTIVE),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON),
     "qwen3next": Architecture(
@@ -213,8 +215,11 @@ HYBRIDS: dict[str, Architecture] = {
         more=_gated_mixture,
         parts=_GATED,
         recurrent=_DELTA | dict.fromkeys(("mix_written", "mix_steps"), "ssm_ba.weight"),
+        fixed=NORMED,
     ),
     "qwen35": Architecture("qwen3_5_text", more=_gated, parts=_GATED, recurrent=_APART, in_turns=True),
-    "qwen35moe": Architecture("qwen3_5_moe_text", more=_gated_mixture, parts=_GATED, recurrent=_APART, in_turns=True),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text", more=_gated_mixture, parts=_GATED, recurrent=_APART, in_turns=True, fixed=NORMED
+    ),
 }
 """By what files call them."""

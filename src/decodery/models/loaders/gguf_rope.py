@@ -37,20 +37,24 @@ def read_rope(file: GGUFFile, fields: Fields, theta: float, head_dim: int) -> Ro
     theta, turned = fields.get("rope.freq_base", theta), fields.get("rope.dimension_count", head_dim)
     rotated = 0 if turned == head_dim else turned
     original = fields.get("rope.scaling.original_context_length", 0)
+    factor = fields.get("rope.scaling.factor", 1.0)
+    # A factor alone is that of positions, as llama.cpp reads it.
+    kind = fields.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
     if _LONG in file.tensors or _SHORT in file.tensors:
         # Which set it is follows from the context alone, as in a config.json.
         name = _LONG if fields.need("context_length") > original else _SHORT
-        factor = fields.get("rope.scaling.attn_factor", 1.0)
+        _refuse_scaling(fields, kind, factor, "longrope")
+        scale = fields.get("rope.scaling.attn_factor", 1.0)
         factors = _factors(file, name, turned, fields.origin)
         return Rope(
-            theta, "factors", factors=factors, attention_factor=factor, original_max_positions=original, rotated=rotated
+            theta, "factors", factors=factors, attention_factor=scale, original_max_positions=original, rotated=rotated
         )
     if FREQUENCIES in file.tensors:
+        _refuse_scaling(fields, kind, factor, "none")
         return Rope(theta, "factors", factors=_factors(file, FREQUENCIES, turned, fields.origin), rotated=rotated)
-    kind = fields.get("rope.scaling.type", "none")
     if kind == "none":
         return Rope(theta, rotated=rotated)
-    factor = fields.need("rope.scaling.factor")
+    fields.need("rope.scaling.factor")
     if kind == "linear":
         return Rope(theta, "linear", factor=factor, rotated=rotated)
     if kind != "yarn":
@@ -71,6 +75,17 @@ def read_rope(file: GGUFFile, fields: Fields, theta: float, head_dim: int) -> Ro
         mscale_all_dim=multiplier,
         rotated=rotated,
     )
+
+
+def _refuse_scaling(fields: Fields, kind: str, factor: float, known: str) -> None:
+    """Refuse a scaling beside tensors that divide frequencies, but for the one of a name that they are.
+
+    Raises UnsupportedModel.
+    """
+    if kind not in ("none", known):
+        raise fields.unsupported("rope.scaling.type" if factor == 1.0 else "rope.scaling.factor")
+    if kind != "none" and factor != 1.0:
+        raise fields.unsupported("rope.scaling.factor")
 
 
 def _factors(file: GGUFFile, name: str, turned: int, origin: str) -> tuple[float, ...]:
