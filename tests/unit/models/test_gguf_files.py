@@ -76,6 +76,9 @@ def test_a_hub_repository_gives_the_file_of_a_quantization(tmp_path: Path, monke
     write_gguf(folder / "tiny-q8_0.gguf", theirs, Kind.Q8_0)
     write_gguf(folder / "tiny-Q4_0.gguf", make_model("llama", seed=1), Kind.Q4_0)
     write_gguf(folder / "tiny-IQ4_0.gguf", make_model("llama", seed=2), Kind.Q4_0)
+    # The vision tower of repositories with images.
+    for name in ("mmproj-Q8_0.gguf", "tiny-mmproj-Q5_K_M.gguf"):
+        (folder / name).write_bytes((folder / "tiny-Q4_0.gguf").read_bytes())
     assert_same_logits(load("someone/tiny-GGUF:Q8_0", dtype="float32", device="cpu").model, theirs)
     other = make_model("llama", seed=1)
     write_gguf(tmp_path / "same.gguf", other, Kind.Q4_0)

@@ -17,6 +17,8 @@ from .store import is_full, system_error
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _STARTS = ("", "*[-._/]")
 """What stands before a quantization in the name of a file."""
+_SIGHT = "mmproj"
+"""What names of files have that hold the vision tower beside a language model."""
 # No pickles, no code; "consolidated" files repeat the weights in another layout.
 _FILES = ["*.json", "*.jinja", "model*.safetensors", "merges.txt"]
 
@@ -60,7 +62,8 @@ def gguf_file(name: str, quant: str, revision: str | None = None, *, refresh: bo
     first = re.compile(rf"(?:.*[-._])?{re.escape(quant)}(?:-00001-of-\d{{5}})?\.gguf", re.IGNORECASE)
 
     def found(folder: Path) -> list[Path]:
-        return sorted(path for path in folder.rglob("*.gguf") if first.fullmatch(path.name))
+        files = (path for path in folder.rglob("*.gguf") if _SIGHT not in path.name.lower())
+        return sorted(path for path in files if first.fullmatch(path.name))
 
     def complete(folder: Path) -> bool:
         try:
@@ -110,7 +113,12 @@ def fetched(
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    wanted: dict[str, Any] = {"repo_type": kind, "revision": revision, "allow_patterns": files}
+    wanted: dict[str, Any] = {
+        "repo_type": kind,
+        "revision": revision,
+        "allow_patterns": files,
+        "ignore_patterns": f"*{_SIGHT}*",
+    }
     if not refresh:
         try:
             folder = Path(snapshot_download(name, **wanted, local_files_only=True))
