@@ -26,6 +26,7 @@ import transformers
 
 from decodery.core.errors import DecoderyError
 from decodery.models.batch import Batch, Segment
+from decodery.models.config import ModelConfig
 from decodery.models.loaders.load import load
 from decodery.models.protocol import LanguageModel
 from decodery.models.transformers.adapter import TransformersModel
@@ -69,8 +70,17 @@ def outcome(family: str, folder: Path) -> dict[str, Any]:
     can, known = model.capabilities, loaded.tokenizer.vocab_size
     row |= {"runs": "adapter" if isinstance(model, TransformersModel) else "native"}
     row |= {"drafts": "trees" if can.trees else "chains" if can.chains else "none"}
-    row |= {"keeps": model.keeps if isinstance(model, TransformersModel) else "keys and values"}
+    row |= {"keeps": model.keeps if isinstance(model, TransformersModel) else kept(model.config)}
     return row | {"difference": _difference(model, theirs), "greedy": _greedy(model, theirs, known)}
+
+
+def kept(config: ModelConfig) -> str:
+    """What a model that runs natively keeps of a text; the last rows of a convolution are a state."""
+    layers = range(config.num_layers)
+    states = any(config.recurrent(layer) or config.convolves(layer) for layer in layers)
+    if not states:
+        return "keys and values"
+    return "keys, values and states" if any(map(config.attends, layers)) else "states"
 
 
 def _difference(model: LanguageModel, theirs: Any) -> float:
