@@ -53,6 +53,21 @@ def test_positions_beyond_what_was_trained_first(case: str, tmp_path: Path) -> N
     assert (logits - reference(theirs, ids)).abs().max() < 1e-4
 
 
+def test_dynamic_rotation_is_the_plain_one_up_to_the_context(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    theirs = make_model("llama", rope_parameters=rope, max_position_embeddings=150)
+    ours = load(save(theirs, tmp_path / "model"), dtype="float32", device="cpu").model
+    assert isinstance(ours, Transformer) and ours.config.max_positions == 150
+    ids = random_ids(150)
+    logits = ours.forward(Batch([Segment(np.arange(len(ids)), ids)])).logits
+    assert (logits - reference(theirs, ids)).abs().max() < 1e-4
+
+
+def test_su_is_what_longrope_was_called_first() -> None:
+    base = json.loads(make_model("phi3, longrope").config.to_json_string(use_diff=False))
+    assert read_config(base | {"rope_parameters": base["rope_parameters"] | {"rope_type": "su"}}) == read_config(base)
+
+
 def test_any_mask_among_the_rows_of_a_pass(tmp_path: Path) -> None:
     theirs = make_model("llama")
     ours = load(save(theirs, tmp_path / "model"), dtype="float32", device="cpu").model
@@ -202,7 +217,8 @@ def test_gemma_ropes_in_the_old_form() -> None:
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
         ({"quantization_config": {"quant_method": "vptq"}}, "vptq"),
         ({"hidden_act": "relu"}, "hidden_act"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "spiral"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 50.0}}, "alpha"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),

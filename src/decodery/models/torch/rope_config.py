@@ -40,7 +40,7 @@ FIELDS: dict[str, Kind] = {
 }
 """What configurations say of rotation, and of how far it goes."""
 _ORIGINAL = "original_max_position_embeddings"
-_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+_KINDS = ("default", "dynamic", "linear", "llama3", "yarn", "longrope", "proportional")
 _LONG = {"su": "longrope"}
 """What older files call kinds of rotation."""
 _UNREAD = ("finetuned",)
@@ -102,7 +102,8 @@ def read_rope(parameters: Fields, fields: Fields, turned: int = 0) -> Rope:
     others = parameters.raw.keys() - parameters.kinds.keys() - {*_UNREAD}
     if unknown := next((name for name in sorted(others) if parameters.raw[name]), None):
         raise parameters.unsupported(unknown)
-    if kind == "default":
+    if kind in ("default", "dynamic"):
+        # What is dynamic stretches texts alone that are longer than the context, where all texts end here.
         return Rope(theta=theta, rotated=turned)
     if kind == "linear":
         return Rope(theta=theta, kind=kind, factor=parameters.need("factor"), rotated=turned)
