@@ -62,6 +62,10 @@ class Follower:
         reading.forget()
         return reading
 
+    def length(self, tokens: list[int]) -> int:
+        """How many tokens of the model a text has."""
+        return len(tokens)
+
     def unread(self, tokens: list[int]) -> int:
         """How many tokens it would read to predict after `tokens`, whose beginning it has read."""
         held = len(self.tokens)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import numpy as np
 
+from decodery.core.errors import VocabularyMismatch
 from decodery.core.noise import gumbel_topk
 from decodery.core.threads import one_thread
 from decodery.core.topk import topk
 from decodery.models.footprint import weight_bytes
 from decodery.models.protocol import LanguageModel, Reader
 from decodery.models.reduced_vocabulary import reduced
+from decodery.models.tokenizers.vocabularies import tokenizer_of
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
@@ -24,6 +27,9 @@ from ..stores.blending import Blending
 from .advice import WIDTH, Advice, AskCosts, Opinion
 from .adviser_record import remembered
 from .follower import Follower
+
+if TYPE_CHECKING:
+    from .tli import SharedReading
 
 _SHARE = 0.1
 """What a question is believed to take where nothing is known of the sizes of the models, in units of a pass."""
@@ -40,11 +46,12 @@ class ModelAdvice(Advice):
     """One text's second model.
 
     Attributes:
+        follower: What it has read; in its own tokens where it has another vocabulary.
         deepest: Nodes it is asked about.
         start: Where in the text begins what it reads.
     """
 
-    follower: Follower = field(kw_only=True)
+    follower: Follower | SharedReading = field(kw_only=True)
     deepest: int = field(kw_only=True)
     start: int = field(default=0, kw_only=True)
 
@@ -59,10 +66,10 @@ class ModelAdvice(Advice):
             vocabulary: How many tokens it predicts, those with the lowest ids; None: all.
 
         Raises:
-            VocabularyMismatch: If its tokens are not the text's.
+            VocabularyMismatch: If its tokens are not the text's, and neither known nor shared in part.
         """
         asked = reduced(model, vocabulary, "auto")
-        follower = Follower.begin(asked, seq.request.model, slots=seq.request.slots)
+        follower = _reading(asked, seq)
 
         def make() -> tuple[Blending, AskCosts]:
             recalled = remembered(seq.request.model, asked.fingerprint)
@@ -98,6 +105,9 @@ class ModelAdvice(Advice):
 
     def most_likely(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[Opinion]:
         self._skip(seq)
+        if not 0 < self.follower.length(self._text(seq)) <= self._room:
+            # The end of a character is missing, or another vocabulary makes many more tokens of the text.
+            return [[0] * WIDTH for _ in nodes], [[0.0] * WIDTH for _ in nodes]
         logits = yield from self.follower.after(self._text(seq), tree, nodes)
         law = expected(seq, tree, nodes, logits)
         with one_thread():
@@ -115,10 +125,31 @@ class ModelAdvice(Advice):
 
     def _skip(self, seq: Sequence) -> None:
         """Begin anew near the end of a text of which more is unread than is worth it, or than the context holds."""
-        text, room = self._text(seq), self.follower.model.config.max_positions - self.deepest
-        if self.follower.unread(text) > _WAITING or len(text) > room:
+        text = self._text(seq)
+        if self.follower.unread(text) > _WAITING or self.follower.length(text) > self._room:
             self.follower.forget()
-            self.start = len(seq.tokens) - min(len(seq.tokens), _WAITING, (room + 1) // 2)
+            self.start = len(seq.tokens) - min(len(seq.tokens), _WAITING, (self._room + 1) // 2)
+
+    @property
+    def _room(self) -> int:
+        return self.follower.model.config.max_positions - self.deepest
+
+
+def _reading(model: Reader, seq: Sequence) -> Follower | SharedReading:
+    """What reads a text along, by the tokens that both models have where the vocabularies differ.
+
+    Raises:
+        VocabularyMismatch: Where they differ, and a tokenizer is not known or nothing is shared.
+    """
+    target = seq.request.model
+    try:
+        return Follower.begin(model, target, slots=seq.request.slots)
+    except VocabularyMismatch:
+        if tokenizer_of(model) is None or tokenizer_of(target) is None:
+            raise
+    from .tli import SharedReading
+
+    return SharedReading.begin(model, target, "auto")
 
 
 def _share(model: Reader, target: Reader) -> float:

@@ -36,15 +36,59 @@ class SharedReading:
     shared: SharedTokens
     stand_in: int
 
+    @classmethod
+    def begin(cls, model: Reader, target: Reader, name: str) -> SharedReading:
+        """Nothing read yet.
+
+        Args:
+            model, target: The draft model and the text's.
+            name: The drafter, for messages.
+
+        Raises:
+            SettingsError: Where a tokenizer is not known.
+            VocabularyMismatch: Where the models share no token.
+        """
+        reading = UniversalReading.begin(model, target, name)
+        shared = shared_tokens(reading.target, reading.draft, (target.vocab_size, model.vocab_size))
+        if not len(shared.own):
+            raise VocabularyMismatch(
+                f"the two models share no token, and {name} drafts shared ones alone: use universal-draft"
+            )
+        return cls(reading, shared, (*model.config.eos_ids, 0)[0])
+
     def __deepcopy__(self, memo: dict[int, object]) -> SharedReading:
         return replace(self, reading=deepcopy(self.reading, memo))
 
-    def tree(self, text: list[int], tree: DraftTree) -> DraftTree:
-        """The same tree in the draft model's tokens, below the end of `text`."""
-        tokens = self.shared.others[tree.tokens]
-        tokens[tokens < 0] = self.stand_in
-        tokens[0] = text[-1]
-        return DraftTree(tokens, tree.parents)
+    @property
+    def model(self) -> Reader:
+        return self.reading.follower.model
+
+    def length(self, tokens: list[int]) -> int:
+        """How many tokens of the draft model a text has, 0 where it ends inside a character."""
+        return len(self.reading.text(tokens))
+
+    def unread(self, tokens: list[int]) -> int:
+        """About how many tokens the draft model would read to predict after `tokens`, which are not cut for that."""
+        return abs(len(tokens) - len(self.reading.known)) if self.reading.follower.tokens else len(tokens)
+
+    def after(self, tokens: list[int], tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
+        """The logits [k, vocab] of the text's model after `nodes`, minus infinity for what is not shared.
+
+        Args:
+            tokens: The text, which does not end inside a character.
+            tree: Below its end.
+            nodes: Of it.
+        """
+        text = self.reading.text(tokens)
+        below = self.shared.others[tree.tokens]
+        below[below < 0] = self.stand_in
+        below[0] = text[-1]
+        found = yield from self.reading.follower.after(text, DraftTree(below, tree.parents), nodes)
+        return self.shared.translated(found)
+
+    def forget(self) -> None:
+        """Give back the cache's memory: all is read again where it is needed."""
+        self.reading.follower.forget()
 
 
 @register(
@@ -78,33 +122,25 @@ class TLI(TreeDrafter):
         model, target = named(self.model, self.dtype), seq.request.model
         if isinstance(self.tree_policy, TreePolicy) and not model.capabilities.trees:
             raise UnsupportedModel("the draft model reads no rows that branch, as trees do: leave tree_policy out")
-        reading = UniversalReading.begin(model, target, "tli")
-        shared = shared_tokens(reading.target, reading.draft, (target.vocab_size, model.vocab_size))
-        if not len(shared.own):
-            raise VocabularyMismatch(
-                "the two models share no token, and tli drafts shared ones alone: use universal-draft"
-            )
-        return SharedReading(reading, shared, (*model.config.eos_ids, 0)[0])
+        return SharedReading.begin(model, target, "tli")
 
     def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return (named(self.model, self.dtype),)
 
     def reach(self, seq: Sequence) -> int:
-        reading: UniversalReading = seq.states[self].reading
-        text = reading.text(seq.tokens)
+        state: SharedReading = seq.states[self]
+        length = state.length(seq.tokens)
         # Inside a character the draft model's tokens are not known.
-        return reading.follower.model.config.max_positions - len(text) + 1 if text else 0
+        return state.model.config.max_positions - length + 1 if length else 0
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         state: SharedReading = seq.states[self]
-        text = state.reading.text(seq.tokens)
-        if not text:
+        if not state.length(seq.tokens):
             return torch.full(
                 (len(nodes), state.shared.size), -torch.inf, dtype=torch.float32, device=seq.request.model.device
             )
-        found = yield from state.reading.follower.after(text, state.tree(text, tree), nodes)
-        return state.shared.translated(found)
+        return (yield from state.after(seq.tokens, tree, nodes))
 
     def forget(self, seq: Sequence) -> None:
-        reading: UniversalReading = seq.states[self].reading
-        reading.follower.forget()
+        state: SharedReading = seq.states[self]
+        state.forget()

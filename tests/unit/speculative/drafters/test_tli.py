@@ -22,8 +22,10 @@ from decodery.models.tokenizers.vocabularies import speaks
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.sampling.sampler import Sampler
+from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.tli import TLI
 from decodery.step.draft_tree import DraftTree
+from decodery.step.drafter_memory import Memory
 from decodery.testing import LawBroken, check_distribution, check_identical, decode, tiny_transformer
 
 MERGES = [("a", "b"), ("ab", "c"), ("Ġ", "a"), ("Ġa", "b"), ("Ã", "©")]
@@ -162,3 +164,40 @@ def test_a_long_text_is_read_up_to_the_draft_models_context() -> None:
     (found,) = decode(TARGET, [prompt], drafter=TLI(short), max_new_tokens=4)
     (plain,) = decode(TARGET, [prompt], max_new_tokens=4)
     assert found.generated == plain.generated
+
+
+def advised(
+    target: Transformer, draft: Transformer | None, prompt: list[int], new: int, sampler: Sampler = DRAWN
+) -> Any:
+    """A drawn text of `auto` whose second model is believed to take a fiftieth of a pass, by given prices."""
+    loop = Engine(target, memory=Memory(), pass_seconds=lambda context: 1.0 + 0.01 * np.arange(1024))
+    seq = loop.submit(Request(prompt, new, drafter=Auto(warm=None, model=draft), sampler=sampler))
+    advice = seq.states[seq.request.drafter].advice
+    if advice is not None:
+        advice.costs.share = 0.02
+    loop.run([seq])
+    return seq, advice
+
+
+def test_auto_asks_a_model_of_another_vocabulary() -> None:
+    own, renumbered = tokenizer(LETTERS), tokenizer(LETTERS[::-1])
+    order = np.array([*range(len(LETTERS) - 1, -1, -1), len(LETTERS)])
+    # Hot enough that little of the text comes again.
+    target, prompt, hot = model(own, 2), own.encode("abcabd"), Sampler.from_settings(temperature=4.0)
+    alone, _ = advised(target, None, prompt, 120, hot)
+    both, _ = advised(target, model(renumbered, 2, order), prompt, 120, hot)
+    assert both.tokens == alone.tokens and both.trace.passes < 0.8 * alone.trace.passes
+
+
+def test_a_model_of_another_vocabulary_that_is_never_right_costs_little() -> None:
+    """Where the text ends inside a character, too: its tokens are drawn byte by byte."""
+    prompt = OWN.encode("abc é")
+    alone, _ = advised(TARGET, None, prompt, 200)
+    both, advice = advised(TARGET, DRAFT, prompt, 200)
+    assert both.tokens == alone.tokens
+    assert advice.costs.taken > 0 and advice.costs.taken - advice.costs.brought < 0.01 * advice.costs.passed
+
+
+def test_auto_refuses_a_model_that_shares_nothing() -> None:
+    with pytest.raises(VocabularyMismatch, match="share no token, and auto drafts shared ones alone"):
+        Engine(SMALL).submit(Request([0], drafter=Auto(model=model(tokenizer(["x", "y"]), 1))))
