@@ -185,7 +185,12 @@ def test_while_no_question_to_a_head_can_be_paid_the_text_is_in_arrays(monkeypat
                     in_arrays += len(loop._arrays)
                     steps += 1
                 tokens.append(seq.tokens)
-            return tokens, in_arrays / steps, advice.costs.taken
+            taken = advice.costs.taken
+            if not silent:
+                assert advice.reaches(0)
+            advice.pass_over(1, 1, 1.0, 1.0)
+            assert not advice.reaches(0)
+            return tokens, in_arrays / steps, taken
 
     texts, share, taken = found(True)
     same, none, paid = found(False)
