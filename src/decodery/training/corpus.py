@@ -21,7 +21,8 @@ from decodery.models.trained.artifact import read_tensors
 
 from .held_out import hold_out
 
-FORMAT = 1
+FORMAT = 2
+"""Another one where texts are split in another way: checkpoints go on only with the same."""
 SHARD = 256
 """Texts per shard."""
 BYTES = 6
@@ -150,6 +151,8 @@ def claim(out: Path, facts: dict[str, Any], vocab_size: int) -> None:
         found = read_json(path)
         if not isinstance(found, dict):
             raise CorruptFile(f"{path} is damaged: remove the folder {out} and start again")
+        if found.get("format") != FORMAT:
+            raise SettingsError(f"{path} was made by another version: make the training text again in another folder")
         other = [name for name in facts if found.get(name) != facts[name]]
         if other:
             raise SettingsError(

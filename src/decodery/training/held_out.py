@@ -36,8 +36,9 @@ def bootstrap(values: Sequence[float], weights: Sequence[float] | None = None, *
 def hold_out(groups: Sequence[Hashable], every: int) -> tuple[list[int], list[int]]:
     """Numbers of items to learn from, and of held-out items, of one group in `every`.
 
-    The groups stand at random places. Of fewer groups two are held out, where that leaves as many. Neighbours are of
-    different groups, so that `HeldOut` does not choose by the groups that it tests.
+    The groups are of all sizes but the largest. Of fewer groups two are held out, where that leaves as many.
+    Neighbours are of different groups, so that `HeldOut` does not choose by the groups that it tests; held-out items
+    without a neighbour of another group are left out.
 
     Args:
         groups: Of each item.
@@ -46,11 +47,15 @@ def hold_out(groups: Sequence[Hashable], every: int) -> tuple[list[int], list[in
     numbers: dict[Hashable, list[int]] = {}
     for number, group in enumerate(groups):
         numbers.setdefault(group, []).append(number)
-    whole = list(numbers.values())
+    whole = sorted(numbers.values(), key=len)
     every = min(every, max(2, len(whole) // 2))
-    held = [whole[first + turn % every] for turn, first in enumerate(range(0, len(whole) - every + 1, every))]
+    # The last of `every` is never held out: the largest of all would leave little to learn from.
+    held = [whole[first + turn % (every - 1)] for turn, first in enumerate(range(0, len(whole) - every + 1, every))]
     out = {number for each in held for number in each}
-    even, odd = (list(chain(*held[side::2])) for side in (0, 1))
+    sides: tuple[list[int], list[int]] = [], []
+    for each in sorted(held, key=len, reverse=True):
+        min(sides, key=len).extend(each)
+    even, odd = sorted(sides, key=len, reverse=True)
     turns = [*chain(*zip(even, odd, strict=False)), *even[len(odd) :][: 1 if odd else None]]
     return [number for number in range(len(groups)) if number not in out], turns
 

@@ -67,7 +67,8 @@ def train_orpo(run: Run, pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
     recipe, learner = run.of(ORPORecipe), AdapterLearner(run)
     texts = [(learner.text(prompt, chosen), learner.text(prompt, rejected)) for prompt, chosen, rejected in pairs]
     # Pairs of one prompt have texts in common.
-    learned, held = ([texts[at] for at in part] for part in hold_out([prompt for prompt, _, _ in pairs], HELD))
+    split = hold_out([prompt for prompt, _, _ in pairs], HELD)
+    learned, held = ([texts[at] for at in part] for part in split)
     if not held:
         raise SettingsError(f"orpo learns from pairs of 2 prompts or more, not from {len(texts)} of one")
     batch = batches(len(learned), min(recipe.batch, len(learned)), recipe.seed)
@@ -86,7 +87,7 @@ def train_orpo(run: Run, pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
         losses = orpo(better, worse, recipe.weight)
         return {"loss": float(losses.mean()), "preferred": float((better > worse).float().mean())}
 
-    return learner.train(loss, figures, held, "loss", recipe, pairs=len(pairs), data=content(pairs))
+    return learner.train(loss, figures, held, "loss", recipe, pairs=len(pairs), data=content([list(pairs), split]))
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,14 @@ def test_whole_groups_are_held_out_and_none_both_chooses_and_is_tested() -> None
     assert hold_out([3, 3], 10) == ([0, 1], [])
 
 
+def test_a_large_group_is_learned_and_not_left_out() -> None:
+    assert hold_out([0] * 50 + [1], 20) == (list(range(50)), [50])
+    assert len(hold_out([0] * 200 + list(range(1, 41)), 20)[0]) == 238
+    for groups in (2, 4, 5, 20, 400):
+        learned, held = hold_out([*range(groups), *[groups - 1] * 99], 20)
+        assert len(learned) >= 100 and groups - 1 not in held
+
+
 @dataclass(frozen=True)
 class Made:
     steps: int = 3
