@@ -55,7 +55,8 @@ class OwnTexts(Data):
 
     def check(self) -> None:
         check_texts(self.texts)
-        self.lines()
+        if self.prompts and len(set(self.lines()[: self.texts])) == 1:
+            raise SettingsError(f"{self.prompts} holds one prompt: give two, one of which is held out")
 
     def lines(self) -> list[str]:
         """The given prompts; none for the built-in ones."""
@@ -181,7 +182,9 @@ class CutFiles(Data):
         for file in self.files:
             if file.is_dir() and len(self.files) > 1:
                 raise SettingsError(f"{file} is a folder: give it alone, or files")
-            if not file.exists() and not hub.is_hub_id(str(file)):
+            # What is likely a mistyped path is not asked for on the Hub.
+            local = file.suffix in (".txt", ".jsonl") or Path(file.parts[0]).is_dir()
+            if not file.exists() and (local or not hub.is_hub_id(str(file))):
                 raise SettingsError(f"{file} does not exist: give text files, .jsonl files of chats, or OWNER/NAME")
 
 

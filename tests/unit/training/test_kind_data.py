@@ -15,7 +15,7 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.kind import Run
-from decodery.training.kind_data import CutFiles, cut_texts
+from decodery.training.kind_data import CutFiles, OwnTexts, cut_texts
 from serving import tiny_lm
 
 
@@ -64,6 +64,33 @@ def test_what_is_no_chat_and_what_is_not_there_is_refused_by_name(tmp_path: Path
         cut(lm, tmp_path / "none", tmp_path / "none.txt")
     with pytest.raises(SettingsError, match="give it alone"):
         cut(lm, tmp_path / "two", tmp_path, text)
+
+
+def test_a_mistyped_path_is_no_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    for name in ("data/notes", "other/notes.txt", "other/chats.jsonl"):
+        with pytest.raises(SettingsError, match=f"{name} does not exist"):
+            CutFiles((Path(name),)).check()
+    CutFiles((Path("owner/chats"),)).check()
+
+
+def test_one_prompt_is_refused_before_texts_are_written(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\n\none\n")
+    with pytest.raises(SettingsError, match=r"prompts\.txt holds one prompt: give two"):
+        OwnTexts(prompts=prompts).check()
+    prompts.write_text("one\ntwo\n")
+    OwnTexts(prompts=prompts).check()
+
+
+def test_texts_of_another_version_are_refused(tmp_path: Path) -> None:
+    lm, prompts = tiny_lm(), [[256, number] for number in range(2)]
+    write_texts(loaded(lm), prompts, tmp_path, max_new_tokens=2)
+    facts = json.loads((tmp_path / "corpus.json").read_text())
+    (tmp_path / "corpus.json").write_text(json.dumps({**facts, "format": 1}))
+    with pytest.raises(SettingsError, match="made by another version: make the training text again"):
+        write_texts(loaded(lm), prompts, tmp_path, max_new_tokens=2)
 
 
 def test_a_folder_of_texts_that_is_not_finished_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
