@@ -132,7 +132,7 @@ def cut_files(
         raise SettingsError(f"a text to learn from needs at least 2 tokens, not length={length}")
     facts = {
         "kind": "cut from files",
-        "files": [[str(path), sha256(path, "checking files", progress)] for path in files],
+        "files": [[path.name, sha256(path, "checking files", progress)] for path in files],
         "length": length,
     }
     claim(out, facts, vocab_size)

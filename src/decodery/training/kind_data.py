@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -207,8 +207,9 @@ def cut_texts(run: Run, files: tuple[Path, ...] | None = None, folder: str = "te
                 f"{found.folder} holds {len(found)} of {whole} texts: finish the command that writes it"
             )
         return found
+    parts = [part for file in given.files for part in ([file] if file.exists() else dataset_files(run, str(file)))]
     return cut_files(
-        [part for file in given.files for part in ([file] if file.exists() else hub.dataset(str(file)))],
+        parts,
         run.out / folder,
         tokenizer=run.loaded.tokenizer,
         vocab_size=run.loaded.model.vocab_size,
@@ -218,7 +219,14 @@ def cut_texts(run: Run, files: tuple[Path, ...] | None = None, folder: str = "te
     )
 
 
-def chat_texts(run: Run, file: Path, length: int) -> Iterator[TrainingText]:
+def dataset_files(run: Run, name: str) -> list[Path]:
+    """The files of a Hub dataset, of which the run says which they are."""
+    found = hub.dataset(name)
+    run.say(f"of {name} are read: {', '.join(path.name for path in found)}")
+    return found
+
+
+def chat_texts(run: Run, file: Path, length: int) -> list[TrainingText]:
     """The chats of a `.jsonl` file by the chat template, of which the last answer is to be learned.
 
     Args:
@@ -228,18 +236,21 @@ def chat_texts(run: Run, file: Path, length: int) -> Iterator[TrainingText]:
 
     Raises:
         CorruptFile: A line is something else.
+        PromptError: The chat template does not accept a chat.
         SettingsError: The model has no chat template.
     """
     if run.lm.chat_template is None:
         raise SettingsError(f"{run.loaded.name} has no chat template, which the chats of {file} need: use a chat model")
-    chats = read_objects(file, '{"messages": [{"role": ..., "content": text}, ...]} that ends with an answer', as_chat)
-    left_out = 0
-    for chat in chats:
+
+    def read(entry: dict[str, Any]) -> TrainingText | None:
+        if (chat := as_chat(entry)) is None:
+            return None
         prompt = run.lm.encode(chat.prompt)
-        if len(prompt) < length:
-            tokens = [*prompt, *written_tokens(run.lm, chat)][:length]
-            yield TrainingText(np.asarray(tokens, dtype=np.int32), len(prompt))
-        else:
-            left_out += 1
-    if left_out:
-        run.say(f"{file}: {left_out:,} of {len(chats):,} chats are left out, as no answer begins in {length} tokens")
+        tokens = [*prompt, *written_tokens(run.lm, chat)][:length]
+        return TrainingText(np.asarray(tokens, dtype=np.int32), len(prompt))
+
+    texts = read_objects(file, '{"messages": [{"role": ..., "content": text}, ...]} that ends with an answer', read)
+    found = [text for text in texts if text.written < length]
+    if left_out := len(texts) - len(found):
+        run.say(f"{file}: {left_out:,} of {len(texts):,} chats are left out, as no answer begins in {length} tokens")
+    return found

@@ -62,10 +62,14 @@ def read_objects(path: Path, form: str, read: Callable[[dict[str, Any]], Item | 
 
     Raises:
         CorruptFile: A line is something else.
+        PromptError: As `read` does, with the line.
     """
     found = []
     for number, entry in read_json_lines(path):
-        item = read({"group": f"line {number}", **entry}) if isinstance(entry, dict) else None
+        try:
+            item = read({"group": f"line {number}", **entry}) if isinstance(entry, dict) else None
+        except PromptError as error:
+            raise PromptError(f"line {number} of {path}: {error}") from error
         if item is None:
             raise CorruptFile(f"line {number} of {path} is not {form}")
         found.append(item)

@@ -9,7 +9,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from decodery.core.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.core.errors import CorruptFile, ModelNotFound, PromptError, SettingsError
 from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
 from decodery.training.corpus import Corpus
@@ -64,6 +64,20 @@ def test_what_is_no_chat_and_what_is_not_there_is_refused_by_name(tmp_path: Path
         cut(lm, tmp_path / "none", tmp_path / "none.txt")
     with pytest.raises(SettingsError, match="give it alone"):
         cut(lm, tmp_path / "two", tmp_path, text)
+
+
+def test_a_chat_that_the_template_refuses_is_named_by_its_line(tmp_path: Path) -> None:
+    chats = written(tmp_path / "chats.jsonl", chat("one?", "yes"), chat("two?", "no"))
+    lm = tiny_lm("{% if messages[0].content == 'two?' %}{{ raise_exception('no two') }}{% endif %}x")
+    with pytest.raises(PromptError, match=rf"line 2 of {chats}: .*no two"):
+        cut(lm, tmp_path / "out", chats)
+
+
+def test_a_snapshot_of_the_same_bytes_is_the_same_text(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "notes.txt").write_text("tide")
+        assert len(cut(tiny_lm(), tmp_path / "out", tmp_path / folder / "notes.txt")) == 1
 
 
 def test_a_mistyped_path_is_no_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,4 +138,10 @@ def test_a_dataset_of_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.Mon
     written(tmp_path / "snapshot" / "data" / "chats.jsonl", chat("one?", "yes"))
     corpus = cut(tiny_lm(), tmp_path / "out", Path("owner/chats"))
     assert len(corpus) == 1 and corpus[0].written > 0
+    (tmp_path / "snapshot" / "data" / "chats.jsonl").unlink()
+    for name in ("README", "LICENSE", "requirements-dev", "tides"):
+        (tmp_path / "snapshot" / f"{name}.txt").write_text("tide")
+    said = list[str]()
+    assert len(cut(tiny_lm(), tmp_path / "text", Path("owner/chats"), said=said)) == 1
+    assert said == ["of owner/chats are read: tides.txt"]
     assert asked[-1]["name"] == "owner/chats" and asked[-1]["repo_type"] == "dataset"

@@ -21,6 +21,8 @@ _SIGHT = "mmproj"
 """What names of files have that hold the vision tower beside a language model."""
 # No pickles, no code; "consolidated" files repeat the weights in another layout.
 _FILES = ["*.json", "*.jinja", "model*.safetensors", "merges.txt"]
+# Of a dataset, text that is about it.
+_NOTES = re.compile(r"(?:licen[cs]e|readme|requirements|notice|copying|changelog)(?:[-_.].*)?", re.IGNORECASE)
 
 
 def is_hub_id(name: str) -> bool:
@@ -84,13 +86,15 @@ def gguf_file(name: str, quant: str, revision: str | None = None, *, refresh: bo
 def dataset(name: str) -> list[Path]:
     """The `.jsonl` files of a Hub dataset, or its `.txt` files where it has none.
 
-    What is here already is brought up to date.
+    Licences and the like are left out. What is here already is brought up to date.
 
     Raises:
         ModelNotFound: There is no such dataset, or it has none of both.
     """
     folder = fetched(name, ["*.jsonl", "*.txt"], lambda folder: False, refresh=True, kind="dataset")
-    found = sorted(folder.rglob("*.jsonl")) or sorted(folder.rglob("*.txt"))
+    found = sorted(folder.rglob("*.jsonl")) or [
+        path for path in sorted(folder.rglob("*.txt")) if not _NOTES.fullmatch(path.stem)
+    ]
     if not found:
         raise ModelNotFound(f"the dataset {name} has no .jsonl and no .txt files here or on the Hub: name one that has")
     return found
