@@ -33,5 +33,6 @@ from .threshold import Threshold as Threshold
 from .view import Truncation as Truncation
 from .base import UnmaskingPolicy as UnmaskingPolicy
 from .view import View as View
+from .view import blocks as blocks
 from .scheduled import quotas as quotas
 from .scheduled import shuffled as shuffled
