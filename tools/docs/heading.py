@@ -184,6 +184,31 @@ def head_depths() -> str:
     )
 
 
+def heads_alike() -> str:
+    """What heads of several kinds predict that were trained on the same texts for the same processor time."""
+    found = load("draft-alike-heads")
+    first = next(iter(found["rows"].values()))
+    kinds = [kind for kind in first if kind != "all" and isinstance(first[kind], dict)]
+    depths = sorted(key for key in first["all"] if key.startswith("agreement"))
+    rows = [
+        [
+            name,
+            str(each.get("steps", "")),
+            f"{each['bytes'] / 1e6:.1f}" if "bytes" in each else "",
+            *(f"{each['all'][depth]:.0%}" for depth in depths),
+            f"{each['all']['tokens']:.2f}",
+            *(f"{each[kind]['tokens']:.2f}" for kind in kinds),
+        ]
+        for name, each in found["rows"].items()
+    ]
+    header = ["head", "steps", "MB", *(f"token {depth.removeprefix('agreement.')}" for depth in depths), "all", *kinds]
+    return (
+        f"How often the most likely token is the model's own, by tokens ahead, and how many tokens of a greedy chain "
+        f"are accepted, in all and by kind of prompt: {found['held']} held-out answers, {found['texts']} texts to "
+        f"learn from, the same processor time for each head (`{found['command']}`).\n\n" + table(header, rows)
+    )
+
+
 def own_layers() -> str:
     """What drafting with the target's own layers and leaving it early bring on the embedded model."""
     found = load("draft-own-layers")
@@ -242,6 +267,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "heads-by-category": heads_by_category,
     "small-heads": small_heads,
     "head-depths": head_depths,
+    "heads-alike": heads_alike,
     "replayed": replayed,
     "own-layers": own_layers,
     "hamburger": hamburger,

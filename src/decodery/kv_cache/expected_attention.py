@@ -123,7 +123,7 @@ class ExpectedAttention(Compressing):
 
 
 class Expecting(AfterPrompt):
-    """State of the policy: mean and spread of the prompt's queries so far, and queries of the block at hand."""
+    """State of the policy: mean and spread of the prompt's queries, and queries of the block at hand."""
 
     method: ExpectedAttention
 
