@@ -113,7 +113,12 @@ def softmax_sums(logits: torch.Tensor, row: int, token: int) -> tuple[float, flo
         if lib.decodery_softmax_sums(place + 4 * row * vocab, vocab, token, found):
             raise NumericalError(NAN)
         return found[0], found[1]
-    values = logits[row].double().cpu().numpy()
+    if logits.device.type != "cpu":
+        # Two numbers are waited for, and not the row.
+        numbers = logits[row].double()
+        total, probs = numbers.logsumexp(dim=0), numbers.softmax(dim=0)
+        return tuple(torch.stack((numbers[token] - total, total - probs @ numbers.clamp_min(-1e30))).tolist())
+    values = logits[row].double().numpy()
     apart = np.maximum(values - values.max(), -700.0)
     weights = np.exp(apart)
     total = weights.sum()

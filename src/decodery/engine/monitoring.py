@@ -16,6 +16,7 @@ from decodery.core.errors import DecoderyError, MonitorFailed
 from decodery.core.ledger import charging, count
 from decodery.core.noise import mix
 from decodery.core.requirements import Requirements
+from decodery.core.topk import softmax_sums
 from decodery.models.batch import Segment
 from decodery.models.hooks import OF_OUTPUTS, Intervention, Tap, hook_point
 from decodery.sampling.banned import Banned
@@ -39,7 +40,8 @@ from .validation import name_of
 
 T = TypeVar("T")
 _TOGETHER = 16
-"""Tokens that are shown together to monitors that wait."""
+"""Tokens that are shown together to monitors that wait. After a pass the processor's caches hold weights, and the first
+token takes ten times as long as those that follow."""
 
 MOST_TAKEN_BACK = 16
 """Tokens of one text that monitors take back at most, by the tokens it may have; what they want beyond that stays."""
@@ -156,6 +158,7 @@ class TextMonitors:
         self._moments: deque[_Moment] = deque(maxlen=parts)
         self._first: _Moment | None = None
         self.waits = all(_waits(monitor) for monitor in monitors)
+        self._sums = any(monitor.waits == "sums" for monitor in monitors)
         self._waiting: list[Row] = []
         for entry in self._entries:
             _tried(entry, partial(entry.monitor.check, seq))
@@ -253,15 +256,14 @@ class TextMonitors:
                 seq.finish_reason, seq.stopped_by = "content_filter", f"monitor:{entry.report.name}"
             elif isinstance(action, Rollback | Regenerate) and self.requested is None:
                 self.requested = entry, action
+        scored.logits = None
         return over or self.requested is not None
 
     def note(self, seq: Sequence, scored: ScoredRow, hidden: dict[Tap, torch.Tensor]) -> bool:
-        """Note the token that was just committed, to show it later; whether it is time to.
-
-        After each pass the processor's caches hold weights, and the first monitor's first token takes ten times as long
-        as those that follow.
-        """
-        scored.let_go(seq.last_token)
+        """Note the token that was just committed, to show it later; whether it is time to."""
+        if self._sums:
+            scored.sums = softmax_sums(scored.rows(), scored.number, seq.last_token)
+        scored.logits = None
         self._waiting.append(Row(seq.last_token, seq.position - 1, seq.finished, scored, hidden))
         return seq.finished or len(self._waiting) >= _TOGETHER
 
@@ -342,7 +344,7 @@ class TextMonitors:
 def _waits(monitor: Monitor) -> bool:
     """Whether a monitor may be shown tokens later: nothing follows from what it finds."""
     acts = monitor.action != "flag" or type(monitor).act is not Monitor.act
-    return monitor.waits and not acts and not monitor.requirements.changes
+    return monitor.waits is not None and not acts and not monitor.requirements.changes
 
 
 def _instead(action: Rollback | Regenerate) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -360,7 +362,7 @@ def _tried(entry: _MonitorState, do: Callable[[], T]) -> T | None:
             if isinstance(error, DecoderyError):
                 raise
             raise MonitorFailed(
-                f"the monitor {entry.report.name} raised {said}; its text ends here, and errors=off goes on without it"
+                f"the monitor {entry.report.name} raised {said}; its text ends, and errors=off goes on without it"
             ) from error
         entry.report.error = said
         return None

@@ -465,6 +465,8 @@ class LLM(PromptRequests):
         Args:
             return_cache: See `generate`.
         """
+        # Monitors that wait may still end the text.
+        monitors = tuple(monitor_reports(seq))
         if seq.error is not None:
             raise seq.error
         assert seq.finish_reason is not None and seq.text is not None
@@ -484,7 +486,7 @@ class LLM(PromptRequests):
             kept=KeptText(seq.tokens, seq.cache, seq.request.logits_source, ref(bare(seq.request.model)))
             if return_cache and not bent
             else None,
-            monitors=tuple(monitor_reports(seq)),
+            monitors=monitors,
             context_full=seq.context_full,
         )
         return checked_text(output, seq.request.sampler, tries)

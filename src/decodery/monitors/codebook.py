@@ -145,7 +145,7 @@ class Codebook(Monitor):
             is what they were trained for; without it they are only read.
     """
 
-    waits = True
+    waits = "states"
 
     codebooks: Codebooks | str | None = None
     watch: tuple[tuple[int, int, int], ...] = ()

@@ -26,7 +26,7 @@ class Confidence(Monitor):
             "entropy", the mean entropy of the rows.
     """
 
-    waits = True
+    waits = "sums"
 
     measure: Literal["mean", "worst", "first", "entropy"] = "mean"
 

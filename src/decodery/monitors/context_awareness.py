@@ -68,7 +68,7 @@ class ContextAwareness(Monitor):
             template's, the system's) lose weight by the factor alpha before weights are scaled to sum to 1.
     """
 
-    waits = True
+    waits = "states"
 
     layer: int = 20
     alpha: float = 0.9

@@ -105,7 +105,7 @@ class FactCheckmate(Probed):
             hidden states beside the last one.
     """
 
-    waits = True
+    waits = "states"
     pool = "prompt"
     made = "make one with `decodery train probe -m MODEL QUESTIONS --rows prompt --out DIR`"
     shift: Shift | str | None = None

@@ -43,7 +43,7 @@ class Feature(Monitor):
             the rows with them.
     """
 
-    waits = True
+    waits = "states"
 
     sae: SparseAutoencoder | str | None = None
     features: tuple[int, ...] = ()

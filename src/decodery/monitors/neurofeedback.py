@@ -47,7 +47,7 @@ class Neurofeedback(Monitor):
             that tells the label of sentences, or a principal component.
     """
 
-    waits = True
+    waits = "states"
 
     axis: Probe | str | None = None
 

@@ -40,7 +40,7 @@ class ProgramProbe(Probed):
             y and facing.
     """
 
-    waits = True
+    waits = "states"
     pool = "new"
     made = _MADE
     goal: tuple[int, ...] = ()

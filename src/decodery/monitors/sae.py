@@ -121,7 +121,7 @@ class SAE(Monitor):
         action: "switch" silences these heads while the score is above the threshold.
     """
 
-    waits = True
+    waits = "states"
 
     codes: HeadCodes | str | None = None
     top: int = 10

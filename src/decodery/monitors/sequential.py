@@ -49,7 +49,7 @@ class Sequential(Probed):
             between requests.
     """
 
-    waits = True
+    waits = "states"
     pool = "prompt"
     made = "make one with `decodery train sequential -m MODEL CONVERSATIONS --out DIR`"
     view: Literal["all", "last"] = "all"

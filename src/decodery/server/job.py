@@ -202,6 +202,8 @@ def written(job: Job, encode: Callable[[str], list[int]]) -> list[FinishedText]:
 
 
 def _one(job: Job, seq: Sequence) -> FinishedText:
+    # Before the rest: monitors that wait may still end the text.
+    monitors = monitor_reports(seq)
     assert seq.text is not None and seq.finish_reason is not None
     return FinishedText(
         text=seq.text.text,
@@ -213,7 +215,7 @@ def _one(job: Job, seq: Sequence) -> FinishedText:
         cached=seq.scheduling.cached,
         prompt_logprobs=seq.prompt_token_logprobs,
         score=seq.score,
-        monitors=monitor_reports(seq),
+        monitors=monitors,
         context_full=seq.context_full,
         stopped_by=seq.stopped_by,
     )

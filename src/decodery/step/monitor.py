@@ -32,7 +32,7 @@ class ScoredRow:
     """Where a row of logits lies until the next pass, and what monitors asked of it, computed once.
 
     Attributes:
-        logits: [n, vocab] of the pass; None once the next pass may have written over it.
+        logits: [n, vocab] of the pass; None once the row was observed, as the next pass may write over it.
         number: Which of these rows it is.
         copied: [vocab] a copy of the row, once a monitor has asked for it.
         sums: `softmax_sums` of the row and its token, once a monitor has asked for one of them.
@@ -48,12 +48,8 @@ class ScoredRow:
     def rows(self) -> torch.Tensor:
         """[n, vocab] of the pass."""
         if self.logits is None:
-            raise RuntimeError("a monitor that waits sees logits no more: set waits = False in its class")
+            raise RuntimeError("a row's logits are there while it is observed, and not for a monitor that waits")
         return self.logits
-
-    def let_go(self, token: int) -> None:
-        """Keep the sums alone."""
-        self.sums, self.logits = softmax_sums(self.rows(), self.number, token), None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +113,9 @@ class Row:
     def _sums(self) -> tuple[float, float]:
         scored = self.scored
         if scored.sums is None:
-            scored.sums = softmax_sums(scored.rows(), scored.number, self.token)
+            if scored.logits is None:
+                raise RuntimeError('a monitor that waits has sums with waits = "sums" in its class')
+            scored.sums = softmax_sums(scored.logits, scored.number, self.token)
         return scored.sums
 
 
@@ -210,8 +208,9 @@ class Monitor(Contract):
     scores are the same with any drafter and in any batch.
 
     Attributes:
-        waits: Whether it may be shown tokens some steps later, several at once, without their rows' logits: only
-            `Row.logprob`, `Row.entropy` and hidden states. This costs less; it is done where no monitor of a text acts.
+        waits: What it needs of tokens that it may be shown some steps later, several at once: "states", hidden states
+            alone, or "sums", `Row.logprob` and `Row.entropy` as well; None where it must see each at once, as for
+            logits. Waiting costs less; it is done where no monitor of a text acts. An error then ends the text later.
         threshold: Scores above it are flagged; None is the threshold that its trained part was calibrated at, and
             without one no score is flagged.
         action: The action after a flagged score.
@@ -219,7 +218,7 @@ class Monitor(Contract):
             report then shows.
     """
 
-    waits: ClassVar[bool] = False
+    waits: ClassVar[Literal["states", "sums"] | None] = None
     threshold: float | None = None
     action: Literal["flag", "stop", "regenerate"] = "flag"
     errors: Literal["raise", "off"] = "raise"

@@ -174,7 +174,7 @@ class TreeDrafter(Drafter):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
         # Only the k best tokens of each distribution are needed, so the rest is not copied.
         logits = yield from self.writable(seq, tree, nodes)
-        if (known := self.row_choices(seq)) is not None and known.ids.shape >= (len(nodes), k):
+        if (known := self.row_choices(seq)) is not None and len(known.ids) == len(nodes) and known.ids.shape[1] >= k:
             return logged((known.ids[:, :k], known.chances[:, :k]))
         return logged(most_likely(logits, k))
 

@@ -180,8 +180,8 @@ class Numbers(Monitor):
     late: bool = False
 
     @property
-    def waits(self) -> bool:  # type: ignore[override]
-        return self.late
+    def waits(self) -> str | None:  # type: ignore[override]
+        return "sums" if self.late else None
 
     @property
     def requirements(self) -> Requirements:
@@ -261,12 +261,32 @@ def test_rows_that_a_monitor_keeps_stay_as_they_were(model: Any) -> None:
 
 @dataclass(frozen=True)
 class LateKeeping(Keeping):
-    waits = True
+    waits = "sums"
 
 
 def test_one_that_waits_cannot_have_logits() -> None:
-    with pytest.raises(MonitorFailed, match="sees logits no more"):
+    with pytest.raises(MonitorFailed, match="not for a monitor that waits"):
         decode(MODEL, [PROMPT], monitors=[LateKeeping()])
+
+
+@dataclass(frozen=True)
+class Keeper(Monitor):
+    """Asks rows for their entropy once the text has ended."""
+
+    def start(self, seq: Sequence) -> tuple[Row, ...]:
+        return ()
+
+    def observe(self, state: tuple[Row, ...], row: Row) -> tuple[Row, ...]:
+        return (*state, row)
+
+    def score(self, state: tuple[Row, ...]) -> float | None:
+        return sum(row.entropy for row in state) if state[-1].final else None
+
+
+@pytest.mark.parametrize("model", [MODEL, NATIVE])
+def test_a_row_is_not_read_once_the_next_pass_wrote_over_it(model: Any) -> None:
+    with pytest.raises(MonitorFailed, match="sums"):
+        decode(model, [PROMPT], monitors=[Keeper()])
 
 
 def test_monitors_of_a_text_share_what_they_compute_of_a_row() -> None:
