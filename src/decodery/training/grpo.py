@@ -20,6 +20,7 @@ from decodery.step.sequence import Sequence as Text
 from .adapter import adapter_of
 from .adapter_learner import HELD, AdapterLearner
 from .bounds import COUNT, NON_NEGATIVE, POSITIVE, Bounded, bounded
+from .held_out import hold_out
 from .kind import Run
 from .loop import batches, content
 
@@ -115,10 +116,9 @@ def train_grpo(
         `HeldOut.report`.
     """
     recipe, learner = run.of(GRPORecipe), AdapterLearner(run)
-    held = list(range(0, len(prompts), HELD))
-    learned = [number for number in range(len(prompts)) if number % HELD]
-    if not learned:
-        raise SettingsError(f"grpo learns from 2 prompts or more, not {len(prompts)}")
+    learned, held = hold_out(prompts, HELD)
+    if not held:
+        raise SettingsError(f"grpo learns from 2 prompts or more, not {len(set(prompts))}")
     batch = batches(len(learned), min(recipe.batch, len(learned)), recipe.seed)
 
     def drawn(numbers: Sequence[int], each: int, seeds: Sequence[int]) -> list[list[Text]]:
@@ -159,7 +159,7 @@ def train_grpo(
             known.update(found)
         return {"reward": float(np.mean(list(found.values())))}
 
-    data = content([list(prompts), rewarded])
+    data = content([list(prompts), rewarded, held])
     return learner.train(loss, figures, held, "reward", recipe, higher=True, prompts=len(prompts), data=data)
 
 

@@ -141,23 +141,45 @@ def test_an_interval_of_rewards_is_of_the_texts_of_their_mean(tmp_path: Path, mo
 
     def drawing(learner: Any, prompts: Any, each: int, seeds: Any, recipe: Any) -> Any:
         together.append(len(prompts))
-        return draw(learner, prompts, each, seeds, recipe)
+        # The same words: texts differ by their seeds alone.
+        return draw(learner, ["a"] * len(prompts), each, seeds, recipe)
 
     def reward(number: int, texts: Any) -> list[float]:
-        if number % 10 == 0:
+        if number % 11 == 0:
             held.append((number, texts[0].generated, number // 10 % 4 / 2))
         return [number // 10 % 4 / 2] * len(texts)
 
     monkeypatch.setattr(grpo, "_draw", drawing)
-    found = train_grpo(Run(tiny_lm(), tmp_path, (recipe, FORM)), ["a"] * 61, reward)
-    # Of prompts 0, 10, ... 60 those at odd places are reported: 10, 30 and 50.
+    found = train_grpo(Run(tiny_lm(), tmp_path, (recipe, FORM)), [str(number) for number in range(61)], reward)
+    # Of prompts 0, 11, ... 55 those at odd places are reported: 11, 33 and 55.
     assert found["reward"] == pytest.approx(np.mean([0.5, 1.5, 0.5]), abs=1e-4)
     assert found["interval of reward"] == bootstrap([0.5, 1.5, 0.5])
     assert max(together) == 2
-    # Prompts of the same words are drawn by their own seeds, which a part of others beside them does not change.
+    # Prompts are drawn by their own seeds, which a part of others beside them does not change.
     texts = {number: {tuple(text) for n, text, _ in held if n == number} for number, _, _ in held}
     assert all(len(each) == 1 for each in texts.values()) and len({next(iter(each)) for each in texts.values()}) > 1
-    assert len(held) == 3 + 4 + 4 + 3
+    assert len(held) == 3 + 3 + 3 + 3
+
+
+def test_a_prompt_that_grpo_holds_out_is_not_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, learned, held = [f"{number // 10}?" for number in range(40)], set[str](), list[int]()
+
+    def reward(number: int, texts: Any) -> list[float]:
+        learned.add(prompts[number])
+        return [0.0] * len(texts)
+
+    def train(self: AdapterLearner, loss: Any, figures: Any, given: Any, *rest: Any, **more: Any) -> dict[str, Any]:
+        held.extend(given)
+        for step in range(8):
+            loss(step)
+        return {}
+
+    monkeypatch.setattr(AdapterLearner, "train", train)
+    recipe = GRPORecipe(group=2, batch=4, max_new_tokens=1)
+    train_grpo(Run(tiny_lm(), tmp_path, (recipe, FORM)), prompts, reward)
+    assert len(learned) == 2 and held and not learned & {prompts[number] for number in held}
+    with pytest.raises(SettingsError, match="2 prompts or more, not 1"):
+        train_grpo(Run(tiny_lm(), tmp_path, (recipe, FORM)), ["a"] * 20, reward)
 
 
 def test_passes_are_bounded_and_at_the_temperature_of_the_texts(tmp_path: Path, monkeypatch: Any) -> None:
