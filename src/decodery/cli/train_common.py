@@ -81,7 +81,7 @@ def within(progress: Progress, hours: float) -> Progress:
 
 
 class Clock:
-    """The hours of a command over all of its interruptions, kept beside its checkpoints where it has some.
+    """The hours of a command over all of its interruptions, kept with its checkpoints or its texts.
 
     Args:
         run: What the command runs; None where it writes nothing.
@@ -91,6 +91,7 @@ class Clock:
         from decodery.models.loaders.fields import read_json
 
         self._path = None if run is None else run.training / HOURS
+        self._begins = [] if run is None else [run.training, run.out / "text"]
         self._begun = self._kept = monotonic()
         self._before = float(read_json(self._path)) if self._path and self._path.is_file() else 0.0
 
@@ -103,7 +104,8 @@ class Clock:
         """Write them down."""
         from decodery.models.loaders.store import write_text
 
-        if self._path and self._path.parent.is_dir():
+        # A command that keeps nothing starts again, and so do its hours.
+        if self._path and any(folder.is_dir() for folder in self._begins):
             write_text(self._path, json.dumps(self.hours))
         self._kept = monotonic()
 

@@ -112,6 +112,27 @@ def test_the_hours_of_a_file_are_kept_beside_it_and_a_kill_leaves_them_whole(
     assert '"hours": 2.0' in capsys.readouterr().out
 
 
+def test_hours_of_writing_texts_are_kept_before_there_are_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, out = [0.0], tmp_path / "out"
+    monkeypatch.setattr("decodery.cli.train_common.monotonic", lambda: now[0])
+
+    def learn(run: Run) -> dict[str, int]:
+        now[0] += 3600.0
+        if not (run.out / "text").is_dir():
+            (run.out / "text").mkdir(parents=True)
+            raise KeyboardInterrupt
+        return {"figure": 1}
+
+    kind = Kind("About.", learn, "ready: -m {out}", (), "")
+    with pytest.raises(KeyboardInterrupt):
+        _run("kind", kind, {"out": out, "limit_hours": None})
+    capsys.readouterr()
+    _run("kind", kind, {"out": out, "limit_hours": None})
+    assert '"hours": 2.0' in capsys.readouterr().out
+
+
 def test_a_training_without_an_output_leaves_the_folder_of_its_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
