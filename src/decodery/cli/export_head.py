@@ -22,8 +22,9 @@ from .train_common import out_option
 def export_head(head: str, layout: str, out: Path, model: str, dtype: str) -> None:
     """Write the draft head HEAD of MODEL to a folder that vLLM's speculators read.
 
-    HEAD is a file or folder of `decodery train head`, a published head or a Hub id. Heads for eagle-3, p-eagle, dflash,
-    dspark and mtp can be written. Integer weights are written in floating point.
+    HEAD is a file or folder of `decodery train head`, a published head or a Hub id. Heads for eagle-3, p-eagle and mtp
+    can be written, and those for dflash and dspark that norm queries and keys. Integer weights are written in floating
+    point.
     """
     from decodery.models.loaders.load import load
     from decodery.speculative.heads.exported import write_speculators

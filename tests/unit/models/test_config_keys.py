@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from decodery.core.errors import DecoderyError, UnsupportedModel
-from decodery.models.config import ModelConfig
+from decodery.models.config import ModelConfig, Rope
 from decodery.models.families.config_json import FAMILIES, read_config
 from decodery.models.families.masked import MASKED
 from decodery.models.loaders.config_keys import DEFAULTS
+from decodery.models.torch.rope import _llama3
 from tiny_models import CASES, make_model
 
 OURS = [name for name in FAMILIES if name not in MASKED]
@@ -182,3 +184,27 @@ def test_norms_and_heads_of_each_family_have_its_own_defaults() -> None:
     assert {family: each.norm_eps for family, each in found.items()} == {
         "llama": 1e-6, "phi3": 1e-5, "mixtral": 1e-5, "qwen2": 1e-6,
     }  # fmt: skip
+
+
+def test_harmless_fields_of_published_files_are_read() -> None:
+    """LFM2-1.2B's own file, which names its heads twice, and equal factors of rotation, as in Llama 4 Scout's."""
+    raw: dict[str, Any] = {
+        "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "vocab_size": 65536, "hidden_size": 2048,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_heads": 32, "num_key_value_heads": 8,
+        "block_auto_adjust_ff_dim": True, "block_dim": 2048, "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0,
+        "block_mlp_init_scale": 1.0, "block_multiple_of": 256, "block_norm_eps": 1e-5, "block_out_init_scale": 1.0,
+        "block_use_swiglu": True, "block_use_xavier_init": True, "conv_L_cache": 3, "conv_bias": False,
+        "conv_dim": 2048, "conv_dim_out": 2048, "conv_use_xavier_init": True, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "max_position_embeddings": 128000, "norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_embedding": True,
+        "use_cache": True, "use_pos_enc": True,
+    }  # fmt: skip
+    assert read_config(raw).num_layers == 16
+    for field, wrong in (("num_heads", 16), ("use_pos_enc", False)):
+        with pytest.raises(UnsupportedModel, match=field):
+            read_config(raw | {field: wrong})
+
+
+def test_between_equal_factors_of_rotation_nothing_is_blended() -> None:
+    rope = Rope(5e5, kind="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_positions=8192)
+    plain = torch.tensor([1.0, 1e-2, 6.1 / 8192, 1e-5])
+    assert torch.equal(_llama3(rope, plain), plain * torch.tensor([1.0, 1.0, 1 / 16, 1 / 16]))

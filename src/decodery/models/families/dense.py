@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from decodery.core.errors import CorruptFile
 
-from ..config import EPS, KERNEL, LAYERS, MOST_LAYERS, POSITIONS, SCALE, WIDTH, Rope, Temperature
+from ..config import EPS, HEADS, KERNEL, LAYERS, MOST_LAYERS, POSITIONS, SCALE, WIDTH, Rope, Temperature
 from ..loaders.fields import Either, Fields, Flag, Kind, Listed, Number, Text, Whole
 from ..torch.rope_config import read_rope, rope_fields, ropes_by_kind
 from .family import Family, Raw, forget_ropes, silu_alone, windows
@@ -149,6 +149,8 @@ def _seed(fields: Fields, raw: Raw) -> Raw:
 def _lfm2(fields: Fields, raw: Raw) -> Raw:
     if fields.get("conv_bias", False):
         raise fields.unsupported("conv_bias")
+    if fields.get("num_heads") not in (None, raw.get("num_attention_heads")):
+        raise fields.unsupported("num_heads")
     silu_alone(fields, raw)
     layers, attending = fields.need("num_hidden_layers"), fields.get("full_attn_idxs")
     types = raw.get("layer_types")
@@ -248,6 +250,7 @@ DENSE: dict[str, Family] = {
         fields={
             "norm_eps": EPS,
             **dict.fromkeys(("conv_bias", "block_auto_adjust_ff_dim", "tie_embedding"), Flag()),
+            "num_heads": HEADS,
             "conv_L_cache": KERNEL,
             **dict.fromkeys(("block_multiple_of", "block_ff_dim", "intermediate_size"), WIDTH),
             "block_ffn_dim_multiplier": Number(2.0**-10, 2.0**10),

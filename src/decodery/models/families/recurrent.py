@@ -95,6 +95,8 @@ def _nemotron(fields: Fields, raw: Raw) -> Raw:
 
 def _lfm2(fields: Fields, raw: Raw) -> Raw:
     _wanted(fields, {"conv_bias": False})
+    if fields.get("num_heads") not in (None, raw.get("num_attention_heads")):
+        raise fields.unsupported("num_heads")
     silu_alone(fields, raw)
     layers, types = fields.need("num_hidden_layers"), fields.need("layer_types")
     if len(types) != layers or any(kind not in ("conv", "full_attention") for kind in types):
@@ -157,6 +159,7 @@ _LFM2: dict[str, Kind] = {
     **_COUNTS,
     "norm_eps": EPS,
     **dict.fromkeys(("conv_bias", "norm_topk_prob", "use_expert_bias", "tie_embedding"), Flag()),
+    "num_heads": HEADS,
     "conv_L_cache": KERNEL,
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), WIDTH),
     "num_dense_layers": Whole(0, LAYERS.most),

@@ -80,8 +80,8 @@ def check_config(config: ModelConfig, origin: str) -> None:
             raise CorruptFile(f"{origin}: {rope.rotated} dimensions of heads of {config.head_dim} cannot be turned")
         if rope is not None and rope.rotated % 2:
             raise UnsupportedModel(f"{origin}: {rope.rotated} dimensions of a head are turned, which are not pairs")
-        if rope is not None and rope.kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
-            raise CorruptFile(f"{origin}: low_freq_factor should be below high_freq_factor")
+        if rope is not None and rope.kind == "llama3" and rope.low_freq_factor > rope.high_freq_factor:
+            raise CorruptFile(f"{origin}: low_freq_factor should not be above high_freq_factor")
         if rope is not None and rope.kind == "factors" and len(rope.factors) != (rope.rotated or config.head_dim) // 2:
             raise CorruptFile(f"{origin}: {len(rope.factors)} frequencies do not fit heads of {config.head_dim}")
 

@@ -519,6 +519,8 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "attn_output_gate": (True,),
     "mamba_ssm_dtype": ("float32",),
     "is_causal": (True,),
+    "use_pos_enc": (True,),
+    "normalization_function": ("rmsnorm",),
 }
 """What published files say of a forward pass and is known at these values alone; false may switch something off."""
 _GROUPS = {
@@ -550,7 +552,8 @@ _GROUPS = {
         "z_loss_coefficient pretraining_tp pruned_heads tie_encoder_decoder cross_attention_hidden_size "
         "chunk_size_feed_forward torchscript use_bfloat16 tf_legacy_loss neftune_noise_alpha residual_in_fp32 "
         "rescale_prenorm_residual time_step_rank time_step_min time_step_max time_step_floor fuse_cross_entropy "
-        "fuse_linear_cross_entropy debug skip_checkpoint micro_forward ep_size"
+        "fuse_linear_cross_entropy debug skip_checkpoint micro_forward ep_size "
+        "altup_lr_multiplier init_method"
     ),
     "kernels that others run, and lengths of what they read at once": (
         "attn_implementation use_flash_attn use_flash_attention use_flash_attention_2 flash_attention flash_attn "

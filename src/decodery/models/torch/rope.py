@@ -99,7 +99,10 @@ def rope_frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
 def _llama3(rope: Rope, inverse: torch.Tensor) -> torch.Tensor:
     turns = rope.original_max_positions * inverse / (2 * math.pi)
     smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    # Between equal factors, as Llama 4 Scout's, there is nothing to blend.
     blend = smooth.clamp(0.0, 1.0)
+    if rope.low_freq_factor == rope.high_freq_factor:
+        blend = (turns > rope.high_freq_factor).to(inverse.dtype)
     return (1 - blend) * inverse / rope.factor + blend * inverse
 
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.models.hooks import hook_point
 from decodery.models.loaders.origins import origin_of
 from decodery.models.loaders.store import replacing, write_text
 from decodery.models.protocol import Reader
@@ -170,7 +171,14 @@ def _config(head: BoundHead, shapes: list[LayerShape], tensors: Mapping[str, tor
         flags |= {"norm_before_fc": "input_norm.weight" in tensors, "fc_norm": "fc_norm.0.weight" in tensors}
         return found | flags | {"eagle_aux_hidden_state_layer_ids": _taps(head)}
     found |= {"aux_hidden_state_layer_ids": _taps(head), "block_size": settings["block"]}
-    found |= {"sample_from_anchor": settings["from_anchor"], "sliding_window_non_causal": settings["bidirectional"]}
+    found["sample_from_anchor"] = settings["from_anchor"]
+    if not all(any(name.endswith(f"self_attn.{each}_norm.weight") for name in tensors) for each in "qk"):
+        raise UnsupportedModel(
+            f"vLLM norms the queries and keys of heads for {kind}, and this head has no such norms: it would be misread"
+        )
+    if any(shape.sliding is not None for shape in shapes):
+        # For vLLM it says of every layer whether rows see the whole block; where it is absent they do.
+        found["sliding_window_non_causal"] = settings["bidirectional"]
     if settings.get("target_layers") is not None:
         found["num_target_layers"] = settings["target_layers"]
     if kind == "dspark":
@@ -186,7 +194,8 @@ def _config(head: BoundHead, shapes: list[LayerShape], tensors: Mapping[str, tor
 
 def _taps(head: BoundHead) -> list[int]:
     """The layers that the states enter which a head reads."""
-    return [head.model.config.num_layers // 2 if tap == "half" else int(tap) for tap in head.taps]
+    layers = head.model.config.num_layers
+    return [layers // 2 if tap == "half" else hook_point(tap, layers).layer for tap in head.taps]
 
 
 def _layers(head: BoundHead, shapes: list[LayerShape], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

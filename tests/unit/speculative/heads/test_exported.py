@@ -30,6 +30,9 @@ def shaken(spec: str, *, reduced: bool = True) -> TrainedHead:
     tensors, settings = kind.untrained(TARGET, 0, **shape)
     if reduced:
         tensors["vocabulary"] = WORDS
+    if kind.kind in ("dflash", "dspark"):
+        for stem in [name.removesuffix(".qkv.weight") for name in tensors if name.endswith(".qkv.weight")]:
+            tensors |= {f"{stem}.{each}_norm.weight": torch.ones(TARGET.config.head_dim) for each in "qk"}
     random = torch.Generator().manual_seed(1)
     bound = kind(TrainedHead(kind.kind, tensors, settings), TARGET)
     drawn = {
@@ -82,6 +85,23 @@ def test_published_heads_are_written_as_they_were_read(tmp_path: Path) -> None:
     trained = TrainedHead.load(folder)
     write_speculators(trained, TARGET, tmp_path / "out")
     same(TrainedHead.load(tmp_path / "out"), trained)
+
+
+def test_layers_that_are_read_are_written_as_numbers(tmp_path: Path) -> None:
+    head = shaken("eagle-3")
+    ends = TrainedHead("eagle-3", head.tensors, dict(head.settings) | {"taps": [2, "half", -2]}, model=head.model)
+    write_speculators(ends, TARGET, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 5]
+
+
+def test_heads_that_vllm_would_misread_are_refused(tmp_path: Path) -> None:
+    kind, shape = head_named("dflash")
+    with pytest.raises(UnsupportedModel, match="has no such norms"):
+        write_speculators(TrainedHead("dflash", *kind.untrained(TARGET, 0, **shape)), TARGET, tmp_path / "out")
+    config = shaken("dflash", reduced=False)
+    write_speculators(config, TARGET, tmp_path / "out")
+    assert "sliding_window_non_causal" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
 def test_what_the_layout_does_not_have_is_refused_by_its_name(tmp_path: Path) -> None:
