@@ -78,7 +78,7 @@ def windows(fields: Fields, period: int = 0) -> Raw:
 
 
 def silu_alone(fields: Fields, raw: Raw) -> None:
-    """Raise UnsupportedModel for an activation other than that of convolutions here, which some families set as well.
+    """Raise UnsupportedModel for an activation other than silu, which that of convolutions is here.
 
     Args:
         raw: The configuration; a missing or null field is the default of all of them.

@@ -68,7 +68,7 @@ class SharedReading:
         return len(self.reading.text(tokens))
 
     def unread(self, tokens: list[int]) -> int:
-        """About how many tokens the draft model would read to predict after `tokens`, which are not cut for that."""
+        """About how many tokens the draft model would read to predict after `tokens`."""
         return abs(len(tokens) - len(self.reading.known)) if self.reading.follower.tokens else len(tokens)
 
     def after(self, tokens: list[int], tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
