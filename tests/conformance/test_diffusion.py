@@ -99,7 +99,7 @@ def test_one_token_a_pass_in_random_order_draws_from_the_task() -> None:
 
 def test_proposals_are_draws_at_their_temperature() -> None:
     logits = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.2, -0.4, 0.9, -2.0], dtype=torch.float64)
-    rows, count = logits.expand(1500, -1), 1500
+    rows, count = logits.repeat(1500, 1), 1500
     for temperature in (0.5, 2.0):
         view = View.of(rows, np.arange(count), (0, count), temperature=temperature, seed=3)
         counts = np.bincount(view.tokens, minlength=8)

@@ -20,6 +20,7 @@ from tiny_bench import make_lm
 
 UNLOADED = object.__new__(LLM)
 """Settings are looked at before the model is."""
+UNLOADED.origin = "the-model"
 
 
 @pytest.mark.parametrize(

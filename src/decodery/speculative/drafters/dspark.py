@@ -215,7 +215,7 @@ class DSpark(HeadDrafter):
         if least != 0 and self.trained is not None and _CONFIDENCE not in self.trained.tensors:
             raise SettingsError(
                 f"dspark with min_confidence={least} needs a head with a confidence head, and this one has none, as "
-                "those of decodery train head: leave min_confidence out, or give a published head that has one"
+                "all that are trained here: leave min_confidence out, or give a published head that has one"
             )
 
     @property
