@@ -342,24 +342,8 @@ def _vocabulary(writer: gguf.GGUFWriter, count_of_tokens: int = TOKENS) -> None:
 
 WRITERS: dict[str, Callable[[Path], None]] = {
     **{name: partial(write, shape=shape) for name, shape in SHAPES.items()},
-    "qwen3.5-0.8B": partial(
-        write_qwen35,
-        hidden=1024,
-        layers=24,
-        inner=3584,
-        heads=8,
-        kv_heads=2,
-        values=16,
-    ),
-    "qwen3.5-4B": partial(
-        write_qwen35,
-        hidden=2560,
-        layers=32,
-        inner=9216,
-        heads=16,
-        kv_heads=4,
-        values=32,
-    ),
+    "qwen3.5-0.8B": partial(write_qwen35, hidden=1024, layers=24, inner=3584, heads=8, kv_heads=2, values=16),
+    "qwen3.5-4B": partial(write_qwen35, hidden=2560, layers=32, inner=9216, heads=16, kv_heads=4, values=32),
     "lfm2-1.2B": write_lfm2,
     "gpt-oss-layers": write_gpt_oss,
     "falcon-h1-0.5B": write_falcon_h1,

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ from decodery.models.batch import Segment
 from decodery.models.hooks import OF_OUTPUTS, Intervention, Tap, hook_point
 from decodery.sampling.banned import Banned
 from decodery.sampling.sampler import Sampler
-from decodery.step.detokenizer import TextStream
 from decodery.step.monitor import (
     WHOLE,
     Action,
@@ -36,6 +35,7 @@ from decodery.step.monitor import (
 )
 from decodery.step.sequence import Sequence
 
+from .monitor_marks import Moment, MonitorState
 from .validation import name_of
 
 T = TypeVar("T")
@@ -47,57 +47,6 @@ MOST_TAKEN_BACK = 16
 """Tokens of one text that monitors take back at most, by the tokens it may have; what they want beyond that stays."""
 MOST_REGENERATED = 3
 """Times that one text is written anew as a whole."""
-
-
-@dataclass
-class _MonitorState:
-    """One monitor of a text. taps: what it reads; spans: from which position on its rows are changed, and how."""
-
-    monitor: Monitor
-    taps: tuple[Tap, ...]
-    state: Any
-    report: MonitorReport
-    spans: list[tuple[int, Any]] = field(default_factory=list)
-
-    @property
-    def off(self) -> bool:
-        return self.report.error is not None
-
-    def fork(self) -> _MonitorState:
-        return replace(self, spans=list(self.spans), report=replace(self.report, scores=list(self.report.scores)))
-
-    def mark(self) -> _Mark:
-        report = self.report
-        return _Mark(self.state, len(self.spans), len(report.scores), report.flagged, report.error, report.unlike)
-
-    def back_to(self, mark: _Mark) -> None:
-        """Forget what was found since."""
-        report = self.report
-        self.state = mark.state
-        del self.spans[mark.spans :], report.scores[mark.scores :]
-        report.flagged, report.error, report.unlike = mark.flagged, mark.error, mark.unlike
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """What a monitor knew at some token: its state, and how long its lists were, which only grow."""
-
-    state: Any
-    spans: int
-    scores: int
-    flagged: int | None
-    error: str | None
-    unlike: int | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Moment:
-    """All that is to be had again when the token at an output position is taken back."""
-
-    position: int
-    marks: list[_Mark]
-    text: TextStream | None
-    processor_states: Any
 
 
 def monitors_of(seq: Sequence) -> TextMonitors | None:
@@ -123,7 +72,7 @@ def monitor_states(seq: Sequence) -> list[Any]:
     return [entry.state for entry in _caught_up(seq)]
 
 
-def _caught_up(seq: Sequence) -> list[_MonitorState]:
+def _caught_up(seq: Sequence) -> list[MonitorState]:
     """The monitors of a text, once they have seen all of it."""
     if (monitors := monitors_of(seq)) is None:
         return []
@@ -148,15 +97,15 @@ class TextMonitors:
         self.requirements = Requirements.merged(monitor.requirements for monitor in monitors)
         self.rollback_tokens = max(monitor.rollback_tokens for monitor in monitors)
         self.read_to = self.taken_back = self.regenerated = 0
-        self.requested: tuple[_MonitorState, Rollback | Regenerate] | None = None
+        self.requested: tuple[MonitorState, Rollback | Regenerate] | None = None
         self._entries = [
-            _MonitorState(monitor, monitor.requirements.taps, None, MonitorReport(name_of(monitor), monitor.limit))
+            MonitorState(monitor, monitor.requirements.taps, None, MonitorReport(name_of(monitor), monitor.limit))
             for monitor in monitors
         ]
         # Of a text that may be taken back as a whole its beginning is all that is needed for that.
         parts = max((monitor.rollback_tokens for monitor in monitors if monitor.rollback_tokens < WHOLE), default=0)
-        self._moments: deque[_Moment] = deque(maxlen=parts)
-        self._first: _Moment | None = None
+        self._moments: deque[Moment] = deque(maxlen=parts)
+        self._first: Moment | None = None
         self.waits = all(_waits(monitor) for monitor in monitors)
         self._sums = any(monitor.waits == "sums" for monitor in monitors)
         self._waiting: list[Row] = []
@@ -285,7 +234,7 @@ class TextMonitors:
         """
         if self._moments.maxlen or (self.rollback_tokens and position == 0):
             text = None if seq.text is None else seq.text.fork()
-            moment = _Moment(position, [entry.mark() for entry in self._entries], text, processor_states)
+            moment = Moment(position, [entry.mark() for entry in self._entries], text, processor_states)
             self._moments.append(moment)
             if position == 0:
                 self._first = moment
@@ -337,7 +286,7 @@ class TextMonitors:
             seq.cache.truncate(min(seq.cache.next_position, len(seq.tokens) - 1))
         seq.start_drafter()
 
-    def _live(self) -> Iterator[_MonitorState]:
+    def _live(self) -> Iterator[MonitorState]:
         return (entry for entry in self._entries if not entry.off)
 
 
@@ -352,7 +301,7 @@ def _instead(action: Rollback | Regenerate) -> tuple[tuple[int, ...], tuple[int,
     return ((), ()) if isinstance(action, Regenerate) else (action.ban, action.write)
 
 
-def _tried(entry: _MonitorState, do: Callable[[], T]) -> T | None:
+def _tried(entry: MonitorState, do: Callable[[], T]) -> T | None:
     """What a monitor gives; an error of it ends its text, or its watch where that was asked for."""
     try:
         return do()
@@ -368,7 +317,7 @@ def _tried(entry: _MonitorState, do: Callable[[], T]) -> T | None:
         return None
 
 
-def _steer(entry: _MonitorState, position: int) -> bool:
+def _steer(entry: MonitorState, position: int) -> bool:
     """Note from which position on rows are changed as the monitor now wants; whether that is another way."""
     wanted = None if entry.off else _tried(entry, partial(entry.monitor.steering, entry.state))
     before = entry.spans[-1][1] if entry.spans else None
@@ -378,7 +327,7 @@ def _steer(entry: _MonitorState, position: int) -> bool:
     return True
 
 
-def _seen(entry: _MonitorState, row: Row) -> Action | None:
+def _seen(entry: MonitorState, row: Row) -> Action | None:
     """Let a monitor see a token; what it wants done where its score is above the limit."""
     monitor, report = entry.monitor, entry.report
     entry.state = monitor.observe(entry.state, row)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from weakref import ref
 
 import numpy as np
@@ -27,9 +26,7 @@ from ..stores.blending import Blending
 from .advice import WIDTH, Advice, AskCosts, Opinion
 from .adviser_record import remembered
 from .follower import Follower
-
-if TYPE_CHECKING:
-    from .tli import SharedReading
+from .shared_reading import SharedReading
 
 _SHARE = 0.1
 """What a question is believed to take where nothing is known of the sizes of the models, in units of a pass."""
@@ -147,8 +144,6 @@ def _reading(model: Reader, seq: Sequence) -> Follower | SharedReading:
     except VocabularyMismatch:
         if tokenizer_of(model) is None or tokenizer_of(target) is None:
             raise
-    from .tli import SharedReading
-
     return SharedReading.begin(model, target, "auto")
 
 

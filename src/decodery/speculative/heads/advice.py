@@ -32,11 +32,11 @@ class HeadAdvice(Advice):
 
     Attributes:
         head: What it has read.
-        behind: Whether the text has grown by steps whose states were not shown.
+        stale: Whether the text has grown by steps whose states were not shown.
     """
 
     head: HeadReading = field(kw_only=True)
-    behind: bool = field(default=False, kw_only=True)
+    stale: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(cls, seq: Sequence, trained: TrainedHead, head: DraftHead) -> HeadAdvice:
@@ -57,7 +57,7 @@ class HeadAdvice(Advice):
     def see(self, seq: Sequence, seen: VerificationFeedback) -> None:
         """Take the states of what became text, to be read when needed."""
         self.head.see(seq, seen)
-        self.behind = False
+        self.stale = False
         # Now and then, since what is left has to be copied.
         if self.head.unread > 2 * _WAITING:
             self.head.skip(_WAITING)
@@ -65,10 +65,10 @@ class HeadAdvice(Advice):
     def pass_over(self, steps: int, tokens: int, passes: float, seconds: float) -> None:
         Advice.pass_over(self, steps, tokens, passes, seconds)
         # What these steps wrote stays unread; the states of the next one are what it goes on from.
-        self.behind = True
+        self.stale = True
 
     def reaches(self, depth: int) -> bool:
-        return not self.behind and not self.head.empty and depth < self.head.head.reach
+        return not self.stale and not self.head.empty and depth < self.head.head.reach
 
     def unread(self, seq: Sequence) -> int:
         return self.head.unread
