@@ -118,6 +118,19 @@ def test_the_language_model_beside_a_vision_tower(tied: bool, tmp_path: Path) ->
         load(tmp_path / "model", device="cpu")
 
 
+def test_texts_of_a_gemma_3_that_sees(tmp_path: Path) -> None:
+    text = make_model("gemma3_text").config
+    sight = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sight |= {"image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(text_config=text.to_dict(), vision_config=sight, mm_tokens_per_image=4)
+    theirs = randomize(transformers.Gemma3ForConditionalGeneration(config))
+    ours = load(save(theirs, tmp_path / "model"), dtype="float32", device="cpu").model
+    assert isinstance(ours, Transformer) and ours.config.tie_embeddings
+    ids = random_ids(16)
+    logits = ours.forward(Batch([Segment(np.arange(16), ids)])).logits
+    assert (logits - reference(theirs, ids)).abs().max() < 1e-4
+
+
 _SIGHT = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
 
 

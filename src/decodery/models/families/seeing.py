@@ -27,7 +27,7 @@ SEEING: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3": ("mistral", _SMALL),
     **{name: (f"{name}_text", {}) for name in ("qwen3_5", "qwen3_5_moe")},
     "llama4": ("llama4_text", {}),
-    **{name: (f"{name}_text", {}) for name in ("gemma3n", "gemma4", "gemma4_unified")},
+    **{name: (f"{name}_text", {}) for name in ("gemma3", "gemma3n", "gemma4", "gemma4_unified")},
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), ("qwen2", _QWEN2)),
     "qwen3_vl": ("qwen3", _QWEN3),
 }
@@ -35,7 +35,7 @@ SEEING: dict[str, tuple[str, dict[str, Any]]] = {
 
 With the family that they have where they name none, and what it is then.
 """
-_TIED = ("mistral3", "qwen3_5", "qwen3_5_moe", "gemma3n", "gemma4", "gemma4_unified")
+_TIED = ("mistral3", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma3n", "gemma4", "gemma4_unified")
 _QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """How rotation is split between places in an image, which are one and the same place of a text."""
