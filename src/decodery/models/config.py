@@ -313,6 +313,7 @@ class ModelConfig:
         layer_tokens: Tokens that have such inputs; the others have those of token 0.
         layer_scales: What leaves a layer is multiplied by a weight.
         alternating: Streams beside the one that layers read, None for none.
+        image_tokens: Tokens in whose places images are read otherwise than this package reads embeddings.
     """
 
     vocab_size: int
@@ -408,6 +409,7 @@ class ModelConfig:
     layer_tokens: int = 0
     layer_scales: bool = False
     alternating: Alternating | None = None
+    image_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:

@@ -117,6 +117,12 @@ class Embeddings:
             raise PromptError("this model reads tokens alone: give a prompt without embeddings, or another model")
         if self.places[-1] >= len(prompt):
             raise PromptError(f"an embedding stands at place {self.places[-1]} of a prompt of {len(prompt)} tokens")
+        images = model.config.image_tokens
+        if any(prompt[place] in images for place in self.places):
+            raise PromptError(
+                f"{model.config.family} reads images with rows that see each other, with inputs of every layer or with "
+                "positions on three axes, which is not done here: give a prompt of text alone, or a model such as LLaVA"
+            )
         if self.rows.shape[1] != model.config.hidden_size:
             raise PromptError(
                 f"the embeddings have {self.rows.shape[1]} numbers each, and this model's have "

@@ -11,12 +11,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from decodery.core.errors import CorruptFile, UnsupportedModel
+from decodery.core.errors import CorruptFile, PromptError, UnsupportedModel
 from decodery.models.batch import Batch, Segment
 from decodery.models.config import Rope
 from decodery.models.families.config_json import read_config
 from decodery.models.loaders.load import load
 from decodery.models.torch.transformer import Transformer
+from decodery.models.transformers.adapter import TransformersModel
+from decodery.step.embedded import Embeddings
 from tiny_models import CASES, SHAPE, assert_same_logits, make_model, random_ids, randomize, reference, save
 
 
@@ -129,6 +131,13 @@ def test_texts_of_a_gemma_3_that_sees(tmp_path: Path) -> None:
     ids = random_ids(16)
     logits = ours.forward(Batch([Segment(np.arange(16), ids)])).logits
     assert (logits - reference(theirs, ids)).abs().max() < 1e-4
+    # Rows of an image see each other in this model. Other placeholders are read as text is.
+    for model in (ours, TransformersModel(theirs.eval())):
+        assert model.config.image_tokens == (262_144,)
+        embeddings = Embeddings(np.array([1]), torch.zeros(1, model.config.hidden_size))
+        embeddings.check([5, 6, 7], model)
+        with pytest.raises(PromptError, match="gemma3_text reads images with rows that see each other"):
+            embeddings.check([5, 262_144, 7], model)
 
 
 _SIGHT = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
@@ -145,6 +154,7 @@ def test_texts_of_a_qwen_that_sees(name: str, tmp_path: Path) -> None:
     theirs = randomize(getattr(transformers, f"{name}ForConditionalGeneration")(config))
     folder = save(theirs, tmp_path / "model")
     ours = load(folder, dtype="float32", device="cpu").model
+    assert ours.config.image_tokens == (151_655, 151_656)
     ids = random_ids(16)
     logits = ours.forward(Batch([Segment(np.arange(16), ids)])).logits
     assert (logits - reference(theirs, ids)).abs().max() < 1e-4

@@ -35,7 +35,7 @@ from .arranged import ARRANGED
 from .hybrids import HYBRIDS, hybrid
 from .layouts import LAYOUTS, restated
 from .masked import ARCHITECTURES, MASKED, as_llama, as_qwen_moe, is_moe
-from .seeing import SEEING, language_part
+from .seeing import SEEING, image_tokens, language_part
 from .switched import SWITCHED
 
 _MIXTURES = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
@@ -144,8 +144,9 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
 
     Whatever could not be run faithfully is refused by name.
     """
-    named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
+    named, images = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", ""), ()
     if named in SEEING:
+        images = image_tokens(raw)
         named, raw = language_part(raw, origin)
     if named not in FAMILIES:
         raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join((*FAMILIES, *SEEING))}")
@@ -208,6 +209,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         attention_scale=(fields.get("query_pre_attn_scalar", 256) if gemma else head_dim) ** -0.5,
         bos_id=begins[0] if begins else None,
         eos_ids=token_ids(fields.get("eos_token_id")),
+        image_tokens=images,
         **(masked.of_config(fields, named, fields.need("vocab_size")) if diffuses else {}),
         experts=experts,
         experts_per_token=fields.need("num_experts_per_tok") if experts else 0,

@@ -37,6 +37,21 @@ With the family that they have where they name none, and what it is then.
 """
 _TIED = ("mistral3", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma3n", "gemma4", "gemma4_unified")
 _QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_IMAGE_TOKENS: dict[str, dict[str, int]] = {
+    **{"gemma3": {"image_token_index": 262_144}, "paligemma": {"image_token_index": 256_000}},
+    "gemma3n": {"image_token_id": 262_145, "audio_token_id": 262_273},
+    **{
+        name: {"image_token_id": 258_880, "video_token_id": 258_884, "audio_token_id": 258_881}
+        for name in ("gemma4", "gemma4_unified")
+    },
+    **{name: {"image_token_id": 151_655, "video_token_id": 151_656} for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")},
+    **{name: {"image_token_id": 248_056, "video_token_id": 248_057} for name in ("qwen3_5", "qwen3_5_moe")},
+}
+"""By model type, the placeholders of what is not read as text is, and their ids where a configuration leaves them out.
+
+Rows of an image see each other (Gemma 3, PaliGemma), have inputs of every layer (Gemma 3n and 4) or positions on three
+axes (Qwen).
+"""
 OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """How rotation is split between places in an image, which are one and the same place of a text."""
 
@@ -62,6 +77,17 @@ def language_part(raw: Any, origin: str) -> tuple[str, Raw]:
         own, inner = family, given | inner
     # Whether there is one table for both is said beside the parts.
     return own, inner | {"model_type": own} | tied
+
+
+def image_tokens(raw: Raw) -> tuple[int, ...]:
+    """Ids of the placeholders in whose places a model reads images otherwise than this package would."""
+    named, text = raw.get("model_type"), raw.get("text_config") or raw
+    turned = any("mrope_section" in (text.get(name) or ()) for name in ("rope_parameters", "rope_scaling"))
+    if named not in _IMAGE_TOKENS and not turned:
+        return ()
+    given: Raw = _IMAGE_TOKENS.get(named or "", {}) | raw
+    names = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id")
+    return tuple(found for name in names if isinstance(found := given.get(name), int))
 
 
 def _is_seen(name: str) -> bool:

@@ -21,7 +21,7 @@ _FULL = {getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EFBIG")}
 _SAID = re.compile(r"\[Errno (?P<c>\d+)\]|\(os error (?P<rust>\d+)\)")
 """How Python and Rust write the number of a system's error in a text."""
 
-FORMAT = 10
+FORMAT = 11
 """Version of what models are converted to; another number makes everything be converted anew."""
 
 Progress = Callable[[str, int, int], None]

@@ -13,6 +13,7 @@ from decodery.core.errors import UnsupportedModel
 
 from ..config import ModelConfig
 from ..families.config_json import token_ids
+from ..families.seeing import image_tokens
 from .adapter_call import INSTEAD
 
 CACHE_NAMES = ("cache", "past_key_values")
@@ -115,6 +116,7 @@ def text_config(hf_model: PreTrainedModel, vocab_size: int, layers: int | None =
         family=config.model_type,
         bos_id=begins[0] if begins else None,
         eos_ids=token_ids(getattr(config, "eos_token_id", None)),
+        image_tokens=image_tokens(hf_model.config.to_dict()),
     )
 
 
