@@ -65,12 +65,6 @@ def train_acceptance(run: Run, draft: LanguageModel, corpus: Corpus) -> dict[str
 
     The folder of the run is what `SpecDecPP` takes.
 
-    Args:
-        run: Of the target.
-        draft: The draft model.
-        corpus: Texts that the draft has not learned from, or its acceptance looks better than it is; every twentieth is
-            held out.
-
     Returns:
         A report (`HeldOut.report`) of "loss", the weighted cross-entropy above that of a perfect judge (nats per judged
         token), and "acceptance", the mean chance of acceptance; and "tokens", how many were judged in all.

@@ -34,9 +34,7 @@ class Answered:
     """One question as the model answered it.
 
     Attributes:
-        question: The question.
         wrong: By exact match; of texts with labels of their own, what the monitor looks for.
-        tokens: Of the answer, n of them.
         signatures: [n, k + 5], as `Signature.numbers`.
         prompt: {site: [2 * width]}, the mean of the prompt's rows beside the last of them.
         new: {site: [n, width]}, the rows that the tokens were chosen at.
@@ -66,18 +64,8 @@ def collect(
     States are kept in half precision.
 
     Args:
-        lm: The model.
-        questions: What it answers.
-        out: The folder.
-        sites: Hook points.
-        k: Log-probabilities of a row that are kept.
-        max_new_tokens: Maximum number of tokens of an answer.
         chat: Questions are messages of a user's, by the model's chat template, whole answers are kept, and one that
             holds the wanted one is right; else they are plain texts, and answers are the rest of the line.
-        progress: Called with how many are done.
-
-    Raises:
-        SettingsError: For a folder with answers to others.
     """
     recorder, found = Recorder(tuple(sites), k), list[Answered]()
     how = [lm.model.fingerprint, lm.dtype, max_new_tokens, list(sites), k, chat]
@@ -148,13 +136,6 @@ def read_answers(
 ) -> list[Answered]:
     """Texts with labels of their own as the model writes them, for the monitors that learn from answers.
 
-    Args:
-        lm: The model.
-        chats: The texts; of one without an answer there is the prompt alone.
-        sites: Hook points.
-        k: Log-probabilities of a row that are kept.
-        progress: Called with how many are done.
-
     Returns:
         One for each text, "wrong" where its label says that it is what the monitor looks for.
     """
@@ -183,7 +164,6 @@ class Questions(Data):
     """Questions that a model answers, for a monitor to learn from.
 
     Attributes:
-        questions: Questions, or texts with labels.
         count: Number of built-in questions.
         rate: Maximum rate of false alarms.
         apply_chat_template: Questions are plain texts, without the chat template.
@@ -220,14 +200,7 @@ class Questions(Data):
     def answers(
         self, run: Run, sites: tuple[str, ...], k: int, *, whole: bool
     ) -> tuple[list[Answered], dict[str, Any]]:
-        """The answers, kept in the folder of a run, and what of their form the trained part has to know.
-
-        Args:
-            run: The run.
-            sites: Hook points.
-            k: Log-probabilities of a row that are kept.
-            whole: Whether answers are read, and not prompts alone.
-        """
+        """The answers, kept in the folder of a run, and what of their form the trained part has to know."""
         lm, most = run.lm, self.max_new_tokens
         if self.questions is not None and self.labelled:
             if most is not None or not self.apply_chat_template:
@@ -257,11 +230,7 @@ class Sites:
     sites: tuple[str, ...] = field(default=(), metadata={"option": "--site"})
 
     def of(self, lm: LLM) -> tuple[str, ...]:
-        """The given ones, or those after layers at five depths, each once.
-
-        Args:
-            lm: The model that is read.
-        """
+        """The given ones, or those after layers at five depths, each once."""
         layers = lm.model.config.num_layers
         five = dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6))
         return self.sites or tuple(five)

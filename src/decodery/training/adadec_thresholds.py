@@ -37,7 +37,6 @@ class EntropyThreshold:
         cutoff: The probability that tau stands for.
         accuracy: Of telling right from wrong by it, on a balanced part that chose nothing; 0.5 is chance.
         interval: Of the accuracy, 95 %, over tokens.
-        tested: Tokens of that part.
         tokens: How many were looked at, and wrong: how many of these were not the model's first choice.
     """
 
@@ -93,9 +92,6 @@ def fit(entropies: np.ndarray, right: np.ndarray, *, seed: int = 0) -> EntropyTh
 
     A fifth is held out. Of one half of it the cut-off of 0.01 to 0.99 tells most right, the middle one of equals. The
     accuracy is that on the other half.
-
-    Raises:
-        SettingsError: If either kind is too rare to learn from, or a higher entropy is no sign of an error.
     """
     draw = np.random.default_rng(seed)
     kinds = [draw.permutation(np.flatnonzero(right == kind)) for kind in (False, True)]
@@ -141,11 +137,7 @@ def _logistic(values: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Solutions(Data):
-    """Right solutions.
-
-    Attributes:
-        solutions: The file of solutions.
-    """
+    """Right solutions."""
 
     solutions: Path = field(default=Path(), metadata=ARGUMENT)
 

@@ -27,7 +27,6 @@ class AdaptedLinear(TrainedForm):
     """A linear layer that stays, and what is added to it.
 
     Args:
-        part: None where nothing is.
         progress_made: Whose `written` rows alone it is added to, None for all rows.
     """
 
@@ -146,18 +145,9 @@ class LoRARemaking(Remaking):
 def train_adapter(run: Run, corpus: Corpus, remaking: S2FTRemaking | LoRARemaking) -> Adapter:
     """Train an adapter on texts, for the source `adapter`.
 
-    Args:
-        run: Of the model.
-        corpus: See `remade.learn`.
-        remaking: What learns.
-
     Returns:
         The adapter. Its facts have what `judged` says of held-out texts, in the precision of the model and beside the
         model without it, as "validation".
-
-    Raises:
-        UnsupportedModel: For models that adapters do not go with.
-        SettingsError: For other texts than the model's, and for masked training on texts without a prompt.
     """
     target, recipe = run.loaded, run.of(CopyRecipe)
     masked = isinstance(remaking, LoRARemaking) and remaking.masked

@@ -29,11 +29,7 @@ HELD = 10
 
 
 class AdapterLearner:
-    """A model with an adapter that learns.
-
-    Args:
-        run: Of the model.
-    """
+    """A model with an adapter that learns."""
 
     def __init__(self, run: Run) -> None:
         check_folder(run.out, Adapter.FILE)
@@ -48,11 +44,7 @@ class AdapterLearner:
         return self.joined(self.lm.encode(prompt), ids)
 
     def joined(self, prompt: Sequence[int], written: Sequence[int]) -> TrainingText:
-        """Token ids as a text to learn from.
-
-        Raises:
-            SettingsError: If it does not fit the model's context.
-        """
+        """Token ids as a text to learn from."""
         tokens = np.array([*prompt, *written], dtype=np.int32)
         if len(tokens) > self.original.config.max_positions:
             raise SettingsError(
@@ -64,13 +56,7 @@ class AdapterLearner:
     def logprobs(
         self, texts: Sequence[TrainingText], *, temperature: float = 1.0, plain: bool = False
     ) -> Sequence[torch.Tensor]:
-        """Log-probabilities of what is written in each text, with gradients.
-
-        Args:
-            texts: Prompts and what follows them.
-            temperature: At which the texts were drawn.
-            plain: Without the adapter.
-        """
+        """Log-probabilities of what is written in each text, with gradients."""
         taught = whole_batch(texts, self.original)
         self.remade.progress_made.written = None
         (found,) = predictions(self.original if plain else self.remade.model, taught)
@@ -90,17 +76,7 @@ class AdapterLearner:
         higher: bool = False,
         **data: Any,
     ) -> dict[str, Any]:
-        """Learn, and write the adapter with its report of held-out data, see `HeldOut.report`.
-
-        Args:
-            loss: Of a step.
-            figures: Of held-out items.
-            held: These items.
-            metric: The figure that chooses the best step.
-            recipe: How it is learned: steps and lr.
-            higher: Whether the figure is best where it is highest.
-            data: What says which data it is learned from.
-        """
+        """Learn, and write the adapter with its report of held-out data, see `HeldOut.report`."""
         form = repr(self.remaking)
         fitted = fit(
             self.run,

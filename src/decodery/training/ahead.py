@@ -103,9 +103,6 @@ class AheadTrainee:
 
     Args:
         reader: The model at the precision it is used at; it reads the texts.
-        model: The same one in floating point.
-        ahead: How many rows stand after a place.
-        places: How many places of a text are taught in a step.
         alpha: Taught are the tokens of runs in which the model gave each at least this probability.
         decay: What a row counts, as a part of what the one before it does.
     """
@@ -254,11 +251,7 @@ def after(states: torch.Tensor, place: int, past: torch.Tensor, **settings: Any)
 
 
 def shares(corpus: Corpus, target: LoadedModel, alpha: float = 0.0, every: int = 20) -> tuple[list[int], list[int]]:
-    """Numbers of the texts to learn from and of those held out.
-
-    Raises:
-        SettingsError: If there are too few.
-    """
+    """Numbers of the texts to learn from and of those held out."""
     corpus.of_vocabulary(target.model.vocab_size, target.name)
     learned, others = corpus.split(every)
     learned = [number for number in learned if (sure_runs(corpus[number], alpha) > 2).any()]
@@ -284,15 +277,7 @@ def train_ahead(
     Kept is what has the least cross-entropy on held-out texts: how often guesses are right needs many more places.
 
     Args:
-        run: Of the model that drafts.
-        corpus: Texts it wrote.
-        trainee: What learns.
-        recipe: How.
-        made: The part, of its facts and of its rates.
-        what: The training, for its progress.
-        file: The file in the output folder.
         every: One text in so many is held out.
-        rated: Whether it is counted how often guesses are right.
     """
     target = run.loaded
     learned, held = shares(corpus, target, trainee.alpha, every)

@@ -30,10 +30,6 @@ def annotation(said: str, steps: int) -> dict[int, tuple[bool, tuple[int, ...], 
 
     Objects are read one by one where the text is no JSON as a whole, as where it was cut. Items without an integer
     `step` from 1 to `steps` or a `label` as text are ignored; of two items on a step the later one counts.
-
-    Args:
-        said: The annotator's text.
-        steps: Of the solution.
     """
     items = _items(said)
     found = {}
@@ -75,12 +71,6 @@ def labels_of(
     """Labels, alignment and errors of the steps of a solution by what an annotator said.
 
     The label of the last step is the outcome, as in the published code.
-
-    Args:
-        said: The annotator's text.
-        steps: Of the solution.
-        right: Whether its final answer is.
-        missing: What a step without an item counts.
     """
     found = annotation(said, steps)
     default = right if missing == "outcome" else False

@@ -32,14 +32,7 @@ _VALIDATED = 2048
 def rows_of_texts(
     model: LanguageModel, texts: Ordered[Ordered[int]], site: str, progress: Progress = silent
 ) -> list[torch.Tensor]:
-    """[tokens - 1, width] float32 of each text at a hook point, without the first token's row.
-
-    Args:
-        model: The model that reads them.
-        texts: Token ids.
-        site: The hook point.
-        progress: Called with how many are done.
-    """
+    """[tokens - 1, width] float32 of each text at a hook point, without the first token's row."""
     found = []
     for number, text in enumerate(texts, start=1):
         segment = Segment.chunk(list(text), model.new_cache(), logit_rows=[])
@@ -85,10 +78,6 @@ def train_autoencoder(
     Args:
         learned: [n, width] rows to learn from.
         held: [n, width] rows to choose the best step by.
-        out: The folder of the checkpoint.
-        site: The hook point of the rows.
-        settings: How it is trained.
-        progress: Called with how many steps are done.
     """
     draws, width, features = torch.Generator().manual_seed(settings.seed), learned.shape[1], settings.features
     directions = torch.randn(features, width, generator=draws, dtype=torch.float32, device="cpu")
@@ -130,9 +119,7 @@ def measured(sae: SparseAutoencoder, texts: Ordered[torch.Tensor], seed: int = 0
     """What an autoencoder does with rows that nothing was learned from.
 
     Args:
-        sae: The autoencoder.
         texts: [tokens, width] rows of each text, two texts at least.
-        seed: Of the bootstrap and of the control.
 
     Returns:
         "L0", the mean number of active features; "unexplained variance" and its 95 % "interval" by bootstrap over

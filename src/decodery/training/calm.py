@@ -71,11 +71,7 @@ class CalmRecipe:
         return [round(1 - 0.05 * step, 4) for step in range(1, 20)]
 
     def source(self, threshold: float, classifier: torch.Tensor | None = None) -> CALM:
-        """What is tested.
-
-        Args:
-            classifier: See `Exits`, for that confidence alone.
-        """
+        """What is tested."""
         if self.confidence != "classifier":
             return CALM(threshold, self.confidence, self.every, self.tokens)
         plain = CALM(threshold, "state", self.every, self.tokens)
@@ -126,14 +122,8 @@ def calibrate(run: Run, prompts: Sequence[Sequence[int]], learned: Sequence[Sequ
     Interrupted, it goes on after the last threshold that was tested.
 
     Args:
-        run: Of the model.
-        prompts: Whose texts are compared.
         learned: Prompts of the texts that a classifier learns from, where that is the confidence; others than those of
             the test, whose losses would be too small otherwise.
-
-    Raises:
-        SettingsError: For prompts so few that no threshold can pass or no classifier can be trained, and for models
-            that cannot be left early.
     """
     target, out, recipe, progress = run.loaded, run.out, run.of(CalmRecipe), run.progress
     if not target.model.capabilities.layer_plans:

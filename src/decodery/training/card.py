@@ -49,18 +49,7 @@ def write_card(
     figures: Mapping[str, Any],
     hours: float,
 ) -> None:
-    """Write the model card of what was trained; one that something else has written stays as it is.
-
-    Args:
-        out: The folder.
-        kind: The command after `decodery train`.
-        about: What it is.
-        use: What follows `decodery generate "..."`.
-        settings: How it was made.
-        command: The command that made it.
-        figures: What it printed; a mapping of figures becomes a column.
-        hours: How long it took.
-    """
+    """Write the model card of what was trained; one that something else has written stays as it is."""
     path, title = out / CARD, "# Made by decodery train"
     if path.is_file() and not path.read_text(encoding="utf-8").startswith(title):
         return

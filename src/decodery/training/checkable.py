@@ -26,7 +26,6 @@ class CheckableQuestion:
     Attributes:
         prompt: Plain text, after which the answer is the rest of the line, or what a user says in a chat.
         group: What must not be both learned from and tested on.
-        family: The kind of question.
         stratum: How hard it looks from outside, such as its number of digits.
     """
 
@@ -63,12 +62,7 @@ def built_in(
     chat: bool = False,
     more: Iterable[CheckableQuestion] = (),
 ) -> list[CheckableQuestion]:
-    """`count` questions in random order: sums of numbers of up to three digits, and capitals.
-
-    Args:
-        chat: As a user asks them; else after examples.
-        more: Others beside them.
-    """
+    """`count` questions in random order: sums of numbers of up to three digits, and capitals."""
     if count < 1 or not families or set(families) - set(FAMILIES):
         raise SettingsError(f"built-in questions are of {', '.join(FAMILIES)}, and at least one is needed")
     random, found = np.random.default_rng(seed), dict[str, CheckableQuestion]()

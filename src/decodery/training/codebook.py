@@ -41,7 +41,6 @@ class Coding(Hooks):
         normed: Codes come near the normed rows, as in the paper, where the model learns to live with their length; else
             near the rows as they are, which a model that stays as it is needs.
         order: Draws which row's codes each row gets; None for its own.
-        lost: The squared distances that this came to, by hook point.
     """
 
     def __init__(
@@ -72,11 +71,7 @@ def in_groups(rows: torch.Tensor, groups: int, normed: bool) -> torch.Tensor:
 
 
 def group_shape(tap: str, config: ModelConfig) -> tuple[int, int]:
-    """Groups and width of each at a hook point.
-
-    Raises:
-        SettingsError: For one that has no codes.
-    """
+    """Groups and width of each at a hook point."""
     place = hook_point(tap, config.num_layers)
     if place.name not in OF_LAYERS:
         raise SettingsError(f"codebooks are for {', '.join(f'{name}.L' for name in OF_LAYERS)}, not {tap}")
@@ -129,9 +124,6 @@ def train_codebook(
         whole: Train the model's own weights as well, in place, as the paper does; else it stays as it is, and the
             codebooks are for it.
         held: [texts, length] tokens that `draw` never gives, for the report in `facts`, see `compared`.
-
-    Raises:
-        UnsupportedModel: For a model whose passes have no gradients.
     """
     sites, k, seed = given.sites, given.k, given.seed
     if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
@@ -179,13 +171,6 @@ def compared(
     model: Transformer, held: torch.Tensor, books: Mapping[str, torch.Tensor], begun: Mapping[str, torch.Tensor], k: int
 ) -> dict[str, Any]:
     """What codes cost a model that stays unchanged, on held-out texts.
-
-    Args:
-        model: the model.
-        held: [texts, length] tokens.
-        books: the codes of each hook point.
-        begun: the same before training.
-        k: codes that a row has.
 
     Returns:
         "without codes" in nats per token, and what each adds to it as "more than without", with its 95 % "interval" by

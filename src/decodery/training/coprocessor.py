@@ -127,11 +127,7 @@ class CoprocessorTrainee(PartTrainee[Sequence[int], CoprocessorWeights, Coproces
 
     @torch.no_grad()
     def foreseen(self, texts: Sequence[Sequence[int]], alone: bool = False) -> torch.Tensor:
-        """[ahead] mean nats by how far ahead a token is.
-
-        Args:
-            alone: Of the model without latents.
-        """
+        """[ahead] mean nats by how far ahead a token is."""
         found = []
         for tokens in texts:
             prompt = self.prompt(tokens)

@@ -134,12 +134,7 @@ class Corpus:
 
 
 def prompt_key(prompt: Sequence[int], number: int) -> Hashable:
-    """What tells the prompts of texts apart.
-
-    Args:
-        prompt: Its tokens, which do where there are two or more.
-        number: The number of the text, which does otherwise.
-    """
+    """What tells the prompts of texts apart."""
     return tuple(prompt) if len(prompt) > 1 else number
 
 

@@ -74,16 +74,7 @@ class CPPDRecipe(Bounded):
 
 
 def train_cppd(run: Run, sources: Sequence[Sequence[int]]) -> Slots:
-    """Train slots on what the model writes of sources, and leave them in the folder of a run.
-
-    Args:
-        run: The run, with a recipe.
-        sources: Tokens of each.
-
-    Raises:
-        SettingsError: For a model without an encoder.
-        PromptError: For too few sources.
-    """
+    """Train slots on what the model writes of sources, and leave them in the folder of a run."""
     target, out, recipe, model = run.floating, run.out, run.of(CPPDRecipe), run.floating.model
     if not isinstance(model, EncoderDecoder):
         raise SettingsError("slots learn from what an encoder has read: name a model such as T5, or one made by train "
@@ -125,16 +116,7 @@ def written(
     out: Path,
     progress: Progress = silent,
 ) -> list[Pair]:
-    """What the model writes greedily of sources. What is kept in a folder already is read.
-
-    Args:
-        model: The model.
-        sources: Tokens of each.
-        ends: Tokens that end a text.
-        most: Maximum number of tokens of a text.
-        out: The folder.
-        progress: Called with how many are done.
-    """
+    """What the model writes greedily of sources. What is kept in a folder already is read."""
     engine, pairs, made = Engine(model), list[Pair](), f"{model.fingerprint} {most}"
     for first in range(0, len(sources), _SHARD):
         shard = as_ids(sources[first : first + _SHARD])
@@ -172,17 +154,9 @@ def written(
 class CPPDTrainee:
     """Slots that learn, with what they learn beside the tokens.
 
-    Args:
-        model: The model that they draft for.
-        pairs: Sources and texts to learn from.
-        ends: Tokens that end a text.
-        recipe: How they learn.
-
     Attributes:
-        slots: The slots.
         counted: Which of the slots' tokens are counted.
         aside: What learns to count each of these, and which slots hold a token. It is not kept.
-        parameters: All that learns, by name.
     """
 
     def __init__(self, model: EncoderDecoder, pairs: Sequence[Pair], ends: Sequence[int], recipe: CPPDRecipe) -> None:
@@ -221,11 +195,7 @@ class CPPDTrainee:
         return {f"aside.{name}": tensor for name, tensor in self.aside.items()} if self.recipe.aside else {}
 
     def loss(self, pairs: Sequence[Pair]) -> torch.Tensor:
-        """Cross-entropy of the tokens in their slots, plus that of counts and occupancy with weight `aside`.
-
-        Args:
-            pairs: The batch.
-        """
+        """Cross-entropy of the tokens in their slots, plus that of counts and occupancy with weight `aside`."""
         states, missing = states_of(self.model, [source for source, _ in pairs])
         wanted = self._wanted([text for _, text in pairs])
         aside = self.aside
@@ -253,10 +223,6 @@ class CPPDTrainee:
 def states_of(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """The encoder's states of sources, and a mask of what lies after their ends.
 
-    Args:
-        model: The model.
-        sources: Tokens of each.
-
     Shape:
         [b, n, hidden], and [b, 1, 1, n] with 0 or -inf.
     """
@@ -270,11 +236,6 @@ def states_of(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[
 @torch.no_grad()
 def figures(model: EncoderDecoder, slots: Slots, pairs: Sequence[Pair]) -> dict[str, float]:
     """Figures of texts that were not learned from.
-
-    Args:
-        model: The model.
-        slots: What drafts for it.
-        pairs: Sources and texts.
 
     Returns:
         "passes" of the decoder for a text, where the slots draft and it decodes greedily; "exact", the share of texts
@@ -294,12 +255,7 @@ def figures(model: EncoderDecoder, slots: Slots, pairs: Sequence[Pair]) -> dict[
 
 
 def emitted(said: Sequence[int], text: Sequence[int]) -> list[int]:
-    """How many tokens every pass of greedy decoding adds to a text that was drafted at once.
-
-    Args:
-        said: The draft.
-        text: What the model writes.
-    """
+    """How many tokens every pass of greedy decoding adds to a text that was drafted at once."""
     found, place = list[int](), 0
     while place < len(text):
         agree = [a == b for a, b in zip(said[place:], text[place:], strict=False)]
@@ -315,7 +271,6 @@ class Sources(Data):
     """Short texts that a model reads.
 
     Attributes:
-        sources: The file of sources, one a line.
         texts: Maximum number of sources.
     """
 

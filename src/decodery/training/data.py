@@ -245,14 +245,7 @@ def _windows(files: Iterable[Path], tokenizer: Tokenizer, length: int, progress:
 def token_blocks(
     files: Iterable[Path], tokenizer: Tokenizer, progress: Progress, what: str
 ) -> Iterator[list[int] | None]:
-    """The token ids of UTF-8 text files, block by block, and None at the end of each.
-
-    Args:
-        files: The files.
-        tokenizer: What encodes them.
-        progress: Called with how many bytes of how many are read.
-        what: What it is called with.
-    """
+    """The token ids of UTF-8 text files, block by block, and None at the end of each."""
     files = list(files)
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:

@@ -37,12 +37,6 @@ def build_datastore(
 
     Memory is bounded by one shard. Everything goes into `out`.partial first, which takes the name `out` when it is
     whole: a run that was interrupted leaves nothing that looks finished, and the next one begins anew.
-
-    Args:
-        progress: Told how many bytes of how many are read.
-
-    Returns:
-        How many tokens.
     """
     if out.exists():
         raise SettingsError(f"{out} exists already: name a new folder, or remove it first")
@@ -86,11 +80,7 @@ def _write_shard(folder: Path, number: int, tokens: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class Documents(Data):
-    """Text files, one document each.
-
-    Attributes:
-        files: The files.
-    """
+    """Text files, one document each."""
 
     files: tuple[Path, ...] = field(default=(), metadata=ARGUMENT)
 

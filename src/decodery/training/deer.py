@@ -254,11 +254,6 @@ class _DEERTraining:
 def train_deer(run: Run, corpus: Corpus, shape: DraftShape | None = None) -> dict[str, Any]:
     """Train a block drafter on text that the model wrote, for `deer`.
 
-    Args:
-        run: Of the model.
-        corpus: See `data.write_texts`, of which every twentieth text is held out.
-        shape: What it looks like.
-
     Returns:
         The report of the finished drafter, before it is quantized; see `HeldOut.report`.
     """

@@ -160,11 +160,7 @@ def learn(
 
 
 def trained(folder: Path) -> Transformer:
-    """A model of `train_diffusion`, to be trained further.
-
-    Raises:
-        SettingsError: For any other.
-    """
+    """A model of `train_diffusion`, to be trained further."""
     model = load(str(folder), dtype="float32", device="cpu").model
     if not isinstance(model, Transformer) or model.config.family not in ("llada", "llada_moe"):
         raise SettingsError(f"{folder} holds no model of `decodery train diffusion`: make one first")
@@ -295,13 +291,7 @@ def _learn(run: Run) -> dict[str, Any]:
 
 @torch.no_grad()
 def tested(folder: Path, recipe: DiffusionRecipe, before: Transformer) -> dict[str, Any]:
-    """The report of the model in a folder, on examples that neither taught it nor chose its best step.
-
-    Args:
-        folder: Where it is.
-        recipe: What the examples are drawn by.
-        before: The model that its training began with.
-    """
+    """The report of the model in a folder, on examples that neither taught it nor chose its best step."""
     drawn = Masked.draw(recipe, TESTED, HELD + 2)
     after, begun = (lost(model, drawn).tolist() for model in (trained(folder), before))
     known = HeldOut([], list(range(TESTED)))

@@ -52,11 +52,7 @@ class TuningRecipe(Bounded):
 
 @dataclass(frozen=True)
 class DiffusionModel(Data):
-    """A model of `decodery train diffusion`.
-
-    Attributes:
-        folder: Its folder.
-    """
+    """A model of `decodery train diffusion`."""
 
     NOTE = "Interrupt it with Ctrl-C: the same command continues."
 
@@ -74,11 +70,6 @@ def tune(
     """Train a model of `train_diffusion` further and keep it in the folder of a run.
 
     Args:
-        run: The run.
-        model: The model.
-        recipe: How it is trained.
-        what: The training, for its progress.
-        loss: Of a step; that of new examples for the control.
         held: See `diffusion.learn`; that of new examples for the control.
     """
 

@@ -117,7 +117,6 @@ class ReadStatement:
 
     Attributes:
         states: {site: [width]}, means of its rows.
-        tokens: Of it.
         doubt: The mean of -log p over them, in nats.
     """
 
@@ -141,11 +140,7 @@ def read_by(
 
 
 def trial(train: Callable[..., Probe]) -> Evaluation[ReadStatement, Probe]:
-    """How an axis is tested.
-
-    Args:
-        train: Makes it, of statements, see `axis_by`.
-    """
+    """How an axis is tested."""
 
     def score(axis: Probe, items: Ordered[ReadStatement]) -> list[float]:
         rows = torch.stack([each.states[axis.site] for each in items])
@@ -215,9 +210,6 @@ def axis_of(
     Args:
         kind: "lr", logistic regression on the labels; "pc3", the third principal component. Its threshold is one
             nothing is above.
-
-    Raises:
-        SettingsError: For another kind.
     """
     data = rows.double()
     mean = data.mean(dim=0)
@@ -257,7 +249,6 @@ class Statements(Data):
     """Statements to learn from.
 
     Attributes:
-        statements: The file of statements.
         kind: lr: the direction that separates the labels. pc1, pc2, ...: a principal component.
         seed: Random seed of the split.
     """
@@ -284,15 +275,7 @@ class Statements(Data):
 
 @torch.no_grad()
 def scrambled(loaded: LoadedModel, seed: int) -> LoadedModel:
-    """The same model with the entries of each of its tensors in a random order.
-
-    Args:
-        loaded: In floating point; it is changed.
-        seed: Of the order.
-
-    Raises:
-        UnsupportedModel: It is not in floating point, or not run by this package.
-    """
+    """The same model with the entries of each of its tensors in a random order."""
     draws = torch.Generator().manual_seed(seed)
     for tensor in parameters(transformable(loaded.model)).values():
         tensor.requires_grad_(False)

@@ -37,11 +37,7 @@ from .training_batch import TrainingBatch, distance, judged, predictions, traini
 
 
 def check_target(target: LoadedModel) -> Transformer:
-    """The model of `target`.
-
-    Raises:
-        SettingsError: If no draft can be cut from it.
-    """
+    """The model of `target`."""
     if not isinstance(target.model, Transformer):
         raise SettingsError(
             f"{target.name} runs through transformers, and a draft is cut only from models that this package runs "

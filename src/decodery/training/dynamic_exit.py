@@ -33,7 +33,6 @@ class ExitChoice:
     """Settings of `del`, and what they promise.
 
     Attributes:
-        layers: Exits, ascending.
         length: The longest draft that promises most for any text.
         acceptance: By layer, how often its token is the model's.
         gain: Tokens per layer loaded, by that of plain decoding, if every text drafts at the best of these exits.
@@ -86,9 +85,7 @@ def choose(right: np.ndarray, asked: np.ndarray, given: ExitSettings) -> ExitCho
     Sets grow by the layer that promises most; one that is the best of no text is not taken.
 
     Args:
-        right: [texts, layers].
         asked: [texts], see `shadows`.
-        given: What is looked for.
     """
     texts, layers = right.shape
     numbers = np.arange(1, layers)

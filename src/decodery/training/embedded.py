@@ -69,11 +69,7 @@ def save_prompts(path: Path, prompts: Sequence[tuple[Sequence[int], Embeddings]]
 
 
 def read_prompts(path: Path, model: Reader) -> list[tuple[list[int], Embeddings]]:
-    """What `save_prompts` wrote.
-
-    Raises:
-        ModelNotFound, CorruptFile, SettingsError: If it is not for `model`.
-    """
+    """What `save_prompts` wrote."""
     found = Artifact.read(path, KIND, _MADE)
     refuse_other("this set of prompts", found.model, model, _MADE)
     try:

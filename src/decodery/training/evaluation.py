@@ -37,12 +37,9 @@ class MonitorContext:
     """What the training of a monitor's part is given beside its settings.
 
     Attributes:
-        model: The fingerprint of the model.
         data: What is learned from, for the facts of the threshold.
         chat, tokens: Whether prompts have the chat template, and how long texts can be: what the threshold is for.
-        facts: What else is said of the part.
         out: The folder of the checkpoints; None to keep none.
-        progress: Called with how much is done.
     """
 
     model: str = ""
@@ -70,11 +67,7 @@ class MonitorContext:
 
 
 def lines_content(path: Path) -> str:
-    """What a file has in common with its copies: the SHA-256 of its lines, in any order.
-
-    Args:
-        path: The file.
-    """
+    """What a file has in common with its copies: the SHA-256 of its lines, in any order."""
     return content(sorted(read_lines(path)))
 
 
@@ -109,11 +102,6 @@ class Evaluation(Generic[Item, Part]):
 
     def run(self, items: Ordered[Item], seed: int, unit: str) -> tuple[Part, dict[str, Any]]:
         """Train the part, others with further seeds, and the control, and test all of them.
-
-        Args:
-            items: what is learned from and tested on.
-            seed: of the split and of the shuffle.
-            unit: what an item is, in the plural, such as "answers".
 
         Returns:
             The trained part, and its report; see `figures`. "auroc by seed" has that of this seed and of the next ones,
@@ -170,9 +158,6 @@ def figures(
     """How well scores rank what is looked for.
 
     Args:
-        scores: of the items.
-        wrong: whether each is what is looked for.
-        groups: what is drawn together for the interval.
         limit: scores above it are flagged; None for no flags.
 
     Returns:
@@ -194,12 +179,6 @@ def figures(
 def keep_evaluated(part: Any, report: Mapping[str, Any], path: Path, **more: Any) -> dict[str, Any]:
     """Write a trained part with its report in its facts.
 
-    Args:
-        part: The part.
-        report: How well it does on what chose nothing of it.
-        path: The file.
-        more: What else is printed.
-
     Returns:
         What is printed: the report, and where the part flags.
     """
@@ -213,11 +192,7 @@ def doubts(lm: LLM, texts: Ordered[tuple[Ordered[int], Ordered[int]]]) -> list[f
     """The mean of -log p over the tokens of each text, in nats.
 
     Args:
-        lm: whose log-probabilities are read.
         texts: what stands before each text, at least one token, and the text, at least one token.
-
-    Returns:
-        One number for each text.
     """
     found = []
     for before, text in texts:

@@ -42,11 +42,7 @@ class Places:
 
 
 class ExitChecks:
-    """The checks of a model that can be left early, and the texts it is seen to read at them.
-
-    Raises:
-        SettingsError: For models that have no checks or cannot be left early.
-    """
+    """The checks of a model that can be left early, and the texts it is seen to read at them."""
 
     def __init__(self, target: LoadedModel, every: int) -> None:
         can, layers = target.model.capabilities, target.model.config.num_layers
@@ -89,9 +85,6 @@ class ExitTexts:
     Attributes:
         learned, held: The numbers of those to learn from and of those held out.
         known: Of the held-out ones, the half that chooses and the half that is tested.
-
-    Raises:
-        SettingsError: If there is nothing to learn from or to hold out.
     """
 
     def __init__(self, checks: ExitChecks, store: FeatureStore) -> None:

@@ -36,7 +36,6 @@ class FeatureRows:
     after: [n, 1 + hidden], see `heads.head.EMBEDDED`; None for a text of tokens alone.
 
     Attributes:
-        text: Its tokens.
         states: {tap: [n, width]} float16 after each of them.
         likely, logprobs: [n, k] int64 and float32, the k tokens the target finds most likely after each, at temperature
             1.
@@ -56,10 +55,6 @@ class FeatureStore:
 
     Args:
         embeddings: What the prompts of the texts hold beside tokens, in turns; none for texts of tokens alone.
-        device: Where they are wanted.
-
-    Raises:
-        DecoderyError: The disk has no room for those that are missing.
     """
 
     def __init__(

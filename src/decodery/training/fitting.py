@@ -17,25 +17,14 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a training came to.
-
-    Attributes:
-        run: The run that it is of.
-        history: Its steps.
-        report: See `HeldOut.report`.
-    """
+    """What a training came to."""
 
     run: Run
     history: History
     report: dict[str, Any]
 
     def facts(self, recipe: Any, **more: Any) -> dict[str, Any]:
-        """How the part was made, for its file.
-
-        Args:
-            recipe: The dataclass of its settings.
-            more: What else is said of it.
-        """
+        """How the part was made, for its file."""
         made = {"model": self.run.model, "command": self.run.command, **more, "best_step": self.history.best_step}
         return made | {"validation": self.report, "recipe": asdict(recipe)}
 
@@ -58,18 +47,9 @@ def fit(
     """Train `parameters`, which become those of the best step, going on from the checkpoint of a run.
 
     Args:
-        run: The run.
-        known: What nothing is learned from.
-        parameters: See `loop.train`.
-        loss: Of a step.
-        figures: Of held-out items.
-        plan: How it is trained.
-        metric: The figure that chooses the best step.
         tested: The figure that has an interval, `metric` by default.
-        weight: What an item counts in that figure.
         unit: What an item is, in the plural.
         baseline: What the report compares with, and figures of it; by default those before the training, "untrained".
-        more: What else `loop.train` is given.
     """
 
     def measured(of: Callable[[list[Item]], Mapping[str, float]]) -> dict[str, Any]:

@@ -120,7 +120,6 @@ class Expected:
     """The whole model's results for what follows a prompt, for m rows from the prompt's last one on.
 
     Attributes:
-        text: Prompt and what was written.
         ids: [m, k] the most likely tokens.
         logprobs: [m, k + 1] of these and of all others together.
     """
@@ -166,7 +165,6 @@ def train_routers(
     """Train the weights of `routers` in place on texts whose prompts they prune; the model stays as it is.
 
     Args:
-        held: Texts that decide which step was best.
         out: The folder of the checkpoint, from which an interrupted run goes on.
     """
     parameters = dict(routers.weights)
@@ -198,11 +196,7 @@ def train_routers(
 def router_loss(
     model: LanguageModel, routers: TokenRouters, expected: Expected, recipe: FTPRecipe, guiding: float
 ) -> torch.Tensor:
-    """What routers are trained by, on one text.
-
-    Args:
-        guiding: The share of the guide's weight that is left.
-    """
+    """What routers are trained by, on one text."""
     tokens, written = expected.text.tokens, expected.text.written
     with torch.no_grad():
         climb, _ = pruned(model, routers, recipe.sinks, tokens[:written])
@@ -274,11 +268,7 @@ def find_schedule(
 
 
 def train_ftp(run: Run, corpus: Corpus) -> TokenRouters:
-    """A schedule and routers, trained on the model's own texts, of which every twentieth is held out.
-
-    Raises:
-        SettingsError: For texts of another model, and for models whose layers cannot be run apart.
-    """
+    """A schedule and routers, trained on the model's own texts, of which every twentieth is held out."""
     target, learning, out, recipe, progress = run.loaded, run.learning, run.out, run.of(FTPRecipe), run.progress
     model = target.model
     if not (model.capabilities.layer_plans and model.capabilities.policies and learning.capabilities.gradients):

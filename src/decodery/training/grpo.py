@@ -59,11 +59,6 @@ def advantages(texts: Sequence[Sequence[int]], rewards: Sequence[float], sibling
     A text's advantage is its reward less the group's mean, divided by the group's deviation (GRPO, 2024). With
     `siblings` those of Sibling-GRPO are added: where texts that began alike go on with different tokens, each of these
     tokens counts the mean reward of the texts after it, normalised among them.
-
-    Args:
-        texts: Token ids.
-        rewards: Of each text.
-        siblings: Weight of the second part.
     """
     values = np.array(rewards, dtype=np.float64)
     whole = _normalised(values)
@@ -106,9 +101,6 @@ def train_grpo(
     is held out.
 
     Args:
-        run: Of the model.
-        prompts: Texts.
-        reward: Called with the number of a prompt and texts of it.
         rewarded: What the reward depends on, as JSON can hold it: an interrupted run goes on only with the same.
 
     Returns:

@@ -122,11 +122,7 @@ class GroupBatch:
 
     @classmethod
     def of(cls, texts: Sequence[TrainingText], sizes: Sequence[Sequence[int]], most: int) -> GroupBatch:
-        """A batch of grouped texts.
-
-        Args:
-            sizes: Of the groups of each text.
-        """
+        """A batch of grouped texts."""
         ids, members, parts, heads, likely, share = [], [], [], [], [], []
         first, rows = 0, 0
         for text, own in zip(texts, sizes, strict=True):
@@ -250,10 +246,6 @@ def train_hamburger(run: Run, corpus: Corpus) -> MicroSteps:
     """Train micro steps on the model's own texts, of which every twentieth is held out.
 
     Where the model learns, too, its copy is left in the folder `model`, in int8, and the parts are for that one.
-
-    Raises:
-        SettingsError: For texts of another model or without most likely tokens.
-        UnsupportedModel: For a model that groups cannot be learned with.
     """
     target, out, recipe, model = run.loaded, run.out, run.of(HamburgerRecipe), run.loaded.model
     if not isinstance(model, Transformer):

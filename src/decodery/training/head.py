@@ -86,10 +86,6 @@ def train_head(
     Interrupted, it leaves the best head up to its last checkpoint, too.
 
     Args:
-        run: Of the model.
-        kind: What is trained.
-        corpus: The texts. Every twentieth is held out.
-        shape: What the kind's `untrained` takes beside the model.
         shown: Texts after embeddings, from which it learns more and more in the second half of its steps, in place of
             the others, and by which it is then judged. Every twentieth text is held out.
         start: An earlier head of this kind that the training begins with.
@@ -177,12 +173,7 @@ class _StoredTexts:
 
 
 class _HeadTraining:
-    """What the steps of a training share.
-
-    Args:
-        shown: Texts after embeddings, None for none.
-        continues: Whether the head goes on from one that was trained.
-    """
+    """What the steps of a training share."""
 
     def __init__(
         self,

@@ -78,7 +78,6 @@ def taught(
 
     Args:
         place: [vocab] the output of a token, -1 for those without, on the device of the texts.
-        lead: See `BoundHead`.
     """
     texts = [_end(each, length + 1) for each in texts]
     n = max(len(each.text.tokens) for each in texts) - 1
@@ -195,13 +194,6 @@ def glancing(head: FalconHead, batch: Taught, depths: int, along: float, seed: i
     """Guesses of a step of a training, some of whose wrong items are the answers, fewer as it goes on.
 
     It is the coupled sequential glancing distillation (CSGD) of Falcon (2024).
-
-    Args:
-        head: The head.
-        batch: Texts side by side.
-        depths: How far it is unrolled.
-        along: How much of its training is done, from 0 to 1.
-        seed: Of what is drawn.
     """
     with torch.no_grad():
         wrong = _wrong(head, batch)
@@ -216,7 +208,6 @@ def drawn(wrong: torch.Tensor, taught: torch.Tensor, share: float, seed: int) ->
         wrong: [b, n] bool, which guesses are.
         taught: [b, n] bool, where something is learned.
         share: From 0 to 1.
-        seed: Of what is drawn.
     """
     drawn = torch.Generator(device="cpu").manual_seed(seed)
     random = torch.rand(wrong.shape, generator=drawn, dtype=torch.float32, device="cpu").to(wrong.device)

@@ -73,11 +73,7 @@ class Document:
 
 
 def hide_keys(tokenizer: Tokenizer, texts: Sequence[Sequence[int]], keys: int = 4, seed: int = 0) -> list[Document]:
-    """Texts in which numbers are hidden, each asked for and answered at its end, in another order.
-
-    Raises:
-        PromptError: For texts that are too short to hide something in.
-    """
+    """Texts in which numbers are hidden, each asked for and answered at its end, in another order."""
     if not 1 <= keys <= len(WORDS) or any(len(text) <= keys for text in texts):
         raise PromptError(f"{keys} numbers cannot be hidden: give longer texts, and from 1 to {len(WORDS)} numbers")
     draw = random.Random(seed)

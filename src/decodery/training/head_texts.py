@@ -53,14 +53,7 @@ def written(
     """What heads write while the model goes on from examples, greedily, as their monitor sees it.
 
     Args:
-        lm: the model.
-        examples: the prompts.
         chat: whether these are what a user says, by the chat template; else plain texts.
-        max_new_tokens: length of a text.
-        progress: told how many are done.
-
-    Returns:
-        One reading for each example.
     """
     config = lm.model.config
     taps, found = tuple(f"head_out.{layer}" for layer in range(config.num_layers)), []
@@ -84,16 +77,7 @@ def written(
 
 
 def read_answers(lm: LLM, chats: Ordered[LabelledChat], progress: Progress = silent) -> list[Read]:
-    """What heads write in answers with labels of their own, as their monitor reads it.
-
-    Args:
-        lm: the model.
-        chats: the texts.
-        progress: told how many are done.
-
-    Returns:
-        One reading for each.
-    """
+    """What heads write in answers with labels of their own, as their monitor reads it."""
     config = lm.model.config
     taps, found = tuple(f"head_out.{layer}" for layer in range(config.num_layers)), []
     for chat, text in zip(chats, reread(lm, chats, [Recorder(taps, 1)], progress), strict=True):
@@ -110,12 +94,6 @@ def evaluated(
     read: Ordered[Read], train: Callable[..., HeadCodes], top: int, seed: int
 ) -> tuple[HeadCodes, dict[str, Any]]:
     """Head codes of examples, and their report; see `Evaluation.run`.
-
-    Args:
-        read: What is learned from and tested on.
-        train: `train_sae` with its settings; it is given rows, labels and texts.
-        top: Heads that are watched.
-        seed: Of the split and of the control.
 
     Returns:
         Under "heads" stands of each watched head, by layer and number, the share of test examples with the behaviour,
@@ -161,7 +139,6 @@ class BehaviourTexts(Data):
     """Examples of a behaviour.
 
     Attributes:
-        examples: The file of examples.
         rate: Maximum rate of false alarms.
         count: Number of built-in examples.
         chat: Apply the chat template to the examples.

@@ -88,11 +88,7 @@ def _put(rows: torch.Tensor, segment: Segment, made: torch.Tensor, at: list[int]
 
 
 def train_transfer(run: Run, corpus: Corpus) -> tuple[Transfer, History]:
-    """Train maps on texts that the model wrote, for `hidden-transfer`. Every ninth text is held out.
-
-    Raises:
-        SettingsError: For a model that is not in floating point, and for texts that teach nothing.
-    """
+    """Train maps on texts that the model wrote, for `hidden-transfer`. Every ninth text is held out."""
     recipe, target = run.of(TransferRecipe), run.loaded.model
     trainee = TransferTrainee(target, run.learning, recipe)
 

@@ -50,11 +50,7 @@ class HMMRecipe(Bounded):
 
 @dataclass(frozen=True, eq=False)
 class ExpectedCounts:
-    """What is expected of the states of texts, see `counted`, shaped as in `HMM`.
-
-    Attributes:
-        likelihood: In nats, of all texts.
-    """
+    """What is expected of the states of texts, see `counted`, shaped as in `HMM`."""
 
     start: torch.Tensor
     transition: torch.Tensor
@@ -67,7 +63,6 @@ class ExpectedCounts:
         With a prior of 0 what no state says is never said again.
 
         Args:
-            prior: See `HMMRecipe`.
             common: [K + 1] distribution of all texts.
         """
         even = torch.full_like(self.start, 1 / len(self.start))
@@ -169,9 +164,6 @@ def train_hmm(run: Run, corpus: Corpus) -> HMM:
 
     Every twentieth text is held out. Kept is the iteration that gives one half of these most; the facts tell bits per
     token by iteration. Interrupted, it goes on after its last iteration, and ends the same.
-
-    Raises:
-        SettingsError: For texts of another vocabulary, and for too few of them.
     """
     target, out, recipe = run.loaded, run.out, run.of(HMMRecipe)
     vocab_size = target.model.vocab_size

@@ -97,17 +97,9 @@ def hyperfit(run: Run, corpus: Corpus) -> dict[str, Any]:
 
     Beside the model lie the texts, for the processor `no-citation`.
 
-    Args:
-        run: Of the model, which is not changed.
-        corpus: See `data.cut_files`.
-
     Returns:
         A report (`HeldOut.report`) of what `judged` says of held-out texts, which chose nothing: of the model after and
         before, and of one that was tuned on texts whose tokens were shuffled.
-
-    Raises:
-        UnsupportedModel: For models that cannot be changed.
-        SettingsError: For too few texts.
     """
     target, out, recipe = run.loaded, run.out, run.of(HyperfitRecipe)
     original = transformable(target.model)

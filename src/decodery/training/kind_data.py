@@ -71,13 +71,7 @@ class OwnTexts(Data):
 
 
 def own_texts(run: Run, folder: str = "text/written", top: int = 20) -> Corpus:
-    """The texts of a run, written into a folder of its output; those that are there are read.
-
-    Args:
-        run: The run, whose settings hold `OwnTexts`.
-        folder: Where.
-        top: Most likely tokens that are kept beside each token.
-    """
+    """The texts of a run, written into a folder of its output; those that are there are read."""
     own = run.of(OwnTexts)
     run.say(f"{run.loaded.name} writes {own.texts:,} texts of at most {own.max_new_tokens} tokens")
     wanted = own.encoded(run, own.texts)
@@ -193,8 +187,6 @@ def cut_texts(run: Run, files: tuple[Path, ...] | None = None, folder: str = "te
 
     Args:
         run: The run, whose settings hold `CutFiles` unless files are given.
-        files: Other files, each cut into texts of 256 tokens.
-        folder: Where.
 
     Raises:
         SettingsError: A folder of texts is not finished.
@@ -230,7 +222,6 @@ def chat_texts(run: Run, file: Path, length: int) -> list[TrainingText]:
     """The chats of a `.jsonl` file by the chat template, of which the last answer is to be learned.
 
     Args:
-        run: The run, whose model reads them.
         file: Its lines are {"messages": [...]}, which end with an answer; other names are passed over.
         length: Maximum tokens of a text. Longer answers are cut; chats whose prompt takes as many are left out.
 

@@ -58,11 +58,7 @@ def learn_keys(
     facts: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> KeySet:
-    """Keys for a model's last states, from texts of token ids.
-
-    Raises:
-        SettingsError: For fewer states than keys.
-    """
+    """Keys for a model's last states, from texts of token ids."""
     recipe = recipe or KeyRecipe()
     if not isinstance(model, Transformer):
         raise UnsupportedModel("keys go with models that this package runs itself: load another model")

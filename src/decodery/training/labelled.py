@@ -34,9 +34,7 @@ class LabelledChat:
 
     Attributes:
         messages: {"role": ..., "content": ...} each.
-        label: True for what is looked for.
         group: What must not be both learned from and tested on.
-        line: Its line in the file, from 1.
     """
 
     messages: tuple[dict[str, str], ...]
@@ -82,7 +80,6 @@ def read_chats(path: Path, *, answers: bool = False) -> list[LabelledChat]:
     Args:
         path: The file; a line is {"messages": [...], "label": true or false, "group": text}, whose group may be left
             out.
-        answers: Whether each must end with an answer that holds something.
 
     Raises:
         CorruptFile: A line is something else; the error names it.
@@ -137,10 +134,7 @@ def reread(
     chat template and with the token that ends a turn. A conversation without an answer is read, and gets one token.
 
     Args:
-        lm: The model.
-        chats: The conversations.
         monitors: They only read: their actions are left out.
-        progress: Called with how many are done.
 
     Yields:
         The decoded text of each, in order.
@@ -194,11 +188,7 @@ def highest_scores(
     """The highest score that each text has while it is written, which decides whether it is flagged.
 
     Args:
-        lm: The model.
-        chats: The texts.
-        monitor: What scores them.
         unit: "text" for the last answer of each conversation, "conversation" for all its answers.
-        progress: Called with how many are done.
 
     Returns:
         One score for each, -inf where the monitor has none.

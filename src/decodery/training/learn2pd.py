@@ -44,7 +44,6 @@ class LabelledBlocks:
         open: [n, b] bool, whether a position was open.
         prompt: [n] whose they are.
         passes: How many this took for all prompts, if only such were written.
-        static: How many static decoding took.
     """
 
     confidence: torch.Tensor
@@ -138,9 +137,6 @@ def fit_filter(
     what is above rho, the part that is final; recall: of what is final, the part above rho.
 
     It goes on from a checkpoint in the folder `out`.
-
-    Raises:
-        SettingsError: For too few prompts.
     """
     learned, held, judged = found.of(-1), found.of(0), found.of(1)
     if not all(len(each.prompt) for each in (learned, held, judged)):
@@ -185,7 +181,6 @@ class FilterSettings(Data):
     """What a filter is trained on, and how.
 
     Attributes:
-        prompts: The file of prompts, one a line.
         dtype: Precision of the weights.
         block: Positions of a block.
         max_new_tokens: Positions of a canvas.

@@ -17,9 +17,6 @@ Item = TypeVar("Item")
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file that are not empty.
 
-    Args:
-        path: The file.
-
     Raises:
         PromptError: It is not UTF-8.
         SettingsError: It is larger than can be read at once.
@@ -32,9 +29,6 @@ def read_lines(path: Path) -> list[str]:
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """The values of a JSON Lines file, each with its line's number from 1.
-
-    Args:
-        path: The file.
 
     Yields:
         The number and the value, None for a line that is not JSON.
@@ -56,8 +50,6 @@ def read_objects(path: Path, form: str, read: Callable[[dict[str, Any]], Item | 
     """What the objects of a JSON Lines file hold.
 
     Args:
-        path: The file.
-        form: The form of an object, for the error.
         read: Reads an object; None where it has another form. "group" is the line where an object has none.
 
     Raises:
@@ -77,35 +69,19 @@ def read_objects(path: Path, form: str, read: Callable[[dict[str, Any]], Item | 
 
 
 def read_texts(path: Path, *names: str) -> list[tuple[str, ...]]:
-    """The texts under these names in each line of a JSON Lines file, see `read_objects`.
-
-    Args:
-        path: The file.
-        names: Of texts that every object has.
-    """
+    """The texts under these names in each line of a JSON Lines file, see `read_objects`."""
     form = ", ".join(f'"{name}": text' for name in names)
     return read_objects(path, f"{{{form}}}", lambda each: named_texts(each, *names))
 
 
 def named_texts(entry: dict[str, Any], *names: str) -> tuple[str, ...] | None:
-    """The texts of an object under these names; None where one is missing or empty.
-
-    Args:
-        entry: The object.
-        names: The names.
-    """
+    """The texts of an object under these names; None where one is missing or empty."""
     found = [text for name in names if isinstance(text := entry.get(name), str) and text]
     return tuple(found) if len(found) == len(names) else None
 
 
 def read_labelled(path: Path, text: str, label: str) -> list[tuple[str, bool, str]]:
-    """Texts with their labels and groups of a JSON Lines file; a line without a group is one of its own.
-
-    Args:
-        path: The file.
-        text: The name of the text in an object.
-        label: The name of its label, true or false.
-    """
+    """Texts with their labels and groups of a JSON Lines file; a line without a group is one of its own."""
 
     def read(entry: dict[str, Any]) -> tuple[str, bool, str] | None:
         labelled, group = entry.get(label), entry["group"]

@@ -43,7 +43,6 @@ class ListTask:
         answer: A right one to what was posed, at random.
         right: Whether an answer to what was posed is one.
         room: Places that an answer to `most` letters needs, an end with them.
-        asks: Words that are posed at most.
     """
 
     pose: Callable[[Words, np.random.Generator], Words]
@@ -291,11 +290,7 @@ def examples(tasks: Sequence[str], count: int, draws: np.random.Generator, most:
 
 
 def known(names: Sequence[str], most: int = MOST) -> tuple[str, ...]:
-    """These names of tasks.
-
-    Raises:
-        SettingsError: For others, and for lists of a length that there is none of.
-    """
+    """These names of tasks."""
     if not names or (unknown := [name for name in names if name not in TASKS]):
         wrong = unknown[0] if names else ""
         raise SettingsError(f"there is no task {wrong!r} on lists; the tasks are {', '.join(TASKS)}")

@@ -48,7 +48,6 @@ def train_los(
             alone. Binary cross-entropy, AdamW; the published rate of 1e-4 is for many more answers. It ends after 30
             epochs without gain, but not before 400 steps without: few answers make short epochs.
         every: Tokens between two evaluations of a text; the threshold is of the highest of them.
-        rate: See `train_probe`, and for what is raised.
     """
     part = parts([each.question.group for each in answers], seed)
     wrong = torch.tensor([float(each.wrong) for each in answers], dtype=torch.float32, device="cpu")

@@ -42,11 +42,7 @@ class LowRankRemaking(Remaking):
 
 
 class LowRank(TrainedForm):
-    """One such layer.
-
-    Args:
-        found: Its parts, of which the thin ones learn.
-    """
+    """One such layer."""
 
     def __init__(self, whole: Dense, split: LQLoRA) -> None:
         found = split.decompose(whole.weight.detach())

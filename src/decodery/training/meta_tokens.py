@@ -108,11 +108,7 @@ class MetaTokenTrainee(PartTrainee[Sequence[int], MetaTokens, MetaRecipe]):
         return watching.found, cache.data[:, :, :, :n]
 
     def mixed(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:
-        """[tokens, library] the mixture for the prompt of a text.
-
-        Args:
-            step: Of training, None without noise.
-        """
+        """[tokens, library] the mixture for the prompt of a text."""
         recipe = self.recipe
         prompt = torch.tensor(tokens[: len(tokens) - recipe.ahead], dtype=torch.int64, device=self.model.device)
         shown = feature(self.model.embed_tokens(prompt).float(), recipe.static)

@@ -118,9 +118,6 @@ def examples(
     """The examples of all questions, made with `target` and kept in `out`.
 
     Those that are there already are read.
-
-    Args:
-        progress: Told how many questions of how many are done.
     """
     mining = mining or Mining()
     made = f"{target.name} {target.dtype} {mining} {content([vars(each) for each in questions])}"

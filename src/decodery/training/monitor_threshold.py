@@ -42,21 +42,12 @@ def calibrate(
     fifths of the groups calibrate, see `Threshold.calibrated`; the rest is tested.
 
     Args:
-        lm: The model.
-        chats: Texts with labels.
         monitor: What scores them; its action and its own threshold are left out.
-        rate: Of harmless texts that are flagged at most.
         unit: What the rate is of: "text", the last answer of each conversation; or "conversation", all its answers.
-        seed: Of the split.
-        data: What the texts are, for the threshold's facts.
-        progress: Called with how many are done.
 
     Returns:
         The threshold, and the report of the test part: how well the highest scores rank what is looked for, beside the
         texts' lengths and mean log-probabilities, and the shares that the threshold flags.
-
-    Raises:
-        SettingsError: There are too few harmless texts for the rate.
     """
     scores = highest_scores(lm, chats, monitor, unit=unit, progress=progress)
     tested = parts([each.group for each in chats], seed) == "test"
@@ -94,7 +85,6 @@ class Watched(Data):
     """What a threshold is set on.
 
     Attributes:
-        texts: The file of texts.
         monitor: Monitor with its settings, such as truthprint:probe=DIR.
         rate: Maximum rate of false alarms.
         unit: What the rate is of. text: the last answer. conversation: all answers of a conversation.

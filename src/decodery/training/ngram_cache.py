@@ -39,12 +39,8 @@ def learn_contexts(
     count only where they stood twice.
 
     Args:
-        corpus: See `data.write_texts`.
         width: Tokens kept per context. Every twentieth text is held out: the rates are counted on one half of these,
             and the report in the facts is of the other.
-
-    Raises:
-        SettingsError: If it holds too few texts, or none the target scored.
     """
     vocab_size = int(corpus.facts["vocab_size"])
     learned, held = corpus.split_for(vocab_size, "its target")

@@ -43,20 +43,9 @@ Recipe = TypeVar("Recipe", bound=TrainingRecipe)
 class PartTrainee(Contract, Generic[Example, Part, Recipe]):
     """A model that stays as it is, and what learns beside it.
 
-    Args:
-        target: The model, in floating point.
-        recipe: How it learns.
-
     Attributes:
-        NAME: What is trained, in the plural.
-        EXAMPLES: What a run's settings and reports call the examples.
         METRIC: The figure that chooses the best step.
-        WEIGHT_DECAY: Of the optimizer.
         least: How many tokens an example has at least.
-        tensors: What learns, by name.
-
-    Raises:
-        SettingsError: For a model that is not in floating point.
     """
 
     NAME: ClassVar[str]
@@ -78,7 +67,6 @@ class PartTrainee(Contract, Generic[Example, Part, Recipe]):
         """What is minimised.
 
         Args:
-            example: What is learned from.
             step: Of training, None for an example that is held out.
         """
 
@@ -100,11 +88,7 @@ class PartTrainee(Contract, Generic[Example, Part, Recipe]):
 
 
 def train_beside(run: Run, trainee: PartTrainee[Example, Part, Recipe], examples: Sequence[Example]) -> Part:
-    """Train a part beside a model, and leave it in the folder of a run. One example in eight is held out.
-
-    Raises:
-        PromptError: For too few examples, or too short ones.
-    """
+    """Train a part beside a model, and leave it in the folder of a run. One example in eight is held out."""
     kind, least, recipe = trainee.EXAMPLES, trainee.least, trainee.recipe
     if len(examples) < HELD or min(map(len, examples)) < least:
         raise PromptError(
@@ -133,12 +117,7 @@ def train_beside(run: Run, trainee: PartTrainee[Example, Part, Recipe], examples
 
 
 def from_pieces(trainee: type[PartTrainee[Any, Any, Recipe]], recipe: type[Recipe]) -> Callable[[Run], dict[str, Any]]:
-    """How a part beside a model in floating point learns from pieces of text files.
-
-    Args:
-        trainee: What learns.
-        recipe: The class of its settings.
-    """
+    """How a part beside a model in floating point learns from pieces of text files."""
 
     def learn(run: Run) -> dict[str, Any]:
         learning = trainee(run.floating, run.of(recipe))

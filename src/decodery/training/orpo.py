@@ -60,9 +60,6 @@ def train_orpo(run: Run, pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
     Returns:
         Of held-out pairs that chose nothing the `loss` and the share whose chosen text is more likely per token
         (`preferred`), see `HeldOut.report`.
-
-    Raises:
-        SettingsError: For pairs of fewer than 2 prompts.
     """
     recipe, learner = run.of(ORPORecipe), AdapterLearner(run)
     texts = [(learner.text(prompt, chosen), learner.text(prompt, rejected)) for prompt, chosen, rejected in pairs]
@@ -92,11 +89,7 @@ def train_orpo(run: Run, pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Preferences(Data):
-    """Pairs of texts.
-
-    Attributes:
-        pairs: The file of pairs.
-    """
+    """Pairs of texts."""
 
     NOTE = "Interrupt it with Ctrl-C: the same command continues."
 

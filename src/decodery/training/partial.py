@@ -37,9 +37,6 @@ def train_partial(run: Run, pairs: Ordered[Pair]) -> PartialWeights:
 
     The loss is the cross-entropy of the targets. The model stays as it is. The facts say the cross-entropy of held-out
     targets, in nats per token, beside that of the model alone.
-
-    Raises:
-        SettingsError: For another kind of model, and for too few pairs.
     """
     model, recipe = run.floating.model, run.of(PartialSettings)
     last = 1 if recipe.last is None else recipe.last
@@ -76,7 +73,6 @@ def pair_loss(
     """Mean cross-entropy in nats per target token.
 
     Args:
-        weights: None for the model alone.
         echo: Times as much is added of the mean cross-entropy of source tokens at the rows that read them.
     """
     by_length: dict[int, list[Pair]] = {}
@@ -118,7 +114,6 @@ class SourcePairs(Data):
     """Pairs of a source and what is written about it.
 
     Attributes:
-        pairs: The file of pairs.
         apply_chat_template: The sources are plain text, without the chat template.
     """
 

@@ -89,9 +89,6 @@ def train_units(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
     """Train placeholders on texts that the model wrote, for `lexical-unit`.
 
     Every twentieth text is held out.
-
-    Raises:
-        SettingsError: For a model that is not in floating point, and for texts that teach nothing.
     """
     recipe = run.of(UnitsRecipe)
     trainee = PlaceholderTrainee(run.loaded.model, run.learning, recipe, ahead=recipe.span - 1, alpha=recipe.alpha)
@@ -100,11 +97,7 @@ def train_units(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
 
 
 def train_ppd(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
-    """Train prompt tokens on texts that the model wrote, for `ppd`. Every ninth text is held out.
-
-    Raises:
-        SettingsError: For a model that is not in floating point, and for texts that teach nothing.
-    """
+    """Train prompt tokens on texts that the model wrote, for `ppd`. Every ninth text is held out."""
     recipe = run.of(PPDRecipe)
     trainee = PlaceholderTrainee(run.loaded.model, run.learning, recipe, ahead=recipe.ahead, decay=recipe.decay)
     return train_ahead(run, corpus, trainee, recipe, trainee.made, what="training prompt tokens", file=PROMPTS)

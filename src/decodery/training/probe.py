@@ -55,19 +55,10 @@ def train_probe(
     All figures are in `facts`. Answers are split by group.
 
     Args:
-        answers: The answers, with the states of all hook points.
-        sites: Hook points to try.
         rows: "prompt" for one row per question, the mean of the prompt's rows beside the last; "new" for the row of
             each token, labelled as its answer is.
         rate: Of right answers that the threshold flags at most, each by its highest score, set on the calibration part.
-        inner: Widths of hidden layers, () for a linear probe.
         steps: Of AdamW with weight decay 1e-2 on binary cross-entropy. The one that ranks validation best is kept.
-        lr: Learning rate.
-        seed: Decides the split, the first weights and the batches.
-        context: What monitors note of where they come from.
-
-    Raises:
-        SettingsError: If a part lacks right or wrong answers.
     """
     wrong = np.array([each.wrong for each in answers])
     require_kinds(wrong, parts(list(map(_group, answers)), seed))
@@ -98,7 +89,6 @@ def trial(train: Callable[..., Part], score: Scores[Part]) -> Evaluation[Answere
     """How a probe or a LOS-Net is tested, beside lengths and the model's own doubt.
 
     Args:
-        train: Makes it, of answers.
         score: Of each answer, the one that decides whether its monitor flags it.
     """
     return Evaluation[Answered, Part](
@@ -118,12 +108,7 @@ def trial(train: Callable[..., Part], score: Scores[Part]) -> Evaluation[Answere
 
 
 def harmless(answers: Ordered[Answered], seed: int) -> list[Answered]:
-    """What a threshold is set on: the right ones of the calibration part.
-
-    Args:
-        answers: All answers.
-        seed: Of the split.
-    """
+    """What a threshold is set on: the right ones of the calibration part."""
     return [each for each in part_of(answers, _group, seed, "calibration") if not each.wrong]
 
 
@@ -134,11 +119,6 @@ def _group(each: Answered) -> str:
 def rows_of(answer: Answered, site: str, rows: str) -> torch.Tensor:
     """What a probe reads of an answer.
 
-    Args:
-        answer: The answer.
-        site: The hook point.
-        rows: "prompt" or "new", as in `train_probe`.
-
     Shape:
         [n, width]
     """
@@ -147,10 +127,6 @@ def rows_of(answer: Answered, site: str, rows: str) -> torch.Tensor:
 
 def inputs_like(probe: Probe, answers: Ordered[Answered]) -> dict[str, Any]:
     """How far rows of texts like those learned from are from their mean, but for `rate` of them.
-
-    Args:
-        probe: What standardises rows.
-        answers: Texts that nothing was learned from, of both kinds.
 
     Returns:
         The "limit" of `Probe.distance` over a text, its "rate", and the number of "texts".
@@ -161,12 +137,7 @@ def inputs_like(probe: Probe, answers: Ordered[Answered]) -> dict[str, Any]:
 
 
 def worst(probe: Probe, answers: Ordered[Answered]) -> list[float]:
-    """The highest score of each answer, as its monitor computes it.
-
-    Args:
-        probe: The probe.
-        answers: The answers.
-    """
+    """The highest score of each answer, as its monitor computes it."""
     rows = [rows_of(each, probe.site, probe.pool) for each in answers]
     if not rows:
         return []

@@ -33,7 +33,6 @@ class LabelledProgram:
     """One side of a pair.
 
     Attributes:
-        tokens: [n] ids.
         changed: [n] bool, the tokens that make the difference.
         control: 0 for a program after its fix, 1 before it.
     """

@@ -45,21 +45,9 @@ def train_published_prm(
     The head is a logistic regression on the states after the final norm, of the text's tokens as the form is read:
     question and steps a line each. The folder holds the model's own tensors but its output head.
 
-    Args:
-        loaded: The model, which is not changed.
-        source: Its folder of safetensors.
-        judged: What is learned; one prompt in ten is held out, and chooses nothing.
-        out: A new folder.
-        ridge: Of the regression, per example.
-        progress: Called with the texts read.
-
     Returns:
         How well steps that are not right are told on held-out prompts (`evaluation.figures`), the same of baselines and
         of labels that were shuffled, and the cross-entropy of the head and of the mean there.
-
-    Raises:
-        UnsupportedModel: For models that give no states, and folders that are not of a causal model in safetensors.
-        SettingsError: For texts that teach nothing.
     """
     model = loaded.model
     if not is_open(model):

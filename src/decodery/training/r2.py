@@ -86,11 +86,7 @@ class CanvasStates:
 def states(
     model: Transformer, settings: R2Recipe, method: DiffusionDecoder | None = None, progress: Progress = silent
 ) -> CanvasStates:
-    """What passes of `method`, by default `r2`, proposed and wrote of examples with a right answer.
-
-    Raises:
-        SettingsError: If none did.
-    """
+    """What passes of `method`, by default `r2`, proposed and wrote of examples with a right answer."""
     recipe, filling = settings.recipe, method or R2()
     drawn = examples(recipe.tasks, settings.trajectories, np.random.default_rng([settings.seed, 2]), recipe.letters)
     found, right = list[tuple[np.ndarray, np.ndarray, np.ndarray]](), 0

@@ -26,14 +26,7 @@ def parts(groups: Ordered[str], seed: int = 0) -> np.ndarray:
 
 
 def part_of(items: Ordered[Item], group: Callable[[Item], str], seed: int, *names: str) -> list[Item]:
-    """The items of some parts.
-
-    Args:
-        items: All of them.
-        group: What must not be in two parts.
-        seed: Of the split.
-        names: The parts.
-    """
+    """The items of some parts."""
     own = parts([group(each) for each in items], seed)
     return [each for each, part in zip(items, own, strict=True) if part in names]
 
@@ -52,8 +45,6 @@ def auc(scores: Ordered[float] | np.ndarray, truth: Ordered[float] | np.ndarray,
     """The chance that something true scores above something false, ties half.
 
     Args:
-        scores: Of the items.
-        truth: Which are true, or how much of each is, from 0 to 1.
         neither: What is given where all are of one kind.
     """
     values, place = np.unique(np.asarray(scores, dtype=float), return_inverse=True)
@@ -81,12 +72,7 @@ def interval(
     """The 95 % bootstrap interval of `auroc`, whole groups drawn with replacement; nan without both kinds.
 
     Args:
-        scores: Of the items.
-        wrong: Their labels, or what else they are compared with.
-        groups: What is drawn together.
         statistic: What the interval is of.
-        draws: How often groups are drawn.
-        seed: Of the draws.
     """
     names, member = np.unique(np.asarray(groups), return_inverse=True)
     rows = [np.flatnonzero(member == number) for number in range(len(names))]
@@ -109,12 +95,7 @@ def logistic(
     Args:
         data: [n, width] float64 rows; a column of ones is the caller's.
         labels: [n] from 0 to 1.
-        ridge: Of the squared weights.
         constant: The last column is one of ones, whose weight has no penalty.
-        how: Settings of the optimizer, `torch.optim.LBFGS`.
-
-    Returns:
-        [width] weights.
     """
     weight = torch.zeros(data.shape[1], dtype=torch.float64, requires_grad=True, device="cpu")
     optimizer = torch.optim.LBFGS([weight], **{"max_iter": 200, **how})
@@ -136,13 +117,7 @@ def _words(texts: Ordered[str]) -> list[set[str]]:
 
 
 def word_scores(train: Ordered[str], labels: Ordered[bool], test: Ordered[str]) -> list[float]:
-    """What a bag of words says of texts: logistic regression on which words they hold.
-
-    Args:
-        train: Texts that are learned from.
-        labels: Theirs.
-        test: Texts that are scored.
-    """
+    """What a bag of words says of texts: logistic regression on which words they hold."""
     known = sorted(set().union(*_words(train)))
 
     def bags(texts: Ordered[str]) -> torch.Tensor:

@@ -61,11 +61,7 @@ class TrainedForm(Contract):
 
     @abstractmethod
     def made(self, itemsize: int) -> Made:
-        """What it has become.
-
-        Args:
-            itemsize: Bytes of a floating point number in the copy.
-        """
+        """What it has become."""
 
 
 @dataclass(frozen=True)
@@ -89,21 +85,11 @@ class Remaking(Contract):
 
     @abstractmethod
     def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
-        """The form of a linear layer before its training.
-
-        Args:
-            name: Such as "layers.3.down".
-            whole: In float32 or float64, its own to change.
-        """
+        """The form of a linear layer before its training."""
 
 
 class Remade:
-    """A model whose linear layers are forms.
-
-    Args:
-        parameters: All that learns, by name.
-        model: With gradients.
-    """
+    """A model whose linear layers are forms."""
 
     def __init__(self, original: Transformer, remaking: Remaking) -> None:
         self.original, self._remaking, self.progress_made = original, remaking, TrainingProgress()
@@ -174,13 +160,7 @@ class CopyRecipe(Bounded):
 
 @dataclass(frozen=True)
 class Learned:
-    """What a training came to.
-
-    Attributes:
-        history: How.
-        held: What nothing was learned from.
-        progress_made: That of the forms.
-    """
+    """What a training came to."""
 
     history: History
     held: HeldOut[TrainingText]
@@ -201,9 +181,6 @@ def learn(remade: Remade, run: Run, corpus: Corpus, remaking: Remaking) -> Learn
     """Let forms learn what texts teach, of which every twentieth is held out.
 
     They end as they were best on those.
-
-    Raises:
-        SettingsError: For texts of another vocabulary, and for too few of them.
     """
     target, recipe = run.loaded, run.of(CopyRecipe)
     original = remade.original
@@ -249,17 +226,8 @@ def written_rows(taught: TrainingBatch, model: Transformer) -> torch.Tensor:
 def train_copy(run: Run, corpus: Corpus, remaking: Remaking) -> dict[str, Any]:
     """Train a copy in another form on texts that the model has written.
 
-    Args:
-        run: Of the model.
-        corpus: See `data.write_texts` and `learn`.
-        remaking: The form.
-
     Returns:
         What `judged` says of the copy in the form in which it is kept, beside the untrained one, see `HeldOut.report`.
-
-    Raises:
-        UnsupportedModel: For models that cannot be transformed.
-        SettingsError: For other texts than the model's.
     """
     original = transformable(run.loaded.model)
     remade = Remade(original, remaking)

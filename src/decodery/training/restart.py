@@ -18,9 +18,6 @@ def not_better(rewards: Sequence[float]) -> list[float]:
 
     Ties count as not better, because the question is whether restarting would do better: where nothing is ever right, a
     wrong text has the label 1, and no further sample is drawn for it.
-
-    Raises:
-        SettingsError: For a single sample.
     """
     if len(rewards) < 2:
         raise SettingsError("a text is compared with others of its prompt: give at least two for each")

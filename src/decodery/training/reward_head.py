@@ -37,15 +37,8 @@ def fitted(
     """A head that learned rewards from states, going on from its checkpoint in `out`.
 
     Args:
-        model: Whose states they are.
-        tap: After how many of its layers.
         learned: States [n, hidden] and their rewards [n].
-        held: Those that are held out.
-        recipe: How it learns, with steps, batch, lr and seed.
-        out: The folder of the checkpoint.
         settings: What else the run depends on.
-        weight_decay: Of the optimizer.
-        progress: Is called with the steps that are done.
 
     Returns:
         The head, its logits [n] of what is held out, and the cross-entropy there: its own, and that of the mean.
@@ -91,9 +84,6 @@ def reported(
         logits: [n] of held-out beginnings.
         control: [n] those of the same training on shuffled rewards.
         truth: [n] their rewards.
-        mean: Of the rewards that it learned from.
-        places: How long each beginning is.
-        prompts: Of each; the interval is over these.
     """
     wrong, constant = (truth <= 0.5).tolist(), torch.full_like(truth, mean).logit()
     cost = {"cross_entropy": round(float(binary_cross_entropy_with_logits(constant, truth)), 4)}

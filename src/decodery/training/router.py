@@ -113,9 +113,6 @@ def fit_router(
 
     Its report is of others. The figure is Spearman's correlation of its probabilities with the advantage. Both kinds of
     steps weigh the same.
-
-    Raises:
-        SettingsError: If there are not both kinds to learn from and something to validate with.
     """
     router = _fitted(found, tap, model, steps, seed, out)
     control = _fitted(found.shuffled, tap, model, steps, seed, out)
@@ -220,7 +217,6 @@ class RouterSettings(Data):
     """What two models write, and who judges it.
 
     Attributes:
-        prompts: The file of prompts, one a line.
         second: The smaller model, which writes each step first; the shipped draft model by default.
         scorer: A scorer of steps, such as value-head(head=FILE).
         delimiter: Text that ends a step.

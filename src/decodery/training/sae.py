@@ -106,11 +106,7 @@ def train_sae(
         groups: What must not be both learned from and used for the threshold; by default each example by itself.
         texts: What heads write in the whole text of each example, [tokens, layers * heads, dim]: the threshold is set
             on the highest score of each, or without them on that of the example's own row.
-        rate: Of examples without the behaviour that it flags at most.
         top: Heads that the threshold is for, and pairs of heads that `facts` list as edges.
-
-    Raises:
-        SettingsError: If a half lacks one of the two kinds, or is too small for the rate.
     """
     labels = torch.tensor(list(positive), dtype=torch.bool, device="cpu")
     of = list(range(len(labels))) if groups is None else list(groups)
@@ -158,9 +154,6 @@ def edges(codes: torch.Tensor, positive: torch.Tensor, top: int) -> list[tuple[t
     """The pairs of heads that best indicate a behaviour.
 
     They are ordered by the share of its examples with codes of both heads that no other example has together.
-
-    Args:
-        codes, positive: As `own_codes` takes them; a pair: two columns of codes.
     """
     others, heads = codes[~positive], codes.shape[1]
     found = torch.zeros(heads, heads, dtype=torch.double, device="cpu")

@@ -72,11 +72,7 @@ def labels(right: torch.Tensor) -> torch.Tensor:
 
 
 def train_sec(run: Run, corpus: Corpus) -> ExitHeads:
-    """Train heads on correct texts, of which every tenth is held out, for `sec`.
-
-    Raises:
-        SettingsError: For a model that is not in floating point or cannot be left early, and for too few texts.
-    """
+    """Train heads on correct texts, of which every tenth is held out, for `sec`."""
     target, model, out, recipe, progress = run.loaded, run.learning, run.out, run.of(SECRecipe), run.progress
     if not (is_open(model) and model.capabilities.gradients):
         raise SettingsError("heads are trained over a model in floating point: load it with dtype='float32'")

@@ -84,9 +84,6 @@ def built_in_talks(count: int, seed: int = 0, *, injected: int = 0) -> list[Talk
 
     They come in fours: two that hold a triple, and the same two with one member of each exchanged for the other's. So
     what a single turn holds has the same distribution in both kinds, and no judge of single turns can tell them.
-
-    Args:
-        injected: Turns about something else, between the others.
     """
     random, secret, found = np.random.default_rng(seed), triples(), list[Talk]()
     while len(found) < count:
@@ -206,9 +203,6 @@ def train_sequential(
     Args:
         rate: Of conversations that never become what is looked for, those flagged at some turn at most, set on the
             calibration part.
-
-    Raises:
-        SettingsError: If a part has too few.
     """
     found = train_probe(judged(heard), sites, "prompt", rate=rate, seed=seed, context=context)
     calibration = part_of(heard, lambda each: each.talk.group, seed, "calibration")
@@ -264,7 +258,6 @@ class Conversations(Data):
     """Conversations to learn from.
 
     Attributes:
-        conversations: The file of conversations.
         count: Number of built-in conversations.
         rate: Maximum rate of false alarms.
         seed: Random seed of conversations, split and training.

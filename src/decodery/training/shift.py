@@ -53,11 +53,6 @@ def train_shift(
     Args:
         answers: To learn from, those of one part; of questions answered wrongly it learns the right answer, token by
             token, and of those answered rightly to leave the distribution as it is (0.1 of the divergence from it).
-        chat: Whether the questions have the chat template.
-
-    Raises:
-        SettingsError: Without wrong answers.
-        UnsupportedModel: For a model whose head gives no gradients.
     """
     model = lm.model
     if not is_open(model) or not model.capabilities.gradients:

@@ -37,12 +37,8 @@ class StepLabels:
     """A solution with a label of each step.
 
     Attributes:
-        prompt, text: Question and solution.
-        labels: 1 for a right step.
-        reward: 1 for a right final answer.
         alignment: Of each step, the steps of the reference that it matches, from 1.
         errors: Of each step, what kind of error it has, "" for none.
-        tokens: That the annotator wrote.
     """
 
     prompt: str
@@ -82,7 +78,6 @@ class LabelSettings(Data):
     """Solutions, and how their steps are labelled.
 
     Attributes:
-        solutions: The file of solutions.
         pairs: Also write pairs of a better and a worse text, for ORPO.
         delimiter: Text that ends a step.
         answer: Where answers stand in a text.
@@ -113,10 +108,6 @@ def label_steps(run: Run, exercises: Sequence[Exercise]) -> list[StepLabels]:
 
     Args:
         run: Of the annotator, here or on a server; its file holds JSON lines, as `train text-prm` reads them.
-        exercises: What is labelled.
-
-    Raises:
-        SettingsError: For a file of other exercises, of more of them, or of other steps.
     """
     given, out = run.of(LabelSettings), run.out
     found, done = _known(out, exercises, given.delimiter)
@@ -188,7 +179,6 @@ def preference_pairs(found: Sequence[StepLabels], most: int = _PAIRS) -> list[di
     """Pairs of texts of one question, of which one is better by outcome or steps and worse by neither.
 
     Args:
-        found: Labelled texts, the reference solutions among them.
         most: Pairs of a question; those of the largest difference are kept.
 
     Returns:

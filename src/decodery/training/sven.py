@@ -129,11 +129,7 @@ class SVENTrainee:
         return [each * mask for each, mask in zip(parameters, masks, strict=True)]
 
     def losses(self, programs: Sequence[LabelledProgram], step: int | None = None) -> list[SVENLosses]:
-        """Of every program, all in one pass.
-
-        Args:
-            step: Of training, None for validation.
-        """
+        """Of every program, all in one pass."""
         pasts, segments = self.prefixes(step), []
         for program in programs:
             n = len(program.tokens) - 1
@@ -178,10 +174,6 @@ def train_sven(run: Run, pairs: Sequence[ProgramPair]) -> tuple[Prefixes, Histor
     """Train the prefixes "secure" and "unsafe" on pairs, for `sven`. Only the prefixes learn.
 
     One pair in ten is held out, and the step with the least loss on half of these is what remains.
-
-    Raises:
-        SettingsError: For a model that is not in floating point.
-        PromptError: For pairs that teach nothing.
     """
     target, recipe = run.floating, run.of(SVENRecipe)
     model = differentiable(target.model, "prefixes")
@@ -222,11 +214,7 @@ def train_sven(run: Run, pairs: Sequence[ProgramPair]) -> tuple[Prefixes, Histor
 
 @dataclass(frozen=True)
 class Fixes(Data):
-    """Programs before and after a fix.
-
-    Attributes:
-        pairs: The file of pairs.
-    """
+    """Programs before and after a fix."""
 
     NOTE = """PAIRS holds one JSON object a line, {"before": ..., "after": ...}: the same program before and after a
     fix. The default is 100 built-in pairs about security. One pair in ten is held out. Interrupt it with Ctrl-C: the

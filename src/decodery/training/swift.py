@@ -84,13 +84,6 @@ def find_skips(run: Run, corpus: Corpus) -> SkipSet:
     """Search the sublayers that the model can skip best, for `swift`.
 
     Interrupted, it goes on from the sets tried so far: which set is tried next follows from these alone.
-
-    Args:
-        run: Of the model.
-        corpus: See `data.write_texts`, of which every twentieth text is held out.
-
-    Raises:
-        SettingsError: For texts of another model, and for models without sublayers to skip.
     """
     target, out, recipe = run.loaded, run.out, run.of(SkipRecipe)
     model, layers = target.model, target.model.config.num_layers

@@ -53,7 +53,6 @@ class JudgedText:
 
     Attributes:
         prompt, text: Token ids, the end token left out.
-        reward: From 0 to 1, of the whole text.
         labels: From 0 to 1, of each step; None where all steps have the reward.
     """
 
@@ -70,9 +69,6 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
     one rollout after it: for texts drawn by the model itself that is an unbiased label of it (Math-Shepherd, 2024, with
     one completion). One prompt in ten is held out, of those with a good text and of the others: half of these choose
     the best step, and the head's facts have the figures of the other half as "validation", see `reported`.
-
-    Raises:
-        SettingsError: For texts from which nothing can be learned.
     """
     recipe, model, tokenizer = run.of(TextPRMRecipe), run.lm.model, run.lm.tokenizer
     tap = model.config.num_layers if recipe.tap is None else recipe.tap
@@ -182,7 +178,6 @@ class JudgedFile(Data):
     """Judged texts.
 
     Attributes:
-        texts: The file of texts.
         apply_chat_template: The prompts are plain text, without the chat template.
         published: Write a folder in a published form, a classifier of tokens, for reward-model:model=DIR. MODEL is a
             folder.

@@ -121,11 +121,7 @@ def annealed_mask(length: int, share: float, draws: np.random.Generator) -> torc
 
 
 def end_and_mask(loaded: LoadedModel) -> tuple[int, int]:
-    """The end token, and an unused special token as the mask token.
-
-    Raises:
-        UnsupportedModel: If there is none.
-    """
+    """The end token, and an unused special token as the mask token."""
     chat, config = loaded.chat_template, loaded.model.config
     taken = set(config.eos_ids) | {config.bos_id}
     named = "" if chat is None else chat.source + " ".join(map(str, chat.special.values()))
@@ -170,7 +166,6 @@ class AdaptedModel:
 
     Args:
         mask_row: The embedding, [hidden].
-        parameters: What learns, by name.
     """
 
     def __init__(self, loaded: LoadedModel, settings: Adaptation) -> None:
@@ -184,11 +179,7 @@ class AdaptedModel:
         self._bfloat16 = choose_dtype("auto", "bfloat16", self.original.device) == "bfloat16"
 
     def masked(self, examples: Sequence[WordTask], draws: np.random.Generator) -> MaskedTasks:
-        """Tasks as tokens, some of which are masked.
-
-        Raises:
-            SettingsError: If the tokenizer needs several tokens for a word, or an answer has no room.
-        """
+        """Tasks as tokens, some of which are masked."""
         rows = []
         for each in examples:
             prompt, answer = (self._tokenizer.encode(part) for part in (each.prompt, each.answer))
@@ -201,11 +192,7 @@ class AdaptedModel:
         return MaskedTasks.of(rows, self.mask_id, draws)
 
     def loss(self, batch: MaskedTasks, share: float, draws: np.random.Generator) -> torch.Tensor:
-        """Mean over lists of the mean cross-entropy of their masked places, in nats.
-
-        Args:
-            share: See `annealed_mask`.
-        """
+        """Mean over lists of the mean cross-entropy of their masked places, in nats."""
         model, (count, length) = self._remade.model, batch.shown.shape
         tokens = torch.from_numpy(batch.shown.reshape(-1))
         rows = torch.where((tokens == self.mask_id)[:, None], self.mask_row, model.embed_tokens(tokens))
@@ -233,14 +220,7 @@ class AdaptedModel:
 
 
 def adapt(run: Run) -> dict[str, Any]:
-    """Adapt a model to fill canvases with answers about lists of words.
-
-    Returns:
-        Its report, see `HeldOut.report`.
-
-    Raises:
-        UnsupportedModel: For a model that fills canvases already or has no special token to spare.
-    """
+    """Adapt a model to fill canvases with answers about lists of words."""
     loaded, settings, out = run.floating, run.of(Adaptation), run.out
     adapted = AdaptedModel(loaded, settings)
     draws = np.random.default_rng([settings.seed, _HELD])

@@ -62,9 +62,6 @@ def differentiable(model: LanguageModel, what: str) -> Transformer:
     """The model, if gradients go through its passes.
 
     Raises SettingsError.
-
-    Args:
-        what: What is trained, for the sentence.
     """
     if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
         raise SettingsError(f"{what} are trained over a model in floating point: load it with dtype='float32'")

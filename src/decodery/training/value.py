@@ -94,9 +94,6 @@ def fit_value(
     """Fit the linear head to scored texts: (prompt ids, output ids, reward) of each.
 
     Its values are those of texts like these, whoever wrote them. What does not fit the model's context is left out.
-
-    Args:
-        tap, method, ridge: See `train_value`, also for errors.
     """
     tap = model.config.num_layers if tap is None else tap
     if ridge < 0 or not 0 <= tap <= model.config.num_layers:
@@ -130,11 +127,6 @@ def fit_switch(
 
     The head reads the mean of the states of all tokens but the last, and its values are probabilities as far as least
     squares make them. Errors are those of `fit_value`.
-
-    Args:
-        model: Whose states are read.
-        prompts: (token ids, whether it is one to reason about).
-        tap, ridge: See `fit_value`.
     """
     tap = model.config.num_layers if tap is None else tap
     pooled, hard = list[torch.Tensor](), list[float]()
@@ -215,7 +207,6 @@ class ValueSettings(Data):
     """Judged texts, and what is fitted to them.
 
     Attributes:
-        texts: The file of texts.
         tap: Read the hidden states after N layers; after all by default.
         ridge: Strength of the ridge penalty.
         apply_chat_template: The prompts are plain text, without the chat template.
