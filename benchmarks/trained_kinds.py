@@ -29,10 +29,10 @@ from decodery.cli.train import index
 from decodery_benchmarks.results import read_result, write_result
 from decodery_benchmarks.trained_data import LISTS, written_files
 
-OWN = "--texts 160 --max-new-tokens 40"
-"""The texts that the model writes, once for all kinds that learn from them."""
+OWN = "--texts 240 --max-new-tokens 40"
+"""The texts that the model writes, once for all kinds that learn from them; six of them are tested."""
 FEW = "--texts 40 --max-new-tokens 32"
-PIECES = "{text} --length 64 --texts 40"
+PIECES = "{text} --length 64 --texts 96"
 CACHE = f"{PIECES} --steps 12"
 TASKS = f"--tasks {','.join(LISTS)}"
 DIFFUSION = "{work}/diffusion"
@@ -48,7 +48,7 @@ KINDS = {
     "hmm": f"{OWN} --states 32 --tokens 1024 --iterations 5",
     "swift": f"{FEW} --proposals 30 --bayes 10 --read 4",
     "del": FEW,
-    "acceptance": "--texts 80 --max-new-tokens 32 --draft smollm2-draft --epochs 2",
+    "acceptance": f"{OWN} --draft smollm2-draft --epochs 1",
     "codebook": "{text} --length 64 --texts 30 --codes 64 --steps 20 --seeds 3",
     "autoencoder": "{text} --length 64 --texts 60 --features 512 --k 16 --steps 200 --site resid_post.15",
     "sae": "--count 60 --max-new-tokens 4 --steps 100 --features 64",
@@ -66,7 +66,7 @@ KINDS = {
     "dscd": f"{DIFFUSION} {TASKS} --steps 60",
     "r2": f"{DIFFUSION} {TASKS} --trajectories 100 --steps 60",
     "learn2pd": f"{{lists}} -m {DIFFUSION} --no-chat-template --block 6 --max-new-tokens 6 --epochs 300",
-    "sec": "{text} --length 64 --outputs 1024 --epochs 0.5",
+    "sec": "{text} --length 64 --outputs 1024 --epochs 0.2",
     "lora": "{text} --length 64 --steps 60 --rank 4",
     "s2ft": "{text} --length 64 --steps 60",
     "ppd": f"{OWN} --steps 10 --places 8",

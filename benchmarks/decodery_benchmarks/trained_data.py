@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 LISTS = ("copy", "reverse")
 """Tasks of the diffusion model."""
 _PAGES = 12
+_SUMS = 20
+"""Sums among the pairs of answers, so that one prompt in ten is twelve: six that are tested."""
 _PARAGRAPH = 240
 """Characters of a paragraph at least, of which one half is the prompt and one the solution."""
 
@@ -23,7 +25,9 @@ def written_files(folder: Path) -> dict[str, str]:
     """The paths of all files in a folder, by name; they are written anew, the same each time."""
     folder.mkdir(parents=True, exist_ok=True)
     pages = [page.read_text("utf-8") for page in sorted((ROOT / "docs").glob("*.md"))[:_PAGES]]
-    sums = built_in(40, families=("sums",), chat=True)
+    sums = built_in(120, families=("sums",), chat=True)
+    answers = [(asked, _said(country, city), _said(country, other)) for country, asked, city, other in _asked()]
+    answers += [(each.prompt, str(each.answer), str(int(each.answer) + 1)) for each in sums[:_SUMS]]
     lines: dict[str, list[Any]] = {
         "rewarded": _rewarded(),
         "labelled": [
@@ -34,15 +38,9 @@ def written_files(folder: Path) -> dict[str, str]:
             }
             for country, asked, said, right in _answers()
         ],
-        "preferences": [
-            {"prompt": asked, "chosen": _said(country, city), "rejected": _said(country, other)}
-            for country, asked, city, other in _asked()[:40]
-        ],
-        "questions": [
-            {"prompt": asked, "right": _said(country, city), "wrong": _said(country, other)}
-            for country, asked, city, other in _asked()
-        ],
-        "sources": [{"source": asked, "target": _said(country, city)} for country, asked, city, _ in _asked()[:40]],
+        "preferences": [{"prompt": asked, "chosen": right, "rejected": wrong} for asked, right, wrong in answers],
+        "questions": [{"prompt": asked, "right": right, "wrong": wrong} for asked, right, wrong in answers[:-_SUMS]],
+        "sources": [{"source": asked, "target": right} for asked, right, _ in answers],
         "solutions": [
             {"prompt": text[: len(text) // 2], "solution": text[len(text) // 2 :]} for text in _paragraphs(pages)[:24]
         ],
@@ -62,7 +60,7 @@ def written_files(folder: Path) -> dict[str, str]:
         Path(found[name]).write_text("\n".join(map(json.dumps, each)) + "\n", encoding="utf-8")
     lists = [" ".join(each.prompt) for each in held_out(DiffusionRecipe(tasks=LISTS), 24)]
     texts = {
-        "text": "\n\n".join(pages)[:24000],
+        "text": "\n\n".join(pages)[:72000],
         "prompts": "\n".join(f"Explain how {each} works." for each in _THINGS),
         "lists": "\n".join(lists),
     }

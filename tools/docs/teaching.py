@@ -9,21 +9,11 @@ from figures import load, recorded, table
 
 from decodery.cli.train import KV
 from decodery.cli.train import SECTIONS as COMMANDS
+from decodery.training.held_out import CONTROL, FALLING
 
 _COMMAND = "python benchmarks/trained_kinds.py --out benchmarks/results/trained-kinds.json"
-_CONTROL = "shuffled labels"
 _FIGURES = ("auroc", "unexplained variance", "more than without")
 """Figures whose interval is called no more than "interval"."""
-_FALLING = (
-    "loss",
-    "error",
-    "bits per token",
-    "cross_entropy",
-    "unexplained variance",
-    "more than without",
-    "divergence",
-)
-"""Figures that are better where they are less."""
 
 
 def trained_kinds() -> str:
@@ -52,24 +42,36 @@ def _row(kind: str, row: Mapping[str, Any] | None) -> list[str]:
         plain = ", ".join(f"{each} {_said(value)}" for each, value in printed.items() if isinstance(value, int | float))
         return [f"`{kind}`", "chooses or counts; nothing is held out", plain, *[""] * 4, hours]
     beside = {
-        each: value.get(name) if isinstance(value, dict) else value
+        each: value if isinstance(value, dict) else {name: value}
         for each, value in printed.get("baselines", {}).items()
     }
-    baselines = ", ".join(f"{each} {_said(value)}" for each, value in beside.items())
-    control = printed.get(_CONTROL)
+    baselines = ", ".join(f"{each} {_said(value.get(name))}{_gained(value)}" for each, value in beside.items())
+    control = printed.get(CONTROL)
     edges = control.get(f"interval of {name}", control.get("interval")) if control else None
-    shown = f"{_said(control[name])} ({_between(edges)})" if control else ""
-    others = [*beside.values(), *([control[name]] if control else [])]
-    beyond = _beyond(name, interval, others)
+    shown = f"{_said(control[name])} ({_between(edges)}){_gained(control)}" if control else ""
+    beyond = _beyond(name, printed, [*beside.values(), *([control] if control else [])])
     return [f"`{kind}`", name, _said(printed.get(name)), _between(interval), baselines, shown, beyond, hours]
 
 
-def _beyond(name: str, interval: list[float] | None, others: list[float | None]) -> str:
-    """Whether the whole interval is better than all baselines and the control; "" without these."""
-    known = [each for each in others if each is not None]
+def _gained(other: Mapping[str, Any]) -> str:
+    """The gain over another figure with its interval; "" where none was measured."""
+    return f", gain {_said(other['gain'])} ({_between(other['interval of gain'])})" if "gain" in other else ""
+
+
+def _beyond(name: str, printed: Mapping[str, Any], others: list[Mapping[str, Any]]) -> str:
+    """Whether the gain over all baselines and the control is above 0 with its whole interval.
+
+    Where no gain was measured, whether the whole interval is better than they are; "" without these.
+    """
+    if "gain" in printed:
+        if printed["gain"].startswith("fewer"):
+            return "too few items"
+        return "yes" if all(each["interval of gain"][0] > 0 for each in others if "gain" in each) else "no"
+    known = [each[name] for each in others if each.get(name) is not None]
+    _, interval = _figure(printed)
     if interval is None or not known:
         return ""
-    better = interval[1] < min(known) if name in _FALLING else interval[0] > max(known)
+    better = interval[1] < min(known) if name in FALLING else interval[0] > max(known)
     return "yes" if better else "no"
 
 

@@ -24,7 +24,7 @@ from decodery.speculative.draft_length.specdec_pp import AcceptanceHead
 from .bounds import NON_NEGATIVE, POSITIVE, Bounded, bounded
 from .card import check_folder
 from .corpus import Corpus, TrainingText, check_texts
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kept_files import keep, kept
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
@@ -113,7 +113,7 @@ def train_acceptance(run: Run, draft: LanguageModel, corpus: Corpus) -> dict[str
     control, _ = trained(mixed, "training the control")
     always = _best(labels.mean(), recipe.rejected)
 
-    def tested(scores: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    def tested(scores: Callable[[torch.Tensor], torch.Tensor]) -> Measured:
         return known.measured(
             lambda some: _judged(some, scores, recipe), "loss", lambda each: float(_weights(each[1], recipe).sum())
         )

@@ -28,10 +28,10 @@ from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .draft import DraftSettings, check_target, temper, write_draft
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
-from .loop import History, TrainingPlan, batches, rounded, train
+from .loop import History, TrainingPlan, batches, train
 from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predictions, training_batch
 
 _Judged = tuple[TrainingBatch, np.ndarray, np.ndarray]
@@ -217,9 +217,9 @@ class _DEERTraining:
             what=("learning to continue texts", "refining what follows them")[stage - 1],
         )
 
-    def measured(self) -> dict[str, Any]:
+    def measured(self) -> Measured:
         """The figures of texts that chose nothing, with an interval."""
-        return rounded(self.held.measured(self.figures, "accepted"))
+        return self.held.measured(self.figures, "accepted")
 
     def figures(self, held: Sequence[_Judged]) -> dict[str, float]:
         """What validation looks at: blocks of which nothing is known, at places evenly spread along held-out texts.

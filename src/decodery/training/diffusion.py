@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 
 from .card import check_folder
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kind import Kind, Run
 from .lists import END, LEAST, MASK, MOST, VOCABULARY, ListExample, canvas_length, examples, ids, known, prompt_length
 from .llada_folder import MODEL, named_tensors, write_llada
@@ -295,11 +295,11 @@ def tested(folder: Path, recipe: DiffusionRecipe, before: Transformer) -> dict[s
     drawn = Masked.draw(recipe, TESTED, HELD + 2)
     after, begun = (lost(model, drawn).tolist() for model in (trained(folder), before))
     known = HeldOut([], list(range(TESTED)))
-    return known.report(
-        known.measured(lambda numbers: {"loss": float(np.mean([after[each] for each in numbers]))}, "loss"),
-        {"before": {"loss": float(np.mean(begun))}},
-        "examples",
-    )
+
+    def loss(of: Sequence[float]) -> Measured:
+        return known.measured(lambda numbers: {"loss": float(np.mean([of[each] for each in numbers]))}, "loss")
+
+    return known.report(loss(after), {"before": loss(begun)}, "examples")
 
 
 KINDS = {

@@ -29,7 +29,7 @@ from decodery.models.torch.weights import Kept
 from .card import check_folder
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, TrainingText
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kind import Kind, Run
 from .kind_data import OwnTexts, cut_texts, own_texts
 from .loop import History, TrainingPlan, batches, train
@@ -118,7 +118,7 @@ class _DraftTraining:
         # Products in bfloat16 where the processor computes them, which is twice as fast; the weights stay float32.
         self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
 
-    def measured(self, draft: Transformer, known: HeldOut[TrainingText]) -> dict[str, Any]:
+    def measured(self, draft: Transformer, known: HeldOut[TrainingText]) -> Measured:
         """What a draft comes to on texts that chose nothing."""
         kept = draft.weights.kept
         assert kept is not None

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kind import Run
 from .loop import History, TrainingPlan, train
 
@@ -52,7 +52,7 @@ def fit(
         baseline: What the report compares with, and figures of it; by default those before the training, "untrained".
     """
 
-    def measured(of: Callable[[list[Item]], Mapping[str, float]]) -> dict[str, Any]:
+    def measured(of: Callable[[list[Item]], Mapping[str, float]]) -> Measured:
         with torch.no_grad():
             return known.measured(of, tested or metric, weight)
 

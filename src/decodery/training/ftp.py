@@ -28,7 +28,7 @@ from decodery.step.forward_request import run_sync, score
 
 from .bounds import COUNT, NON_NEGATIVE, SHARE, Bounded, bounded
 from .corpus import Corpus, TrainingText
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, known_figures, train
@@ -295,7 +295,7 @@ def train_ftp(run: Run, corpus: Corpus) -> TokenRouters:
         facts["best_step"] = history.best_step
     expected = {id(text): Expected.of(learning, text) for text in known.tested}
 
-    def tested(each: TokenRouters) -> dict[str, Any]:
+    def tested(each: TokenRouters) -> Measured:
         def means(texts: Sequence[TrainingText]) -> dict[str, float]:
             rows = [assess(learning, each, expected[id(text)], recipe) for text in texts]
             return dict(zip(("divergence", "sparsity"), np.mean(rows, axis=0).tolist(), strict=True))

@@ -32,7 +32,7 @@ from .cut import keep_tokens
 from .embedded import Shown, read_prompts, write_shown
 from .features import FeatureRows, FeatureStore
 from .head_batch import DEPTHS, LOSSES, Taught, distance, glancing, judged, rank_rates, taught
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kind import Kind, Run
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, rounded, train
@@ -127,15 +127,16 @@ def train_head(
     begun = {} if start is None else {"start": dict(start.facts)}
     made = {"command": run.command, "target": target.name, **asdict(recipe)}
 
-    def keep(best: Mapping[str, torch.Tensor], history: History, scores: Mapping[str, Any]) -> dict[str, Any]:
-        """Leave the head with these parameters in `out`; what its file says of it."""
+    def keep(best: Mapping[str, torch.Tensor], history: History, scores: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Leave the head with these parameters in `out`; its figures."""
         tensors = Parts(head.parts.tensors | dict(best)).quantized()
         finished = TrainedHead(kind.kind, tensors, settings, model=model.fingerprint)
         bound = kind(finished, model)
         scores = scores or training_run.measured(bound)
-        facts = {**made, "steps": history.best_step, **scores, "rates": rank_rates(bound, training_run.held.tested)}
+        rates = rank_rates(bound, training_run.held.tested)
+        facts = {**made, "steps": history.best_step, **rounded(scores), "rates": rates}
         replace(finished, facts=facts).save(out / HEAD)
-        return facts
+        return scores
 
     def saved(best: Mapping[str, torch.Tensor], history: History) -> None:
         if history.step < steps:
@@ -150,9 +151,7 @@ def train_head(
         progress=progress,
         saved=saved,
     )
-    facts = keep(training_run.parameters, history, {})
-    scores = {name: facts[name] for name in before}
-    return training_run.held.report(scores, {"untrained": before})
+    return training_run.held.report(keep(training_run.parameters, history, {}), {"untrained": before})
 
 
 def _begun(start: TrainedHead, kind: type[BoundHead]) -> TrainedHead:
@@ -231,9 +230,9 @@ class _HeadTraining:
     def validate(self) -> dict[str, float]:
         return judged(self.head, self.held.choosing, self.recipe.decay)
 
-    def measured(self, head: BoundHead) -> dict[str, Any]:
+    def measured(self, head: BoundHead) -> Measured:
         """What a head is worth on texts that chose nothing, with an interval."""
-        return rounded(self.held.measured(lambda texts: judged(head, texts, self.recipe.decay), "agreement.1"))
+        return self.held.measured(lambda texts: judged(head, texts, self.recipe.decay), "agreement.1")
 
     def _training_batch(self, texts: Sequence[FeatureRows]) -> Taught:
         steps = max(self.head.unrolled(1.0), DEPTHS)

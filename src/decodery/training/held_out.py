@@ -17,6 +17,21 @@ _DRAWS = 1000
 """How often items are drawn for an interval."""
 CONTROL = "shuffled labels"
 """What the same training on labels that say nothing is called in a report."""
+FALLING = (
+    "loss",
+    "error",
+    "bits per token",
+    "cross_entropy",
+    "unexplained variance",
+    "more than without",
+    "divergence",
+    "passes",
+)
+"""Figures that are better where they are less."""
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""The 97.5 % points of Student's distribution by degrees of freedom, from 1."""
+_FEW = 6
+"""With fewer items a difference of one sign in all of them has a two-sided p above 0.05."""
 
 
 def bootstrap(values: Sequence[float], weights: Sequence[float] | None = None, *, seed: int = 0) -> list[float]:
@@ -31,6 +46,51 @@ def bootstrap(values: Sequence[float], weights: Sequence[float] | None = None, *
     drawn = np.random.default_rng(seed).integers(0, len(each), (_DRAWS, len(each)))
     means = (each * counts)[drawn].sum(axis=1) / counts[drawn].sum(axis=1).clip(min=1e-12)
     return [round(float(edge), 4) for edge in np.percentile(means, (2.5, 97.5))]
+
+
+def paired(differences: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+    """The 95 % interval of a weighted mean of differences, by Student's distribution, which also holds for few items.
+
+    Args:
+        differences: Of the same item, at least two.
+        weights: What each counts, all the same by default.
+    """
+    each, counts = np.asarray(differences, dtype=float), np.asarray(weights or [1.0] * len(differences), dtype=float)
+    mean, size = float((each * counts).sum() / counts.sum()), len(each)
+    error = float((((each - mean) * counts) ** 2).sum() * size / (size - 1)) ** 0.5 / float(counts.sum())
+    # With more degrees of freedom, the first terms of the expansion around the normal distribution.
+    wide = _STUDENT[size - 2] if size - 2 < len(_STUDENT) else 1.96 + 2.372 / (size - 1) + 2.823 / (size - 1) ** 2
+    return [round(mean - wide * error, 4), round(mean + wide * error, 4)]
+
+
+class Measured(dict[str, Any]):
+    """Figures of items that chose nothing, with what one of them is for each item.
+
+    Attributes:
+        name: The figure.
+        each: What it is, by item.
+        weights: What each item counts.
+    """
+
+    def __init__(self, figures: Mapping[str, Any], name: str, each: Sequence[float], weights: Sequence[float]) -> None:
+        super().__init__(figures)
+        self.name, self.each, self.weights = name, each, weights
+
+    def gain(self, over: Mapping[str, Any]) -> dict[str, Any]:
+        """By how much the figure is better than another one of the same items, with the paired 95 % interval.
+
+        Args:
+            over: What it is compared with.
+
+        Returns:
+            "gain" and "interval of gain". Nothing where the other is not of these items, or there is one alone.
+        """
+        if not isinstance(over, Measured) or over.name != self.name or len(self.each) < 2:
+            return {}
+        sign = -1.0 if self.name in FALLING else 1.0
+        differences = [sign * (own - other) for own, other in zip(self.each, over.each, strict=True)]
+        mean = float(np.average(differences, weights=self.weights))
+        return {"gain": mean, "interval of gain": paired(differences, self.weights)}
 
 
 def hold_out(groups: Sequence[Hashable], every: int) -> tuple[list[int], list[int]]:
@@ -92,10 +152,23 @@ class HeldOut(Generic[Item]):
             baselines: The same of what it is compared with, by name.
             unit: What an item is, in the plural.
             control: The same of what was trained on shuffled labels.
+
+        Returns:
+            The figures. Beside each of what it is compared with stands `Measured.gain` over it, and as "gain" a
+            sentence of all of these.
         """
-        compared = {name: rounded(each) for name, each in baselines.items()}
-        shuffled = {} if control is None else {CONTROL: rounded(control)}
-        return {"tested on": self.said(unit), **rounded(after), "baselines": compared, **shuffled}
+        others = {**baselines, **({} if control is None else {CONTROL: control})}
+        gains = {name: after.gain(each) if isinstance(after, Measured) else {} for name, each in others.items()}
+        beside = {name: rounded({**each, **gains[name]}) for name, each in others.items()}
+        shuffled = {} if control is None else {CONTROL: beside.pop(CONTROL)}
+        said = _compared({name: each["interval of gain"] for name, each in gains.items() if each}, len(self.tested))
+        return {
+            "tested on": self.said(unit),
+            **rounded(after),
+            **({"gain": said} if said else {}),
+            "baselines": beside,
+            **shuffled,
+        }
 
     def said(self, unit: str = "texts") -> str:
         """What was tested on, for a report.
@@ -111,7 +184,7 @@ class HeldOut(Generic[Item]):
         figures: Callable[[list[Item]], Mapping[str, float]],
         name: str,
         weight: Callable[[Item], float] = lambda item: 1.0,
-    ) -> dict[str, Any]:
+    ) -> Measured:
         """Figures of the items that chose nothing, and a 95 % interval over items under "interval of".
 
         Args:
@@ -121,4 +194,20 @@ class HeldOut(Generic[Item]):
         """
         whole, weights = figures(self.tested), [weight(item) for item in self.tested]
         each = [figures([item])[name] for item in self.tested] if len(weights) > 1 else [whole[name]]
-        return {**whole, f"interval of {name}": bootstrap(each, weights)}
+        return Measured({**whole, f"interval of {name}": bootstrap(each, weights)}, name, each, weights)
+
+
+def _compared(gains: Mapping[str, Sequence[float]], items: int) -> str:
+    """A sentence of what is better, and than what; "" where nothing was compared.
+
+    Args:
+        gains: Intervals, by what they are a gain over.
+        items: How many they are of.
+    """
+    if gains and items < _FEW:
+        return f"fewer than {_FEW} items were tested, too few to say what is better"
+    kinds: dict[str, list[str]] = {}
+    for name, (low, high) in gains.items():
+        how = "better than" if low > 0 else "worse than" if high < 0 else "not shown to be better than"
+        kinds.setdefault(how, []).append(name)
+    return "; ".join(f"{how} {', '.join(names)}" for how, names in kinds.items())

@@ -19,7 +19,7 @@ from decodery.speculative.stores.hmm import HMM
 
 from .bounds import COUNT, POSITIVE, Bounded, bounded
 from .corpus import Corpus
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kept_files import keep, kept
 from .kind import Kind, Run
 from .kind_data import OwnTexts, from_own_texts
@@ -179,7 +179,7 @@ def train_hmm(run: Run, corpus: Corpus) -> HMM:
         rare = [hmm.rest[corpus[number].tokens.astype(np.int64)] for number in numbers]
         return float(sum(shares[shares > 0].log().sum() for shares in rare))
 
-    def bits(of: HMM) -> dict[str, Any]:
+    def bits(of: HMM) -> Measured:
         """Bits per token of texts that chose nothing, with an interval."""
 
         def figures(numbers: list[int]) -> dict[str, float]:

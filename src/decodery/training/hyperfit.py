@@ -28,7 +28,7 @@ from decodery.sampling.sampler import Sampler
 
 from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import Corpus, TrainingText
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kind import Kind, Run
 from .kind_data import CutFiles, cut_texts
 from .loop import History, batches, even_plan, train
@@ -142,12 +142,14 @@ def hyperfit(run: Run, corpus: Corpus) -> dict[str, Any]:
     mixed, _ = trained([_mixed(each) for each in learned], history.step, "training/control", "training the control")
     change, known = remade.change(), HeldOut[int]([], list(range(len(others))))
 
-    def tested(model: Transformer) -> dict[str, Any]:
+    def tested(model: Transformer) -> Measured:
         scores = judged(model, [text.tokens for text in others], recipe.written)
         return known.measured(lambda some: mean_of([scores[number] for number in some]), "ttr")
 
+    after = tested(change.model)
+    after["known"] = history.metrics[str(history.best_step)]["known"]
     report = known.report(
-        tested(change.model) | {"known": history.metrics[str(history.best_step)]["known"]},
+        after,
         {"before": tested(original)},
         control=tested(mixed.change().model),
     )

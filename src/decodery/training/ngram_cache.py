@@ -18,7 +18,7 @@ from decodery.speculative.stores.ngrams import Occurrences
 from decodery.speculative.stores.warm import WarmContexts
 
 from .corpus import Corpus, TrainingText
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kind import Kind, Run
 from .kind_data import OwnTexts, Seed, own_texts
 
@@ -63,7 +63,7 @@ def learn_contexts(
     mixed = _filled(contexts, {order: random.permutation(each) for order, each in rows.items()}, width)
     often = np.argsort(-np.bincount(texts[:, -1]), kind="stable")[:width].tolist()
 
-    def tested(hits: Callable[[TrainingText], np.ndarray]) -> dict[str, Any]:
+    def tested(hits: Callable[[TrainingText], np.ndarray]) -> Measured:
         by_text = {number: hits(corpus[number]) for number in known.tested}
 
         def shares(numbers: Sequence[int]) -> dict[str, float]:
@@ -72,7 +72,7 @@ def learn_contexts(
 
         return known.measured(shares, "first", lambda number: float(len(by_text[number])))
 
-    def ranked(of: Contexts) -> dict[str, Any]:
+    def ranked(of: Contexts) -> Measured:
         return tested(lambda text: _hits(text, of, SuccessorRates(len(CONTEXTS), width, rates.of)))
 
     usual = tested(lambda text: np.array([_hit(often, each) for each in _written(text)], dtype=bool).reshape(-1, 2))

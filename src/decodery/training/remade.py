@@ -23,7 +23,7 @@ from decodery.models.torch.weights import Dense, floating
 
 from .bounds import Bounded
 from .corpus import Corpus, TrainingText
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kind import Run
 from .kind_data import own_texts
 from .loop import History, TrainingPlan, batches, train
@@ -166,7 +166,7 @@ class Learned:
     held: HeldOut[TrainingText]
     progress_made: TrainingProgress
 
-    def measured(self, model: Transformer) -> dict[str, Any]:
+    def measured(self, model: Transformer) -> Measured:
         """What `judged` says of a model on the held-out texts that chose nothing, with an interval."""
 
         def figures(texts: list[TrainingText]) -> dict[str, float]:

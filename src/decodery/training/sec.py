@@ -25,6 +25,7 @@ from decodery.models.trained.exits import CONTINUE, EXIT, HEADS, STOP, ExitHeads
 from .bounds import COUNT, Bounded, bounded
 from .corpus import Corpus
 from .exits import ExitChecks, ExitTexts, Places
+from .held_out import Measured
 from .kind import Kind, Run
 from .kind_data import CutFiles, cut_texts, validation
 from .loop import History, TrainingPlan, batches, train
@@ -237,7 +238,7 @@ def _figures(
             return usual.expand(taught[number].shape)
         return (unit(reading[number].states).float() @ weights.T).argmax(dim=-1)
 
-    def right(weights: torch.Tensor | None) -> dict[str, Any]:
+    def right(weights: torch.Tensor | None) -> Measured:
         def share(some: Sequence[int]) -> dict[str, float]:
             hits = torch.cat([(classes(number, weights) == taught[number]).flatten() for number in some])
             return {"right": float(hits.double().mean())}
@@ -259,7 +260,7 @@ def _figures(
         chosen = wanted[said == kind]
         return round(float((chosen == kind).double().mean()), 4) if len(chosen) else None
 
-    own: dict[str, Any] = right(classifier)
+    own = right(classifier)
     for name, shares in by_check.items():
         own[f"right with the {name} head"] = [round(each, 4) for each in [*shares, float(whole.double().mean())]]
     for name, kind in (("stop", STOP), ("exit", EXIT)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer, judge
 from decodery.step.sequence import Sequence
 
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT, PLAIN
 from .lines import named_texts, read_json_lines, read_objects
@@ -266,12 +266,12 @@ def _error(tested: Ordered[tuple[float, float]]) -> dict[str, Any]:
     """The report of values beside the rewards of held-out texts: the squared error, and that of one value for all."""
     if len(tested) < 2:
         return {"tested on": "nothing: there are too few prompts to hold some out"}
-    known = HeldOut([], list(tested))
-    mean = sum(reward for _, reward in tested) / len(tested)
-    return known.report(
-        known.measured(lambda some: {"error": sum((a - b) ** 2 for a, b in some) / len(some)}, "error"),
-        {"the mean of these": {"error": sum((mean - reward) ** 2 for _, reward in tested) / len(tested)}},
-    )
+    known, mean = HeldOut([], list(tested)), sum(reward for _, reward in tested) / len(tested)
+
+    def error(of: Callable[[float], float]) -> Measured:
+        return known.measured(lambda some: {"error": sum((of(a) - b) ** 2 for a, b in some) / len(some)}, "error")
+
+    return known.report(error(float), {"the mean of these": error(lambda value: mean)})
 
 
 def _ready(run: Run) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.training import loop
 from decodery.training.card import CARD, check_folder, write_card
-from decodery.training.held_out import HeldOut, bootstrap, hold_out
+from decodery.training.held_out import HeldOut, bootstrap, hold_out, paired
 
 
 def test_half_chooses_and_the_other_half_is_tested() -> None:
@@ -50,6 +51,34 @@ def test_a_large_group_is_learned_and_not_left_out() -> None:
     for groups in (2, 4, 5, 20, 400):
         learned, held = hold_out([*range(groups), *[groups - 1] * 99], 20)
         assert len(learned) >= 100 and groups - 1 not in held
+
+
+def test_the_gain_is_of_the_same_items_and_says_over_what(tmp_path: Path) -> None:
+    # Items differ by far more than the two sets of figures do.
+    known = HeldOut([], list(range(8)))
+    before = [float(number) for number in known.tested]
+    after = [value - 0.2 - 0.01 * (number % 2) for number, value in enumerate(before)]
+
+    def loss(of: list[float]) -> Any:
+        return known.measured(lambda some: {"loss": float(np.mean([of[number] for number in some]))}, "loss")
+
+    assert loss(after)["interval of loss"][1] > loss(before)["interval of loss"][0]
+    others = {"untrained": loss(before), "other": loss(after[::-1]), "constant": {"loss": 9.0}}
+    report = known.report(loss(after), others, control=loss([value - 1 for value in after]))
+    untrained = report["baselines"]["untrained"]
+    low, high = untrained["interval of gain"]
+    # Less is better of a loss.
+    assert untrained["gain"] == pytest.approx(0.205) and 0.19 < low < 0.205 < high < 0.22
+    assert report["gain"] == "better than untrained; not shown to be better than other; worse than shuffled labels"
+    assert "gain" not in report["baselines"]["constant"]
+    how: dict[str, Any] = {"about": "", "use": "", "settings": (), "command": "", "hours": 0.0}
+    write_card(tmp_path, "x", figures=report, **how)
+    assert f"| gain | {report['gain']} | 0.2050 |" in (tmp_path / CARD).read_text()
+    few = HeldOut([], known.tested[:5])
+    said = few.report(
+        few.measured(lambda some: {"ttr": 1.0}, "ttr"), {"x": few.measured(lambda some: {"ttr": 0}, "ttr")}
+    )
+    assert said["gain"].startswith("fewer than 6 items") and said["baselines"]["x"]["interval of gain"] == [1.0, 1.0]
 
 
 @dataclass(frozen=True)
@@ -110,10 +139,26 @@ def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
     assert covered(wrong) < 0.5
 
 
+def test_the_interval_of_a_gain_also_holds_for_few_items() -> None:
+    for size in (3, 4, 8, 12):
+        assert 0.92 < held_by(paired, size) < 0.98
+    # Draws with replacement of four items are too narrow.
+    assert held_by(bootstrap, 4) < 0.88
+
+
+def held_by(interval: Callable[[list[float]], list[float]], size: int, trials: int = 600) -> float:
+    found = 0
+    for trial in range(trials):
+        low, high = interval(np.random.default_rng(trial).normal(0.0, 1.0, size).tolist())
+        found += low <= 0 <= high
+    return found / trials
+
+
 def test_an_item_counts_by_its_weight() -> None:
     low, high = bootstrap([0.0, 1.0], [1e9, 1.0])
     assert low == 0.0 and high in (0.0, 1.0)
     assert bootstrap([0.25]) == [0.25, 0.25]
+    assert paired([1.0, 3.0, 2.0], [1.0, 1e-9, 1.0])[1] < paired([1.0, 3.0, 2.0])[1]
 
 
 def descent(steps: int, **settings: object) -> tuple[torch.Tensor, loop.History]:
