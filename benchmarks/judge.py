@@ -33,7 +33,7 @@ from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.draft_tree import DraftTree
 from decodery.training.judge import fit
-from decodery.training.mining import JudgedQuestion, Mining, examples, last_number, states_of
+from decodery.training.mining import JudgedQuestion, Mining, examples, last_number, read_nodes
 from decodery_benchmarks.results import read_result, write_result
 
 NAMES = ("Tom", "Ann", "Mia", "Ben", "Eva", "Sam")
@@ -78,7 +78,7 @@ def corrupted(target: LoadedModel, head: Head, prompts: list[list[int]], texts: 
         for place, token in enumerate(text):
             if token in digits:
                 path = [*text[:place], tokens[(digits[token] + 3) % 10]]
-                states = states_of(target.model, prompt, DraftTree.chain(prompt[-1], path), np.array([len(path)]))
+                states, _ = read_nodes(target.model, prompt, DraftTree.chain(prompt[-1], path), np.array([len(path)]))
                 tried += 1
                 passed += int(head.logits(torch.from_numpy(states))[0] > 0)
     return {"tried": tried, "passed": passed}

@@ -16,12 +16,13 @@ from decodery.core.errors import PromptError
 from decodery.models.loaders.store import Progress, silent
 from decodery.speculative.acceptance.judge import Head
 
+from .evaluation import figures
 from .held_out import CONTROL
 from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .loop import History, TrainingPlan, batches, train
-from .mining import HELD_OUT, Examples, Mining, examples, read_questions
-from .ranking import auc, interval
+from .mining import HELD_OUT, PLAIN, Examples, Mining, examples, read_questions
+from .ranking import auc
 
 JUDGE = "judge.safetensors"
 
@@ -39,11 +40,12 @@ def fit(
 ) -> tuple[Head, History]:
     """Weighted logistic regression on the examples of four questions in five; validated on the others.
 
-    Both labels weigh the same in all. The head's facts say how well it tells valid from invalid on held-out questions:
-    auc (the probability that it ranks a pair rightly), the same of a training on shuffled labels, and which threshold
+    Both labels weigh the same in all. The head's facts say how well it tells invalid from valid on held-out questions
+    (`evaluation.figures`), the same of `PLAIN` baselines and of a training on shuffled labels, and which threshold
     rejects 90% of the invalid ones.
 
     Args:
+        out: The folder of the head; checkpoints lie in `training` of it.
         model: `fingerprint` of the model whose states the examples hold.
     """
     held = found.question % HELD_OUT == HELD_OUT - 1
@@ -95,30 +97,33 @@ def fit(
         )
         return logits, history, parameters
 
-    logits, history, parameters = trained(found.valid[~held], out)
+    logits, history, parameters = trained(found.valid[~held], out / "training")
     shuffled = np.random.default_rng(0).permutation(found.valid[~held])
-    control, _, _ = trained(shuffled, out / "control")
+    control, _, _ = trained(shuffled, out / "training" / "control")
+    asked, wrong = list(map(str, found.question[testing])), (~right).tolist()
 
-    def figures_of(scores: np.ndarray) -> dict[str, Any]:
-        edges = interval(scores.tolist(), right.tolist(), found.question[testing].tolist())
-        return {"auc": round(auc(scores, right), 4), "interval of auc": [round(each, 4) for each in edges]}
+    def plain(column: int) -> dict[str, Any]:
+        """Figures of a baseline, whose sense the learned examples say."""
+        sense = 1 if auc(found.plain[~held, column], ~found.valid[~held]) >= 0.5 else -1
+        return figures((sense * found.plain[testing, column]).tolist(), wrong, asked)
 
     with torch.no_grad():
         scores, chance = logits(tested).sigmoid().numpy(), float(np.quantile(logits(others).sigmoid()[~truth], 0.9))
         weight = parameters["weight"] / spread
         bias = float(parameters["bias"] - (weight * mean).sum())
-    figures = {
+    facts = dict(facts or {}) | {
         "examples": len(found.valid),
         "valid": round(float(found.valid.mean()), 4),
         "held_out": int(held.sum()),
-        "tested on": f"{len(set(found.question[testing]))} questions that "
+        "tested on": f"{len(set(asked))} questions that "
         + ("also chose the best step" if testing is choosing else "chose nothing"),
-        **figures_of(scores),
+        **figures((-scores).tolist(), wrong, asked),
         "threshold_90": round(chance, 4),
         "kept_at_threshold_90": round(float((scores[right] > chance).mean()), 4),
-        CONTROL: figures_of(control(tested).numpy()),
+        "baselines": {name: plain(column) for column, name in enumerate(PLAIN)},
+        CONTROL: figures((-control(tested)).tolist(), wrong, asked),
     }
-    head = Head(weight.detach(), bias, layer, {**(facts or {}), **figures}, model)
+    head = Head(weight.detach(), bias, layer, facts, model)
     head.save(out / JUDGE)
     return head, history
 
@@ -145,7 +150,7 @@ class JudgeSettings(Data):
 def _learn(run: Run) -> dict[str, Any]:
     given, target = run.of(JudgeSettings), run.loaded
     asked, layer = read_questions(given.questions), target.model.config.num_layers
-    found = examples(target, asked, run.out, mining=run.of(Mining), progress=run.progress)
+    found = examples(target, asked, run.training, mining=run.of(Mining), progress=run.progress)
     how: dict[str, Any] = {
         "steps": given.steps,
         "lr": given.lr,

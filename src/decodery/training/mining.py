@@ -35,6 +35,9 @@ HELD_OUT = 5
 """Every how manieth question is kept for validation."""
 _SHARD = 8
 """Questions per shard."""
+PLAIN = ("length", "log-probability", "mean log-probability")
+"""What an example says without its state: tokens of the answer, the log-probability of the last one and of all."""
+_ARRAYS = ("states", "valid", "question", "plain")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
@@ -59,11 +62,17 @@ class Examples:
         states: [m, hidden] float32 of root mean square 1.
         valid: [m] bool.
         question: [m], which one each is from.
+        plain: [m, 3] float32, see `PLAIN`.
     """
 
     states: np.ndarray
     valid: np.ndarray
     question: np.ndarray
+    plain: np.ndarray
+
+
+Labelled = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""The states, `plain` and `valid` of some `Examples`."""
 
 
 @dataclass(frozen=True)
@@ -120,34 +129,36 @@ def examples(
     Those that are there already are read.
     """
     mining = mining or Mining()
-    made = f"{target.name} {target.dtype} {mining} {content([vars(each) for each in questions])}"
+    made = f"{target.name} {target.dtype} {mining} {PLAIN} {content([vars(each) for each in questions])}"
     parts: list[dict[str, np.ndarray]] = []
     for first in range(0, len(questions), _SHARD):
         path = out / f"examples-{first // _SHARD:05d}.safetensors"
         if not path.is_file():
             found = [_of_question(target, each, mining) for each in questions[first : first + _SHARD]]
-            sizes = [len(labels) for _, labels in found]
+            states, plain, labels = zip(*found, strict=True)
             arrays = {
-                "states": np.concatenate([states for states, _ in found]).astype(np.float16),
-                "valid": np.concatenate([labels for _, labels in found]).astype(np.uint8),
-                "question": np.repeat(np.arange(first, first + len(found)), sizes),
+                "states": np.concatenate(states).astype(np.float16),
+                "valid": np.concatenate(labels).astype(np.uint8),
+                "question": np.repeat(np.arange(first, first + len(found)), [len(each) for each in labels]),
+                "plain": np.concatenate(plain),
             }
             keep(path, {name: torch.from_numpy(each) for name, each in arrays.items()}, made)
         parts.append(_read(path, made))
         progress("examples", min(first + _SHARD, len(questions)), len(questions))
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in ("states", "valid", "question")}
-    return Examples(joined["states"].astype(np.float32), joined["valid"].astype(bool), joined["question"])
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in _ARRAYS}
+    states, valid = joined["states"].astype(np.float32), joined["valid"].astype(bool)
+    return Examples(states, valid, joined["question"], joined["plain"])
 
 
 def _read(path: Path, made: str) -> dict[str, np.ndarray]:
     with kept(path, made) as (tensors, _):
-        found = {name: tensors[name].numpy() for name in ("states", "valid", "question")}
+        found = {name: tensors[name].numpy() for name in _ARRAYS}
         if found["states"].ndim != 2 or {len(each) for each in found.values()} != {len(found["states"])}:
             raise ValueError("sizes differ")
     return found
 
 
-def _of_question(target: LoadedModel, question: JudgedQuestion, mining: Mining) -> tuple[np.ndarray, np.ndarray]:
+def _of_question(target: LoadedModel, question: JudgedQuestion, mining: Mining) -> Labelled:
     encode = target.tokenizer.encode
     if target.chat_template is None:
         prompt = encode(question.prompt)
@@ -163,10 +174,8 @@ def _of_question(target: LoadedModel, question: JudgedQuestion, mining: Mining) 
     return mined(target.model, prompt, result, mining, target.tokenizer.eos_ids)
 
 
-def from_answers(
-    model: LanguageModel, prompt: list[int], right: list[int], wrong: list[int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """States and labels of two answers: right tokens are valid, the first different one is not.
+def from_answers(model: LanguageModel, prompt: list[int], right: list[int], wrong: list[int]) -> Labelled:
+    """States, what they say plainly and labels of two answers: right tokens are valid, the first different one is not.
 
     What follows a mistake is not used.
     """
@@ -175,7 +184,7 @@ def from_answers(
     valid = np.ones(len(tree) - 1, dtype=bool)
     if shared < len(wrong) and len(tree) - 1 > len(right):
         valid[-1] = False
-    return states_of(model, prompt, tree, np.arange(1, len(tree))), valid
+    return *read_nodes(model, prompt, tree, np.arange(1, len(tree))), valid
 
 
 def mined(
@@ -184,8 +193,8 @@ def mined(
     result: Callable[[Sequence[int]], str | None],
     mining: Mining,
     eos_ids: Sequence[int] = (),
-) -> tuple[np.ndarray, np.ndarray]:
-    """States and labels of the target's own alternatives, see `Mining`.
+) -> Labelled:
+    """States, what they say plainly and labels of the target's own alternatives, see `Mining`.
 
     None where its answer has no result.
     """
@@ -193,7 +202,8 @@ def mined(
     answer = engine.submit(Request(prompt, max_new_tokens=mining.max_new_tokens, eos_ids=eos_ids))
     engine.run([answer])
     meant = result(answer.generated)
-    nothing = np.zeros((0, model.config.hidden_size), dtype=np.float32), np.zeros(0, dtype=bool)
+    empty = np.zeros((0, model.config.hidden_size), dtype=np.float32), np.zeros((0, len(PLAIN)), dtype=np.float32)
+    nothing = *empty, np.zeros(0, dtype=bool)
     if meant is None:
         return nothing
     chosen = _alternatives(model, prompt, answer.generated, mining)
@@ -221,7 +231,7 @@ def mined(
         for token in path:
             node = tree.child(node, token) or 0
         nodes.append(node)
-    return states_of(model, prompt, tree, np.array(nodes)), valid
+    return *read_nodes(model, prompt, tree, np.array(nodes)), valid
 
 
 def _alternatives(
@@ -239,14 +249,28 @@ def _alternatives(
 
 
 @torch.no_grad()
-def states_of(model: LanguageModel, prompt: list[int], tree: DraftTree, nodes: np.ndarray) -> np.ndarray:
-    """[len(nodes), hidden] last states of a tree's nodes after the prompt, as the head sees them."""
+def read_nodes(
+    model: LanguageModel, prompt: list[int], tree: DraftTree, nodes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """[n, hidden] last states of a tree's nodes after the prompt, as the head sees them, and [n, 3] `PLAIN` of them."""
     layer, cache = model.config.num_layers, model.new_cache()
     if len(prompt) > 1:
         model.forward(Batch([Segment.chunk(prompt[:-1], cache, logit_rows=[])]))
         cache.keep(range(len(prompt) - 1))
     segment = Segment(
-        cache.next_position + tree.depths, tree.tokens, mask=tree.ancestor_mask(), cache=cache, logit_rows=[]
+        cache.next_position + tree.depths,
+        tree.tokens,
+        mask=tree.ancestor_mask(),
+        cache=cache,
+        logit_rows=list(range(len(tree))),
     )
     scores = model.forward(Batch([segment]), taps=(layer,))
-    return normalized(scores.hidden_of(0, layer)[torch.from_numpy(nodes)]).cpu().numpy()
+    likely = scores.logits.double().log_softmax(dim=-1).cpu().numpy()
+    own, whole = np.zeros(len(tree)), np.zeros(len(tree))
+    for node in range(1, len(tree)):
+        above = tree.parents[node]
+        own[node] = likely[above, tree.tokens[node]]
+        whole[node] = whole[above] + own[node]
+    depths = tree.depths[nodes]
+    plain = np.stack([depths, own[nodes], whole[nodes] / depths], axis=1).astype(np.float32)
+    return normalized(scores.hidden_of(0, layer)[torch.from_numpy(nodes)]).cpu().numpy(), plain

@@ -84,25 +84,29 @@ def test_a_head_of_another_model_is_refused() -> None:
 
 def test_answers_are_labelled_up_to_the_mistake() -> None:
     prompt, right, wrong = [1, 2], [3, 4, 5], [3, 9, 8, 7]
-    states, valid = from_answers(TARGET, prompt, right, wrong)
+    states, plain, valid = from_answers(TARGET, prompt, right, wrong)
     assert valid.tolist() == [True, True, True, False]
     # The states are those of plain reading.
     from decodery.models.batch import Batch, Segment
 
     for row, text in enumerate(([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2, 3, 9])):
-        scores = TARGET.forward(Batch([Segment.chunk(text, TARGET.new_cache())]), taps=(2,))
+        rows = Segment.chunk(text, TARGET.new_cache(), logit_rows=list(range(len(text))))
+        scores = TARGET.forward(Batch([rows]), taps=(2,))
         assert np.abs(normalized(scores.hidden[2])[-1].numpy() - states[row]).max() < 1e-6
+        likely = scores.logits.log_softmax(dim=-1)[range(1, len(text) - 1), text[2:]]
+        wanted = [len(text) - 2, float(likely[-1]), float(likely.mean())]
+        assert plain[row] == pytest.approx(wanted, abs=1e-4)
 
 
 def test_alternatives_are_labelled_by_what_becomes_of_the_answer() -> None:
     # "The result" of these texts is whether some token comes up; one that never does is never spoilt.
     mining = Mining(max_new_tokens=12, places=5, alternatives=2)
     (plain,) = decode(TARGET, [[1, 2, 3]], max_new_tokens=12)
-    states, valid = mined(TARGET, [1, 2, 3], lambda tokens: "always the same", mining)
-    assert states.shape == (10, 32) and valid.all()
-    _, valid = mined(TARGET, [1, 2, 3], lambda tokens: str(list(tokens[:12]) == plain.generated), mining)
+    states, numbers, valid = mined(TARGET, [1, 2, 3], lambda tokens: "always the same", mining)
+    assert states.shape == (10, 32) and numbers.shape == (10, 3) and valid.all()
+    *_, valid = mined(TARGET, [1, 2, 3], lambda tokens: str(list(tokens[:12]) == plain.generated), mining)
     assert not valid.any()
-    assert len(mined(TARGET, [1, 2, 3], lambda tokens: None, mining)[1]) == 0
+    assert len(mined(TARGET, [1, 2, 3], lambda tokens: None, mining)[2]) == 0
 
 
 @pytest.mark.integration
@@ -110,20 +114,24 @@ def test_training_separates_goes_on_and_reports(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     states = normalized(torch.from_numpy(random.standard_normal((1200, 32)))).numpy()
     valid = states[:, 3] - states[:, 5] > 0.8
-    found = Examples(states, valid, np.arange(1200) // 4)
+    # The mean log-probability falls with what is valid, so that the other sense of it is read.
+    plain = np.stack([random.random(1200), random.random(1200), random.random(1200) - valid], axis=1)
+    found = Examples(states, valid, np.arange(1200) // 4, plain)
     head, history = fit(found, 2, tmp_path / "a", steps=200)
-    assert head.facts["auc"] > 0.97 and history.step == 200
+    assert head.facts["auroc"] > 0.97 and history.step == 200
+    baselines = {name: each["auroc"] for name, each in head.facts["baselines"].items()}
+    assert baselines.pop("mean log-probability") > 0.97 and max(baselines.values()) < 0.65
     assert head.facts["kept_at_threshold_90"] > 0.8
-    assert head.facts["shuffled labels"]["auc"] < 0.75
+    assert head.facts["shuffled labels"]["auroc"] < 0.75
     agreed = (head.logits(torch.from_numpy(states)) > 0).numpy() == valid
     assert agreed.mean() > 0.9
     again, _ = fit(found, 2, tmp_path / "a", steps=200)
     assert torch.equal(again.weight, head.weight)
-    shuffled = Examples(states, random.permutation(valid), found.question)
-    assert fit(shuffled, 2, tmp_path / "b", steps=50)[0].facts["auc"] < 0.75
+    shuffled = Examples(states, random.permutation(valid), found.question, plain)
+    assert fit(shuffled, 2, tmp_path / "b", steps=50)[0].facts["auroc"] < 0.75
     assert (tmp_path / "a" / JUDGE).is_file()
     with pytest.raises(PromptError, match="of both kinds"):
-        fit(Examples(states, np.ones(1200, dtype=bool), found.question), 2, tmp_path / "c")
+        fit(Examples(states, np.ones(1200, dtype=bool), found.question, plain), 2, tmp_path / "c")
 
 
 def test_auc_counts_pairs() -> None:
