@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from decodery.core.errors import PromptError, SettingsError
+from decodery.llm.llm import LLM
 from decodery.models.loaders import hub
 from decodery.models.loaders.load import LoadedModel
 
@@ -104,10 +105,10 @@ def validation(found: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class TextFiles(Data):
-    """Pieces of text files, all of one length.
+    """Pieces of text files and of chats, all of one length.
 
     Attributes:
-        files: Text files.
+        files: Text files, or `.jsonl` files of chats.
         texts: Maximum number of text pieces to read.
         length: Tokens of a text piece.
     """
@@ -129,10 +130,14 @@ class TextFiles(Data):
 
         Raises:
             PromptError: A file is no text in UTF-8, or there is no piece.
-            SettingsError: There are fewer than `needed`.
+            CorruptFile: A line of a `.jsonl` file is no chat.
+            SettingsError: There are fewer than `needed`, or the model has no chat template for chats.
         """
-        tokens, length = [], self.length
+        tokens, length = list[list[int]](), self.length
         for file in self.files:
+            if file.suffix == ".jsonl":
+                tokens += [[*prompt, *answer] for prompt, answer in read_chats(LLM(loaded), file)]
+                continue
             try:
                 tokens.append(loaded.tokenizer.encode(file.read_text(encoding="utf-8-sig"), special=False))
             except UnicodeDecodeError as error:
@@ -222,26 +227,37 @@ def chat_texts(run: Run, file: Path, length: int) -> list[TrainingText]:
     """The chats of a `.jsonl` file by the chat template, of which the last answer is to be learned.
 
     Args:
-        file: Its lines are {"messages": [...]}, which end with an answer; other names are passed over.
+        file: See `read_chats`.
         length: Maximum tokens of a text. Longer answers are cut; chats whose prompt takes as many are left out.
+    """
+    chats = read_chats(run.lm, file)
+    found = [
+        TrainingText(np.asarray([*prompt, *answer][:length], dtype=np.int32), len(prompt))
+        for prompt, answer in chats
+        if len(prompt) < length
+    ]
+    if left_out := len(chats) - len(found):
+        run.say(f"{file}: {left_out:,} of {len(chats):,} chats are left out, as no answer begins in {length} tokens")
+    return found
+
+
+def read_chats(lm: LLM, file: Path) -> list[tuple[list[int], list[int]]]:
+    """The prompt and the last answer of the chats of a `.jsonl` file, in tokens by the chat template.
+
+    Args:
+        lm: The model that reads them.
+        file: Its lines are {"messages": [...]}, which end with an answer; other names are passed over.
 
     Raises:
         CorruptFile: A line is something else.
         PromptError: The chat template does not accept a chat.
         SettingsError: The model has no chat template.
     """
-    if run.lm.chat_template is None:
-        raise SettingsError(f"{run.loaded.name} has no chat template, which the chats of {file} need: use a chat model")
+    if lm.chat_template is None:
+        raise SettingsError(f"{lm.name} has no chat template, which the chats of {file} need: use a chat model")
 
-    def read(entry: dict[str, Any]) -> TrainingText | None:
-        if (chat := as_chat(entry)) is None:
-            return None
-        prompt = run.lm.encode(chat.prompt)
-        tokens = [*prompt, *written_tokens(run.lm, chat)][:length]
-        return TrainingText(np.asarray(tokens, dtype=np.int32), len(prompt))
+    def read(entry: dict[str, Any]) -> tuple[list[int], list[int]] | None:
+        chat = as_chat(entry)
+        return None if chat is None else (lm.encode(chat.prompt), written_tokens(lm, chat))
 
-    texts = read_objects(file, '{"messages": [{"role": ..., "content": text}, ...]} that ends with an answer', read)
-    found = [text for text in texts if text.written < length]
-    if left_out := len(texts) - len(found):
-        run.say(f"{file}: {left_out:,} of {len(texts):,} chats are left out, as no answer begins in {length} tokens")
-    return found
+    return read_objects(file, '{"messages": [{"role": ..., "content": text}, ...]} that ends with an answer', read)

@@ -15,7 +15,7 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.kind import Run
-from decodery.training.kind_data import CutFiles, OwnTexts, cut_texts
+from decodery.training.kind_data import CutFiles, OwnTexts, TextFiles, cut_texts
 from serving import tiny_lm
 
 
@@ -50,6 +50,18 @@ def test_of_chats_the_last_answer_is_learned_after_the_chat_template(tmp_path: P
         learned = [*lm.tokenizer.encode_after(answer), lm.tokenizer.eos_ids[0]]
         assert text.tokens[text.written :].tolist() == learned[: 60 - len(prompt)]
     assert said == [f"{chats}: 1 of 3 chats are left out, as no answer begins in 60 tokens"]
+
+
+def test_pieces_of_chats_are_of_the_chat_template_and_of_no_two_chats(tmp_path: Path) -> None:
+    lm = tiny_lm()
+    chats = written(tmp_path / "chats.jsonl", chat("one?", "yes"), chat("two?", "n" * 60))
+    whole = [lm.encode(chat("two?", "")["messages"][:1]), lm.tokenizer.encode_after("n" * 60), lm.tokenizer.eos_ids[:1]]
+    second = [token for part in whole for token in part]
+    # The first one is too short for a piece.
+    found = TextFiles((chats,), length=40).pieces(loaded(lm))
+    assert found == [second[first : first + 40] for first in range(0, len(second) - 39, 40)] and found
+    with pytest.raises(CorruptFile, match=r"line 1 of .* is not .* that ends with an answer"):
+        TextFiles((written(tmp_path / "text.jsonl", {"text": "tide" * 40}),), length=40).pieces(loaded(lm))
 
 
 def test_what_is_no_chat_and_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
