@@ -40,7 +40,13 @@ def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) ->
         shuffled, told = np.random.default_rng(seed).permutation(labels), dict[str, _Told]()
         for name, wanted in (("", labels), (", shuffled labels", shuffled)):
             trained = train_sae(
-                rows[learned], wanted[learned].tolist(), heads=heads, rate=settings.rate, top=_TOP, seed=seed
+                rows[learned],
+                wanted[learned].tolist(),
+                heads=heads,
+                groups=[f"{at // 2}" for at in np.flatnonzero(learned)],
+                rate=settings.rate,
+                top=_TOP,
+                seed=seed,
             )
             listed.append(trained)
             told |= {f"{each}{name}": own for each, own in _by_codes(trained, rows, wanted, learned).items()}
