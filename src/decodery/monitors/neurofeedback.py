@@ -38,9 +38,10 @@ class Neurofeedback(Monitor):
     """Scores a text by the mean of its hidden states along a direction.
 
     The unit is the standard deviation over the statements that the direction was found on. The score is 0 where the
-    sentences it was found on lie on average, and known from the second token on: the newest token's own row does not
-    exist yet. Whether the model can report or steer that score from feedback in its prompt is what `python
-    benchmarks/bench.py monitors` asks. Cost: one addition per token, and a product with the direction.
+    sentences it was found on lie on average, and known from the second token on: the newest token's own row does
+    not exist yet. After as many tokens as the statements have it is compared once with them, for `unlike_training`.
+    Whether the model can report or steer that score from feedback in its prompt is what `python benchmarks/bench.py
+    monitors` asks. Cost: one addition per token, and a product with the direction.
 
     Attributes:
         axis: A file or folder made by `decodery train direction`, or a linear `Probe` of "answer" rows: a direction
@@ -90,6 +91,12 @@ class Neurofeedback(Monitor):
             return state
         own = row.hidden[self.trained.site].double().cpu()
         return _State(state.count + 1, own if state.total is None else state.total + own)
+
+    def unlike_training(self, state: _State) -> bool:
+        # Means of fewer rows are farther from the mean of all; those of more rows are nearer.
+        if state.total is None or state.count != self.trained.facts.get("inputs", {}).get("tokens"):
+            return False
+        return float(self.trained.distance((state.total / state.count)[None])[0]) > self.trained.usual
 
     def score(self, state: _State) -> float | None:
         if state.total is None:

@@ -34,7 +34,8 @@ from .kind import Data, Kind, Run
 from .kind_data import ARGUMENT
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .lines import read_labelled
-from .ranking import auroc, logistic, parts
+from .probe import inputs_like
+from .ranking import auroc, logistic, part_of, parts
 
 _RANDOM_AT_MOST = 2e9
 """Parameters of the largest model that is read with random weights, too: it is loaded in 32 bits for that."""
@@ -160,10 +161,16 @@ def trial(train: Callable[..., Probe]) -> Evaluation[ReadStatement, Probe]:
     )
 
 
-def axis_by(read: Ordered[ReadStatement], kind: str, **settings: Any) -> Probe:
-    """`best_axis` of statements that were read."""
+def axis_by(read: Ordered[ReadStatement], kind: str, *, seed: int = 0, **settings: Any) -> Probe:
+    """`best_axis` of statements that were read, with how far these are from their mean, and how long they are."""
     states = {site: torch.stack([each.states[site] for each in read]) for site in read[0].states}
-    return best_axis(states, [each.statement for each in read], kind, **settings)
+    found = best_axis(states, [each.statement for each in read], kind, seed=seed, **settings)
+    others = part_of(read, lambda each: each.statement.group, seed, "calibration")
+    if not others:
+        return found
+    inputs = inputs_like(found, [each.states[found.site][None] for each in others])
+    tokens = int(np.median([each.tokens for each in others]))
+    return replace(found, facts={**found.facts, "inputs": {**inputs, "tokens": tokens}})
 
 
 def best_axis(

@@ -34,6 +34,8 @@ Scores = Callable[[Part, Ordered[Answered]], list[float]]
 INNER: dict[Rows, tuple[int, ...]] = {"prompt": (256,), "new": (128,)}
 """Widths of the hidden layers: FactCheckmate's and TruthPrInt's."""
 _EVERY, _BATCH = 20, 64
+_SET_BY = "calibration"
+"""The part of the texts by which thresholds are set."""
 _UNLIKE = 0.05
 """The share of texts like those learned from that are taken for others at most."""
 
@@ -80,7 +82,7 @@ def train_probe(
         "answers": len(answers),
         "wrong": round(float(wrong.mean()), 4),
         "selection": swept,
-        "inputs": inputs_like(unset, part_of(answers, _group, seed, "calibration")),
+        "inputs": inputs_like(unset, [rows_of(each, site, rows) for each in part_of(answers, _group, seed, _SET_BY)]),
     }
     return Probe(tensors, site, rows, threshold, about | {"seed": seed}, context.model)
 
@@ -109,7 +111,7 @@ def trial(train: Callable[..., Part], score: Scores[Part]) -> Evaluation[Answere
 
 def harmless(answers: Ordered[Answered], seed: int) -> list[Answered]:
     """What a threshold is set on: the right ones of the calibration part."""
-    return [each for each in part_of(answers, _group, seed, "calibration") if not each.wrong]
+    return [each for each in part_of(answers, _group, seed, _SET_BY) if not each.wrong]
 
 
 def _group(each: Answered) -> str:
@@ -125,13 +127,17 @@ def rows_of(answer: Answered, site: str, rows: str) -> torch.Tensor:
     return answer.prompt[site][None] if rows == "prompt" else answer.new[site]
 
 
-def inputs_like(probe: Probe, answers: Ordered[Answered]) -> dict[str, Any]:
+def inputs_like(probe: Probe, texts: Ordered[torch.Tensor]) -> dict[str, Any]:
     """How far rows of texts like those learned from are from their mean, but for `rate` of them.
+
+    Args:
+        probe: What standardises rows.
+        texts: [n, width] rows of each text that nothing was learned from, of both kinds.
 
     Returns:
         The "limit" of `Probe.distance` over a text, its "rate", and the number of "texts".
     """
-    apart = [float(probe.distance(rows_of(each, probe.site, probe.pool)).max()) for each in answers]
+    apart = [float(probe.distance(rows).max()) for rows in texts]
     rate = max(_UNLIKE, 1 / (len(apart) + 1))
     return {"limit": Threshold.calibrated(apart, rate, "").value, "rate": round(rate, 4), "texts": len(apart)}
 

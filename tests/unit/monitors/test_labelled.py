@@ -229,6 +229,23 @@ def test_it_is_said_where_texts_are_unlike_those_learned_from() -> None:
         assert all(monitor_reports(text)[0].unlike is None for text in read)
 
 
+def test_an_axis_says_once_where_a_text_is_unlike_its_statements() -> None:
+    lm = tiny_lm()
+    read = direction.read_answers(lm, own_texts(160), SITES)
+    axis = direction.axis_by(read, "lr")
+    inputs = axis.facts["inputs"]
+    assert inputs["rate"] == 0.05 and inputs["texts"] >= 19 and 2 <= inputs["tokens"] < 16
+    said = {}
+    for name, texts in (("fresh", own_texts(190)[160:]), ("strange", [chat("\n\nWHY? " * 9, "QUIZ: 9 * 7 = 63!")])):
+        reports = [monitor_reports(text)[0] for text in reread(lm, texts, [Neurofeedback(axis)])]
+        said[name] = [each.unlike for each in reports]
+    # The row of the first token is the prompt's.
+    assert said["strange"] == [inputs["tokens"]]
+    assert np.mean([each is not None for each in said["fresh"]]) < 0.2
+    (silent,) = reread(lm, texts, [Neurofeedback(replace(axis, facts={}))])
+    assert monitor_reports(silent)[0].unlike is None
+
+
 def test_probes_are_plain_tensors_for_others(tmp_path: Path) -> None:
     draws = torch.Generator().manual_seed(1)
     rows = torch.randn(5, 32, generator=draws) * 3 + 1
