@@ -167,7 +167,7 @@ def trained(kind: str, model: str, files: dict[str, str], work: Path, limit: flo
         shutil.rmtree(out)
     # The same file on every machine.
     said = said.replace(str(work), "{work}")
-    return row | {"printed": json.loads(said[: said.rindex("}") + 1]) if said.startswith("{") else {}}
+    return row | {"printed": json.JSONDecoder().raw_decode(said)[0] if said.startswith("{") else {}}
 
 
 def _run(command: list[str]) -> tuple[int, str, str, float]:

@@ -92,5 +92,20 @@ def _said(value: Any) -> str:
     return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"trained-kinds": trained_kinds}
+def tuning() -> str:
+    """A row for each tuning of a small model, with the gain over its baselines and its control."""
+    if not recorded("tuning"):
+        return "No run was recorded yet: `python benchmarks/tuning.py --out benchmarks/results/tuning.json`."
+    found, rows = load("tuning"), []
+    for name, row in found["rows"].items():
+        figure = row["figure"]
+        others = {**row["baselines"], CONTROL: row[CONTROL]}
+        beside = ", ".join(f"{each} {_said(value[figure])}{_gained(value)}" for each, value in others.items())
+        shown = [row["tested on"], figure, _said(row[figure]), beside, row["gain"]]
+        rows.append([name, *shown, f"{row['processor minutes']:.1f}"])
+    head = ["tuning, model", "tested on", "figure", "tuned", "beside it", "so it is", "processor minutes"]
+    return f"`{found['command']}`.\n\n" + table(head, rows)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"trained-kinds": trained_kinds, "tuning": tuning}
 """Of the pages, by name."""
