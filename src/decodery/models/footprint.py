@@ -14,6 +14,7 @@ from .loaders.in_place import InPlace
 from .native.packed import BITS, packed_size
 from .protocol import LanguageModel
 from .reduced_vocabulary import ReducedVocabulary
+from .torch.packed_linear import PackedLinear
 from .torch.transformer import Transformer
 from .torch.weights import Layer
 
@@ -25,6 +26,8 @@ def precision(model: LanguageModel) -> str:
     linears = [
         linear for layer in model.weights.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
     ]
+    if bits := [each.bits for each in (*linears, model.weights.head) if isinstance(each, PackedLinear)]:
+        return "int4" if 4 in bits else "int8"
     forms = [linear.form for linear in (*linears, model.weights.head)]  # type: ignore[attr-defined]
     if any(BITS.get(form) == 4 or form == Form.ROWS2 for form in forms):
         return "int4"
