@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ import torch
 from torch.nn.functional import linear
 
 from card_kernels import machine_code
+from decodery.core.errors import UnsupportedModel
 from decodery.core.native.kernels import Form
 from decodery.models.batch import Batch, Segment
 from decodery.models.config import CLAMPED, GatedDelta, Mamba, ModelConfig, Selective
+from decodery.models.footprint import precision, weight_bytes
 from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.floats import Float4Linear, Float8Linear, MXFP4Linear, NF4Linear
 from decodery.models.native.int4 import Int4Linear
@@ -26,6 +29,7 @@ from decodery.models.native.super_blocks import SuperBlockLinear, has_least
 from decodery.models.native.ternary import TernaryLinear
 from decodery.models.torch import packed_linear as of_device
 from decodery.models.torch.mixture import rows_of
+from decodery.models.torch.packed_cut import some_inputs
 from decodery.models.torch.packed_linear import PackedLinear, packed_linear, packed_weights, packs
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Weights, floating
@@ -189,6 +193,28 @@ def test_packed_layers_are_the_weights_of_the_cpu(name: str, seed: int) -> None:
     assert torch.equal(floating(found).weight, found.dense())
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_processes_add_up_of_some_inputs_is_the_whole(name: str) -> None:
+    random = np.random.default_rng(3)
+    layer = packed_linear(LAYERS[name][0](random, 6, 512), torch.float32)
+    assert layer is not None
+    if layer.order is not None:
+        with pytest.raises(UnsupportedModel, match="act-order"):
+            some_inputs(layer, 0, 128)
+        return
+    # Groups have 128 inputs at most; some cuts go through those that share more.
+    parts = [some_inputs(layer, first, last) for first, last in pairwise((0, 128, 256, 512))]
+    assert torch.allclose(torch.cat([part.dense() for part in parts], dim=1), layer.dense(), rtol=1e-6)
+    rows = torch.from_numpy(random.normal(size=(3, 512))).float()
+    each = zip(parts, rows.split([128, 128, 256], dim=1), strict=True)
+    added = sum((part(own) for part, own in each), torch.zeros(3, 6))
+    whole = layer(rows) if layer.bias is None else layer(rows) - layer.bias
+    assert (added - whole).abs().max() < 1e-5 * whole.abs().max()
+    if layer.group < 512:
+        with pytest.raises(UnsupportedModel, match=f"by {layer.group} inputs are not cut at 0 to 8"):
+            some_inputs(layer, 0, 8)
+
+
 @pytest.mark.parametrize(("dtype", "rows"), [(torch.float32, 1), (torch.float16, 19)])
 @pytest.mark.parametrize("name", LAYERS)
 def test_kernels_multiply_by_the_weights_of_the_cpu(name: str, dtype: torch.dtype, rows: int) -> None:
@@ -293,11 +319,12 @@ def test_there_is_a_kernel_for_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> No
     rows = torch.zeros(1, 8)
     assert of_device.packed_kernel(rows) is None
     found = product()
+    monkeypatch.setattr(of_device, "launches", lambda device: True)
     with Devices():
         far: Any = FarTensor(rows, torch.device("cuda:0"))
         assert of_device.packed_kernel(far) is found
         assert of_device.packed_kernel(FarTensor(rows.double(), torch.device("cuda:0"))) is None
-        monkeypatch.setattr(of_device, "find_spec", lambda name: None)
+        monkeypatch.setattr(of_device, "launches", lambda device: False)
         assert of_device.packed_kernel(far) is None
 
 
@@ -305,6 +332,8 @@ def test_models_over_packed_weights_decode_alike_with_drafts() -> None:
     base = to_int8(tiny_transformer(dtype=torch.float32))
     model = Transformer(base.config, packed_weights(base.weights, torch.float32, torch.device("cpu")))
     assert isinstance(model.weights.layers[0].qkv, PackedLinear) and model.dtype == torch.float32
+    # By these `auto` knows what passes cost.
+    assert precision(model) == "int8" and 0.9 < weight_bytes(model) / weight_bytes(base) < 1.1
     rows = [each.forward(Batch([Segment.chunk(range(9), each.new_cache())])).logits.double() for each in (base, model)]
     assert (rows[0] - rows[1]).norm() < 3e-2 * rows[0].norm()
     check_identical(model, [[1, 2, 3], [5, 6] * 6], drafter="prompt-lookup", near_tie=1e-3, excuses=2)

@@ -20,6 +20,7 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.cache.device_tables import DeviceTables
 from decodery.models.cache.page_pool import TensorPool
 from decodery.models.config import ModelConfig
+from decodery.models.torch import paged_rows
 from decodery.models.torch.attention import attend, visible
 from decodery.models.torch.paged_rows import PagedRows, kernel_for, serves, windows_of
 from decodery.step.draft_tree import DraftTree
@@ -217,12 +218,14 @@ def test_there_is_a_kernel_for_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert kernel_for(pool) is None
     pytest.importorskip("triton")
     monkeypatch.setattr(pool, "device", torch.device("cuda"))
+    works = [True]
+    monkeypatch.setattr(paged_rows, "launches", lambda device: works[0])
     assert kernel_for(pool) is kernel()
-    monkeypatch.setattr("decodery.models.torch.paged_rows.find_spec", lambda name: None)
+    works[0] = False
     assert kernel_for(pool) is None
+    works[0] = True
     for wrong in ({"dtype": torch.float64}, {"row": 512}):
         other = TensorPool(8, torch.float32, torch.device("cpu"), 1 << 20)
-        monkeypatch.undo()
         vars(other).update(device=torch.device("cuda"), **wrong)
         assert kernel_for(other) is None
 

@@ -50,7 +50,7 @@ def _spread(  # type: ignore[no-untyped-def]
     return tl.reshape(tl.broadcast_to(found[:, :, None], (OUT, count, BLOCK // count)), (OUT, BLOCK))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _product(  # type: ignore[no-untyped-def]
     rows, codes, table, steps, supers, leasts, least_supers, scale, bias, found, count, outputs, row_size,
     INPUTS: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr,

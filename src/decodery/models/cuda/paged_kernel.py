@@ -23,9 +23,11 @@ _OFF_CUDA = 4
 """Multiprocessors that the interpreter counts on."""
 _CODINGS = {coded.DTYPE: 1, coded.FLOATS: 2}
 """Numbers of the kernels for what pages hold; 0: numbers as they are."""
+_CHANGING = ["places", "slots", "tiles", "begins", "bits", "rows", "words", "of_place", "of_head"]
+"""What differs from pass to pass: a kernel is not compiled anew where one of these is 1 or a multiple of 16."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _write(  # type: ignore[no-untyped-def]
     keys, values, key_pages, value_pages, key_scales, value_scales, table, places, slots,
     key_row, value_row, of_place, of_head,
@@ -52,7 +54,7 @@ def _write(  # type: ignore[no-untyped-def]
         tl.store(value_scales + at, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING)
 def _attend(  # type: ignore[no-untyped-def]
     queries, key_pages, value_pages, key_scales, value_scales, table, tiles, begins, bits, sinks, found, largest, sums,
     scale, cap, rows, query_row, of_place, of_head, words,
@@ -133,7 +135,7 @@ def _attend(  # type: ignore[no-untyped-def]
         tl.store(found + to[:, None] * DIM + dims[None, :], context, mask=valid[:, None] & wide[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _join(  # type: ignore[no-untyped-def]
     parts, largest, sums, sinks, found, rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, SINKS: tl.constexpr, PARTS: tl.constexpr,

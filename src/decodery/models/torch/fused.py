@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 
 from ..config import CLAMPED
+from ..cuda.launches import launches
 
 
 def kernels_for(rows: torch.Tensor) -> ModuleType | None:
     """`cuda.fused_kernel` where it serves rows [N, .]; None where there is none, and PyTorch does it."""
     serves = rows.device.type == "cuda" and rows.dtype.itemsize <= 4 and rows.dim() == 2
-    return _kernels() if serves and not torch.is_grad_enabled() else None
-
-
-@cache
-def _kernels() -> ModuleType | None:
-    # Without Triton a search of all paths: once, and not in every layer.
-    if find_spec("triton") is None:
+    if not serves or torch.is_grad_enabled() or not launches(rows.device):
         return None
     from ..cuda import fused_kernel
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from typing import Any, Self
 
 import torch
@@ -13,6 +12,7 @@ from torch.nn.functional import linear
 from decodery.core.native.kernels import Form
 
 from ..config import ModelConfig
+from ..cuda.launches import launches
 from ..native.block_linear import TABLE, BlockLinear, stored_numbers
 from ..native.floats import NF4, TWICE, Float4Linear, Float8Linear, MXFP4Linear, NF4Linear, powers
 from ..native.int4 import Int4Linear
@@ -68,15 +68,16 @@ class PackedLinear:
     def some(self, outputs: torch.Tensor | slice) -> Self:
         """Only these outputs [k], in this order; a slice of them shares memory."""
         whole = ("table", "order")
-        parts: dict[str, Any] = {name: part[outputs] for name, part in self._parts().items() if name not in whole}
+        parts: dict[str, Any] = {name: part[outputs] for name, part in self.tensors().items() if name not in whole}
         return replace(self, **parts)
 
     def to(self, device: torch.device) -> Self:
         """The layer on a device."""
-        parts: dict[str, Any] = {name: part.to(device) for name, part in self._parts().items()}
+        parts: dict[str, Any] = {name: part.to(device) for name, part in self.tensors().items()}
         return replace(self, **parts)
 
-    def _parts(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that this layer is made of, by name."""
         known = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: part for name, part in known.items() if isinstance(part, torch.Tensor)}
 
@@ -105,7 +106,7 @@ class PackedLinear:
 
 def packed_kernel(rows: torch.Tensor) -> Callable[[PackedLinear, torch.Tensor], torch.Tensor] | None:
     """The kernel for rows on their device; None where there is none, and PyTorch does it."""
-    if rows.device.type != "cuda" or rows.dtype.itemsize > 4 or find_spec("triton") is None:
+    if rows.device.type != "cuda" or rows.dtype.itemsize > 4 or not launches(rows.device):
         return None
     from ..cuda.packed_kernel import product
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ from ..batch import Segment
 from ..cache import coded
 from ..cache.page_pool import SLOTS, TensorPool
 from ..config import ModelConfig
+from ..cuda.launches import launches
 from .attention import capped, shares
 from .row_layout import BITS, Layout, SegmentRows
 
@@ -222,7 +222,7 @@ def serves(segment: Segment, config: ModelConfig) -> bool:
 def kernel_for(pool: TensorPool) -> Callable[..., torch.Tensor] | None:
     """The kernel for pages of a pool; None where there is none, and PyTorch does it."""
     wide = pool.dtype.itemsize > 4 or pool.row - pool.beside > _WIDEST
-    if pool.device.type != "cuda" or wide or find_spec("triton") is None:
+    if pool.device.type != "cuda" or wide or not launches(pool.device):
         return None
     from ..cuda.paged_kernel import attend
 
