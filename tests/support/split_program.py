@@ -18,9 +18,11 @@ from decodery.core.errors import DecoderyError
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import load
 from decodery.models.torch import tensor_parallel
+from decodery.models.torch.packed_linear import packed_weights
 from decodery.models.torch.tensor_parallel import SplitTransformer, Summed, processes
+from decodery.models.torch.weights import Weights
 from decodery.sampling import Sampler
-from decodery.testing import decode, tiny_transformer
+from decodery.testing import decode, tiny_transformer, to_int8
 
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4, list(range(2, 40))]
 SAMPLERS = {"greedy": Sampler.from_settings(temperature=0.0), "sampled": Sampler.from_settings(top_p=0.95)}
@@ -37,6 +39,11 @@ def texts(model: Any) -> dict[str, list[list[int]]]:
         for sampler in SAMPLERS
         for drafter in DRAFTERS
     }
+
+
+def packed(model: Any) -> Weights:
+    """Quantized weights as devices keep them."""
+    return packed_weights(model.weights, torch.float32, torch.device("cpu"))
 
 
 def logits(model: Any) -> list[list[float]]:
@@ -67,6 +74,10 @@ def main() -> None:
     for each in sorted(folder.iterdir()):
         loaded = load(each, dtype="float32", tensor_parallel_size=SIZE)
         said[each.name] = logits(loaded.model)
+        loaded = load(each, dtype="int8", tensor_parallel_size=SIZE)
+        said[f"{each.name}, int8"] = logits(loaded.model)
+    said["packed"] = texts(SplitTransformer(base.config, packed(to_int8(base)), mesh))
+    said["int4"] = refused(lambda: load(folder / "llama", dtype="int4", tensor_parallel_size=SIZE))
     # Wrong in three ways: no sums, the parts of fused matrices cut as one, and each process a request of its own.
     with_sums = Summed.__call__
     Summed.__call__ = lambda self, rows: self.inner(rows)  # type: ignore[method-assign]

@@ -16,7 +16,8 @@ import torch
 import split_program
 from decodery.core.errors import SettingsError, UnsupportedModel
 from decodery.models.loaders.load import load
-from decodery.testing import tiny_transformer
+from decodery.models.torch.transformer import Transformer
+from decodery.testing import tiny_transformer, to_int8
 from tiny_models import make_model, save
 
 CASES = {"llama": "llama tied, biases, wide heads", "gemma": "gemma3_text", "qwen": "qwen3, biases"}
@@ -83,6 +84,26 @@ def test_folders_are_loaded_in_parts(shared: list[dict[str, Any]], folder: Path,
     expected = split_program.logits(load(folder / name, dtype="float32").model)
     for each in shared:
         assert far(each[name], expected) < 1e-4
+
+
+def test_weights_stay_packed_in_every_process(shared: list[dict[str, Any]]) -> None:
+    base = to_int8(tiny_transformer())
+    expected = split_program.texts(Transformer(base.config, split_program.packed(base)))
+    assert shared[0]["packed"] == shared[1]["packed"] == expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_quantized_folders_are_loaded_in_parts(shared: list[dict[str, Any]], folder: Path, name: str) -> None:
+    base = load(folder / name, dtype="int8").model
+    assert isinstance(base, Transformer)
+    expected = split_program.logits(Transformer(base.config, split_program.packed(base)))
+    for each in shared:
+        assert far(each[f"{name}, int8"], expected) < 1e-4
+
+
+def test_groups_of_inputs_are_not_cut(shared: list[dict[str, Any]]) -> None:
+    for rank, each in enumerate(shared):
+        assert f"that share a step by 32 inputs are not cut at {48 * rank} to {48 + 48 * rank}" in each["int4"]
 
 
 @pytest.mark.parametrize("wrong", ["without sums", "cut as one"])

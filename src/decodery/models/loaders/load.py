@@ -230,7 +230,7 @@ def _open(
     config = description.config
     # What is no copy of ours is kept in the one form it was made in.
     whole = dtype == "auto" and not entry.is_relative_to(converted())
-    packed = mesh is None and packs(config)
+    packed = packs(config)
     chosen = description.precision if whole else choose_own(dtype, description.precision, device, packed=packed)
     # Its process begins while all else is read.
     template = ChatTemplate(description.chat_template, description.special) if description.chat_template else None
@@ -256,11 +256,8 @@ def _model(
     source: Source, config: ModelConfig, dtype: str, device: torch.device, mesh: DeviceMesh | None
 ) -> Transformer:
     """The model over its converted weights, made where they are missing; while it lives they are not removed."""
-    if mesh is not None:
-        # Each process takes its part from the mapped file.
-        device = torch.device("cpu")
     weights = source.entry / f"{dtype}.safetensors"
-    if source.file is not None and _in_place(config, dtype, device):
+    if mesh is None and source.file is not None and _in_place(config, dtype, device):
         weights = weights.with_suffix(_BESIDE)
         if not source.file.exists():
             _ = source.checkpoint
@@ -274,11 +271,12 @@ def _model(
             with locked(lock_of(source.entry)):
                 if not weights.exists():
                     _convert(source, config, dtype, weights)
-        packed = device.type != "cpu" and dtype in ("int4", "int8") and packs(config)
-        read = _read(source, config, dtype, torch.device("cpu") if packed else device, weights)
+        packed = (mesh is not None or device.type != "cpu") and dtype in ("int4", "int8") and packs(config)
+        # Each process takes its part from the mapped file.
+        read = _read(source, config, dtype, torch.device("cpu") if packed or mesh is not None else device, weights)
         if packed:
-            rows = torch.bfloat16 if computes_bfloat16(device) else torch.float32
-            read = packed_weights(read, rows, device)
+            rows = torch.bfloat16 if device.type != "cpu" and computes_bfloat16(device) else torch.float32
+            read = packed_weights(read, rows, device if mesh is None else torch.device("cpu"))
         if mesh is None:
             model = Transformer(config, read)
         else:

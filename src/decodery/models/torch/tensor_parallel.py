@@ -10,13 +10,13 @@ import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from torch.nn.functional import linear
 
 from decodery.core.errors import SettingsError, UnsupportedModel
 
@@ -25,6 +25,8 @@ from ..config import ModelConfig
 from ..hooks import SITES, Tap
 from ..layer_plan import WHOLE, LayerPlan
 from ..protocol import Capabilities
+from .packed_cut import some_inputs
+from .packed_linear import PackedLinear
 from .transformer import Transformer
 from .weights import Dense, Layer, Weights
 
@@ -45,13 +47,13 @@ class Summed:
         mesh: The processes.
     """
 
-    inner: Dense
+    inner: Dense | PackedLinear
     bias: torch.Tensor | None
     mesh: DeviceMesh
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[N, inputs of this process] -> [N, out]."""
-        found = linear(rows, self.inner.weight)
+        found = self.inner(rows)
         dist.all_reduce(found, group=self.mesh.get_group())
         return found if self.bias is None else found + self.bias
 
@@ -65,7 +67,7 @@ class Gathered:
         mesh: The processes.
     """
 
-    inner: Dense
+    inner: Dense | PackedLinear
     mesh: DeviceMesh
 
     @property
@@ -83,7 +85,7 @@ class SplitTransformer(Transformer):
 
     Args:
         config: Of the whole model.
-        weights: Of the whole model, in floating point; they may lie elsewhere than the part is to.
+        weights: Of the whole model, in floating point or packed; they may lie elsewhere than the part is to.
         mesh: The processes.
         plan: What is split, and where.
 
@@ -168,8 +170,8 @@ def _check(config: ModelConfig, weights: Weights, mesh: DeviceMesh) -> None:
         if number % size:
             raise UnsupportedModel(f"{number} {what} cannot be shared out among {size} processes: choose a divisor")
     parts = [part for layer in weights.layers for part in vars(layer).values() if part is not None]
-    if not all(isinstance(part, Dense | torch.Tensor) for part in (weights.head, *parts)):
-        raise UnsupportedModel("only weights in floating point are split among processes: choose dtype bfloat16")
+    if not all(isinstance(part, Dense | PackedLinear | torch.Tensor) for part in (weights.head, *parts)):
+        raise UnsupportedModel("these quantized weights are not split among processes: choose dtype bfloat16")
     if mesh.device_type == "cpu" and weights.dtype.itemsize < 4:
         raise UnsupportedModel("on a CPU a split model computes in float32: choose dtype float32")
 
@@ -185,6 +187,7 @@ def parts_of(config: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
 
 def _split(config: ModelConfig, weights: Weights, mesh: DeviceMesh, plan: dict[str, Placement]) -> Weights:
     """What this process has of all weights."""
+    device = torch.device(mesh.device_type)
 
     def part(tensor: torch.Tensor, placement: Placement, sizes: Sequence[int] = ()) -> torch.Tensor:
         """Of a tensor, or of each of several that lie one after another in it."""
@@ -194,12 +197,30 @@ def _split(config: ModelConfig, weights: Weights, mesh: DeviceMesh, plan: dict[s
         own = [distribute_tensor(piece.contiguous(), mesh, [placement]).to_local() for piece in pieces]
         return own[0] if len(own) == 1 else torch.cat(own)
 
+    def packed(value: PackedLinear, placement: Placement, sizes: Sequence[int]) -> PackedLinear | Summed:
+        """Of a layer whose weights stay packed."""
+        size, rank = mesh.size(), mesh.get_local_rank()
+        if placement == Shard(1):
+            step = value.shape[1] // size
+            inner = some_inputs(value, rank * step, (rank + 1) * step).to(device)
+            return Summed(inner, None if value.bias is None else value.bias.to(device), mesh)
+        if isinstance(placement, Replicate):
+            return value.to(device)
+        ends = list(accumulate(sizes or value.shape[:1]))
+        own = [
+            torch.arange(n // size) + end - n + rank * (n // size)
+            for end, n in zip(ends, sizes or value.shape[:1], strict=True)
+        ]
+        return value.some(torch.cat(own)).to(device)
+
     def own(name: str, value: Any, sizes: Sequence[int]) -> Any:
         if value is None or (isinstance(value, Dense) and value.weight.numel() == 0):
             return value
         placement = plan.get(name, Replicate())
         if isinstance(value, torch.Tensor):
             return part(value, placement)
+        if isinstance(value, PackedLinear):
+            return packed(value, placement, sizes)
         weight = part(value.weight, placement, sizes)
         if placement == Shard(1):
             return Summed(Dense(weight), None if value.bias is None else part(value.bias, Replicate()), mesh)
@@ -210,10 +231,14 @@ def _split(config: ModelConfig, weights: Weights, mesh: DeviceMesh, plan: dict[s
         return Layer(**{name: own(name, value, sizes.get(name, ())) for name, value in vars(whole).items()})
 
     head = weights.head
-    assert isinstance(head, Dense)
     splits = config.vocab_size % mesh.size() == 0
-    rows = Shard(0) if splits else Replicate()
-    placed = Dense(part(head.weight, rows), None if head.bias is None else part(head.bias, rows))
+    rows: Placement = Shard(0) if splits else Replicate()
+    placed: Any
+    if isinstance(head, PackedLinear):
+        placed = packed(head, rows, ())
+    else:
+        assert isinstance(head, Dense)
+        placed = Dense(part(head.weight, rows), None if head.bias is None else part(head.bias, rows))
     return Weights(
         embedding=part(weights.embedding, Replicate()),
         layers=[layer(index, each) for index, each in enumerate(weights.layers)],
