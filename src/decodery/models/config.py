@@ -459,7 +459,9 @@ class ModelConfig:
     @property
     def static_shapes(self) -> bool:
         """Whether its passes can run at fixed shapes, as on a GPU."""
-        return not (self.experts or self.learned_positions or self.keeps_order or self.unit_values)
+        # What is done to embeddings before the first layer has no fixed shape.
+        before = self.learned_positions or self.joined_norms
+        return not (self.experts or before or self.keeps_order or self.unit_values)
 
     @property
     def unusual_softmax(self) -> bool:

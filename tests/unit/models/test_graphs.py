@@ -541,6 +541,28 @@ def test_shapes_made_in_inference_mode_work_outside_of_it() -> None:
     decode(model, PROMPTS[:1])
 
 
+def test_what_is_done_before_the_first_layer_has_no_fixed_shape() -> None:
+    """At one, embeddings would reach the first layer without their norm."""
+    base = tiny_transformer(0)
+    model = Transformer(replace(base.config, joined_norms=True), base.weights)
+    assert not model.config.static_shapes
+    found = [forward(model, Batch([Segment.chunk([1, 2, 3], model.new_cache())])).logits]
+    model.static = StaticPasses()
+    found.append(forward(model, Batch([Segment.chunk([1, 2, 3], model.new_cache())])).logits)
+    assert (found[0] - found[1]).abs().max() > 0.1
+
+
+def test_graphs_of_all_shapes_are_captured_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch keeps what was freed for the stream that had it."""
+    made: list[object] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(object()) or made[-1])
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: len(made))
+    static = StaticPasses()
+    assert not static.shapes
+    memories = [static._memory(torch.device("cuda")) for _ in range(3)]
+    assert len(made) == 1 and {id(each.stream) for each in memories} == {id(made[0])}
+
+
 @needs_cuda
 @pytest.mark.parametrize("changes", CHANGES)
 def test_replayed_graphs_equal_the_ordinary_pass(changes: str) -> None:

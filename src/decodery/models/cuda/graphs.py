@@ -25,7 +25,7 @@ from ..hooks import HookPoint, Hooks
 from ..layer_plan import WHOLE
 from ..torch.paged_rows import kernel_for, serves, windows_of
 from ..torch.row_layout import DraftRows, SegmentRows, TextRows
-from .static_pass import Choosing, Inputs, Result, Shape, StaticPass, angles
+from .static_pass import Choosing, Inputs, Memory, Result, Shape, StaticPass, angles
 
 if TYPE_CHECKING:
     from ..torch.transformer import Transformer
@@ -58,7 +58,7 @@ class StaticPasses:
     def _passes(self) -> OrderedDict[Shape, StaticPass]:
         if not hasattr(self._of_thread, "passes"):
             self._of_thread.passes = OrderedDict()
-            self._of_thread.fixed = ()
+            self._of_thread.fixed, self._of_thread.stream = (), None
             self._of_thread.logits = {}
         passes: OrderedDict[Shape, StaticPass] = self._of_thread.passes
         return passes
@@ -183,7 +183,7 @@ class StaticPasses:
             passes.clear()
             self._of_thread.angles = angles(model, turns)
             # Sharing memory, graphs reuse each other's intermediate results: they never run at the same time.
-            self._of_thread.memory = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
+            self._of_thread.memory = self._memory(model.device) if model.device.type == "cuda" else None
             # The last of these: a device without room for the angles has them made anew in the next pass.
             self._of_thread.fixed = fixed, turns
         if shape not in passes:
@@ -194,6 +194,12 @@ class StaticPasses:
         passes.move_to_end(shape)
         passes[shape].places = places
         return passes[shape]
+
+    def _memory(self, device: torch.device) -> Memory:
+        """What the graphs of the calling thread share from now on."""
+        held = self._of_thread
+        held.stream = held.stream or torch.cuda.Stream(device)
+        return Memory(torch.cuda.graph_pool_handle(), held.stream)
 
 
 def _caches(model: Transformer, batch: Batch) -> list[KVCache]:

@@ -112,6 +112,20 @@ class Capture(Protocol):
         """Do it once more, at the same addresses."""
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What all graphs of a thread share.
+
+    Attributes:
+        pool: Memory of their intermediate results.
+        stream: They are captured on it. PyTorch keeps what was freed for the stream that had it, so that many streams
+            would keep as many times what a pass takes.
+    """
+
+    pool: Any
+    stream: torch.cuda.Stream
+
+
 class StaticPass:
     """The passes of one shape; rows beyond a pass's own belong to no text, and no text reads their page.
 
@@ -123,7 +137,7 @@ class StaticPass:
         pool: Where the texts' pages are.
         shape: Sizes.
         angles: By rotation, see `angles`.
-        memory: That graphs share, None where nothing is captured.
+        memory: None where nothing is captured.
         logits: By powers of two, memory for the logits of so many rows: passes of all shapes share it.
 
     Attributes:
@@ -138,7 +152,7 @@ class StaticPass:
         pool: TensorPool,
         shape: Shape,
         angles: dict[bool, tuple[torch.Tensor, torch.Tensor]],
-        memory: Any,
+        memory: Memory | None,
         logits: dict[int, torch.Tensor],
     ) -> None:
         config = model.config
@@ -223,15 +237,16 @@ class StaticPass:
         return self._result
 
     def _captured(self, model: Transformer) -> Capture:
+        assert self._memory is not None
+        pool, stream = self._memory.pool, self._memory.stream
         with torch.cuda.device(model.device):
-            stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 # Libraries set themselves up at their first call. Running twice does no harm: it writes the same.
                 self.run(model)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._memory, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._result = self.run(model)
         return graph
 
