@@ -81,11 +81,16 @@ def usable_memory() -> int | None:
 @cache
 def largest_memory() -> int | None:
     """Bytes of the memory that this process may use, or of the largest graphics card, whichever is more."""
+    usable = usable_memory()
+    return None if usable is None else max(usable, *cards(), 0)
+
+
+@cache
+def cards() -> tuple[int, ...]:
+    """Bytes of memory of each graphics card."""
     import torch
 
-    cards = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
-    usable = usable_memory()
-    return None if usable is None else max(usable, *cards, 0)
+    return tuple(torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
 
 
 def _limits(own: Path, root: Path) -> Iterator[int]:

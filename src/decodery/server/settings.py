@@ -8,7 +8,7 @@ from typing import Any
 
 from decodery.constraints.base import ConstraintSpec
 from decodery.core.errors import SettingsError
-from decodery.core.machine import largest_memory, usable_memory
+from decodery.core.machine import cards, largest_memory, usable_memory
 from decodery.search.base import Search
 from decodery.step.monitor import Monitor
 from decodery.step.scorer import Scorer
@@ -113,9 +113,12 @@ def kv_bytes(gib: float | None, *, elsewhere: bool = False) -> int:
 
 
 def quarter_of_memory() -> int:
-    """Bytes of a quarter of the memory that this process may use; 2 GiB where that is unknown."""
-    found = usable_memory()
-    return 2 * GIB if found is None else found // 4
+    """A quarter of the bytes of memory that this process may use, or of a card that has less.
+
+    2 GiB where nothing is known.
+    """
+    found = [memory for memory in (usable_memory(), *cards()) if memory is not None]
+    return min(found) // 4 if found else 2 * GIB
 
 
 def memory_bytes(gib: float | None) -> int:

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from decodery.core.errors import OutOfMemory
+from decodery.models.cache import page_pool
 from decodery.models.cache.account import resident
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.memory_limit import MemoryLimit
 from decodery.models.cache.page_pool import SLOTS, MappedPool, PagePool, TensorPool, page_bytes
 from decodery.models.cache.pages import PageTable
+from far import Devices
 
 ROW = 8
 
@@ -118,6 +120,32 @@ def test_what_grows_takes_at_most_what_it_holds(kind: type[PagePool], request: p
         grown(MemoryLimit(limit.peak - 1))
     del cache
     assert limit.used == 0
+
+
+def test_pools_on_a_device_grow_by_halves_and_take_no_limit_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_pool, "_FIRST", 4 * page_bytes(ROW, torch.float32))
+    limit = MemoryLimit(4000 * page_bytes(ROW, torch.float32))
+    with Devices(), limit.within():
+        one, other = (TensorPool(ROW, torch.float32, torch.device("meta:0"), limit.most) for _ in range(2))
+        other.take(2)
+        for _ in range(1000):
+            one.take(1)
+        assert other.data.shape[1] == 4 and 1000 <= one.data.shape[1] <= 1500
+        # 4 times 1.5^14 are more than 1,000.
+        assert one.generation <= 15
+        zeros, asked = one._zeros, list[int]()
+
+        def refused(pages: int) -> torch.Tensor:
+            asked.append(pages)
+            if pages > 2001:
+                raise OutOfMemory("none")
+            return zeros(pages)
+
+        # Where a device has not so much, what is needed now is enough.
+        monkeypatch.setattr(one, "_zeros", refused)
+        one.take(2000 - one.used)
+        one.take(1)
+        assert asked[-1] == 2001 == one.data.shape[1] and max(asked) > 2001
 
 
 def test_pools_of_one_limit_share_it() -> None:

@@ -32,6 +32,8 @@ SLAB = 2 << 20
 """Bytes that go back to the system together, once all pages in them are free."""
 SHORTER = "use a shorter prompt or fewer sequences at once"
 _FIRST = 16 << 20
+_OF_CARD = 64
+"""A pool begins with this part of a card's memory: when it moves, all graphs over it are captured anew."""
 _MOST_PAGES = 2**31 - 1
 _WITHOUT_LIMIT = 64 << 30
 
@@ -267,8 +269,8 @@ class TensorPool(PagePool):
     Rows that are coded lie apart in their page: all numbers, then all scales, so that numbers begin at even addresses.
     `data` is [2, pages, SLOTS * row] then.
 
-    On the CPU it is a range of addresses whose memory comes when it is written to. Elsewhere it has the size of its
-    limit from the beginning; without a limit it moves when it grows.
+    On the CPU it is a range of addresses whose memory comes when it is written to. Elsewhere it moves when it grows: by
+    a half, so that several pools under a limit do not take all of it each.
     """
 
     def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
@@ -352,18 +354,23 @@ class TensorPool(PagePool):
         chosen = np.asarray(slots, dtype=np.int64)
         return self._index(tables[:, :, chosen // SLOTS]), self._index(chosen % SLOTS)
 
+    def _zeros(self, pages: int) -> torch.Tensor:
+        try:
+            return self.data.new_zeros(2, pages, *self._page)
+        except (RuntimeError, MemoryError) as error:
+            raise _no_memory(pages * self.page_bytes) from error
+
     def _extend(self, pages: int) -> None:
         super()._extend(pages)
         held = self.data.shape[1]
         if pages <= held:
             return
-        room = min(max(pages, held + held // 4, _FIRST // self.page_bytes), self.most)
-        if self.limit is not None:
-            room = self.most
+        room = min(max(pages, held + held // 2, _first(self.device) // self.page_bytes), self.most)
         try:
-            wider = self.data.new_zeros(2, room, *self._page)
-        except (RuntimeError, MemoryError) as error:
-            raise _no_memory(room * self.page_bytes) from error
+            wider = self._zeros(room)
+        except OutOfMemory:
+            # There may be room for what is needed now.
+            wider = self._zeros(pages)
         wider[:, :held] = self.data
         self.data = wider
         self.generation += 1
@@ -391,6 +398,11 @@ def page_bytes(row: int, dtype: torch.dtype) -> int:
     beside = coded.beside(dtype)
     numbers = -(-(row - beside) // SLOTS) * SLOTS
     return 2 * SLOTS * (numbers + beside) * dtype.itemsize
+
+
+def _first(device: torch.device) -> int:
+    """Bytes that a pool on a device has at first."""
+    return max(_FIRST, _memory_of(device) // _OF_CARD) if device.type == "cuda" else _FIRST
 
 
 def _memory_of(device: torch.device) -> int:
