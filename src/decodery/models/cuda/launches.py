@@ -11,7 +11,9 @@ import torch
 
 @cache
 def launches(device: torch.device) -> bool:
-    """Whether kernels can be launched on a CUDA device. Where not, a warning says once why passes are slower.
+    """Whether kernels can be launched on a CUDA device.
+
+    Where they cannot, a warning says once why passes are slower.
 
     Args:
         device: The device.
