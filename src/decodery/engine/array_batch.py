@@ -40,7 +40,7 @@ class ArrayBatch:
     """Steps of the texts that need nothing but the model.
 
     Such a text has no drafter, or one that asks for no passes, processors that the kernels apply, the coupled rule, and
-    neither cache policies, logits sources nor log-probabilities; its monitors change no rows (`TextMonitors.depths`).
+    neither cache policies nor logits sources; its monitors change no rows (`TextMonitors.depths`).
     Where all tasks in progress are such texts, a step is one native call, and Python handles what becomes of the
     tokens. Where others share the pass, the rows of all these texts are one segment of it. Where a monitor takes tokens
     back, all texts leave the batch first, and that one comes back once nothing is excluded or required any more.

@@ -15,8 +15,11 @@ from decodery.step.draft_batch import DraftBatch
 
 from .accounting import OWN
 from .array_text import STEPS, TOKENS, ArrayText
+from .commit import logprobs
 
 _Choices = list[tuple[int, int]]
+_Reported = tuple[ArrayText, int, int]
+"""A text whose log-probabilities are asked for, the row that predicted a token of it, and the token."""
 
 
 @dataclass(slots=True)
@@ -71,6 +74,7 @@ def commit(
     trees = Trees(steps, n) if steps.rows > n else None
     experts = steps.experts.tolist() if steps.experts is not None else None
     ended: list[int] = []
+    reported: list[_Reported] = []
     recorded: dict[int, Step] = {}
     looked: dict[int, _Choices] = {}
     appended = plain and not failed
@@ -94,6 +98,8 @@ def commit(
         size = 1 if trees is None else trees.sizes[place]
         if trees is not None and size > 1:
             recorded[place] = trees.commit(place, text, looked)
+            if text.logprobs is not None:
+                reported += trees.reported(place, text)
         else:
             token = chosen[place]
             if not appended:
@@ -107,6 +113,8 @@ def commit(
                 stream.waiting.append(token)
             elif stream is not None or token in text.eos or text.length >= text.most:
                 text.end(token)
+            if text.logprobs is not None:
+                reported.append((text, int(steps.first[place]), token))
             if text.stateful:
                 text.after(token)
         # A call for each text would take longer than this.
@@ -129,6 +137,8 @@ def commit(
             seq.observed = text.length - 1
         if seq.finish_reason is not None:
             ended.append(place)
+    if reported:
+        report(steps, reported)
     for batch in drafts if drafting or ended else ():
         for place, error in learn(batch, steps, ended).items():
             texts[place].seq.fail(error)
@@ -173,8 +183,7 @@ class Trees:
         else:
             run = self._emitted[first : first + kept]
             choices = [(rank, children) for rank, children in self._choices[first : first + self._counts[place]]]
-        paths = self._steps.paths
-        emitted = text.emit(run, self._steps, lambda number: first + int(paths[first + number - 1] if number else 0))
+        emitted = text.emit(run, self._steps, lambda number: self._row(first, number))
         taken = kept
         if emitted is not run:
             taken = len(emitted)
@@ -183,6 +192,32 @@ class Trees:
         step = Step(size - 1, taken - (taken == kept), taken, size)
         step.choices = choices
         return step
+
+    def reported(self, place: int, text: ArrayText) -> list[_Reported]:
+        """The tokens that `commit` has just appended, with their rows."""
+        first, kept = self._first[place], int(self._steps.kept[place])
+        tokens = text.tokens[len(text.tokens) - kept :]
+        return [(text, self._row(first, number), token) for number, token in enumerate(tokens)]
+
+    def _row(self, first: int, number: int) -> int:
+        """The row that predicted the token of a number in a text whose rows begin at `first`."""
+        return first + (int(self._steps.paths[first + number - 1]) if number else 0)
+
+
+@in_plain_state
+def report(steps: StepArrays, reported: Ordered[_Reported]) -> None:
+    """Add the log-probabilities of tokens to those of their texts.
+
+    Args:
+        steps: The batch after the step.
+        reported: The tokens, those of each text in order.
+    """
+    for top in {text.logprobs for text, _, _ in reported}:
+        chosen = [each for each in reported if each[0].logprobs == top]
+        rows = [row for _, row, _ in chosen]
+        found = logprobs(steps.logits[rows], [token for _, _, token in chosen], top or 0)
+        for (text, _, _), entry in zip(chosen, found, strict=True):
+            text.seq.token_logprobs.append(entry)
 
 
 def fail(steps: StepArrays, place: int, text: ArrayText, count: int, error: Exception) -> None:

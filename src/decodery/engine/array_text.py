@@ -60,7 +60,7 @@ def in_arrays(seq: Sequence, model: LanguageModel, processors_of: ProcessorsOf) 
     native = processors_of is native_processors
     if monitors is not None and not (native and monitors.depths(model.config.num_layers) is not None):
         return None
-    if request.logprobs is not None or request.return_draft_trees or seq.scheduling.prompt_owner is not None:
+    if request.return_draft_trees or seq.scheduling.prompt_owner is not None:
         return None
     return processors_of(request.sampler, request.vocab_size)
 
@@ -119,8 +119,8 @@ class ArrayText:
     """
 
     __slots__ = (
-        "cache", "depths", "drafts", "eos", "ledger", "length", "monitors", "most", "processors", "request", "room",
-        "rows",        "run", "sampler", "seq", "stateful", "steps", "stream", "tokens", "windowed",
+        "cache", "depths", "drafts", "eos", "ledger", "length", "logprobs", "monitors", "most", "processors", "request",
+        "room", "rows", "run", "sampler", "seq", "stateful", "steps", "stream", "tokens", "windowed",
     )  # fmt: skip
 
     def __init__(self, run: SchedulerEntry, processors: Processors) -> None:
@@ -130,6 +130,7 @@ class ArrayText:
         self.request = request = seq.request
         self.drafts = request.drafter is not None
         self.sampler, self.stateful = request.sampler, request.sampler.stateful
+        self.logprobs = request.logprobs
         self.eos, self.ledger = frozenset(request.eos_ids), seq.trace.ledger
         # One more row in each step, and those that are drafted.
         self.room = 1 + request.most_drafted

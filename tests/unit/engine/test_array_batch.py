@@ -16,7 +16,7 @@ import torch
 
 from decodery.core.errors import MonitorFailed
 from decodery.core.requirements import Requirements
-from decodery.engine import array_batch, monitoring
+from decodery.engine import array_batch, array_commit, monitoring
 from decodery.engine.array_batch import ArrayBatch
 from decodery.engine.array_text import ArrayText
 from decodery.engine.engine import Engine
@@ -121,6 +121,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "monitored": {"monitors": (Confidence("worst"), Confidence("entropy"))},
     "monitored states": {"monitors": (Norms(), Confidence()), **AUTO},
     "monitored copies": {"monitors": (Confidence("mean"),), "drafter": PromptLookup(), "eos_ids": (7, 11)},
+    "reported": {"logprobs": 3, "sampler": Sampler.from_settings(temperature=0.9)},
+    "reported copies": {"logprobs": 0, "drafter": PromptLookup(), "eos_ids": (7, 11)},
+    "reported auto": {"logprobs": 2, **AUTO},
+    "taken back of reported": {"logprobs": 1, "monitors": (Returning(), Confidence())},
     "taken back": {"monitors": (Returning(), Confidence())},
     "taken back of drafts": {"monitors": (Norms(), Returning()), **AUTO},
     "taken back of copies": {"monitors": (Returning(writes=True),), "drafter": PromptLookup(), "eos_ids": (7, 11)},
@@ -149,7 +153,8 @@ def outcome(seq: Sequence) -> tuple[Any, ...]:
     text = None if seq.text is None else seq.text.text
     counts = seq.trace.ledger.tokens, seq.trace.ledger.counts
     watched = [each.to_dict() for each in monitor_reports(seq)]
-    return seq.tokens, seq.finish_reason, seq.stopped_by, text, counts, seq.cache.next_position, watched
+    reported = [(each.token, each.logprob, each.top) for each in seq.token_logprobs]
+    return seq.tokens, seq.finish_reason, seq.stopped_by, text, counts, seq.cache.next_position, watched, reported
 
 
 def figures(seq: Sequence) -> tuple[Any, ...]:
@@ -217,6 +222,34 @@ def test_monitors_that_only_read_watch_texts_in_arrays(monkeypatch: pytest.Monke
     for name in ("monitored", "monitored states"):
         wrong, right = (written(model, SETTINGS[name])[0] for model in (MODEL, Counted(MODEL)))
         assert wrong.tokens == right.tokens and figures(wrong) != figures(right)
+
+
+def test_log_probabilities_are_reported_in_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, report = list[int](), array_commit.report
+
+    def counted(steps: StepArrays, reported: list[tuple[ArrayText, int, int]]) -> None:
+        seen.append(len(reported))
+        report(steps, reported)
+
+    monkeypatch.setattr(array_commit, "report", counted)
+    for name in ("reported", "reported copies", "reported auto"):
+        seen.clear()
+        texts = written(MODEL, SETTINGS[name])
+        assert all(len(seq.token_logprobs) == len(seq.generated) for seq in texts)
+        # Those of the prompts' last rows are chosen before a text is in arrays.
+        assert sum(seen) > 0.6 * sum(len(seq.generated) for seq in texts) and max(seen) > 1
+        right = [outcome(seq) for seq in written(Counted(MODEL), SETTINGS[name])]
+        assert [outcome(seq) for seq in texts] == right
+        # Those of another row are others.
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                array_commit,
+                "report",
+                lambda steps, found: report(
+                    steps, [(each, (row + 1) % steps.rows, token) for each, row, token in found]
+                ),
+            )
+            assert [outcome(seq) for seq in written(MODEL, SETTINGS[name])] != right
 
 
 TAKEN_BACK = [name for name in SETTINGS if name.startswith(("taken back", "written again"))]
@@ -352,7 +385,7 @@ def test_texts_leave_the_arrays_and_come_back() -> None:
     for _ in range(3):
         engine.step()
     # One that the arrays cannot hold shares passes with the others.
-    other = engine.submit(Request(PROMPTS[0], max_new_tokens=3, logprobs=2))
+    other = engine.submit(Request(PROMPTS[0], max_new_tokens=3, logprobs=2, return_draft_trees=True))
     seqs[2].paused = True
     for _ in range(4):
         engine.step()
@@ -400,7 +433,7 @@ def test_texts_stay_in_arrays_beside_others(name: str, rows: int) -> None:
         engine.step()
     found: list[torch.Tensor] = []
     reading = engine.submit(Request(others[0], max_new_tokens=4))
-    reported = engine.submit(Request(others[1], max_new_tokens=6, logprobs=1))
+    reported = engine.submit(Request(others[1], max_new_tokens=6, return_draft_trees=True))
     job, beside, passes = engine.enter(probe(found)), 0, engine.passes
     for step in range(6):
         before = [seq.position for seq in seqs]
