@@ -12,6 +12,8 @@ import torch
 from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
+from decodery.kv_cache.quantized import Quantized
+from decodery.kv_cache.streaming_llm import StreamingLLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache import cache as caches
 from decodery.models.cache.cache import KVCache
@@ -21,8 +23,10 @@ from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.step.cache_policy import CachePolicy
 from decodery.testing import tiny_transformer
 from far import Devices
+from methods import KVS
 
 WINDOW, LAYERS, BEHIND = 20, 3, 32
 SLIDES = (True, False, True)
@@ -243,3 +247,45 @@ def test_what_begins_alike_is_found_where_enough_is_left() -> None:
         found = kept.find([*tokens[:alike], 61, 62])
         assert found is not None and found.next_position == alike and apart(found, tokens[:alike]) < 1e-9
     assert kept.find([*tokens[:180], 61, 62]) is None
+
+
+def under(model: Transformer, kv: CachePolicy, *, gives: bool) -> tuple[list[torch.Tensor], KVCache]:
+    """Logits of a text that is read token by token after its prompt, and its cache."""
+    cache, found = model.new_cache(), []
+    cache.policy = kv.state(model, len(PROMPT))
+    for first, last in ((0, len(PROMPT)), *((at, at + 1) for at in range(len(PROMPT), len(TEXT)))):
+        found.append(
+            model.forward(Batch([Segment.chunk(TEXT[first:last], cache, logit_rows=[last - first - 1])])).logits
+        )
+        cache.keep(range(last - first))
+        if gives:
+            cache.release_passed()
+    return found, cache
+
+
+TEXT = np.random.default_rng(5).integers(1, 60, 240).tolist()
+PROMPT = TEXT[:150]
+# Latents stand before a text, and four parts were learned for models of another shape.
+APART = ("coprocessor", "write-gate", "double-sparsity", "lserve", "meta-soft")
+READ = {name: kv for name, kv in KVS.items() if not name.startswith(APART)}
+
+
+@pytest.mark.parametrize("kernels", [False, True], ids=["torch", "native"])
+@pytest.mark.parametrize("kv", READ.values(), ids=READ)
+def test_windows_give_back_under_a_policy(kv: CachePolicy, kernels: bool) -> None:
+    model = in_int8() if kernels else MODEL
+    (alone, held), (given, gives) = (under(model, kv, gives=each) for each in (False, True))
+    assert all(torch.equal(one, two) for one, two in zip(alone, given, strict=True))
+    if isinstance(kv, StreamingLLM):
+        # It evicts in layers with a window by itself.
+        assert gives.lengths.max() < len(TEXT) and gives.pages.passed == 0
+        return
+    assert gives.pages.passed * SLOTS > len(TEXT) - WINDOW - 3 * BEHIND
+    table = gives.pages.table
+    assert (table[[0, 2], :, : gives.pages.passed] < 0).all() and gives.bytes < held.bytes
+    # What follows a cut far back is read again.
+    gives.truncate(len(TEXT) - 4)
+    assert gives.next_position == len(TEXT) - 4
+    if not isinstance(kv, Quantized):  # what is stored as integers cannot be cut
+        gives.truncate(20)
+        assert gives.next_position == 0

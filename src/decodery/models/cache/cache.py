@@ -137,6 +137,11 @@ class KVCache:
         """Whether some layer, or some head of one, no longer holds every position from 0 on."""
         return bool(self.losses) or bool((self.lengths != self.prefix + self.next_position).any())
 
+    def _lost(self, layers: Sequence[int]) -> bool:
+        """Whether one of these layers, or some head of one, no longer holds every position from 0 on."""
+        held = self.lengths[list(layers)] == self.prefix + self.next_position
+        return not held.all() or any(self.losses.any_of(layer) for layer in layers)
+
     @property
     def evicted_apart(self) -> bool:
         """Whether layers hold different slots, or heads of one layer do."""
@@ -382,12 +387,13 @@ class KVCache:
     def release_passed(self) -> None:
         """Let layers with a window give back what no later row sees, some hundreds of positions at a time.
 
-        What marks may come back to stays, and some positions more, for what is cut shortly after.
+        What marks may come back to stays, and some positions more, for what is cut shortly after. Other layers may have
+        lost slots; those with a window give back nothing once they have.
         """
-        if self.window is None or self.policy is not None or self.prefix:
+        if self.window is None or self.prefix:
             return
         begins = min((self.next_position, *(snapshot.next_position for snapshot in self._snapshots))) - self.window + 1
-        if begins < self.pages.passed * SLOTS + 2 * _BEHIND or self.evicted:
+        if begins < self.pages.passed * SLOTS + 2 * _BEHIND or self._lost(self.pages.windowed):
             return
         self.pages.release_passed(begins - _BEHIND)
 
@@ -438,7 +444,7 @@ class KVCache:
         """
         dropped = np.asarray(slots, dtype=np.int64)
         if len(dropped):
-            self.pages.begin_anew()
+            self.pages.begin_anew([layer])
             remaining = self.store.drop(layer, self.lengths, dropped, heads)
             self.slot_positions.part()
             self.slot_positions.gather([layer], 0, remaining)
@@ -458,7 +464,7 @@ class KVCache:
             slots: [kv_heads, m] ascending.
         """
         positions = self.positions[layer, : int(self.lengths[layer])][slots].max(axis=0)
-        self.pages.begin_anew()
+        self.pages.begin_anew([layer])
         if self.losses:
             keys, values = self.view(layer)
             index = torch.from_numpy(slots).to(keys.device)[..., None].expand(-1, -1, keys.shape[-1])
@@ -488,7 +494,7 @@ class KVCache:
         if changed is not None:
             # A number below 0 is the largest one without a sign.
             firsts, stops = np.minimum(firsts, changed[0].view(np.uint32).min(axis=2)), lengths
-        self.pages.begin_anew()
+        self.pages.begin_anew(np.flatnonzero(firsts.min(axis=1) < lengths).tolist())
         self.pages.own(firsts, np.broadcast_to(stops[:, None], firsts.shape))
         self.slot_positions.part()
         pool.lose(self.pages.whole_table, slots, lengths, self.slot_positions.held, worths, changed)
@@ -514,7 +520,7 @@ class KVCache:
         m = len(positions)
         if m > int(self.lengths[layer]):
             raise ValueError(f"a layer that holds {self.lengths[layer]} slots cannot be refilled with {m}")
-        self.pages.begin_anew()
+        self.pages.begin_anew([layer])
         self.store.own(layer, self.lengths, 0, m)
         self.losses.cut(layer, 0)
         self.store.put(layer, 0, 0, keys, values)
