@@ -30,7 +30,13 @@ Coding = gguf.GGMLQuantizationType
 
 
 def file_of(
-    path: Path, layers: dict[str, Any], tensors: dict[str, torch.Tensor], kind: Coding = Coding.F32, **more: Any
+    path: Path,
+    layers: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    kind: Coding = Coding.F32,
+    *,
+    base: str = "",
+    **more: Any,
 ) -> Path:
     """A head's tensors as llama.cpp's converter writes them, token ids for offsets.
 
@@ -39,9 +45,14 @@ def file_of(
         layers: What the layers are like.
         tensors: Those of a folder.
         kind: How matrices are kept.
+        base: The Hub id of the model that the head was made for, "" where it names none.
         more: Further keys of the architecture.
     """
     writer = gguf.GGUFWriter(path, "dflash")
+    if base:
+        writer.add_base_model_count(1)
+        writer.add_base_model_name(0, base.rpartition("/")[2].replace("-", " "))
+        writer.add_base_model_repo_url(0, f"https://huggingface.co/{base}")
     for key, theirs in WHOLE.items():
         writer.add_uint32(f"dflash.{key}", layers[theirs])
     writer.add_uint32("dflash.block_size", 4)

@@ -47,6 +47,7 @@ def collect() -> dict[str, Any]:
 def _capabilities(name: str) -> dict[str, Any]:
     """What a model can do."""
     from decodery.models.loaders.load import load
+    from decodery.speculative.drafters.found_models import chosen_model
     from decodery.speculative.heads.found import chosen_head
 
     loaded = load(name)
@@ -57,7 +58,7 @@ def _capabilities(name: str) -> dict[str, Any]:
         "runs": "through transformers" if hasattr(model, "hf_model") else "natively",
         "keeps": getattr(model, "keeps", "keys and values"),
         "drafts": drafts,
-        "advisers": chosen_head(model)[1],
+        "advisers": [*chosen_head(model)[1], *chosen_model(model)[1]],
         "hook points": sorted(can.sites),
         "can": [name for name in _CAN if getattr(can, name)],
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decodery.models.loaders.origins import same_model
+from decodery.models.loaders.package_index import gguf_path
 
 CODER = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
 SAME = (
@@ -34,3 +35,9 @@ def test_a_model_has_one_name_wherever_it_is(place: str) -> None:
 @pytest.mark.parametrize("place", OTHERS)
 def test_other_models_have_other_names(place: str) -> None:
     assert not same_model(CODER, place) and not same_model("", "")
+
+
+def test_the_embedded_model_is_the_one_that_its_file_is_named_after() -> None:
+    name = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert same_model("smollm2", name) and same_model(str(gguf_path("smollm2")), name)
+    assert not same_model("smollm2", "HuggingFaceTB/SmolLM2-360M-Instruct") and not same_model("a/smollm2-x", name)

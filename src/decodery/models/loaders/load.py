@@ -166,6 +166,18 @@ def load(
     return loaded
 
 
+def described(name: str) -> Description:
+    """What there is to know of a model that runs natively but its weights, which are not read.
+
+    Args:
+        name: As `load` takes it.
+
+    Raises:
+        ModelNotFound, CorruptFile, UnsupportedModel: As `load`, where the model does not run natively too.
+    """
+    return _description(find(name, None))
+
+
 @in_plain_state
 def _load(
     source: Source, dtype: str, target: torch.device, masking: Masking | None, mesh: DeviceMesh | None

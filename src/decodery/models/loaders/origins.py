@@ -6,6 +6,7 @@ import re
 from weakref import WeakKeyDictionary
 
 from ..protocol import LanguageModel, Reader
+from .package_index import EMBEDDED, gguf_path
 
 _origins: WeakKeyDictionary[LanguageModel, str] = WeakKeyDictionary()
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -40,6 +41,10 @@ def same_model(one: str, other: str) -> bool:
 
 def _called(place: str) -> str:
     """The model's name in a place, without its owner, its code and its files' ending."""
+    for name, model in EMBEDDED.items():
+        if place == name or place.endswith(f"/{gguf_path(name).name}"):
+            # As its authors call it.
+            place = model.member
     parts = place.lower().replace("\\", "/").rstrip("/").split("/")
     if parts[-1].endswith(".gguf"):
         return _CODED.sub("", _PART.sub("", parts[-1].removesuffix(".gguf")))

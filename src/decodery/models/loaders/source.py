@@ -142,9 +142,25 @@ def weight_bytes(name: str) -> int:
     """
     if name in embedded.EMBEDDED:
         return embedded.EMBEDDED[name].size
-    source = find(name, None)
-    folder = [] if source.folder is None else model_files(source.folder)
-    return sum(path.stat().st_size for path in source.parts or folder)
+    return sum(path.stat().st_size for path in _files(find(name, None)))
+
+
+def content_key(name: str) -> str:
+    """What tells the files of a model from those that replace them; with the checksum for an embedded model.
+
+    Args:
+        name: What `find` takes.
+    """
+    if name in embedded.EMBEDDED:
+        return embedded.EMBEDDED[name].sha256
+    return fingerprint(_files(find(name, None)))
+
+
+def _files(source: Source) -> list[Path]:
+    """The files of a model; of a trained draft, which lies in the form that is loaded, its weights."""
+    if source.parts or source.folder is not None:
+        return [*source.parts, *([] if source.folder is None else model_files(source.folder))]
+    return [path for each in get_args(Precision) if (path := source.entry / f"{each}.safetensors").is_file()]
 
 
 def _from_file(path: Path) -> Source:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from decodery.core.errors import SettingsError, UnsupportedModel
-from decodery.core.method_spec import is_untrusted
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.loaders import drafts
 from decodery.models.loaders.named import Precision, named
-from decodery.models.protocol import LanguageModel, Reader, is_open
+from decodery.models.protocol import LanguageModel, Reader
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
@@ -23,7 +22,6 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 
 from ..heads.advice import HeadAdvice
-from ..heads.found import chosen_head
 from ..heads.head import TrainedHead
 from ..stores.contexts import Contexts
 from ..stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
@@ -34,6 +32,7 @@ from ..stores.warm import WarmContexts
 from ..tree_building.most_likely import TOGETHER, MostLikelyTree, heeds
 from ..tree_building.native_tree import NativeText
 from .advice import Advice
+from .adviser_lookup import FOUND, head_for, second_for
 from .auto_advised import follow, learn_part
 from .auto_text import AutoBatch, AutoText, draft, learn, text_of, worth_of
 from .model_advice import ModelAdvice
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
     from ..heads.grown import DraftHead
 
-SHIPPED, FOUND = "shipped", "found"
+SHIPPED = "shipped"
 _SILENCE = 8
 """Steps without a question that are worth joining texts that have no adviser."""
 _LONG = 3
@@ -84,8 +83,9 @@ class Auto(Drafter):
         head: A file or folder made by `decodery train head`, a `TrainedHead`, "shipped" for the one that comes along,
             if one does, "found" for the one that has paid most on this machine of those that fit: in the model's own
             folder or beside it, in the Hub's cache, or shipped.
-        model: The second one, a `LanguageModel` or a name, which is loaded in `dtype`, as in `draft-model`; of a long
-            prompt it reads the end.
+        model: The second one, a `LanguageModel` or a name, which is loaded in `dtype`, as in `draft-model`; "found" for
+            the one that has paid most on this machine of the smaller ones of the same family and vocabulary beside the
+            model and in the Hub's cache, where its bytes allow that. Of a long prompt it reads the end.
         dtype: What a named second model is loaded in.
         vocabulary: How many tokens the second model predicts, as in `draft-model`.
         keep: A folder in which what was learned from texts is kept for later processes, None for nowhere. Each model
@@ -102,6 +102,7 @@ class Auto(Drafter):
     vocabulary: int | None = None
     keep: str | None = None
     notes: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
+    known_as: str = field(default="", init=False, repr=False, compare=False)
 
     keeps_logits = False
 
@@ -131,26 +132,19 @@ class Auto(Drafter):
         return Requirements(costs=True, taps=_kind(self.trained).watches(self.trained), prompt_taps=True, parts=True)
 
     def bind(self, model: Reader, logits_source: LogitsSource | None = None) -> Self:
-        if self.head not in (SHIPPED, FOUND):
+        known_as = ""
+        if self.model == FOUND:
+            second, notes = second_for(model)
+            found = replace(self, model=None if second is None else second.name)
+            known_as = "" if second is None else second.identity
+        elif isinstance(self.head, str) and self.head in (SHIPPED, FOUND):
+            trained, notes = head_for(model, self.head, sourced=logits_source is not None)
+            found = replace(self, head=trained)
+        else:
             return self
-        trained, notes = self._looked_for(model, logits_source)
-        found = replace(self, head=trained)
-        object.__setattr__(found, "notes", () if trained is not None else tuple(notes))
+        object.__setattr__(found, "notes", tuple(notes) if found.head is None and found.model is None else ())
+        object.__setattr__(found, "known_as", known_as)
         return found
-
-    def _looked_for(self, model: Reader, logits_source: LogitsSource | None) -> tuple[TrainedHead | None, Ordered[str]]:
-        """The head for a model, and why there is none where it is None."""
-        if logits_source is not None or not is_open(model):
-            # What a source shows in the model's place need not be what the head has learned to read.
-            return None, ["drafting with n-grams: a head needs the states of the model itself"]
-        if self.head == FOUND:
-            if is_untrusted():
-                return None, ["drafting with n-grams: heads are not looked for in requests from a network"]
-            trained, notes = chosen_head(model)
-            return trained, notes or ["drafting with n-grams: no head was found that fits this model"]
-        path = drafts.shipped_head(drafts.HEAD, model.config.vocabulary)
-        trained = None if path is None else TrainedHead.load(path)
-        return trained, ["drafting with n-grams: no head comes along for this model"]
 
     def largest(self) -> int:
         return self.most
@@ -178,15 +172,15 @@ class Auto(Drafter):
 
         if self.trained is not None:
             return HeadAdvice.of(seq, self.trained, bound(_kind(self.trained), self.trained, seq.request.model))
-        if self.model is None:
+        if self.model is None or self.model == FOUND:
             return None
         model = named(self.model, self.dtype)
         if not model.capabilities.trees:
             raise UnsupportedModel("auto's second model reads no rows that branch, as its trees do: use draft-model")
-        return ModelAdvice.of(seq, model, self.most, self.vocabulary)
+        return ModelAdvice.of(seq, model, self.most, self.vocabulary, self.known_as)
 
     def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
-        return () if self.model is None else (named(self.model, self.dtype),)
+        return () if self.model is None or self.model == FOUND else (named(self.model, self.dtype),)
 
     def held_rows(self, nodes: int) -> int:
         # Logits of the nodes and of the text's end, and of those who are asked about at a time what comes of them.

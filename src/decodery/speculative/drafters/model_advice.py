@@ -53,7 +53,9 @@ class ModelAdvice(Advice):
     start: int = field(default=0, kw_only=True)
 
     @classmethod
-    def of(cls, seq: Sequence, model: Reader, most: int, vocabulary: int | None = None) -> ModelAdvice:
+    def of(
+        cls, seq: Sequence, model: Reader, most: int, vocabulary: int | None = None, known_as: str = ""
+    ) -> ModelAdvice:
         """Nothing read yet, drafts at most so deep.
 
         Args:
@@ -61,6 +63,7 @@ class ModelAdvice(Advice):
             model: The second model.
             most: Nodes it is asked about.
             vocabulary: How many tokens it predicts, those with the lowest ids; None: all.
+            known_as: What its record is kept under, "" for its content.
 
         Raises:
             VocabularyMismatch: If its tokens are not the text's, and neither known nor shared in part.
@@ -69,7 +72,7 @@ class ModelAdvice(Advice):
         follower = _reading(asked, seq)
 
         def make() -> tuple[Blending, AskCosts]:
-            recalled = remembered(seq.request.model, asked.fingerprint)
+            recalled = remembered(seq.request.model, known_as or asked.fingerprint)
             return Blending(), AskCosts(_share(asked, seq.request.model), recalled=recalled)
 
         # Two models are two opinions, and so are those of greedy texts and of drawn ones.

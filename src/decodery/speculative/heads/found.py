@@ -11,19 +11,18 @@ from weakref import WeakKeyDictionary
 from decodery.core.errors import DecoderyError
 from decodery.models.loaders import drafts
 from decodery.models.loaders.fields import read_json
+from decodery.models.loaders.nearby import Nearby, nearby, own_place
 from decodery.models.loaders.origins import origin_of, same_model
+from decodery.models.loaders.package_index import EMBEDDED
 from decodery.models.protocol import Reader
 
 from ..drafters.adviser_record import record_of
 from .checkpoint import CONFIG, weights_of
-from .gguf_head import names_head
+from .gguf_head import gguf_targets, names_head
 from .grown import DraftHead
 from .head import HEAD, TrainedHead
 from .own_mtp import gguf_mtp, own_layout, own_mtp
 
-_MOST = 64
-"""Folders that are looked at beside a model, and in the Hub's cache."""
-_HUB_FOLDERS = "models--*/snapshots/*"
 _OF_HEADS = ("dflash_config", "eagle_config", "draft_vocab_size")
 """What configurations of heads say and those of models do not."""
 _known: WeakKeyDictionary[Reader, tuple[FoundHead, ...]] = WeakKeyDictionary()
@@ -67,8 +66,9 @@ def found_heads(model: Reader) -> tuple[FoundHead, ...]:
     """The heads that fit a model, those most likely made for it first.
 
     They are looked for once as long as the model lives. A folder holds a head for this model where its file names
-    the model's fingerprint, or where its configuration names the model as its verifier. In the model's own folder a
-    head that names no model, as GGUF files of heads do, is one for this model where its shape fits.
+    the model's fingerprint, or where its configuration names the model as its verifier; a GGUF file of a head, where
+    it names the model as its base. In the model's own folder a head that names no model is one for this model where
+    its shape fits, and `FoundHead.place` says so.
     """
     if model not in _known:
         _known[model] = tuple(_fitting(model))
@@ -110,86 +110,63 @@ def _fitting(model: Reader) -> Iterator[FoundHead]:
 
 
 def _candidates(model: Reader) -> Iterator[tuple[str, TrainedHead]]:
-    origin = origin_of(model)
-    folder = Path(origin).expanduser() if origin else None
-    if folder is not None and folder.exists():
-        if (own := _read(folder, model, own=True)) is not None:
-            yield f"in the model's own {'folder' if folder.is_dir() else 'file'}", own
-        folder = folder if folder.is_dir() else folder.parent
-        for each in (*_folders(folder, "*"), *_files(folder)):
-            if (found := _read(each, model, inside=True)) is not None:
-                yield f"in {each}", found
-        for each in _folders(folder.parent, "*"):
-            if (found := _read(each, model)) is not None:
-                yield f"in {each}", found
-    for each in _folders(_hub_cache(), _HUB_FOLDERS):
-        if (found := _read(each, model)) is not None:
-            yield f"in {each}", found
+    own = own_place(origin_of(model))
+    # The embedded model has none, and its file takes long to read.
+    known = origin_of(model) in EMBEDDED
+    if own is not None and not known and own.exists() and (found := _own(own)) is not None:
+        yield f"in the model's own {'folder' if own.is_dir() else 'file'}", found
+    for each in nearby(own, (HEAD, CONFIG)):
+        if (head := _read(each, model)) is not None:
+            trained, named = head
+            yield f"in {each.path}" if named else f"in {each.path}, by its shape alone, as it names no model", trained
     path = drafts.shipped_head(drafts.HEAD, model.config.vocabulary)
     if path is not None:
         yield "shipped", TrainedHead.load(path)
 
 
-def _folders(parent: Path, pattern: str) -> list[Path]:
-    found: list[Path] = []
+def _own(place: Path) -> TrainedHead | None:
+    """The next-token layers in a model's own folder or file, None where it has none."""
     try:
-        for each in parent.glob(pattern):
-            if len(found) == _MOST:
-                break
-            if (each / HEAD).is_file() or (each / CONFIG).is_file():
-                found.append(each)
-    except OSError:
-        return []
-    return sorted(found)
-
-
-def _files(folder: Path) -> list[Path]:
-    """The GGUF files of heads in a folder."""
-    try:
-        found = sorted(folder.glob("*.gguf"))[:_MOST]
-        return [each for each in found if names_head(each)]
-    except OSError:
-        return []
-
-
-def _read(folder: Path, model: Reader, *, own: bool = False, inside: bool = False) -> TrainedHead | None:
-    """The head of a folder or file, None where it holds none for this model.
-
-    Args:
-        own: Whether the folder or file is the model's.
-        inside: Whether it stands in the model's folder.
-    """
-    try:
-        if own and folder.is_file():
-            return gguf_mtp(folder) if folder.suffix == ".gguf" else None
-        if own:
-            return own_mtp(folder) if own_layout(folder) is not None else None
-        if (folder / HEAD).is_file():
-            trained = TrainedHead.load(folder)
-            return trained if trained.model == model.fingerprint else None
-        if folder.is_dir() and (weights_of(folder) is None or not _names(folder, origin_of(model), inside=inside)):
-            return None
-        return TrainedHead.load(folder)
+        if place.is_file():
+            return gguf_mtp(place) if place.suffix == ".gguf" else None
+        return own_mtp(place) if own_layout(place) is not None else None
     except (DecoderyError, OSError):
         return None
 
 
-def _names(folder: Path, origin: str, *, inside: bool) -> bool:
-    """Whether the configuration of a published head names a model as its verifier, or none inside its folder."""
+def _read(near: Nearby, model: Reader) -> tuple[TrainedHead, bool] | None:
+    """The head of a folder or file, and whether it names the model; None where there is none for this model.
+
+    A head that names no model at all is one for the model in whose folder it stands.
+    """
+    place = near.path
+    try:
+        if (place / HEAD).is_file():
+            trained = TrainedHead.load(place)
+            return (trained, True) if trained.model == model.fingerprint else None
+        named = _named_in_file(place) if place.suffix == ".gguf" else _named_in_folder(place)
+        if named is None or not (named or near.inside):
+            return None
+        if named and not any(same_model(name, origin_of(model)) for name in named):
+            return None
+        return TrainedHead.load(place), bool(named)
+    except (DecoderyError, OSError):
+        return None
+
+
+def _named_in_file(path: Path) -> list[str] | None:
+    """The models that the head of a GGUF file names, None where the file holds no head."""
+    return gguf_targets(path) if names_head(path) else None
+
+
+def _named_in_folder(folder: Path) -> list[str] | None:
+    """The model that the configuration of a published head names as its verifier, None where there is no head."""
     found = read_json(folder / CONFIG)
-    if not isinstance(found, dict):
-        return False
+    if not isinstance(found, dict) or weights_of(folder) is None:
+        return None
     speculators = found.get("speculators_config")
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else found.get("target_model_name_or_path")
-    if not name:
-        return inside and any(each in found for each in _OF_HEADS)
-    return isinstance(name, str) and same_model(name, origin)
-
-
-def _hub_cache() -> Path:
-    try:
-        from huggingface_hub.constants import HF_HUB_CACHE
-    except ImportError:
-        return Path()
-    return Path(HF_HUB_CACHE)
+    if name:
+        return [name] if isinstance(name, str) else None
+    return [] if any(each in found for each in _OF_HEADS) else None

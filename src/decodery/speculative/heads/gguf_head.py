@@ -43,3 +43,22 @@ def names_head(path: Path) -> bool:
     with path.open("rb") as file:
         beginning = file.read(_BEGINNING)
     return any(len(name).to_bytes(8, "little") + name.encode() in beginning for name in _READERS)
+
+
+def gguf_targets(path: Path) -> list[str]:
+    """The models that a GGUF file of a head names as those it was made for, by their Hub ids or names.
+
+    Raises:
+        CorruptFile: For what is no GGUF file.
+    """
+    file = GGUFFile(path)
+    try:
+        told = file.metadata
+        count = told.get("general.base_model.count", 0)
+        prefixes = [
+            f"general.base_model.{number}." for number in range(min(count, 16) if isinstance(count, int) else 0)
+        ]
+        found = [told.get(f"{each}repo_url") or told.get(f"{each}name") for each in prefixes]
+        return [name.replace(" ", "-") for name in found if isinstance(name, str)]
+    finally:
+        file.close()

@@ -14,7 +14,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
-from decodery.speculative.drafters import auto
+from decodery.speculative.drafters import adviser_lookup
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.deer import Deer
 from decodery.speculative.drafters.draft_model import DraftModel
@@ -68,8 +68,8 @@ def test_auto_looks_for_a_head_wherever_its_model_is(place: str, monkeypatch: py
     """And asks it there, in int8 as files hold heads."""
     tensors, settings = EAGLE3Head.untrained(TARGET, 0)
     head = TrainedHead("eagle-3", Parts(tensors).quantized(), settings)
-    monkeypatch.setattr(auto, "chosen_head", lambda model: (head, []))
-    monkeypatch.setattr(auto.drafts, "shipped_head", lambda kind, vocabulary: Path("head"))
+    monkeypatch.setattr(adviser_lookup, "chosen_head", lambda model: (head, []))
+    monkeypatch.setattr(adviser_lookup.drafts, "shipped_head", lambda kind, vocabulary: Path("head"))
     monkeypatch.setattr(TrainedHead, "load", lambda path: head)
 
     def written(model: Any) -> tuple[list[int], float, list[int]]:

@@ -12,7 +12,7 @@ import decodery.speculative.drafters.adviser_record as record_module
 from decodery.core.method_spec import from_network
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.models.loaders import origins
+from decodery.models.loaders import nearby, origins
 from decodery.speculative.drafters.advice import AskCosts
 from decodery.speculative.drafters.adviser_record import Record, keep_records, record_of, remembered
 from decodery.speculative.drafters.auto import Auto
@@ -72,8 +72,37 @@ def test_heads_that_name_no_model_are_found_in_its_folder_where_they_fit(own_hom
     write(here / "zlab", block_config("dflash", False, EXACT), tensors)
     write(own_home / "models" / "zlab", block_config("dflash", False, EXACT), tensors)
     write(here / "another", block_config("dflash", False, EXACT) | {"target_model_name_or_path": "a/other"}, tensors)
-    assert [each.place for each in found_heads(model)] == [f"in {here / 'zlab'}", f"in {here / 'draft.gguf'}"]
+    by_shape = "by its shape alone, as it names no model"
+    assert [each.place for each in found_heads(model)] == [
+        f"in {here / 'zlab'}, {by_shape}",
+        f"in {here / 'draft.gguf'}, {by_shape}",
+    ]
     assert found_heads(other) == ()
+
+
+def test_gguf_heads_that_name_their_model_are_found_by_it(own_home: Path) -> None:
+    """Beside its folder too; those of another model not even inside."""
+    here, tensors = own_home / "models" / "mine", block_tensors(EXACT)
+    here.mkdir(parents=True)
+    model = tiny_transformer(0, num_layers=6)
+    origins.loaded_from(model, str(here / "some-model-q4_k_m.gguf"))
+    (here / "some-model-q4_k_m.gguf").write_bytes(b"GGUF" + bytes(400))
+    file_of(here / "other.gguf", EXACT, tensors, base="owner/other-model")
+    beside = file_of(own_home / "models" / "head.gguf", EXACT, tensors, base="owner/Some-Model")
+    assert [each.place for each in found_heads(model)] == [f"in {beside}"]
+
+
+def test_heads_for_the_embedded_model_are_known_by_its_name_on_the_hub(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearby, "hub_cache", lambda: own_home / "hub")
+    model = tiny_transformer(0, num_layers=6)
+    origins.loaded_from(model, "smollm2")
+    cached, named = own_home / "hub" / "models--a--head" / "snapshots", "target_model_name_or_path"
+    cached.mkdir(parents=True)
+    for state, target in (("1", "HuggingFaceTB/SmolLM2-135M-Instruct"), ("2", "HuggingFaceTB/SmolLM2-360M-Instruct")):
+        write(cached / state, block_config("dflash", False, EXACT) | {named: target}, block_tensors(EXACT))
+    assert [each.place for each in found_heads(model)] == [f"in {cached / '1'}"]
 
 
 def test_the_trace_says_why_there_is_no_head(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
