@@ -206,10 +206,16 @@ def _layers(head: BoundHead, shapes: list[LayerShape], tensors: Mapping[str, tor
         raise UnsupportedModel(
             "a head whose layers differ, or whose positions are scaled, cannot be written in the layout of speculators"
         )
+    biased = next((name for name in tensors if name.endswith("_proj.bias")), None)
+    if biased is not None:
+        # Layers of heads are Llama's or Qwen3's there, and those have none.
+        raise UnsupportedModel(
+            f"layers of speculators' heads have no biases, and this head has {biased}, which it began with as a copy "
+            "of its model's layer: use it here, or train one for a model whose layers have none"
+        )
     normed = any(name.endswith("self_attn.q_norm.weight") for name in tensors)
-    biased = any(name.endswith("self_attn.q_proj.bias") for name in tensors)
     found: dict[str, Any] = {
-        "model_type": "qwen3" if normed else "qwen2" if biased else "llama",
+        "model_type": "qwen3" if normed else "llama",
         "hidden_size": first.hidden,
         "intermediate_size": first.inner,
         "num_attention_heads": first.heads,

@@ -104,6 +104,20 @@ def test_heads_that_vllm_would_misread_are_refused(tmp_path: Path) -> None:
     assert "sliding_window_non_causal" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
+@pytest.mark.parametrize("spec", ["eagle-3", "p-eagle", "dflash", "mtp"])
+def test_biases_are_refused_by_their_name(spec: str, tmp_path: Path) -> None:
+    """As Qwen2's layers have them; layers of heads for vLLM have none."""
+    trained = shaken(spec)
+    (name,) = [name for name in trained.tensors if name.endswith(".qkv.weight")]
+    bias = {f"{name.removesuffix('weight')}bias": torch.ones(len(trained.tensors[name]))}
+    biased = TrainedHead(trained.kind, dict(trained.tensors) | bias, trained.settings, model=trained.model)
+    with pytest.raises(
+        UnsupportedModel, match=r"have no biases, and this head has \S*layers\.0\.self_attn\.[qkv]_proj\.bias"
+    ):
+        write_speculators(biased, TARGET, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_the_layout_does_not_have_is_refused_by_its_name(tmp_path: Path) -> None:
     kind, _ = head_named("medusa")
     tensors, settings = kind.untrained(TARGET, 0)
